@@ -38,6 +38,11 @@ COLOURS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "true
 NOT_ASCII = str.maketrans({"°": " ", "…": "~", "±": "~"})
 SMALLEST = (20, 4)
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
+ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+# A terminal takes so many bytes without blocking once it is writable.
+CHUNK = 256
+# How long a stalled link can delay the end.
+LEAVE_SECONDS = 0.5
 LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
 
 
@@ -60,6 +65,8 @@ class Terminal:
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
+        # Signals and wake-ups that came while something was written, and whether the terminal is gone.
+        self._noticed, self._gone = b"", False
         self._written: list[str] = []
         self._settings: list[Any] = []
         self._codes: dict[str, tuple[str, str]] = {}
@@ -83,8 +90,9 @@ class Terminal:
     def leave(self) -> None:
         """Give the screen back as it was."""
         if self._settings:
-            self._write(LEAVE)
-            termios.tcsetattr(self._input, termios.TCSADRAIN, self._settings)
+            self._write(LEAVE, LEAVE_SECONDS)
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._input, termios.TCSANOW, self._settings)
             self._settings = []
 
     def wake(self) -> None:
@@ -94,17 +102,26 @@ class Terminal:
 
     def wait(self, seconds: float) -> tuple[list[str], bool]:
         """Wait for keys, a call of `wake`, a signal or the timeout. Return the keys, and whether to end."""
-        ready, _, _ = select.select([self._input, self._reader], [], [], seconds)
-        keys, ends = [], False
+        ready, _, _ = select.select([self._input, self._reader], [], [], 0 if self._noticed else seconds)
+        keys, ends = [], self._gone
         if self._reader in ready:
-            ends = self._signals(os.read(self._reader, 4096))
+            self._noticed += os.read(self._reader, 4096)
+        noticed, self._noticed = self._noticed, b""
+        ends = self._signals(noticed) or ends
         if self._input in ready:
-            content = os.read(self._input, 4096)
+            content = self._typed()
             while CUT_OFF.search(content) and select.select([self._input], [], [], REST_SECONDS)[0]:
-                content += os.read(self._input, 4096)  # the rest of a sequence that a slow link divided
+                content += self._typed()  # the rest of a sequence that a slow link divided
             keys = list(keys_of(content.decode("utf-8", "ignore")))
             ends = ends or not content  # the terminal is gone
         return keys, ends
+
+    def _typed(self) -> bytes:
+        """Return what was typed; nothing if the terminal is gone."""
+        try:
+            return os.read(self._input, 4096)
+        except OSError:
+            return b""
 
     def _signals(self, numbers: bytes) -> bool:
         if signal.SIGTSTP in numbers:
@@ -113,7 +130,7 @@ class Terminal:
             self.enter()
         if signal.SIGWINCH in numbers:
             self._written = []
-        return not {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.isdisjoint(numbers)
+        return not ENDS.isdisjoint(numbers)
 
     def draw(self, lines: Sequence[Line]) -> None:
         """Write the lines that differ from those on the screen."""
@@ -145,11 +162,22 @@ class Terminal:
         before, after = self._codes[name]
         return f"{before}{text}{after}"
 
-    def _write(self, text: str) -> None:
-        """Write all of a text. (With sys.stdout, a signal such as SIGWINCH can cut off the rest.)"""
+    def _write(self, text: str, seconds: float | None = None) -> None:
+        """Write all of a text, but give up for a signal that ends the program, or after `seconds`.
+
+        A link may stall for any time. (With sys.stdout, a signal such as SIGWINCH can also cut off the rest.)
+        """
         content = memoryview(text.translate(self._missing).encode(self._encoding, "replace"))
-        while content:
+        while content and not self._gone:
+            readers = [self._reader] if seconds is None else []
+            ready, writable, _ = select.select(readers, [self._output], [], seconds)
+            if ready:
+                self._noticed += os.read(self._reader, 4096)
+            if not writable and (seconds is not None or not ENDS.isdisjoint(self._noticed)):
+                return
             try:
-                content = content[os.write(self._output, content) :]
+                content = content[os.write(self._output, content[:CHUNK]) :] if writable else content
             except BlockingIOError:  # another program has made the terminal non-blocking
-                select.select([], [self._output], [])
+                continue
+            except OSError:
+                self._gone = True

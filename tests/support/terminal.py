@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.cells import cell_len
 
-from tests.support.tools import PATIENCE
+from tests.support.tools import PATIENCE, until
 
 CODE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
@@ -152,6 +152,30 @@ class Terminal:
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         return os.waitstatus_to_exitcode(status)
+
+    def stalled(self, polls: int = 30) -> None:
+        """Read nothing until the program has filled the buffer of the terminal: nothing more comes for some polls."""
+        unread, same = -1, 0
+
+        def full() -> bool:
+            nonlocal unread, same
+            now = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0" * 4))[0]
+            unread, same = now, same + 1 if now == unread and now > 1000 else 0
+            return same > polls
+
+        until(full, 30.0, "a full buffer")
+
+    def exit_code(self) -> int:
+        """Wait for the end of the program without reading, and return its exit code."""
+
+        def ended() -> tuple[int, int] | None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            return (pid, status) if pid else None
+
+        found = until(ended, 15.0, "the end")
+        assert found
+        self._pid = 0
+        return os.waitstatus_to_exitcode(found[1])
 
     def close(self) -> None:
         """Kill the program if it still runs."""

@@ -85,6 +85,14 @@ def test_signals_restore_the_terminal(top: Top, number: signal.Signals) -> None:
     assert terminal.screen.raw.endswith(RESTORED)
 
 
+def test_a_stalled_link(top: Top) -> None:
+    """The program ends although nobody reads what it writes."""
+    terminal = top(*SIMULATED, size=(250, 60))
+    terminal.stalled()
+    terminal.signal(signal.SIGTERM)
+    assert terminal.exit_code() == 0
+
+
 def test_a_gpu_is_lost(top: Top) -> None:
     terminal = top(*SIMULATED, "--faults", "lost node-000/2 at 3s for 1h")
     terminal.until(judged)
