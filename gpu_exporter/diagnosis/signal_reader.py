@@ -20,6 +20,8 @@ from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, ScrapedSample, key
 KEPT_SECONDS = 9000.0
 # Counters that have stood still for longer than this have ended, or their rate is 0 whenever they grow again.
 FORGOTTEN_SECONDS = 900.0
+# How often these are looked for.
+FORGET_SECONDS = 60.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
 
@@ -62,6 +64,7 @@ class ValueReader:
     per_instance: bool
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _before: dict[Hashable, Count] = field(default_factory=dict)
+    _forgot: float = -math.inf
 
     def take(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape."""
@@ -89,7 +92,9 @@ class ValueReader:
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
         _forget(self.points, before, 3 * PERIODS.get(self.way.name, 0.0))
-        self._before = {key: count for key, count in self._before.items() if count.since >= before - FORGOTTEN_SECONDS}
+        if before >= self._forgot + FORGET_SECONDS:  # not each time: there are thousands of counters
+            self._forgot, oldest = before, before - FORGOTTEN_SECONDS
+            self._before = {key: count for key, count in self._before.items() if count.since >= oldest}
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
