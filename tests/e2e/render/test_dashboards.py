@@ -117,7 +117,7 @@ def at_once(folder: Path) -> list[Path]:
 
 
 def scraped_twice(targets: Sequence[Target], seconds: float = 2.0) -> list[Window]:
-    """Return the pages of each target, scraped twice because rates need it, after slow counters have moved."""
+    """Return the pages of each target, scraped twice because rates need it, and after slow counters have moved."""
     pages = [[Reading(time.time(), target.page()) for target in targets]]
     time.sleep(seconds)
     periods = [_total(m.HOST_PERIODS.name, reading.samples) for reading in pages[0]]
