@@ -10,7 +10,7 @@ function cut(element) {
   for (const each of element.querySelectorAll('*')) {
     const style = getComputedStyle(each);
     const own = [...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
-    const hides = style.overflowX === 'hidden' || style.overflowX === 'clip';
+    const hides = style.overflowX === 'hidden' || style.overflowX === 'clip' || each.closest('[role="columnheader"]');
     if (text(each) !== 'Series color' && own && hides && each.scrollWidth > each.clientWidth + PRECISION) { found.add(text(each)); }
   }
   return [...found];
