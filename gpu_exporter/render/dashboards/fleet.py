@@ -173,7 +173,7 @@ def _nodes() -> object:
             "click the node with most alerts, or the one that differs.",
         ),
         [
-            Query(f"count by (cluster, node) ({urgent})", "", "short", "alerts"),
+            Query(f"count by (cluster, node) ({urgent}) or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", "alerts"),
             *_named(
                 (a.NODE_UNHEALTHY, "unhealthy"),
                 (a.NODE_GPUS, "GPUs"),

@@ -30,10 +30,10 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "Is the job making progress?",
             [
                 watched(BOARD, height=6),
-                firing(BOARD, modes, [Domain.DISTRIBUTED], 20, by_gpu=True, joined=[Domain.HEALTH], height=6),
+                firing(BOARD, modes, [Domain.DISTRIBUTED], 20, joined=[Domain.HEALTH], height=6),
                 _ranks(),
                 _states(),
-                class_timeline(BOARD, 12, 10),
+                class_timeline(BOARD, 12),
                 _time(),
             ],
         ),

@@ -50,10 +50,10 @@ HIDDEN = ("runbook", "rank")
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
-    **{"severity": 80, "alertname": 220, "cluster": 90, "gpu": 55, "action": 160},
+    **{"severity": 80, "alertname": 220, "cluster": 90, "gpu": 55, "action": 185},
     **{"GPUs": 60, "since": 130, "alerts": 60, "unhealthy": 85, "health": 90, "state": 100},
 }
-NUMBER_WIDTH, GAUGE_WIDTH = 90, 115
+NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 90, 115, 8
 
 
 def table(
@@ -136,8 +136,9 @@ def firing(
 
 def _numeric(query: Query, gauge: bool) -> dict[str, Any]:
     # A time is that of an alert, and most rows have none.
-    absent = "-" if query.unit in ("s", "dateTimeFromNow") or query.name == "alerts" else ABSENT
-    width = WIDTHS.get(query.name, GAUGE_WIDTH if gauge else NUMBER_WIDTH)
+    absent = "-" if query.unit in ("s", "dateTimeFromNow") else ABSENT
+    least = max(GAUGE_WIDTH if gauge else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
+    width = WIDTHS.get(query.name, least)
     properties: list[dict[str, Any]] = [
         {"id": "unit", "value": query.unit},
         {"id": "noValue", "value": absent},
