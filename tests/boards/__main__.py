@@ -37,7 +37,7 @@ NOTE = "Simulated GPUs"
 # What someone who follows a fault chooses on a dashboard, in addition to what it shows when it is opened.
 CHOICES = {
     "node": ({"node": "node-006"},),
-    "gpu": ({"node": "node-006"}, {"node": "node-005"}),
+    "gpu": ({"node": "node-006", "gpu": "5"}, {"node": "node-005", "gpu": "6"}),
     "job": ({"namespace": "nlp", "workload": "llm-pretrain"}, {"namespace": "vision", "workload": "video-diffusion"}),
 }
 # The pictures of the documentation: name, dashboard, choice, and height in pixels.

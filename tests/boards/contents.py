@@ -74,6 +74,9 @@ def _of_table(panel: Mapping[str, Any]) -> Iterator[str]:
     for field in labels:
         if field["id"] not in known:
             yield f"no query has the label {field['id']}"
+    for field in frame["fields"]:
+        if field["name"] in panel["sortedBy"] and True in field["absent"]:
+            yield f"sorted by {field['name']}, which {field['absent'].count(True)} rows lack: their order is random"
     for field in values:
         series = results[field["id"].partition("#")[2] or panel["queries"][0]["refId"]]
         present = field["absent"].count(False)

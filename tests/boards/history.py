@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -105,5 +106,8 @@ def blocks(folder: Path, program: Path = PROGRAM) -> Path:
     period, data, kept = folder / "period.json", folder / "tsdb", folder / "data"
     record(period)
     command = [str(program), str(period), f"{RULES}/*.yaml", str(data), str(kept)]
-    subprocess.run(command, stdout=(folder / "alerts.jsonl").open("wb"), check=True, cwd=ROOT)
+    with (folder / "alerts.jsonl").open("wb") as alerts:
+        subprocess.run(command, stdout=alerts, check=True, cwd=ROOT)
+    period.unlink()
+    shutil.rmtree(data)
     return kept

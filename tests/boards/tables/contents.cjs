@@ -34,6 +34,11 @@ function field(each, frame, frames) {
   };
 }
 
+/** Return the names of the fields by which a panel is sorted. */
+function sortedBy(panel) {
+  return (panel.transformations ?? []).filter((step) => step.id === 'sortBy').flatMap((step) => step.options.sort.map((by) => by.field));
+}
+
 async function main() {
   const request = await read(process.stdin);
   const ask = async (what, parameters) => {
@@ -51,7 +56,7 @@ async function main() {
     for (const panel of [...board.panels.filter((each) => each.type !== 'row'), ...inRows]) {
       const { frames, queries } = await shown(panel, { ask, range, width: WIDTH, variables, theme });
       panels.push({
-        title: panel.title, type: panel.type, visible: !inRows.includes(panel), queries,
+        title: panel.title, type: panel.type, visible: !inRows.includes(panel), queries, sortedBy: sortedBy(panel),
         frames: frames.map((frame) => ({ rows: frame.length, fields: frame.fields.map((each) => field(each, frame, frames)) })),
       });
     }

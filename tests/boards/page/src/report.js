@@ -13,6 +13,12 @@ function cut(element) {
     const hides = style.overflowX === 'hidden' || style.overflowX === 'clip';
     if (text(each) !== 'Series color' && own && hides && each.scrollWidth > each.clientWidth + PRECISION) { found.add(text(each)); }
   }
+  for (const header of element.querySelectorAll('[role="columnheader"]')) {
+    const [cell, content] = [header.getBoundingClientRect(), document.createRange()];
+    content.selectNodeContents(header);
+    const inside = content.getBoundingClientRect();
+    if (inside.left < cell.left - PRECISION || inside.right > cell.right + PRECISION) { found.add(text(header)); }
+  }
   return [...found];
 }
 
