@@ -2,10 +2,11 @@
 // itself: TSDB, PromQL engine and rule groups. Alerts have their `for`, `keep_firing_for` and staleness; after a stop of
 // Prometheus, alerts are restored as Prometheus restores them.
 //
-// Usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [FIRST END] >ALERTS.jsonl
+// Usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER | FIRST END] >ALERTS.jsonl
 //
-// With FIRST and END it runs only these scrapes (without END). Series have the values that they would have had in a
-// whole run, but Prometheus has seen nothing before.
+// With BLOCKS-FOLDER, all samples, recorded series and alerts are written there, for a Prometheus to serve. With FIRST
+// and END it runs only these scrapes (without END). Series have the values that they would have had in a whole run, but
+// Prometheus has seen nothing before.
 package main
 
 import (
@@ -34,6 +35,7 @@ import (
 
 // Period is what tests/operation/encode.py writes: the values of every series at each scrape.
 type Period struct {
+	Start   int64       // Unix time of the first scrape, a multiple of Step
 	Step    int64       // seconds between two scrapes
 	Ticks   int         // number of scrapes
 	Loads   [][]float64 // sequences that parts refer to
@@ -252,7 +254,7 @@ type event struct {
 }
 
 func (c *Clock) tick(n int, targets map[int64][]*Series) {
-	from, length := int64(n)*c.period.Step*1000, c.period.Step*1000
+	from, length := (c.period.Start+int64(n)*c.period.Step)*1000, c.period.Step*1000
 	var events []event
 	for offset, series := range targets {
 		series := series
@@ -306,8 +308,8 @@ func (c *Clock) run(first, end int) {
 }
 
 func main() {
-	if len(os.Args) != 4 && len(os.Args) != 6 {
-		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [FIRST END]"))
+	if len(os.Args) < 4 || len(os.Args) > 6 {
+		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER | FIRST END]"))
 	}
 	files, err := filepath.Glob(os.Args[2])
 	check(err)
@@ -340,5 +342,8 @@ func main() {
 	}
 	clock.run(first, end)
 	check(out.Flush())
+	if len(os.Args) == 5 {
+		check(db.Snapshot(os.Args[4], true))
+	}
 	check(db.Close())
 }
