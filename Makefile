@@ -110,9 +110,9 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m tests.soak.protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules --long
-	$(BIN)/python -m tests.operation.run --composition usual --seed 1 --json tests/operation/results/usual-1.json
-	$(BIN)/python -m tests.operation.run --composition usual --seed 2 --json tests/operation/results/usual-2.json
-	$(BIN)/python -m tests.operation.run --composition other --seed 1 --json tests/operation/results/other-1.json
+	$(BIN)/python -m tests.operation.run --composition usual --seed 1 --processes $$(nproc) --json tests/operation/results/usual-1.json
+	$(BIN)/python -m tests.operation.run --composition usual --seed 2 --processes $$(nproc) --json tests/operation/results/usual-2.json
+	$(BIN)/python -m tests.operation.run --composition other --seed 5 --processes $$(nproc) --json tests/operation/results/other-5.json
 	$(BIN)/python -m tests.operation.report
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json

@@ -122,8 +122,8 @@ class Fleet:
     """All devices of a period of `total` scrapes.
 
     `xids` are by node and GPU. `clocks` are steps of a node's clock: from a scrape on it is so many seconds ahead.
-    `cordoned` and `stopped` (Prometheus does not run) are from one scrape to another. `series` are those of other
-    exporters.
+    `cordoned` and `stopped` (Prometheus does not run) are from one scrape to another. `silences` are nodes with the
+    scrape at which scrapes begin to fail, and how many do. `series` are those of other exporters.
     """
 
     total: int
@@ -133,6 +133,7 @@ class Fleet:
     clocks: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     cordoned: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     stopped: list[tuple[int, int]] = field(default_factory=list)
+    silences: list[tuple[str, int, int]] = field(default_factory=list)
     series: dict[tuple[str, tuple[tuple[str, str], ...]], Sequence[Part]] = field(default_factory=dict)
 
     def node(self, name: str, gpus: int, generation: Generation, *, full: bool = False) -> list[Timeline]:
@@ -175,6 +176,7 @@ class Fleet:
 
     def silence(self, node: str, start: int, minutes: float, fault: str = "down") -> None:
         """Make scrapes of a node fail, or remove its target (`absent`)."""
+        self.silences.append((node, start, steps(minutes)))
         for timeline in self.of(node):
             timeline.change(start, start + steps(minutes), lambda each: replace(each, fault=fault))
 

@@ -24,7 +24,7 @@ EXPECTED = {
 NAMES = {
     "usual-1": "The usual mix, seed 1",
     "usual-2": "The usual mix, seed 2",
-    "other-1": "Another mix of jobs and recordings, which the rules were not tuned with",
+    "other-5": "Another mix of jobs and recordings, which the rules were not tuned with",
 }
 INTRO = """# Alert quality
 
@@ -42,7 +42,8 @@ alone.
 - Planned reboots, failed scrapes, restarts of Prometheus, and nodes whose clock is wrong by up to ten minutes.
 - Incidents: every failure mode of the [catalogue](failure-modes.md), fatal XIDs with what they do to a GPU, and hangs
   during a restart of Prometheus. Each is injected at a known time, and its alert must fire within its hold, its window
-  and 12 minutes. An alert on a fatal XID must last until the repair.
+  and 12 minutes; failed scrapes in that time add to it, and a stop of Prometheus adds its length and the hold, because
+  Prometheus may hold the alert anew. An alert on a fatal XID must last until the repair.
 
 Loads are repeated parts of recordings, faults are injected values: no fault of this page happened to real hardware.
 Real clusters have jobs that no recording has.

@@ -4,34 +4,54 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from tests import ROOT
 from tests.operation.compositions import COMPOSITIONS, Period
 from tests.operation.encode import write
-from tests.operation.verdict import SEVERITIES, Verdict, firings
+from tests.operation.fleet import HOUR
+from tests.operation.verdict import SEVERITIES, Firing, Verdict, firings, joined
 from tests.rules.needed import write_needed
 from tests.rules.shapes import STEP
 
 PROGRAM = ROOT / ".tools" / "virtual_clock" / "virtual_clock"
 RULES = ROOT / "alerts"
+# Scrapes before each part of a period: the longest window of a rule is a day.
+OVERLAP = 26 * HOUR
 # False and repeated alerts that are acceptable: none pages anyone, and a ticket is rarer than one per node and month.
 WEEKS_PER_TICKET = 52 / 12
 
 
-def judge(period: Period, rules: Path = RULES) -> Verdict:
-    """Run a period through rules in Prometheus' own rule engine, and judge what they report."""
+def judge(period: Period, rules: Path = RULES, processes: int = 1) -> Verdict:
+    """Run a period through rules in Prometheus' own rule engine, and judge what they report.
+
+    With several processes, each runs a part of the period, and OVERLAP before it, which fills the windows of the rules.
+    """
     fleet = period.fleet()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "period.json"
         write(fleet, path)
         write_needed(rules, Path(folder) / "rules.yaml")
-        command = [str(PROGRAM), str(path), f"{folder}/rules.yaml", f"{folder}/tsdb"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Verdict(fleet, firings(done.stdout.splitlines(), fleet.total * STEP))
+        edges = [fleet.total * part // processes for part in range(processes + 1)]
+        parts = list(pairwise(edges))
+
+        def run(part: tuple[int, int]) -> list[Firing]:
+            first = max(0, part[0] - OVERLAP)
+            tsdb = f"{folder}/tsdb-{first}"
+            command = [str(PROGRAM), str(path), f"{folder}/rules.yaml", tsdb, str(first), str(part[1])]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            shutil.rmtree(tsdb)
+            return firings(done.stdout.splitlines(), part[1] * STEP)
+
+        with ThreadPoolExecutor(processes) as pool:
+            found = list(pool.map(run, parts))
+    return Verdict(fleet, joined([(start * STEP, each) for (start, _), each in zip(parts, found, strict=True)]))
 
 
 def report(verdict: Verdict) -> str:
@@ -59,10 +79,11 @@ def main() -> int:
     parser.add_argument("--composition", choices=COMPOSITIONS, default="usual")
     parser.add_argument("--days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="parts of the period that run at the same time")
     parser.add_argument("--rules", type=Path, default=RULES, help="folder of rule files")
     parser.add_argument("--json", type=Path, help="file for the numbers that docs/alert-quality.md shows")
     chosen = parser.parse_args()
-    verdict = judge(Period(chosen.composition, chosen.days, chosen.seed), chosen.rules)
+    verdict = judge(Period(chosen.composition, chosen.days, chosen.seed), chosen.rules, chosen.processes)
     print(report(verdict))
     if chosen.json:
         chosen.json.write_text(json.dumps(verdict.summary(), indent=1) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -19,7 +19,10 @@ SEVERITIES = ("critical", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """One alert from when it fires to when it ends, in seconds; `node` and `gpu` are empty if it has none."""
+    """One alert from when it fires to when it ends, in seconds; `node` and `gpu` are empty if it has none.
+
+    `key` is all labels of the alert.
+    """
 
     name: str
     severity: str
@@ -27,6 +30,7 @@ class Firing:
     gpu: str
     start: float
     end: float
+    key: tuple[tuple[str, str], ...] = ()
 
     @property
     def hours(self) -> float:
@@ -49,9 +53,29 @@ def firings(lines: Iterable[str], end: float) -> list[Firing]:
     return sorted(found, key=lambda each: each.start)
 
 
-def _firing(key: Iterable[tuple[str, str]], start: float, end: float) -> Firing:
+def joined(parts: Sequence[tuple[float, Sequence[Firing]]]) -> list[Firing]:
+    """Return the firings of a period that was run in parts; each part has its start, and firings of before it.
+
+    A firing that one part ends with and the next one begins with is one firing.
+    """
+    found: dict[tuple[tuple[str, str], ...], list[Firing]] = defaultdict(list)
+    for start, of_part in parts:
+        for firing in of_part:
+            if firing.end <= start:
+                continue
+            of_alert = found[firing.key]
+            if firing.start <= start and of_alert and of_alert[-1].end >= start:
+                of_alert[-1] = replace(of_alert[-1], end=firing.end)
+            else:
+                of_alert.append(replace(firing, start=max(firing.start, start)))
+    return sorted((each for of_alert in found.values() for each in of_alert), key=lambda each: each.start)
+
+
+def _firing(key: tuple[tuple[str, str], ...], start: float, end: float) -> Firing:
     labels = dict(key)
-    return Firing(labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end)
+    return Firing(
+        labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end, key
+    )
 
 
 class Row(NamedTuple):
@@ -103,10 +127,24 @@ class Verdict:
             if each.name == name and _same_place(truth, each) and each.start <= end and each.end > start
         ]
         first = min((max(0.0, each.start - start) for each in mine), default=None)
-        in_time = first is not None and first <= truth.within * 60
+        in_time = first is not None and first <= truth.within * 60 + self._interrupted(truth, name)
         self.detections.append((truth, name, first if in_time else None))
         if truth.lasts and mine and max(each.end for each in mine) < min(end, self.fleet.total * STEP) - 300:
             self.ended_early.append((truth, name))
+
+    def _interrupted(self, truth: Truth, name: str) -> float:
+        """Return for how many seconds an alert may be late because of interruptions after its incident has begun.
+
+        Failed scrapes delay it by their time. A Prometheus that stops forgets what it held if the condition is unknown
+        when it starts again, because rates need two minutes: the hold begins anew.
+        """
+        first, last = truth.start, truth.start + truth.within * 60 / STEP
+        hold = next(mode.hold for mode in MODES if mode.name == name)
+        stops = [end - start for start, end in self.fleet.stopped if first <= start <= last]
+        failed = [
+            length for node, start, length in self.fleet.silences if node == truth.node and first <= start <= last
+        ]
+        return (sum(stops) + sum(failed)) * STEP + (hold if stops else 0)
 
     @property
     def missed(self) -> list[tuple[Truth, str]]:

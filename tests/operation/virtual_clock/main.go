@@ -2,9 +2,11 @@
 // itself: TSDB, PromQL engine and rule groups. Alerts have their `for`, `keep_firing_for` and staleness; after a stop of
 // Prometheus, alerts are restored as Prometheus restores them.
 //
-// Usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER] >ALERTS.jsonl
+// Usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER | FIRST END] >ALERTS.jsonl
 //
-// With BLOCKS-FOLDER, all samples, recorded series and alerts are written there, for a Prometheus to serve.
+// With BLOCKS-FOLDER, all samples, recorded series and alerts are written there, for a Prometheus to serve. With FIRST
+// and END it runs only these scrapes (without END). Series have the values that they would have had in a whole run, but
+// Prometheus has seen nothing before.
 package main
 
 import (
@@ -17,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"strconv"
 	"time"
 
 	"github.com/go-kit/log"
@@ -237,6 +240,13 @@ func (c *Clock) report(at int64) {
 	c.firing = now
 }
 
+func min(a, b int) int {
+	if a < b {
+		return a
+	}
+	return b
+}
+
 // event is one scrape of all targets with the same offset, or one evaluation of a group.
 type event struct {
 	at  int64
@@ -273,17 +283,17 @@ func (c *Clock) stopped(n int) bool {
 	return false
 }
 
-func (c *Clock) run() {
+func (c *Clock) run(first, end int) {
 	targets := map[int64][]*Series{}
 	for _, s := range c.period.Series {
 		targets[s.offset] = append(targets[s.offset], s)
 	}
 	running, begun := false, time.Now()
-	for n := 0; n < c.period.Ticks; n++ {
+	for n := 0; n < end; n++ {
 		for _, s := range c.period.Series {
 			s.value, s.there = s.next(c.period.Loads)
 		}
-		runs := !c.stopped(n)
+		runs := n >= first && !c.stopped(n)
 		if runs && !running {
 			c.start()
 		}
@@ -298,8 +308,8 @@ func (c *Clock) run() {
 }
 
 func main() {
-	if len(os.Args) != 4 && len(os.Args) != 5 {
-		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER]"))
+	if len(os.Args) < 4 || len(os.Args) > 6 {
+		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER | FIRST END]"))
 	}
 	files, err := filepath.Glob(os.Args[2])
 	check(err)
@@ -322,7 +332,15 @@ func main() {
 	}
 	out := bufio.NewWriter(os.Stdout)
 	clock := &Clock{period: read(os.Args[1]), db: db, options: options, files: files, out: json.NewEncoder(out)}
-	clock.run()
+	first, end := 0, clock.period.Ticks
+	if len(os.Args) == 6 {
+		for place, number := range []*int{&first, &end} {
+			parsed, err := strconv.Atoi(os.Args[4+place])
+			check(err)
+			*number = min(parsed, clock.period.Ticks)
+		}
+	}
+	clock.run(first, end)
 	check(out.Flush())
 	if len(os.Args) == 5 {
 		check(db.Snapshot(os.Args[4], true))
