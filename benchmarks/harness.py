@@ -69,6 +69,7 @@ BENCHMARKS = (
     Benchmark("nvml_stress", "nvml_stress", (GPU,)),
     Benchmark("cost_stand_in", "cost", (), ("--fake-driver", "1,2,4,8,16", "--seconds", "10")),
     Benchmark("exposition", "exposition"),
+    Benchmark("live_page", "live_page"),
     Benchmark("web", "web", (TRUSTME,)),
     Benchmark("fleet", "fleet", (PROMETHEUS,)),
 )

@@ -1,0 +1,123 @@
+"""Measures what the live page costs: its history alone, and 20 open pages.
+
+    python -m benchmarks.live_page [--seconds 60] [--rounds 2] [--gpus 8] [--pages 20]
+
+Runs `serve` three times per round, in turn: without the page (`--live-page false`), with it, and with open pages that
+read the stream. It reads the GPUs of this machine or, without any, a fake driver. CPU is a share of one core, at one
+scrape per second; then one scraper makes 300 scrapes. Exit code 1 if the history costs more than 0.2 % of a core or
+3 MiB, or the pages more than 3 % of a core.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.cost import SCRAPES, WARM_SECONDS, cpu_and_memory
+from benchmarks.exporter import exporter_command, free_port, running, scrape
+from benchmarks.harness import begin, exit_code, gpus, options
+from tests.support.fakes.driver import FakeDriver
+
+MOST_CPU, MOST_MIB, MOST_CPU_OF_PAGES = 0.002, 3.0, 0.03
+# The history and the diagnoses of a young exporter are not those of one that runs.
+SETTLED_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One run: CPU as a share of one core, memory in MiB, scrapes in milliseconds, bytes that pages received."""
+
+    name: str
+    cpu: float
+    rss_mib: float
+    p50: float
+    p99: float
+    received: int
+
+
+class Pages:
+    """Open pages: each reads the stream on a thread of its own."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.received, self._closing = 0, False
+        self._url = f"http://127.0.0.1:{port}/api/v1/stream"
+        self._threads = [threading.Thread(target=self._read, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        with urllib.request.urlopen(self._url, timeout=60) as answer:
+            while not self._closing:
+                self.received += len(answer.readline())
+
+    def close(self) -> None:
+        """Stop to read."""
+        self._closing = True
+        for thread in self._threads:
+            thread.join(5)
+
+
+def measure(name: str, env: Mapping[str, str], seconds: float, pages: int, *arguments: str) -> Cost:
+    """Measure one way to run the exporter."""
+    port = free_port()
+    with running(exporter_command(port, *arguments), port, env) as exporter:
+        time.sleep(WARM_SECONDS)
+        opened = Pages(port, pages) if pages else None
+        time.sleep(SETTLED_SECONDS)
+        cpu, rss = cpu_and_memory(exporter, seconds)
+        latency = scrape(port, 1, SCRAPES, 0.005)
+        if opened:
+            opened.close()
+    return Cost(name, cpu, rss, latency.p50, latency.p99, opened.received if opened else 0)
+
+
+@contextmanager
+def environment(count: int) -> Iterator[Mapping[str, str]]:
+    """Return the environment in which an exporter reads this machine's GPUs, or a fake driver if there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield {} if gpus() else FakeDriver(Path(folder), count).environment
+
+
+def main() -> int:
+    """Measure, print and write; return 1 if a bound is missed."""
+    parser = options(__name__, __doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="how long a run is measured (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each is run, in turn (default: %(default)s)")
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs of the fake driver (default: %(default)s)")
+    parser.add_argument("--pages", type=int, default=20, help="open pages (default: %(default)s)")
+    chosen = parser.parse_args()
+    run, costs = begin(__name__, chosen), list[Cost]()
+    ways = (("off", 0, ("--live-page", "false")), ("on", 0, ()), ("pages", chosen.pages, ()))
+    with environment(chosen.gpus) as env:
+        for _ in range(chosen.rounds):
+            for name, pages, arguments in ways:
+                costs.append(measure(name, env, chosen.seconds, pages, *arguments))
+                cost = costs[-1]
+                print(
+                    f"{name:<8}{cost.cpu:>8.2%}{cost.rss_mib:>7.1f} MiB{cost.p50:>8.2f}{cost.p99:>7.2f} ms"
+                    f"{cost.received / 1024:>9.0f} KiB",
+                    flush=True,
+                )
+    cpu = {name: median(cost.cpu for cost in costs if cost.name == name) for name, _, _ in ways}
+    memory = {name: median(cost.rss_mib for cost in costs if cost.name == name) for name, _, _ in ways}
+    run.write({"stand_in": not gpus(), "gpus": gpus() or chosen.gpus, "rows": [asdict(cost) for cost in costs]})
+    found = (
+        ("the history", cpu["on"] - cpu["off"], MOST_CPU, "of a core"),
+        (f"{chosen.pages} pages", cpu["pages"] - cpu["on"], MOST_CPU_OF_PAGES, "of a core"),
+    )
+    missed = [f"{what}: {value:.2%}, bound {bound:.1%} {unit}" for what, value, bound, unit in found if value > bound]
+    if memory["on"] - memory["off"] > MOST_MIB:
+        missed.append(f"the history: {memory['on'] - memory['off']:.1f} MiB, bound {MOST_MIB:g} MiB")
+    return exit_code(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
