@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import Exporter, Serve, command
-from tests.e2e.serving.test_web import TLS, Pki, hashed
+from tests.e2e.serving.test_web import REPLAY, TLS, Pki, hashed
 from tests.e2e.serving.test_web import pki as pki
 from tests.page.conftest import NO_CONNECTION, OpenTab
 from tests.page.proxy import proxied
@@ -170,19 +170,21 @@ def test_sixteen_gpus_mig_many_processes_and_hostile_names(serve: Serve, tab: Op
     table = page.get_by_role("table", name="Processes on GPU 0")
     expect(table.get_by_role("row")).to_have_count(21)
     expect(table).to_contain_text("<b>1999</b>")
+    assert opened.violations() == []
     page.get_by_role("button", name="Show all 1000 processes").click()
     expect(table.get_by_role("row")).to_have_count(1001)
     assert page.locator("main img, main script, main b").count() == 0
-    assert opened.violations() == []
 
 
 def test_password_and_tls(serve: Serve, tab: OpenTab, pki: Pki) -> None:
-    """The page, its files and its stream use the browser's password. Without it, there is nothing."""
+    """The page, its files and its stream use the browser's password. Without it, there is nothing. A replay has its
+    banner."""
     config = pki.config(TLS, {"me": hashed("right")})
-    exporter = serve("--source", "simulated", "--web.config.file", config, tls=pki.context())
+    exporter = serve(*REPLAY, "--web.config.file", config, tls=pki.context())
     known = tab(ignore_https_errors=True, http_credentials={"username": "me", "password": "right"})
     page = known.open(url(exporter))
     expect(page.get_by_role("status")).to_have_text("Live")
+    expect(page.locator("#banner")).to_contain_text("These are not your GPUs: a recording")
     unknown = tab(ignore_https_errors=True).page.request
     for path in ("/", "/static/page.js", "/api/v1/history", "/api/v1/stream"):
         assert unknown.get(url(exporter, path)).status == 401
