@@ -117,7 +117,7 @@ $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(SUDO) apt-get install -y python3-venv
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter-out run,$(@F)),[$(@F)])'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(if $(filter run,$(@F)),top,$(@F))]'
 	@touch $@
 
 # The packages are unpacked, not installed: installed, they would start a Prometheus on this machine.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
-OPTIONAL = ("dashboards", "plots")
+OPTIONAL = ("dashboards", "plots", "top")
 DEVELOPMENT = ("dev", "release", "bench")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 
@@ -93,7 +93,8 @@ image. [The SBOM of a release](releases.md#verify-a-release) has the exact versi
 
 ## What do optional features need?
 
-The extras `dashboards` and `plots` are for rendering dashboards and plots. The image has neither.
+`dashboards` and `plots` are for rendering dashboards and plots, `top` for the live view in the terminal. The image has
+none of these extras.
 
 {table(optional)}
 

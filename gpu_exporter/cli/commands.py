@@ -19,9 +19,11 @@ from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli import local_exporter, tables
 from gpu_exporter.cli.bundle import bundle_command
+from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.stop import stop_event
+from gpu_exporter.cli.top import top_command
 from gpu_exporter.collection import record
 from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import Config
@@ -268,24 +270,19 @@ def events_command(as_json: bool, **values: Any) -> None:
     help="How long to watch (default: 20s). With the URL of a Prometheus, how far to look back (default: 5m). "
     "A recording is always read to its end.",
 )
-@click.option(
-    "--phase",
-    default="",
-    help="Diagnose only this phase: a named part of a packaged recording, such as ddp_straggler_slow_gpu.",
-)
+@click.option("--phase", default="", help="Diagnose only this part of a recording, such as ddp_straggler_slow_gpu.")
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
 @click.option("--url", default="", help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs.")
-@click.option("--user", default="", help="User name at that URL.")
-@click.option("--password-file", type=click.Path(path_type=Path), help="File with the user's password.")
-@click.option(
-    "--token-file", type=click.Path(path_type=Path), help="File with a bearer token for that URL, instead of a user."
-)
-@click.option(
-    "--ca-file", type=click.Path(path_type=Path), help="File with the CA certificates to verify an https URL."
-)
+@login_options
 @click.option(
     "--gpu-price", "price", type=click.FloatRange(min=0), help="USD per GPU-hour, to say what the loss costs."
 )
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the diagnosis to this file, as HTML with charts that needs neither a network nor scripts.",
+)
+@click.option("--mask-names", is_flag=True, help="In the --report, replace names of pods, hosts, commands and users.")
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -300,9 +297,11 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
     """
     from gpu_exporter.cli.diagnose import Request, diagnosis
 
-    login = {name: values.pop(name) for name in ("user", "password_file", "token_file", "ca_file")}
-    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price")}
-    request = Request(Config(**values), remote.Remote(url, **login) if url else None, **what)
+    credentials = login(values)
+    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price", "report", "mask_names")}
+    if what["mask_names"] and not what["report"]:
+        raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
+    request = Request(Config(**values), remote.Remote(url, **credentials) if url else None, **what)
     _exit(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
 
 
@@ -343,6 +342,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 
 
+commands.add_command(top_command)
 commands.add_command(bundle_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import sys
+import textwrap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli.host import host_of, name_neighbours
 from gpu_exporter.cli.options import COULD_NOT_TELL
+from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.decoding import printable
-from gpu_exporter.diagnosis import gather, judge, report
+from gpu_exporter.diagnosis import gather, judge, report, terminal_report
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
-from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.diagnosis.window import Window, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
@@ -32,6 +37,17 @@ from gpu_exporter.sources.recording.format import job_of
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
+
+
+# How the styles of the report are drawn.
+COLOURS: Mapping[str, Mapping[str, Any]] = {
+    "title": {"bold": True},
+    "dim": {"dim": True},
+    "good": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "bad": {"fg": "red", "bold": True},
+    "info": {"fg": "cyan"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,8 @@ class Request:
     phase: str = ""
     one_job: bool = False
     price: float | None = None
+    report: Path | None = None
+    mask_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +93,15 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     clean, stop, watched = True, stop_event(), threading.Event()
     exit_after(stop, STOP_SECONDS, COULD_NOT_TELL, "interrupted before the diagnosis was complete", watched)
     try:
-        gathered = _gathered(request, stop)
-        if not gathered.recorded:
-            watched.set()  # what was watched so far is judged, however long that takes
-        clean = gathered.clean
-        # Each tick of a recording is of one GPU: the absence of the others means nothing.
-        scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)
-        diagnoses = judge.diagnose(seen(scrapes, {}, job=gathered.job))
+        with _progress(request):
+            gathered = _gathered(request, stop)
+            if not gathered.recorded:
+                watched.set()  # what was watched so far is judged, however long that takes
+            clean = gathered.clean
+            # Each tick of a recording is of one GPU: the absence of the others means nothing.
+            scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)
+            window = seen(scrapes, {}, job=gathered.job)
+            diagnoses = judge.diagnose(window)
         if not gathered.recorded and not request.remote:
             name_neighbours(diagnoses, request.config)
         if not diagnoses and not absent:
@@ -91,10 +111,17 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     except GpuExporterError as error:
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, clean
+    if request.report:
+        _write_report(request, gathered, diagnoses, absent, window)
     if as_json:
         _print_json(diagnoses, absent, gathered)
+    elif sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        found = terminal_report.lines(diagnoses, window, width=width, style=_style(), every=every, verbose=verbose)
+        _print_text(diagnoses, absent, gathered, ["", *found, ""], price=request.price, width=width)
     else:
-        _print_text(diagnoses, absent, gathered, every=every, verbose=verbose, price=request.price)
+        found = report.lines(diagnoses, every=every, verbose=verbose)
+        _print_text(diagnoses, absent, gathered, found, price=request.price)
     return report.exit_code(diagnoses, absent), clean
 
 
@@ -142,6 +169,26 @@ def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[lis
     return gather.of_source(source, seconds, stop, events, host_of(source, config, gather.TICK_SECONDS))
 
 
+def _write_report(
+    request: Request,
+    gathered: _Gathered,
+    diagnoses: Sequence[judge.Diagnosis],
+    absent: Sequence[Absent],
+    window: Window,
+) -> None:
+    from gpu_exporter.cli.diagnose_report import Watched, driver_of, write  # only this option needs it
+
+    recorded = gathered.recorded
+    simulated = recorded.simulated if recorded else gathered.source == SIMULATED.name
+    banner = "Simulated GPUs" if simulated else "Replayed from a recording of real GPUs" if recorded else ""
+    driver = recorded.driver if recorded else driver_of(gathered.scrapes[:1])
+    local = not (request.remote or recorded or simulated)
+    remarks = [*filter(None, [_phases(gathered)])]
+    watched = Watched(gathered.source, _origin(gathered), banner, gathered.seconds, local, driver, remarks)
+    assert request.report
+    write(request.report, watched, diagnoses, absent, window, mask=request.mask_names, price=request.price)
+
+
 def _print_json(diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered) -> None:
     about = {"source": gathered.source, "watched_seconds": round(gathered.seconds, 1)}
     click.echo(json.dumps({**about, **report.as_dict(diagnoses, absent)}, indent=2))
@@ -151,30 +198,58 @@ def _print_text(
     diagnoses: Sequence[judge.Diagnosis],
     absent: Sequence[Absent],
     gathered: _Gathered,
+    found: Iterable[str],
     *,
-    every: bool,
-    verbose: bool,
     price: float | None,
+    width: int | None = None,
 ) -> None:
+    """Print what is known about all GPUs around what was found; sentences are wrapped to `width` if there is one."""
+    style = _style() if width else lambda text, name: text
+
+    def echo(text: str, name: str = "") -> None:
+        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) if width else (text,):
+            click.echo(style(line, name) if name else line)
+
     for line in report.absences(absent):
-        click.echo(line)
-    recorded = gathered.recorded
-    phases = [printable(phase, 60) for phase in recorded.phases] if recorded and not recorded.phase else ()
-    click.echo(f"{_origin(gathered)} Alerts need longer to fire.")
-    if len(phases) > 1:
-        click.echo(f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}")
-    click.echo("\n".join(report.lines(diagnoses, every=every, verbose=verbose)))
+        echo(line, "bad")
+    echo(f"{_origin(gathered)} Alerts need longer to fire.")
+    if phases := _phases(gathered):
+        echo(phases)
+    click.echo("\n".join(found))
     for line in report.time_lines(diagnoses, price):
-        click.echo(line)
+        echo(line)
     if hint := report.hint(diagnoses):
-        click.echo(hint)
+        echo(hint)
     code = report.exit_code(diagnoses, absent)
     if code == 0 and report.has_headroom(diagnoses):
-        click.echo(
-            "no fault was found, but the GPUs could do more: see where their time went and which limit they reach"
-        )
+        echo("no fault was found, but the GPUs could do more: see where their time went and which limit they reach")
     elif code != 1:
-        click.echo("nothing wrong was found" if code == 0 else "could not tell: see --all")
+        echo("nothing wrong was found" if code == 0 else "could not tell: see --all", "" if code else "good")
+
+
+def _phases(gathered: _Gathered) -> str:
+    """Return which phases of a recording were analysed together, as a sentence; empty if there is only one."""
+    recorded = gathered.recorded
+    phases = [printable(phase, 60) for phase in recorded.phases] if recorded and not recorded.phase else ()
+    if len(phases) < 2:
+        return ""
+    return f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}"
+
+
+def _style() -> terminal_report.Style:
+    """Return what colours a text; without colour, it stays as it is."""
+    if not has_colour():
+        return lambda text, name: text
+    return lambda text, name: click.style(text, **COLOURS[name]) if name else text
+
+
+def _progress(request: Request) -> Progress:
+    """Return what shows that the command works."""
+    if request.config.recording:
+        return Progress("Reading the recording")
+    if request.remote:
+        return Progress(f"Asking {printable(request.remote.url, 80)}", request.seconds)
+    return Progress("Watching the GPUs", (request.seconds or gather.WATCH_SECONDS) + gather.TICK_SECONDS)
 
 
 def _origin(gathered: _Gathered) -> str:

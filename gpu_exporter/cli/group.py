@@ -22,10 +22,7 @@ from gpu_exporter.cli.logs import configure, without_tracebacks
 from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving.run import run
-from gpu_exporter.sources.choice import chosen, without_missing_dcgm
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
@@ -82,6 +79,10 @@ class _Commands(click.Group):
             )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "top":  # it starts fast, without the imports of all others
+            from gpu_exporter.cli.top import top_command
+
+            return top_command
         return super().get_command(ctx, cmd_name) or self._others().get(cmd_name)
 
     @staticmethod
@@ -123,6 +124,10 @@ def serve(**chosen_settings: Any) -> None:
     It also accepts the flags and environment variables of dcgm-exporter, which docs/dcgm-exporter-flags.md lists.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    from gpu_exporter.exposition.fields_in_force import Fields  # other commands start faster without these
+    from gpu_exporter.serving.run import run
+    from gpu_exporter.sources.choice import chosen, without_missing_dcgm
+
     config = Config(**chosen_settings)
     lines = configure(config.log_level, config.log_format)
     try:

@@ -130,13 +130,15 @@ def stamped(samples: list[ScrapedSample]) -> Scrape:
 class RecordedScrapes:
     """The ticks of a recording, or of one phase after its ramp-up, as scrapes: read from the file one by one.
 
-    The attributes are those of what has been read: `simulated` if it is of simulated GPUs, the phases of the recording,
-    and the seconds from the first to the last scrape. Iterating raises GpuExporterError, also if there is no scrape.
+    The attributes are those of what has been read: `simulated` if it is of simulated GPUs, the version of the driver,
+    the phases of the recording, and the seconds from the first to the last scrape. Iterating raises GpuExporterError,
+    also if there is no scrape.
     """
 
     def __init__(self, path: Path, phase: str = "") -> None:
         self._path, self.phase = path, phase
         self.simulated = False
+        self.driver = ""
         self.phases: dict[str, None] = {}
         self.seconds = 0.0
         self._empty = True
@@ -148,7 +150,7 @@ class RecordedScrapes:
         first, last = math.inf, -math.inf
         for tick in self._settled(reader.ticks()):
             first, last = min(first, tick.at), max(last, tick.at)
-            self.seconds = last - first
+            self.seconds, self.driver = last - first, tick.gpu.driver
             yield Scrape(tick.at, recorded[tick.gpu.index].samples(tick))
         self._check()
 

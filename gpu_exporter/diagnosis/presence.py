@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
@@ -144,7 +144,7 @@ def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
     listed: dict[_Target, int] = defaultdict(int)
     for sample in newest:
         target = _key(sample).target
-        if sample.name == m.EXPECTED.name:
+        if sample.name == m.EXPECTED.name and plausible(sample.value):
             expected[target] = sample
         listed[target] += sample.name == m.UP.name
     for target, sample in expected.items():

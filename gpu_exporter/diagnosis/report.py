@@ -8,8 +8,9 @@ from typing import Any
 
 from gpu_exporter.catalogue.conditions import OfRanks
 from gpu_exporter.catalogue.failure_modes import MODES, host
-from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.headroom import Headroom
+from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
@@ -31,14 +32,14 @@ def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> 
     """Return 0 if nothing is wrong, 1 if a failure mode matches or a GPU is absent, 2 if a GPU could not be judged."""
     if any(diagnosis.matches for diagnosis in diagnoses) or not all(gpus.expected for gpus in absent):
         return 1
-    return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if _is_reported(diagnosis)) else 2
+    return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if is_reported(diagnosis)) else 2
 
 
 def as_dict(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> dict[str, Any]:
     """Return the GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
     return {
         "absent": [{"node": gpus.node, "gpus": gpus.gpus, "why": gpus.why} for gpus in absent],
-        "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if _is_reported(diagnosis)],
+        "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if is_reported(diagnosis)],
     }
 
 
@@ -49,7 +50,7 @@ def absences(absent: Sequence[Absent]) -> Iterator[str]:
         yield f"{printable(gpus.gpus, LONGEST_NAME)}{of_node}: {printable(gpus.why, LONGEST_NAME)}"
 
 
-def _is_reported(diagnosis: Diagnosis) -> bool:
+def is_reported(diagnosis: Diagnosis) -> bool:
     """A GPU in MIG mode is left out unless there is a finding on it: its instances do the work."""
     return bool(diagnosis.bottleneck or diagnosis.matches or not diagnosis.identity.has_instances)
 
@@ -113,55 +114,73 @@ def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool 
 
     With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
     """
-    groups: dict[Hashable, list[Diagnosis]] = defaultdict(list)
-    for diagnosis in filter(_is_reported, diagnoses):
+    for group in groups(diagnoses, every=every):
+        yield from _block(group, every=every, verbose=verbose)
+
+
+def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[Diagnosis]]:
+    """Return GPUs with identical findings together, the worst first; with `every`, also what could not be judged."""
+    found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
+    for diagnosis in filter(is_reported, diagnoses):
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
         modes = tuple(match.mode.name for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
-        where = _where(diagnosis)
+        where = where_of(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
-        groups[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown, reached].append(diagnosis)
-    for group in sorted(groups.values(), key=_urgency):
-        yield from _block(group, every=every, verbose=verbose)
+        found[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown, reached].append(diagnosis)
+    return sorted(found.values(), key=lambda group: urgency(group[0]))
 
 
-def _urgency(group: Sequence[Diagnosis]) -> int:
+def urgency(diagnosis: Diagnosis) -> int:
+    """Return the place of its most severe finding, for sorting the worst first."""
     severities = list(Severity)
-    return min((severities.index(match.mode.severity) for match in group[0].matches), default=len(severities))
+    return min((severities.index(match.mode.severity) for match in diagnosis.matches), default=len(severities))
 
 
-def _where(diagnosis: Diagnosis) -> str:
+def where_of(diagnosis: Diagnosis) -> str:
+    """Return the cluster, node, model and owner of a GPU, as far as they are known."""
     identity = diagnosis.identity
     names = (diagnosis.device.cluster, identity.node, identity.model, identity.pod or identity.workload)
     return ", ".join(printable(name, LONGEST_NAME) for name in names if name)
 
 
 def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterator[str]:
-    first, where = group[0], _where(group[0])
-    bottleneck = first.bottleneck
-    what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else UNKNOWN_CLASS
-    if first.is_down:
-        what = explain(first.identity.down) or "does not answer"
-    yield f"GPU{'s' * (len(group) > 1)} {_names(group)}{f' ({where})' if where else ''}  {what}"
+    first, where = group[0], where_of(group[0])
+    yield f"{names_of(group)}{f' ({where})' if where else ''}  {what_is(first)}"
     printed: set[str] = set()
-    yield from _evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose)
+    if texts := evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose):
+        yield f"    {', '.join(texts)}"
     if shares := breakdown([diagnosis.shares for diagnosis in group]):
         yield f"    time: {shares}"
     if first.headroom and not first.headroom.limited_by:
         yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
     for place, match in enumerate(first.matches):
         yield f"  {match.mode.name} ({match.mode.severity.value})"
-        yield from _evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose)
+        if texts := evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose):
+            yield f"    {', '.join(texts)}"
         if match.mode in host.MODES:
-            yield from _processes(group, printed)
+            yield from (f"    {text}" for text in processes(group, printed))
         yield f"    -> {match.mode.advice}"
     if every:
         for name, missing in first.unknown.items():
-            yield f"  {name}: not judged, {_why_unknown(name, missing, first.identity, verbose=verbose)}"
+            yield f"  {name}: not judged, {why_unknown(name, missing, first.identity, verbose=verbose)}"
 
 
-def _processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
+def what_is(diagnosis: Diagnosis) -> str:
+    """Return what limits a GPU, or why it does not answer."""
+    bottleneck = diagnosis.bottleneck
+    if diagnosis.is_down:
+        return explain(diagnosis.identity.down) or "does not answer"
+    return f"{bottleneck.name}: {bottleneck.means}" if bottleneck else UNKNOWN_CLASS
+
+
+def runbook(mode: FailureMode) -> str:
+    """Return where the runbook of a failure mode is: its address, or its path in the repository."""
+    return f"{DOCS or 'docs'}/runbooks/{mode.name.lower()}.md"
+
+
+def processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
     """Yield a line for the process on each GPU, once."""
     for diagnosis in group:
         labels = {name: printable(text, LONGEST_NAME) for name, text in diagnosis.identity.process.items()}
@@ -171,12 +190,12 @@ def _processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
         of_gpu = f" on GPU {diagnosis.identity.gpu}" if len(group) > 1 else ""
         belongs = [f"{words} {labels[name]}" for name, words in BELONGS_TO.items() if name in labels]
         about = ", ".join(filter(None, (labels.get("command") or labels.get("process", ""), *belongs)))
-        yield f"    process {labels.get('pid', '')}{of_gpu}: {about}"
+        yield f"process {labels.get('pid', '')}{of_gpu}: {about}"
         if diagnosis.identity.neighbours:
-            yield f"    its CPUs are also used by {', '.join(diagnosis.identity.neighbours)}"
+            yield f"its CPUs are also used by {', '.join(diagnosis.identity.neighbours)}"
 
 
-def _why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, *, verbose: bool) -> str:
+def why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, *, verbose: bool) -> str:
     """Return why a failure mode could not be judged."""
     if missing:
         return "missing: " + ", ".join(signal.record if verbose else subject(signal) for signal in missing)
@@ -202,8 +221,8 @@ def hint(diagnoses: Sequence[Diagnosis]) -> str:
     )
 
 
-def _names(group: Sequence[Diagnosis]) -> str:
-    """Return the GPUs as `0-3, 6`; instances and GPUs without an index one by one."""
+def names_of(group: Sequence[Diagnosis]) -> str:
+    """Return the GPUs as `GPUs 0-3, 6`; instances and GPUs without an index one by one."""
     runs: list[list[str]] = []
     for diagnosis in group:
         name = printable(diagnosis.identity.gpu or diagnosis.device.uuid, LONGEST_NAME)
@@ -213,17 +232,17 @@ def _names(group: Sequence[Diagnosis]) -> str:
             runs[-1].append(name)
         else:
             runs.append([name])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+    names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+    return f"GPU{'s' * (len(group) > 1)} {names}"
 
 
-def _evidence(by_gpu: Sequence[Evidence], printed: set[str], *, verbose: bool) -> Iterator[str]:
-    """Yield a line with the values that are not `printed` yet."""
+def evidence(by_gpu: Sequence[Evidence], printed: set[str], *, verbose: bool = False) -> list[str]:
+    """Return the values that are not `printed` yet, in words."""
     texts = []
-    terms = dict.fromkeys(term for evidence in by_gpu for term in evidence)
+    terms = dict.fromkeys(term for of_gpu in by_gpu for term in of_gpu)
     for term in sorted(terms, key=lambda term: isinstance(term, OfRanks)):  # the others are about this GPU
         if name_of(term) not in printed:
             printed.add(name_of(term))
-            text = statement(term, [evidence[term] for evidence in by_gpu if term in evidence])
+            text = statement(term, [of_gpu[term] for of_gpu in by_gpu if term in of_gpu])
             texts.append(f"{text} [{series(term)}]" if verbose else text)
-    if texts:
-        yield f"    {', '.join(texts)}"
+    return texts

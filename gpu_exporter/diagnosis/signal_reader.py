@@ -40,9 +40,9 @@ class SignalReader(Protocol):
         """Drop the points of before this unix time, and devices without others."""
 
 
-def reader(way: Read, *, per_instance: bool) -> SignalReader:
-    """Return the reader of a definition."""
-    return ShapeReader(way, per_instance) if way.shape else ValueReader(way, per_instance)
+def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) -> SignalReader:
+    """Return the reader of a definition. A histogram counts for this many seconds."""
+    return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
 
 class Count(NamedTuple):
@@ -87,8 +87,8 @@ class ValueReader:
             _append(self.points[key], at, value)
 
     def forget(self, before: float) -> None:
-        """Drop the points of before this unix time."""
-        _forget(self.points, before)
+        """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
+        _forget(self.points, before, 3 * PERIODS.get(self.way.name, 0.0))
         self._before = {key: count for key, count in self._before.items() if count.since >= before - FORGOTTEN_SECONDS}
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
@@ -131,8 +131,8 @@ class Grown:
     last: Mapping[float, float] = field(default_factory=dict)
     until: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
 
-    def take(self, at: float, now: Mapping[float, float]) -> Mapping[float, float]:
-        """Add the buckets of a scrape; return their growth within the window, in order of their edges."""
+    def take(self, at: float, now: Mapping[float, float], seconds: float) -> Mapping[float, float]:
+        """Add the buckets of a scrape; return their growth within the last seconds, in order of their edges."""
         grown = self.until[-1][1] if self.until else {}
         sums = {
             edge: grown.get(edge, 0.0) + now[edge] - (last if (last := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
@@ -140,7 +140,7 @@ class Grown:
         }
         self.last = now
         self.until.append((at, sums))
-        while self.until[0][0] < at - WINDOW_SECONDS:
+        while self.until[0][0] < at - seconds:
             self.until.popleft()
         first = self.until[0][1]
         return {edge: total - first.get(edge, total) for edge, total in sums.items()}
@@ -152,6 +152,7 @@ class ShapeReader:
 
     way: Read
     per_instance: bool
+    seconds: float = WINDOW_SECONDS
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _growth: dict[Hashable, Grown] = field(default_factory=lambda: defaultdict(Grown))
 
@@ -167,7 +168,7 @@ class ShapeReader:
                 devices[series] = key_of(sample.labels, per_instance=self.per_instance)
         highest: dict[DeviceKey, float] = {}
         for series, buckets in now.items():
-            grown = self._growth[series].take(at, buckets)
+            grown = self._growth[series].take(at, buckets, self.seconds)
             value = self.way.shape.value(grown) if self.way.shape else None
             if value is not None:
                 highest[devices[series]] = max(highest.get(devices[series], value), value)
@@ -176,14 +177,17 @@ class ShapeReader:
 
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time."""
-        _forget(self.points, before)
+        _forget(self.points, before, 0.0)
 
 
-def _forget(points: dict[DeviceKey, list[tuple[float, float]]], before: float) -> None:
+def _forget(points: dict[DeviceKey, list[tuple[float, float]]], before: float, longer: float) -> None:
+    """Drop the points of before a time; the last one only if it is `longer` seconds older than that."""
     for device, of_device in list(points.items()):
         kept = bisect_left(of_device, before, key=itemgetter(0))
-        if kept == len(of_device):
+        if kept == len(of_device) and of_device[-1][0] < before - longer:
             del points[device]
+        elif kept == len(of_device):
+            points[device] = of_device[-1:]
         elif kept:
             points[device] = of_device[kept:]  # a new list: a window may still read the old one
 

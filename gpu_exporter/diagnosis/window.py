@@ -11,12 +11,13 @@ from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import Limits
+from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
 from gpu_exporter.catalogue.evaluate import Device, Points, latest
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
-from gpu_exporter.diagnosis.signal_reader import reader
+from gpu_exporter.diagnosis.signal_reader import ByName, reader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -143,23 +144,29 @@ def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
 
 
 class SignalReaders:
-    """Computes all signals from scrapes as they come (in order of time), and what identifies the devices."""
+    """Computes all signals from scrapes as they come (in order of time), and what identifies the devices.
 
-    def __init__(self) -> None:
+    Histograms count for so many seconds.
+    """
+
+    def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self._readers = {
-            (signal, way): reader(way, per_instance=signal.per_instance)
+            (signal, way): reader(way, per_instance=signal.per_instance, seconds=seconds)
             for signal in SIGNALS
             for way in signal.definitions
             if isinstance(way, Read)
         }
-        self._identities, self._now = _Identities(), 0.0
+        self._identities, self._now = Identities(), 0.0
 
     def take(self, scrape: Scrape) -> None:
         """Add a scrape."""
-        by_name, self._now = _by_name(scrape.samples), max(self._now, scrape.at)
         self._identities.take(scrape)
+        self._read(scrape.at, samples_by_name(scrape.samples))
+
+    def _read(self, at: float, by_name: ByName) -> None:
+        self._now = max(self._now, at)
         for of_way in self._readers.values():
-            of_way.take(scrape.at, by_name)
+            of_way.take(at, by_name)
 
     def forget(self, before: float) -> None:
         """Drop all points of before this unix time."""
@@ -175,22 +182,31 @@ class SignalReaders:
         for signal in SIGNALS:
             for way in signal.definitions:
                 by_device = (
-                    _derived(way, devices, signals) if isinstance(way, Derived) else self._readers[signal, way].points
+                    self._derived(way, devices, signals)
+                    if isinstance(way, Derived)
+                    else self._readers[signal, way].points
                 )
                 for device, points in by_device.items():
                     if points:
                         signals.setdefault((device, signal), points)
         return Window(self._now, devices, signals, limits)
 
+    def _derived(
+        self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Mapping[tuple[Device, Signal], Points]
+    ) -> Mapping[DeviceKey, Points]:
+        """Return the points of a signal that is computed from others, by device."""
+        return _derived(way, devices, signals)
 
-def _by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
+
+def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
+    """Return the samples by their names."""
     by_name: dict[str, list[ScrapedSample]] = defaultdict(list)
     for sample in samples:
         by_name[sample.name].append(sample)
     return by_name
 
 
-class _Identities:
+class Identities:
     """All devices with a UUID. What the last scrape says of a device counts.
 
     Its owner comes from the last scrape that has `DCGM_*` or `gpu_pod_info` series of it; if that scrape has none or
@@ -199,6 +215,8 @@ class _Identities:
 
     def __init__(self) -> None:
         self._devices: dict[DeviceKey, DeviceIdentity] = {}
+        # When each device was last seen, in unix seconds.
+        self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, Claims] = {}
 
     def take(self, scrape: Scrape) -> None:
@@ -226,6 +244,7 @@ class _Identities:
                 claims[key] |= {claim} if claim else set()
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
+            self.seen_at[device] = scrape.at
         self._owners.update({**from_classic, **from_pod_info})
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -263,10 +282,13 @@ def _derived(
     for key in devices:
         inputs = [signals.get((key, signal), ()) for signal in way.signals()]
         times = sorted({t for points in inputs for t, _ in points}) if all(inputs) else ()
-        values = ((t, way.value(partial(_latest, signals, key, t))) for t in times)
+        values = ((t, way.value(partial(latest_of, signals, key, t))) for t in times)
         by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
     return by_device
 
 
-def _latest(signals: Mapping[tuple[Device, Signal], Points], key: DeviceKey, t: float, signal: Signal) -> float | None:
+def latest_of(
+    signals: Mapping[tuple[Device, Signal], Points], key: DeviceKey, t: float, signal: Signal
+) -> float | None:
+    """Return the last value of a signal until time t; None if that is too old."""
     return latest(signals.get((key, signal), ()), t)

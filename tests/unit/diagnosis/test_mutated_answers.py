@@ -12,15 +12,15 @@ import pytest
 
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.decoding import json_as
-from gpu_exporter.diagnosis import gather, prometheus
+from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, lines
 from gpu_exporter.diagnosis.scrape import LARGEST, Scrape
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.diagnosis.window import FAMILIES, seen
 
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "40"))
-NAMES = gather.FAMILIES
+NAMES = FAMILIES
 ODD = ("NaN", "+Inf", "-Inf", "1e308", "-1e308", "1e-320", "0", "-1", "9223372036854775794", "1e30")
 INVALID = ("0x1", "", "one", "1e")
 TIMES = (0.0, -1.0, 1e300, 1e-300, 1000.0, 1000.0000000001, 1e10, 1e11)

@@ -1,0 +1,125 @@
+"""`gpu-exporter top`: parses its options, and makes the feed of the live view."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpu_exporter.cli.login import login, login_options
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.config import Config
+from gpu_exporter.inputs import duration
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.source_kind import AUTO, OF_SIMULATED, REPLAY
+
+if TYPE_CHECKING:
+    from gpu_exporter.top.feeds import Feed
+
+MISSING = "top needs Rich, which is not installed: pip install 'gpu-exporter[top]'"
+# The class and the findings are of so many seconds, as in `diagnose`.
+SECONDS, MOST_SECONDS = 20.0, 300.0
+
+
+@click.command("top", cls=Command)
+@settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides")
+@click.option("--url", default="", help="URL of an exporter to ask, instead of this machine's GPUs.")
+@login_options
+@click.option(
+    "--for",
+    "seconds",
+    type=parsed(duration),
+    default="20s",
+    show_default=True,
+    help="How many seconds the class and the findings are about, at most 5m.",
+)
+@click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
+@click.option("--once", is_flag=True, help="Evaluate a whole recording, print one table, and exit.")
+def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: Any) -> None:
+    """Watch GPUs in the terminal: class, verdict, values, findings, owner and processes of each.
+
+    It shows the GPUs of this machine, those of another exporter (--url; gpu-exporter or dcgm-exporter), or a recording,
+    which it replays. Press ? for the keys. It needs Rich: pip install 'gpu-exporter[top]'.
+    """
+    if importlib.util.find_spec("rich") is None:
+        raise GpuExporterError(MISSING)
+    credentials = login(values)
+    config = Config(**values)
+    if url and config.recording:
+        raise GpuExporterError("--url and --recording exclude each other: give one")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise GpuExporterError("--for is how long to look back; use at most 5m, or `gpu-exporter diagnose`")
+    if once:
+        _print_once(config)
+        return
+    from gpu_exporter.top.app import run
+
+    clean = run(lambda: _feed(config, url, credentials, seconds, "all" if one_job else ""))
+    if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _print_once(config: Config) -> None:
+    if config.recording is None:
+        raise GpuExporterError("--once needs --recording FILE; for GPUs of now, use `gpu-exporter diagnose`")
+    from gpu_exporter.diagnosis.gather import RecordedScrapes
+    from gpu_exporter.sources.choice import recording
+    from gpu_exporter.sources.recording.format import job_of
+    from gpu_exporter.top.once import table
+
+    path = recording(config.recording)
+    for line in table(RecordedScrapes(path), job_of(path)):
+        click.echo(line)
+
+
+def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
+    """Make the feed. Raises GpuExporterError."""
+    from gpu_exporter.catalogue.xids import load
+    from gpu_exporter.cli.host import host_of
+    from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.health.events import EventLog
+    from gpu_exporter.health.kernel_log_thread import KernelWatch
+    from gpu_exporter.host.files import HostFiles
+    from gpu_exporter.sources.choice import is_remote, only
+    from gpu_exporter.top.commands import Commands
+    from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
+    from gpu_exporter.top.tracker import BANNERS, Tracker
+
+    if url:
+        _refuse_source(config)
+        return UrlFeed(Remote(url, **credentials), Tracker(seconds, job=job))
+    if config.recording and config.source == AUTO.name:
+        from dataclasses import replace
+
+        config = replace(config, source=REPLAY.name)
+    source = only(config)
+    kind = "simulated" if source.description == OF_SIMULATED else source.name
+    if config.recording:
+        job = "all"  # a recording is of one job
+    events = EventLog(load(config.xid_overrides), lambda pci: None) if source.live else None
+    kernel_log = None
+    if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
+        kernel_log = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
+    host = host_of(source, config, INTERVAL_SECONDS)
+    return SourceFeed(
+        source,
+        Tracker(seconds, job=job, banner=BANNERS.get(kind, "")),
+        events=events,
+        host=host,
+        kernel_log=kernel_log,
+        commands=Commands(HostFiles(config.procfs, config.sysfs)) if host else None,
+    )
+
+
+def _refuse_source(config: Config) -> None:
+    """Raise GpuExporterError for settings that a URL would ignore."""
+    from gpu_exporter.sources.choice import refuse_unread
+
+    if config.source != AUTO.name:
+        raise GpuExporterError(f"--source {config.source} and --url exclude each other: give one")
+    refuse_unread(config)

@@ -1,0 +1,99 @@
+"""The measurements that people are shown, in order. They are made of signals, so any exporter will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.window import Window
+
+# A value that is older was not measured by the last scrapes. Some metrics are read only every 15 s.
+FRESH_SECONDS = 3.0
+SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes", "bytes/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The sum of signals, and the sum of others as its limit (1 for a share). `short` is for narrow columns."""
+
+    name: str
+    words: str
+    short: str
+    unit: str
+    signals: tuple[Signal, ...]
+    limits: tuple[Signal, ...] = ()
+    fresh: float = FRESH_SECONDS
+
+    def value(self, window: Window, device: DeviceKey) -> float | None:
+        """Return its latest value; None if there is none that is fresh."""
+        return _sum(window, device, self.signals, self.fresh)
+
+    def limit(self, window: Window, device: DeviceKey) -> float | None:
+        """Return its limit; None if that is unknown."""
+        if self.unit == SHARE:
+            return 1.0
+        return _sum(window, device, self.limits, 60.0) if self.limits else None
+
+    def points(self, window: Window, device: DeviceKey, seconds: float) -> Points:
+        """Return its values over the last seconds, at the times when each of its signals has one."""
+        first, *others = (window.points(device, signal) for signal in self.signals)
+        since = window.now - seconds
+        by_time = [dict(points) for points in others]
+        return [
+            (at, value + sum(points[at] for points in by_time))
+            for at, value in first
+            if at >= since and all(at in points for points in by_time)
+        ]
+
+    def last_limit(self, window: Window, device: DeviceKey) -> float | None:
+        """Return its limit at the end of the window; None if it has none, or it is unknown."""
+        return _sum(window, device, self.limits, LOOKBACK_SECONDS) if self.limits else None
+
+
+def amount(unit: str, value: float) -> str:
+    """Return a value with its unit: 93 %, 642 W, 56 °C, 98 GB, 1.2 MB/s."""
+    match unit:
+        case "share":
+            return f"{value:.0%}".replace("%", " %")
+        case "W":
+            return f"{value:.0f} W"
+        case "celsius":
+            return f"{value:.0f} °C"
+    text = scaled(value)
+    number, prefix = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
+    return f"{number} {prefix}B{'/s' if unit == BYTES_PER_SECOND else ''}"
+
+
+def scaled(value: float) -> str:
+    """Return a number of bytes with a prefix, in four characters: 98G, 1.2M."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size * 0.9995:
+            number = value / size
+            return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
+    return f"{value:.0f}"
+
+
+def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: float) -> float | None:
+    total = 0.0
+    for signal in signals:
+        points = window.points(device, signal)
+        if not points or points[-1][0] < window.now - fresh:
+            return None
+        total += points[-1][1]
+    return total
+
+
+MEASUREMENTS = (
+    Measurement("sm_active", "SM active", "SM", SHARE, (s.SM_ACTIVE,)),
+    Measurement("tensor_active", "tensor cores active", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
+    Measurement("dram_active", "memory bandwidth", "DRAM", SHARE, (s.DRAM_ACTIVE,)),
+    Measurement("nvlink_bytes", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
+    Measurement("pcie_bytes", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
+    Measurement("power", "power", "power", WATTS, (s.POWER,), (s.POWER_LIMIT,), 20.0),
+    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
+    Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0),
+)
+BY_NAME = {measurement.name: measurement for measurement in MEASUREMENTS}

@@ -1,0 +1,79 @@
+"""One line per GPU: its class, the means of its values, what it lost, its worst finding and its owner. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import mean
+from gpu_exporter.catalogue.causes import WORDS
+from gpu_exporter.catalogue.evaluate import value
+from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.decoding import printable
+from gpu_exporter.diagnosis.judge import Diagnosis
+from gpu_exporter.diagnosis.loss import lost
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.window import Window
+
+HEAD = ("GPU", "MODEL", "CLASS", "SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOST", "MOSTLY", "FINDING", "OWNER")
+RIGHT = frozenset(("SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOST"))
+# What is left out first where a line has no room.
+LEAST = ("MOSTLY", "MODEL", "TEMP", "POWER", "DRAM", "OWNER", "TENSOR", "SM", "LOST")
+ABSENT, LONGEST = "-", 60
+Cells = Mapping[str, str]
+
+
+def cells(window: Window, diagnosis: Diagnosis) -> Cells:
+    """Return the cells of a GPU by their titles. A dash means that a value is unknown."""
+    device, identity, shares = diagnosis.device, diagnosis.identity, diagnosis.shares
+    name = printable(identity.gpu or device.uuid, LONGEST)
+    largest = max(shares, key=lambda cause: shares[cause], default=None)
+    pod = identity.pod or identity.workload
+    owner = f"{identity.namespace}/{pod}" if identity.namespace and pod else pod
+    return {
+        "GPU": f"{name}/{printable(device.instance, 20)}" if device.instance else name,
+        "MODEL": printable(identity.model, LONGEST) or ABSENT,
+        "CLASS": "down" if diagnosis.is_down else diagnosis.bottleneck.name if diagnosis.bottleneck else ABSENT,
+        "SM": _share(window, device, s.SM_ACTIVE),
+        "TENSOR": _share(window, device, s.TENSOR_ACTIVE),
+        "DRAM": _share(window, device, s.DRAM_ACTIVE),
+        "POWER": _amount(window, device, s.POWER, "W"),
+        "TEMP": _amount(window, device, s.GPU_TEMP, "C"),
+        "LOST": f"{lost(shares):.0%}" if shares else ABSENT,
+        "MOSTLY": WORDS[largest] if largest else ABSENT,
+        "FINDING": worst(diagnosis)[0],
+        "OWNER": printable(owner, LONGEST) or ABSENT,
+    }
+
+
+def worst(diagnosis: Diagnosis) -> tuple[str, Severity | None]:
+    """Return the name of the worst finding and how many more there are, and its severity; a dash if there is none."""
+    if not diagnosis.matches:
+        return ABSENT, None
+    order = list(Severity)
+    match = min(diagnosis.matches, key=lambda each: order.index(each.mode.severity))
+    others = f" +{len(diagnosis.matches) - 1}" if len(diagnosis.matches) > 1 else ""
+    return match.mode.name + others, match.mode.severity
+
+
+def aligned(rows: Sequence[Cells], width: int | None = None) -> Iterator[str]:
+    """Yield the titles and a line per GPU; of a limited width without the columns that do not fit."""
+    table = [dict(zip(HEAD, HEAD, strict=True)), *rows]
+    widths = {title: max(len(row[title]) for row in table) for title in HEAD}
+    for title in LEAST:
+        if width is not None and sum(widths.values()) + 2 * (len(widths) - 1) > width:
+            del widths[title]
+    for row in table:
+        texts = (row[title].rjust(size) if title in RIGHT else row[title].ljust(size) for title, size in widths.items())
+        yield "  ".join(texts).rstrip()
+
+
+def _share(window: Window, device: DeviceKey, signal: Signal) -> str:
+    number = value(mean(signal), window, device)
+    return ABSENT if number is None else f"{number:.0%}"
+
+
+def _amount(window: Window, device: DeviceKey, signal: Signal, unit: str) -> str:
+    number = value(mean(signal), window, device)
+    return ABSENT if number is None else f"{number:.0f}{unit}"

@@ -1,0 +1,117 @@
+"""A diagnosis for people at a terminal: a table, then what is wrong with each group of GPUs, the worst first. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.diagnosis import report
+from gpu_exporter.diagnosis.judge import Diagnosis, Match
+from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.summary_table import aligned, cells
+from gpu_exporter.diagnosis.window import Window
+
+# Styles a text: with the name of a style, such as `bad`.
+Style = Callable[[str, str], str]
+STYLES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "info"}
+NARROWEST, WIDEST = 40, 120
+
+
+def lines(
+    diagnoses: Sequence[Diagnosis],
+    window: Window,
+    *,
+    width: int,
+    style: Style,
+    every: bool = False,
+    verbose: bool = False,
+) -> Iterator[str]:
+    """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
+    width = min(max(width, NARROWEST), WIDEST)
+    yield from _table(diagnoses, window, width, style)
+    for group in report.groups(diagnoses, every=every):
+        yield ""
+        for text, name, first, rest in _block(group, diagnoses, every=every, verbose=verbose):
+            yield from (style(line, name) if name else line for line in _wrapped(text, width, first, rest))
+
+
+def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style) -> Iterator[str]:
+    shown = sorted(
+        filter(report.is_reported, diagnoses), key=lambda each: (report.urgency(each), -round(lost(each.shares), 1))
+    )
+    head, *rows = aligned([cells(window, diagnosis) for diagnosis in shown], width)
+    yield style(head, "title")
+    for row, diagnosis in zip(rows, shown, strict=True):
+        yield style(row, _style_of(diagnosis))
+
+
+def _style_of(diagnosis: Diagnosis) -> str:
+    if diagnosis.matches:
+        return STYLES[list(Severity)[report.urgency(diagnosis)]]
+    return "good" if diagnosis.bottleneck and diagnosis.bottleneck.cause is Cause.USEFUL else ""
+
+
+# A text, its style, and the indents of its first and of its other lines.
+_Text = tuple[str, str, str, str]
+
+
+def _block(
+    group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], *, every: bool, verbose: bool
+) -> Iterator[_Text]:
+    first, where, printed = group[0], report.where_of(group[0]), set[str]()
+    yield f"{report.names_of(group)}{f' ({where})' if where else ''}", "title", "", "  "
+    yield report.what_is(first), _style_of(first), "  ", "  "
+    for text in report.evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose):
+        yield text, "", "    ", "      "
+    if shares := breakdown([diagnosis.shares for diagnosis in group]):
+        yield f"{_lost(group)}: {shares}", "", "  ", "    "
+    if first.headroom and not first.headroom.limited_by:
+        yield f"at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}", "", "  ", "    "
+    for text in report.processes(group, set()):
+        yield text, "", "  ", "    "
+    for place, match in sorted(enumerate(first.matches), key=lambda each: list(Severity).index(each[1].mode.severity)):
+        mode = match.mode
+        yield (
+            f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",
+            STYLES[mode.severity],
+            "  ",
+            "    ",
+        )
+        because = [diagnosis.matches[place].because for diagnosis in group]
+        for text in report.evidence(because, printed, verbose=verbose):
+            yield text, "", "    ", "      "
+        yield f"-> {mode.advice}", "", "    ", "       "
+        yield f"runbook: {report.runbook(mode)}", "dim", "    ", "      "
+    if every:
+        for name, missing in first.unknown.items():
+            why = report.why_unknown(name, missing, first.identity, verbose=verbose)
+            yield f"{name}: not judged, {why}", "dim", "  ", "    "
+
+
+def _loss(group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], match: Match) -> str:
+    """Return the time that is lost to the cause of a finding; of a straggler, that of all ranks, which wait for it."""
+    cause, workload = match.mode.cause, group[0].identity.workload
+    of_job = match.mode.scope is Scope.JOB and bool(workload)
+    concerned = [each for each in diagnoses if each.identity.workload == workload] if of_job else group
+    known = [diagnosis.shares[cause] for diagnosis in concerned if cause in diagnosis.shares]
+    share = sum(known) / len(known) if known else 0.0
+    if not cause.is_loss or share < LEAST_SHARE:
+        return ""
+    return f": {_percent(share)} of {'the GPU time of its job' if of_job else 'GPU time'} lost, {WORDS[cause]}"
+
+
+def _lost(group: Sequence[Diagnosis]) -> str:
+    known = [lost(diagnosis.shares) for diagnosis in group if diagnosis.shares]
+    return f"{_percent(sum(known) / len(known))} of GPU time lost"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,109 @@
+"""Everything about one GPU: its class and since when, values, findings with numbers and advice, and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis.judge import Match
+from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, scaled
+from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook
+from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
+from gpu_exporter.top.numbers import ABSENT, duration, long
+from gpu_exporter.top.state import GpuRow
+from gpu_exporter.top.table import HEALTH_STYLES, SEVERITY_STYLES, class_style
+
+VALUE, GAUGE = 26, 16
+
+
+def detail(row: GpuRow, now: float, width: int, marks: Glyphs) -> list[Line]:
+    """Return all lines about a GPU. The beginning is the most important."""
+    lines = [cut(line, width) for line in _head(row, now)]
+    if row.gone or row.down:
+        why = f"No data for {duration(row.gone)}: it is gone, or its exporter or node is down." if row.gone else ""
+        return [*lines, *wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")]
+    lines += _class(row, now, width)
+    lines += _findings(row, width)
+    lines += _gauges(row, width, marks)
+    lines += _time(row, width)
+    lines += _processes(row, width)
+    return lines
+
+
+def _head(row: GpuRow, now: float) -> Iterator[Line]:
+    about = [text for text in (row.model, row.key.uuid, row.node) if text]
+    owner = (Span("  held by ", "dim"), Span(row.owner)) if row.owner else ()
+    yield (Span(f"GPU {row.name}", "title"), Span("  " + "  ".join(about), "dim"), *owner)
+
+
+def _class(row: GpuRow, now: float, width: int) -> Iterator[Line]:
+    diagnosis = row.diagnosis
+    if diagnosis is None:
+        yield (Span("  no diagnosis yet", "dim"),)
+    elif diagnosis.bottleneck is None:
+        yield from wrapped(UNKNOWN_CLASS, width, "  ", "unknown", first="  ")
+    else:
+        since = f" (for {duration(now - row.class_since)})" if row.class_since else ""
+        text = f"{diagnosis.bottleneck.name}{since}: {diagnosis.bottleneck.means}"
+        yield from wrapped(text, width, "  ", class_style(row), first="  ")
+    if row.reasons:
+        text = f"{row.health}: {', '.join(row.reasons)}"
+        yield from wrapped(text, width, "  ", HEALTH_STYLES.get(row.health, ""), first="  ")
+
+
+def _findings(row: GpuRow, width: int) -> Iterator[Line]:
+    order = list(Severity)
+    matches = row.diagnosis.matches if row.diagnosis else ()
+    for match in sorted(matches, key=lambda each: order.index(each.mode.severity)):
+        yield from _finding(match, width)
+
+
+def _finding(match: Match, width: int) -> Iterator[Line]:
+    mode = match.mode
+    numbers = ", ".join(evidence([match.because], set()))
+    yield from wrapped(
+        f"{mode.name} ({mode.severity.value}): {numbers}", width, "    ", SEVERITY_STYLES[mode.severity], first="  "
+    )
+    yield from wrapped(mode.advice, width, "       ", first="    -> ")
+    yield (Span(f"    runbook: {runbook(mode)}", "dim"),)
+
+
+def _gauges(row: GpuRow, width: int, marks: Glyphs) -> Iterator[Line]:
+    """Yield a line per measurement: a bar, the value with its limit, and a sparkline."""
+    room = width - 10 - GAUGE - VALUE - 2
+    for measurement in MEASUREMENTS:
+        value, limit = row.values.get(measurement.name), row.limits.get(measurement.name)
+        history = row.history.get(measurement.name, ())
+        top = limit or max((point for point in history if point is not None), default=0.0) or 1.0
+        share = value / limit if value is not None and limit else None
+        drawn = bar(share, GAUGE, marks) if limit else " " * GAUGE
+        style = class_style(row) if measurement.unit == SHARE else ""
+        yield cut(
+            (
+                Span(f"  {fit(measurement.short, 7)} "),
+                Span(drawn, style),
+                Span(f" {fit(long(measurement, value, limit), VALUE)}", "" if value is not None else "dim"),
+                Span(spark(history, top, max(0, room), marks), style or "info"),
+            ),
+            width,
+        )
+
+
+def _time(row: GpuRow, width: int) -> Iterator[Line]:
+    diagnosis = row.diagnosis
+    if diagnosis and (shares := breakdown([diagnosis.shares])):
+        yield from wrapped(f"time: {shares}", width, "        ", first="  ")
+    if diagnosis and diagnosis.headroom and not diagnosis.headroom.limited_by:
+        text = f"at no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"
+        yield from wrapped(text, width, "    ", first="  ")
+
+
+def _processes(row: GpuRow, width: int) -> Iterator[Line]:
+    if not row.processes:
+        return
+    yield (Span(f"  {'PID':>8} {'MEMORY':>7} {'BUSY':>5} COMMAND", "head"),)
+    for process in row.processes:
+        memory = ABSENT if process.memory is None else scaled(process.memory)
+        busy = ABSENT if process.sm is None else f"{process.sm:.0%}"
+        yield cut((Span(f"  {process.pid:>8} {memory:>7} {busy:>5} {process.command or ABSENT}"),), width)

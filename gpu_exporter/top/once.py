@@ -1,0 +1,21 @@
+"""`top --once`: a whole recording as one table, with the classes that `diagnose` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter.diagnosis.gather import RecordedScrapes
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.report import is_reported
+from gpu_exporter.diagnosis.summary_table import aligned, cells
+from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.model.source_kind import REPLAY, SIMULATED
+from gpu_exporter.top.tracker import BANNERS
+
+
+def table(recorded: RecordedScrapes, job: str) -> Iterator[str]:
+    """Yield a banner, then one line per GPU. Raises GpuExporterError for a damaged recording."""
+    window = seen(recorded, {}, job=job)
+    rows = [cells(window, diagnosis) for diagnosis in diagnose(window) if is_reported(diagnosis)]
+    yield f"{BANNERS[SIMULATED.name if recorded.simulated else REPLAY.name]}, {recorded.seconds:.0f} s"
+    yield from aligned(rows)

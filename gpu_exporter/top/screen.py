@@ -1,0 +1,226 @@
+"""The state of the keyboard and the lines of the whole screen. Pure: a view, a size and keys -> lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis.loss import lost
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.top.detail import detail
+from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
+from gpu_exporter.top.numbers import duration
+from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
+from gpu_exporter.top.table import columns_for, heading, line
+
+# A view that is older than this and than some collections is outdated, and its age is shown.
+OLD_SECONDS, OLD_INTERVALS = 3.5, 2.5
+LEAST_DETAIL = 5
+HELP = (
+    ("up, down, j, k", "choose a GPU; also PgUp, PgDn, Home, End"),
+    ("Enter, space", "show everything about the chosen GPU, or go back"),
+    ("s", "sort by the next of: index, worst first, loss, SM, power, temperature, memory, owner"),
+    ("r", "reverse the order"),
+    ("/", "show only GPUs whose index, model, owner, class, finding or process contains a text"),
+    ("Esc", "clear the filter, or go back"),
+    ("?, h", "show or hide this help"),
+    ("q, Ctrl-C", "quit"),
+)
+ABOUT = (
+    "HEALTH is the verdict of the exporter, CLASS what limits the GPU, and FINDING the worst failure mode, over the"
+    " last seconds (--for). LOST is the share of time lost. A dash means that a value cannot be read."
+)
+
+
+def _urgency(row: GpuRow) -> tuple[float, ...]:
+    order = list(Severity)
+    matches = row.diagnosis.matches if row.diagnosis else ()
+    worst = min((order.index(match.mode.severity) for match in matches), default=len(order))
+    return (not (row.gone or row.down), row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
+
+
+def _lost(row: GpuRow) -> float:
+    return lost(row.diagnosis.shares) if row.diagnosis else 0.0
+
+
+def _by(name: str) -> Callable[[GpuRow], float]:
+    return lambda row: -row.values.get(name, -1.0)
+
+
+ORDERS: dict[str, Callable[[GpuRow], object] | None] = {
+    "index": None,
+    "worst first": _urgency,
+    "loss": lambda row: -_lost(row),
+    "SM": _by("sm_active"),
+    "power": _by("power"),
+    "temperature": _by("temperature"),
+    "memory": _by("memory_used"),
+    "owner": lambda row: (not row.owner, row.owner),
+}
+
+
+@dataclass(slots=True)
+class Screen:
+    """What is chosen and how it is shown. `size` is columns and rows."""
+
+    marks: Glyphs
+    size: tuple[int, int] = (80, 24)
+    chosen: int = 0
+    offset: int = 0
+    scroll: int = 0
+    order: str = "index"
+    reverse: bool = False
+    filter: str = ""
+    typing: bool = False
+    expanded: bool = False
+    help: bool = False
+    done: bool = False
+    _shown: int = 0
+    _key: DeviceKey | None = None
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def press(self, key: str) -> None:
+        """Handle a key: a character, or a name such as `up`."""
+        if key == "ctrl-c" or (key == "q" and not self.typing):
+            self.done = True
+        elif self.typing:
+            self._type(key)
+        elif key in ("?", "h"):
+            self.help, self.scroll = not self.help, 0
+        elif key in ("esc", "enter", " ") and (self.help or self.expanded):
+            self.help = self.expanded = False
+            self.scroll = 0
+        elif key in ("enter", " "):
+            self.expanded, self.scroll = True, 0
+        elif key == "esc":
+            self.filter = ""
+        elif key == "/":
+            self.typing, self.filter = True, ""
+        elif key == "s":
+            names = list(ORDERS)
+            self.order = names[(names.index(self.order) + 1) % len(names)]
+            self.chosen, self._key = 0, None
+        elif key == "r":
+            self.reverse = not self.reverse
+            self.chosen, self._key = 0, None
+        else:
+            self._move(key)
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "esc"):
+            self.typing = False
+            self.filter = "" if key == "esc" else self.filter
+        elif key == "backspace":
+            self.filter = self.filter[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.filter += key
+
+    def _move(self, key: str) -> None:
+        page = max(1, self.size[1] - 6)
+        step = {"up": -1, "k": -1, "down": 1, "j": 1, "pgup": -page, "pgdn": page, "home": -(10**6), "end": 10**6}
+        if key not in step:
+            return
+        if self.expanded or self.help:
+            self.scroll = max(0, self.scroll + step[key])
+        else:
+            self.chosen = min(max(0, self.chosen + step[key]), max(0, self._shown - 1))
+            self._key = None
+
+    # --- lines --------------------------------------------------------------------------------------------------------
+
+    def lines(self, view: View, now: float | None = None) -> list[Line]:
+        """Return exactly as many lines as the screen has rows."""
+        width, height = self.size
+        now = time.time() if now is None else now
+        head, foot = self._head(view, now), self._foot()
+        rows = self._rows(view)
+        self._shown = len(rows)
+        self._choose(rows)
+        room = max(0, height - len(head) - 1)
+        body = self._help() if self.help else self._body(view, rows, now, room)
+        lines = [*head, *body[:room]]
+        lines += [()] * (height - 1 - len(lines))
+        return [*(cut(spans, width) for spans in lines[: height - 1]), foot]
+
+    def _choose(self, rows: Sequence[GpuRow]) -> None:
+        """Follow the chosen GPU when values change the order. A new order begins at its top."""
+        keys = [row.key for row in rows]
+        self.chosen = keys.index(self._key) if self._key in keys else min(self.chosen, max(0, len(rows) - 1))
+        self._key = keys[self.chosen] if keys else None
+
+    def _rows(self, view: View) -> list[GpuRow]:
+        wanted = self.filter.lower()
+        rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
+        key = ORDERS[self.order]
+        if key:
+            rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
+        return rows[::-1] if self.reverse else rows
+
+    def _head(self, view: View, now: float) -> list[Line]:
+        width = self.size[0]
+        count = f"{len(view.gpus)} GPU{'s' * (len(view.gpus) != 1)}"
+        missing = f", {view.missing} missing" if view.missing else ""
+        clock = time.strftime("%H:%M:%S", time.localtime(now))
+        left = f"gpu-exporter top  {view.origin}  {count}{missing}"
+        lines: list[Line] = [(Span(fit(left, max(0, width - len(clock) - 1)), "title"), Span(f" {clock}", "title"))]
+        if view.banner:
+            lines.append(padded((Span(f" {view.banner}"),), width, "banner"))
+        age = now - view.at
+        if view.problem or (view.at and age > max(OLD_SECONDS, OLD_INTERVALS * view.interval)):
+            old = f" The values are {duration(age)} old." if view.at else ""
+            text = f" {view.problem or 'No new values.'}"
+            lines.append(padded((Span(fit(text, max(0, width - width_of(old))) + old),), width, "problem"))
+        return lines
+
+    def _foot(self) -> Line:
+        width = self.size[0]
+        if self.typing:
+            return padded((Span(f" Filter: {self.filter}_   Enter keeps it, Esc clears it"),), width, "keys")
+        shown = f"filter: {self.filter}  " if self.filter else ""
+        order = f"sort: {self.order}{' (reversed)' if self.reverse else ''}"
+        text = f" {shown}q quit  ? help  s {order}  r reverse  / filter  Enter details"
+        return padded((Span(text),), width, "keys")
+
+    def _body(self, view: View, rows: Sequence[GpuRow], now: float, room: int) -> list[Line]:
+        width = self.size[0]
+        if not rows:
+            text = (
+                "No GPU matches the filter." if view.gpus else "Waiting for the first values …" if not view.at else ""
+            )
+            return [(), (Span(f"  {text or 'No GPU was found; `gpu-exporter doctor` says why.'}", "dim"),)]
+        at = view.at or now
+        if self.expanded:
+            lines = detail(rows[self.chosen], at, width, self.marks)
+            self.scroll = min(self.scroll, max(0, len(lines) - room))
+            return lines[self.scroll :]
+        columns = columns_for(width, rows)
+        visible = max(1, min(len(rows), room - 1 - (LEAST_DETAIL + 1 if room > 3 * LEAST_DETAIL else 0)))
+        self.offset = min(max(self.offset, self.chosen - visible + 1), self.chosen, max(0, len(rows) - visible))
+        shown = rows[self.offset : self.offset + visible]
+        lines = [heading(columns, width)]
+        lines += [
+            line(row, columns, width, self.marks, chosen=place == self.chosen)
+            for place, row in enumerate(shown, self.offset)
+        ]
+        if room - len(lines) > LEAST_DETAIL:
+            lines.append((Span(self.marks.rule * width, "dim"),))
+            lines += detail(rows[self.chosen], at, width, self.marks)
+        return lines
+
+    def _help(self) -> list[Line]:
+        width = self.size[0]
+        lines: list[Line] = [()]
+        for keys, words in HELP:
+            lines += wrapped(words, width, " " * 18, first=f"  {keys:<15} ")
+        return [*lines, (), *wrapped(ABOUT, width, "  ", first="  ")]
+
+
+def _searched(row: GpuRow) -> str:
+    """Return all texts of a GPU in which the filter looks."""
+    findings = [match.mode.name for match in row.diagnosis.matches] if row.diagnosis else []
+    commands = [process.command for process in row.processes]
+    texts = (row.name, row.model, row.node, row.owner, row.class_name, row.health, row.down, row.key.uuid)
+    return "\n".join((*texts, *findings, *commands)).lower()

@@ -1,0 +1,181 @@
+"""The table of the live view: one line per GPU, with the columns that fit the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis import summary_table
+from gpu_exporter.diagnosis.loss import lost
+from gpu_exporter.diagnosis.measurements import BY_NAME
+from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, padded, spark, width_of
+from gpu_exporter.top.numbers import ABSENT, duration, short
+from gpu_exporter.top.state import DEGRADED, HEALTHY, UNHEALTHY, GpuRow
+
+HEALTH_STYLES = {HEALTHY: "good", DEGRADED: "warn", UNHEALTHY: "bad"}
+SEVERITY_STYLES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "info"}
+# Classes whose style is not that of their cause.
+CLASS_STYLES = {"idle": "idle", "fake-load": "bad"}
+LONGEST_CLASS = len("data-loading-bound")
+BAR = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its title, its width, and what it shows of a GPU. `room` makes it wider where there is space."""
+
+    title: str
+    width: int
+    cell: Callable[[GpuRow, int, Glyphs], Span]
+    right: bool = False
+    most: int = 0
+
+
+def columns_for(width: int, rows: Sequence[GpuRow]) -> list[tuple[Column, int]]:
+    """Return the columns that fit, in order of display, with their widths. The most important ones come first."""
+    names = max((width_of(row.name) for row in rows), default=1)
+    owners = max((width_of(row.owner) for row in rows), default=0)
+    chosen: dict[str, int] = {}
+    left = width - 2
+    least = {"GPU": min(names, 12), "OWNER": min(owners, 20)}
+    for title in PRIORITY:
+        column = COLUMNS[title]
+        wanted = max(column.width, least.get(title, 0))
+        if wanted + 1 > left:
+            continue
+        chosen[title] = wanted
+        left -= wanted + 1
+    for title, wish in (("OWNER", owners), *((title, COLUMNS[title].most) for title in chosen if title != "OWNER")):
+        if title in chosen and COLUMNS[title].most:
+            more = min(left, max(0, min(wish, COLUMNS[title].most) - chosen[title]))
+            chosen[title] += more
+            left -= more
+    return [(column, chosen[title]) for title, column in COLUMNS.items() if title in chosen]
+
+
+def heading(columns: Sequence[tuple[Column, int]], width: int) -> Line:
+    """Return the line with the titles."""
+    cells = " ".join(fit(column.title, size, right=column.right) for column, size in columns)
+    return cut((Span(f"  {cells}", "head"),), width)
+
+
+def line(row: GpuRow, columns: Sequence[tuple[Column, int]], width: int, marks: Glyphs, *, chosen: bool) -> Line:
+    """Return the line of a GPU."""
+    mark = f"{marks.chosen} " if chosen else "  "
+    if row.gone or row.down:
+        why = f"gone: no data for {duration(row.gone)}" if row.gone else row.down
+        spans = (Span(mark), Span(f"{fit(row.name, columns[0][1])} "), Span(why, "bad"))
+        return padded(spans, width, "chosen") if chosen else cut(spans, width)
+    spans_of = [Span(mark)]
+    for column, size in columns:
+        text, style = column.cell(row, size, marks)
+        spans_of += [Span(fit(text, size, right=column.right), style), Span(" ")]
+    return padded(tuple(spans_of), width, "chosen") if chosen else cut(spans_of, width)
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def class_style(row: GpuRow) -> str:
+    """Return the style of the class of a GPU."""
+    bottleneck = row.diagnosis.bottleneck if row.diagnosis else None
+    if bottleneck is None:
+        return "unknown"
+    return CLASS_STYLES.get(bottleneck.name, "good" if bottleneck.cause is Cause.USEFUL else "warn")
+
+
+def worst(row: GpuRow) -> tuple[str, str]:
+    """Return the name of the worst finding, with its style; a dash if there is none."""
+    name, severity = summary_table.worst(row.diagnosis) if row.diagnosis else (ABSENT, None)
+    return name, SEVERITY_STYLES[severity] if severity else "dim"
+
+
+def _class(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    if row.diagnosis is None:
+        return Span("…" if marks.dot != "-" else "...", "dim")
+    return Span(row.class_name or "unknown", class_style(row))
+
+
+def _number(name: str) -> Callable[[GpuRow, int, Glyphs], Span]:
+    def cell(row: GpuRow, width: int, marks: Glyphs) -> Span:
+        return Span(short(BY_NAME[name], row.values.get(name)), "" if name in row.values else "dim")
+
+    return cell
+
+
+def _bar(name: str) -> Callable[[GpuRow, int, Glyphs], Span]:
+    def cell(row: GpuRow, width: int, marks: Glyphs) -> Span:
+        value = row.values.get(name)
+        limit = row.limits.get(name)
+        share = value / limit if value is not None and limit else None
+        text = short(BY_NAME[name], value)
+        return Span(f"{bar(share, width - 6, marks)}{text:>6}", class_style(row) if value is not None else "dim")
+
+    return cell
+
+
+def _spark(name: str) -> Callable[[GpuRow, int, Glyphs], Span]:
+    def cell(row: GpuRow, width: int, marks: Glyphs) -> Span:
+        return Span(spark(row.history.get(name, ()), 1.0, width, marks), class_style(row))
+
+    return cell
+
+
+def _lost(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    if not (row.diagnosis and row.diagnosis.shares):
+        return Span(ABSENT, "dim")
+    share = lost(row.diagnosis.shares)
+    return Span(f"{share:.0%}", "warn" if share >= 0.1 else "")
+
+
+def _health(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    return Span(row.health, HEALTH_STYLES.get(row.health, "dim"))
+
+
+def _mark(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    """Return a mark for the most severe finding: ! critical or warning, i info."""
+    name, style = worst(row)
+    return Span(" " if name == ABSENT else "i" if style == "info" else "!", style)
+
+
+def _owner(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    """Return the owner; without its namespace if both do not fit."""
+    short_of = row.owner.partition("/")[2] if width_of(row.owner) > width else ""
+    return Span(short_of or row.owner or ABSENT, "" if row.owner else "dim")
+
+
+def _process(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    return Span(row.processes[0].command if row.processes else ABSENT, "" if row.processes else "dim")
+
+
+# In order of display.
+COLUMNS = {
+    column.title: column
+    for column in (
+        Column("GPU", 3, lambda row, width, marks: Span(row.name, "title")),
+        Column("MODEL", 12, lambda row, width, marks: Span(row.model.removeprefix("NVIDIA ") or ABSENT), most=16),
+        Column("!", 1, _mark),
+        Column("HEALTH", 9, _health),
+        Column("CLASS", LONGEST_CLASS, _class),
+        Column("SM", BAR + 4, _bar("sm_active"), most=20),
+        Column("SM HISTORY", 10, _spark("sm_active"), most=60),
+        Column("TENSOR", 6, _number("tensor_active"), right=True),
+        Column("DRAM", 5, _number("dram_active"), right=True),
+        Column("NVLINK/S", 8, _number("nvlink_bytes"), right=True),
+        Column("PCIE/S", 6, _number("pcie_bytes"), right=True),
+        Column("POWER", 6, _number("power"), right=True),
+        Column("TEMP", 5, _number("temperature"), right=True),
+        Column("MEMORY", 6, _number("memory_used"), right=True),
+        Column("LOST", 5, _lost, right=True),
+        Column("FINDING", 16, lambda row, width, marks: Span(*worst(row)), most=32),
+        Column("OWNER", 8, _owner, most=48),
+        Column("PROCESS", 20, _process, most=70),
+    )
+}
+# Which columns a narrow terminal keeps.
+PRIORITY = (
+    *("GPU", "!", "HEALTH", "CLASS", "SM", "OWNER", "TENSOR", "DRAM", "POWER", "TEMP", "FINDING", "MEMORY", "LOST"),
+    *("SM HISTORY", "NVLINK/S", "PCIE/S", "MODEL", "PROCESS"),
+)

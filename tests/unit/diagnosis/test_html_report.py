@@ -1,0 +1,209 @@
+"""The HTML report: complete, harmless whatever names contain, masked on request, and without secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.cli.diagnose_report import Watched, driver_of, write
+from gpu_exporter.diagnosis.html_report.charts import chart
+from gpu_exporter.diagnosis.html_report.masking import Names, without_secrets
+from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.measurements import BY_NAME
+from gpu_exporter.diagnosis.presence import Absent
+from gpu_exporter.diagnosis.report import as_dict
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import Window, seen
+from tests.support.html import Document
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[2J\u2028"
+NAMES = {"Hostname": "node", "namespace": "space", "pod": "podname", "exported_namespace": "", "container": "box"}
+URL = "http://user-host.example:9400"
+VALUES = {
+    m.GR_ENGINE_ACTIVE.name: 0.98,
+    m.SM_ACTIVE.name: 0.2,
+    m.TENSOR_ACTIVE.name: 0.1,
+    m.DRAM_ACTIVE.name: 0.2,
+    m.POWER.name: 300.0,
+    m.POWER_LIMIT.name: 700.0,
+    m.FB_USED.name: 5000.0,
+    m.FB_FREE.name: 90000.0,
+    m.ECC_DBE_VOL.name: 3.0,
+}
+
+
+def watched(names: dict[str, str], command: str, number: int = 2) -> tuple[tuple[Diagnosis, ...], Window]:
+    """Return a diagnosis of GPUs with these names as labels and this process."""
+    scrapes = []
+    for at in range(30):
+        samples = []
+        for index in range(number):
+            labels = {"gpu": str(index), "UUID": f"GPU-{index}", "modelName": "NVIDIA H200", **names}
+            samples += [ScrapedSample(name, labels, value) for name, value in VALUES.items()]
+            process = {**labels, "pid": "4711", "process": "python3", "command": command, "uid": "1234"}
+            samples.append(ScrapedSample(m.HOST_PROCESS.name, process, 1.0))
+        scrapes.append(Scrape(1000.0 + at, samples))
+    window = seen(scrapes, {})
+    return diagnose(window), window
+
+
+def written(
+    path: Path,
+    found: tuple[Sequence[Diagnosis], Window],
+    *,
+    mask: bool = False,
+    absent: Sequence[Absent] = (),
+    source: str = URL,
+) -> str:
+    """Write a report and return it."""
+    about = Watched(source, f"Analysed the last 30 s of {source}.", "", 30.0, is_local=False, driver="580.1")
+    write(path / "report.html", about, found[0], absent, found[1], mask=mask, price=2.5)
+    return (path / "report.html").read_text()
+
+
+def embedded(text: str) -> dict[str, object]:
+    """Return the JSON in a report."""
+    document = Document(text)
+    (script,) = [data for kind, data in document.raw if kind == "script"]
+    assert document.all("script") == [{"type": "application/json", "id": "diagnosis"}]
+    content: dict[str, object] = json.loads(script)
+    return content
+
+
+def test_what_it_contains(tmp_path: Path) -> None:
+    found = watched(NAMES, "python3 train.py")
+    text = written(tmp_path, found, absent=[Absent("node", "GPU 5", "lost: it fell off the bus")])
+    document = Document(text)
+    for part in ("GPU diagnosis", "GPU 5 (node): lost", "underfilled", "process 4711", "580.1", "gpu-exporter", "USD"):
+        assert part in document.text
+    assert found[0][0].matches
+    assert all(match.mode.name in document.text for match in found[0][0].matches)
+    labels = [values["aria-label"] or "" for values in document.all("svg")]
+    for name in ("SM active", "tensor cores active", "memory bandwidth", "power", "memory in use"):
+        assert sum(f", {name}: mean" in label for label in labels) == 2, "one chart for each GPU"
+    assert document.text.count("not measured") == 2 * 3, "NVLink, PCIe and temperature"
+    assert embedded(text) == {
+        "source": URL,
+        "watched_seconds": 30.0,
+        **json.loads(json.dumps(as_dict(found[0], [Absent("node", "GPU 5", "lost: it fell off the bus")]))),
+    }
+
+
+def test_it_needs_nothing_else(tmp_path: Path) -> None:
+    """No script runs, nothing is loaded, and a policy forbids both."""
+    document = Document(written(tmp_path, watched(NAMES, "x")))
+    (policy,) = [each["content"] for each in document.all("meta") if "http-equiv" in each]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline';")
+    for _, values in document.elements:
+        assert not any(name.startswith("on") or name in ("src", "srcset", "data", "action") for name in values)
+        assert (values.get("href") or "#").startswith("#")
+    assert not any(re.search(r"url\(|@import", data) for kind, data in document.raw if kind == "style")
+    assert all(values.get("lang") == "en" for values in document.all("html"))
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    """They are text: no element, no attribute, no control character comes from a name."""
+    plain = Document(written(tmp_path, watched(NAMES, "x")))
+    evil = {name: EVIL + name for name in NAMES}
+    text = written(tmp_path, watched({**evil, "modelName": EVIL}, EVIL), absent=[Absent(EVIL, EVIL, EVIL)], source=EVIL)
+    document = Document(text)
+    assert "alert(1)" in document.text
+    assert len(document.all("img")) == 0
+    assert len(document.all("script")) == 1
+    assert [tag for tag, _ in document.elements if tag != "p"] == [tag for tag, _ in plain.elements if tag != "p"]
+    assert "\x1b" not in text
+    assert "\u2028" not in text
+    assert embedded(text)["source"] == EVIL
+
+
+def test_masked_names_are_absent(tmp_path: Path) -> None:
+    names = {"Hostname": "secret-host", "namespace": "secret-space", "pod": "secret-pod-7f9c-0", "cluster": "secret-c"}
+    found = watched(names, "python3 /home/secret-user/secret-program.py")
+    for diagnosis in found[0]:
+        diagnosis.identity.neighbours = ("process 9 (secret-neighbour, 2 CPUs)",)
+    absent = [
+        Absent("secret-host", "GPU GPU-secret-uuid", "no data for 5 s"),
+        Absent("secret-host", "GPU 3 of secret-host:9400", "no data for 5 s"),
+        Absent("other", "2 of 8 GPUs", "x"),
+    ]
+    text = written(tmp_path, found, mask=True, absent=absent)
+    for name in ("secret", "user-host", "1234", "GPU-0<", '"GPU-0"'):
+        assert name not in text, name
+    content = json.dumps(embedded(text))
+    for placeholder in ("node-1", "namespace-1", "pod-1", "cluster-1", "command-1", "user-1", "exporter-1"):
+        assert placeholder in content, placeholder
+    assert "2 of 8 GPUs" in text
+    document = Document(text)
+    assert len(document.all("section")) == 3
+    assert sum("SM active: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 2
+
+
+def test_placeholders_are_stable() -> None:
+    names = Names(mask=True)
+    assert [names.name("pod", text) for text in ("a", "b", "a", "")] == ["pod-1", "pod-2", "pod-1", ""]
+    assert names.name("node", "a") == "node-1"
+    assert [names.uuid(text) for text in ("GPU-a", "GPU 3 of host:9400")] == [
+        "GPU-00000000-0000-0000-0000-000000000001",
+        "GPU 2",
+    ]
+    assert Names(mask=False).name("pod", "a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("python train.py --lr 0.1 --batch-size 32", "python train.py --lr 0.1 --batch-size 32"),
+        ("serve --api-key abc123 --port 1", "serve --api-key *** --port 1"),
+        ("serve --api-key=abc123", "serve --api-key=***"),
+        ("env HF_TOKEN=hf_abcdefghij python x.py", "env HF_TOKEN=*** python x.py"),
+        ("run --db postgres://user:hunter2@db/x", "run --db postgres://user:***@db/x"),
+        ("run --password hunter2", "run --password ***"),
+        ("curl -H Authorization:eyJhbGciOiJIUzI1NiJ9.e30.x", "curl -H Authorization:***"),
+        ("x hf_abcdefghijklmno", "x ***"),
+        ("vllm serve --tokenizer mistral --max-tokens 4096", "vllm serve --tokenizer mistral --max-tokens 4096"),
+    ],
+)
+def test_secrets_in_command_lines(command: str, shown: str) -> None:
+    assert without_secrets(command) == shown
+
+
+def test_a_secret_is_nowhere(tmp_path: Path) -> None:
+    text = written(tmp_path, watched(NAMES, "serve --api-key hunter2-secret"))
+    assert "hunter2" not in text
+    assert "serve --api-key ***" in text
+
+
+def test_charts() -> None:
+    """A gap in the values is a gap in the line; a single value is a dot."""
+    power = BY_NAME["power"]
+    whole = [(float(at), 100.0 + at) for at in range(60)]
+    gap = [point for point in whole if not 20 < point[0] < 40]
+    assert chart("GPU 0", power, whole, 700.0, (0.0, 59.0)).count("<polyline") == 1
+    assert chart("GPU 0", power, gap, 700.0, (0.0, 59.0)).count("<polyline") == 2
+    assert chart("GPU 0", power, whole[:1], None, (0.0, 0.0)).count("<circle") == 1
+    assert "mean 130 W, 100 W to 159 W" in chart("GPU 0", power, whole, 700.0, (0.0, 59.0))
+    many = [(at / 100, 1.0) for at in range(100_000)]
+    assert len(chart("GPU 0", power, many, None, (0.0, 1000.0))) < 20_000
+
+
+def test_the_driver() -> None:
+    labels = {"UUID": "GPU-0", "driver_version": "580.1"}
+    assert (
+        driver_of([Scrape(1.0, [ScrapedSample(m.UP.name, {}, 1.0), ScrapedSample(m.INFO.name, labels, 1.0)])])
+        == "580.1"
+    )
+    assert driver_of([]) == ""
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """The error names the file, and no draft stays."""
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(OSError, match=r"report\.html"):
+        written(tmp_path, watched(NAMES, "x", number=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,90 @@
+"""A rolling window has the diagnosis of the last seconds, as if only these had been watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.diagnosis.gather import RecordedScrapes
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.report import as_dict
+from gpu_exporter.diagnosis.rolling import RollingWindow
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import samples_by_name, seen
+from tests import PACKAGED_RECORDINGS
+
+SECONDS = 5.0
+LABELS = {"gpu": "0", "UUID": "GPU-0"}
+
+
+def _every(seconds: float) -> Iterator[Scrape]:
+    """Yield a recording of two GPUs as scrapes of both, so often."""
+    at, samples, begun = 0.0, {}, 0.0
+    for scrape in RecordedScrapes(PACKAGED_RECORDINGS / "h200_x2_ddp.jsonl.gz"):
+        uuid = scrape.samples[0].labels["UUID"]
+        at, samples[uuid] = scrape.at, scrape.samples
+        if at >= begun + seconds:
+            begun = at
+            yield Scrape(at, [sample for of_gpu in samples.values() for sample in of_gpu])
+
+
+def test_the_diagnosis_is_that_of_the_last_seconds() -> None:
+    rolling = RollingWindow(SECONDS, job="job")
+    scrapes: list[Scrape] = []
+    classes = set()
+    for number, scrape in enumerate(_every(1.0)):
+        scrapes.append(scrape)
+        rolling.add(scrape.at, samples_by_name(scrape.samples))
+        if number % 4 == 3:
+            found = as_dict(diagnose(rolling.recent()))["gpus"]
+            recent = [each for each in scrapes if each.at >= scrape.at - SECONDS]
+            fresh = as_dict(diagnose(seen(recent, {}, job="job")))["gpus"]
+            assert [_judged(gpu) for gpu in found] == [_judged(gpu) for gpu in fresh]
+            classes |= {gpu["class"] for gpu in found}
+    assert len(classes) > 2
+
+
+def _judged(gpu: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what must be equal."""
+    return gpu["UUID"], gpu["class"], gpu["evidence"], gpu["time"], [mode["name"] for mode in gpu["modes"]]
+
+
+def test_old_points_are_dropped() -> None:
+    """Of a value that is read once a minute, the last point stays as long as it is valid."""
+    rolling = RollingWindow(SECONDS)
+    for at in range(1000, 1200):
+        samples = [ScrapedSample(m.SM_ACTIVE.name, LABELS, 0.5), ScrapedSample(m.POWER.name, LABELS, 300.0)]
+        rolling.add(float(at), samples_by_name(samples))
+    window = rolling.recent()
+    (device,) = window.devices
+    assert len(window.points(device, s.SM_ACTIVE)) <= SECONDS + 1
+    rolling.add(1300.0, samples_by_name([ScrapedSample(m.UP.name, LABELS, 1.0)]))
+    assert not rolling.recent().points(device, s.SM_ACTIVE)
+
+
+def test_derived_signals_follow_their_inputs() -> None:
+    """A sum has a point for each scrape, and none once an input has ended."""
+    rolling = RollingWindow(SECONDS)
+    for at in range(1000, 1010):
+        samples = [ScrapedSample(name, LABELS, 1e9) for name in (m.NVLINK_TX.name, m.NVLINK_RX.name)]
+        rolling.add(float(at), samples_by_name(samples))
+        window = rolling.recent()
+    (device,) = window.devices
+    assert window.points(device, s.NVLINK)[-1] == (1009.0, 2e9)
+    assert len(window.points(device, s.NVLINK)) <= SECONDS + 1
+    rolling.add(1020.0, samples_by_name([ScrapedSample(m.UP.name, LABELS, 1.0)]))
+    assert not rolling.recent().points(device, s.NVLINK)
+
+
+def test_devices_that_are_gone() -> None:
+    """They are judged no longer, but it is known when they were seen."""
+    rolling = RollingWindow(SECONDS)
+    rolling.add(1000.0, samples_by_name([ScrapedSample(m.SM_ACTIVE.name, LABELS, 0.5)]))
+    (device,) = rolling.recent().devices
+    rolling.add(1010.0, samples_by_name([ScrapedSample(m.SM_ACTIVE.name, {**LABELS, "UUID": "GPU-1"}, 0.5)]))
+    assert [key.uuid for key in rolling.recent().devices] == ["GPU-1"]
+    assert rolling.seen_at(device) == pytest.approx(1000.0)

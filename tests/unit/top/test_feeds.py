@@ -1,0 +1,43 @@
+"""Pages of exporters: only what the view needs is parsed, and implausible values never stop it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.text_format import parsed
+from gpu_exporter.top.feeds import wanted
+from gpu_exporter.top.tracker import Tracker
+from tests import ROOT
+
+PAGES = sorted((ROOT / "tests/golden").glob("*.prom"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_view_is_that_of_the_whole_page(page: Path) -> None:
+    """The lines that are left out are not needed."""
+    text = page.read_text()
+    views = [Tracker(20.0).take(Scrape(1000.0, parsed(part))) for part in (text, wanted(text))]
+    assert len(wanted(text)) < len(text)
+    assert views[0].gpus
+    for whole, part in zip(views[0].gpus, views[1].gpus, strict=True):
+        assert (whole.key, whole.model, whole.node, whole.owner) == (part.key, part.model, part.node, part.owner)
+        assert (whole.values, whole.limits, whole.health) == (part.values, part.limits, part.health)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e308", "-5"])
+def test_implausible_values(value: str) -> None:
+    labels = 'gpu="0",UUID="GPU-0"'
+    names = (m.UP, m.EXPECTED, m.DOWN, m.SM_ACTIVE, m.POWER, m.HEALTH_STATE[0], m.PROCESS_MEMORY, m.GR_ENGINE_ACTIVE)
+    text = "".join(f"{metric.name}{{{labels}}} {value}\n" for metric in names)
+    tracker = Tracker(20.0)
+    for at in range(6):
+        view = tracker.take(Scrape(1000.0 + at, parsed(wanted(text))))
+    assert [row.name for row in view.gpus] == ["0"]
+
+
+def test_a_page_without_gpus() -> None:
+    assert parsed(wanted("# TYPE go_threads gauge\ngo_threads 5\n")) == []

@@ -1,0 +1,155 @@
+"""The lines of the screen at any size, and what keys change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_exporter.diagnosis.measurements import BY_NAME, scaled
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.top.lines import ASCII, UNICODE, bar, cut, fit, glyphs, spark, width_of, wrapped
+from gpu_exporter.top.numbers import duration, long, short
+from gpu_exporter.top.screen import Screen
+from gpu_exporter.top.state import GpuRow, ProcessRow, View
+from gpu_exporter.top.terminal import keys_of
+
+WIDE = "一" * 60
+
+
+def row(index: int, **values: object) -> GpuRow:
+    """Return a GPU."""
+    made = GpuRow(DeviceKey("", f"GPU-{index}", ""), str(index), "NVIDIA H200", values={"sm_active": index / 100})
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def text(screen: Screen, view: View, now: float = 1000.0) -> list[str]:
+    """Return the lines as text, and check that each fits."""
+    lines = ["".join(span.text for span in line) for line in screen.lines(view, now)]
+    assert len(lines) == screen.size[1]
+    assert max(map(width_of, lines)) <= screen.size[0]
+    return lines
+
+
+def names(lines: list[str]) -> list[str]:
+    """Return the GPUs of the table, in order."""
+    table = lines[2 : next((place for place, line in enumerate(lines) if line.startswith("─")), -1)]
+    return [line.removeprefix(UNICODE.chosen).split()[0] for line in table if line[2:3].isdigit()]
+
+
+def chosen(lines: list[str]) -> str:
+    """Return the GPU that is chosen."""
+    return next(line for line in lines if line.startswith(UNICODE.chosen)).split()[1]
+
+
+@pytest.mark.parametrize("size", [(20, 4), (40, 10), (80, 24), (120, 40), (250, 60)])
+@pytest.mark.parametrize("number", [0, 1, 8, 100])
+def test_every_size(size: tuple[int, int], number: int) -> None:
+    """No line is too long, whatever is shown; also with characters of two columns."""
+    gpus = [
+        row(index, owner=WIDE, node="node", processes=(ProcessRow("1", 1e9, 0.5, WIDE),)) for index in range(number)
+    ]
+    view = View(1000.0, "source", "Simulated GPUs", "no answer", 1, gpus=tuple(gpus))
+    screen = Screen(UNICODE, size)
+    for key in ("", "enter", "end", "esc", "?", "?", "down", "pgdn", "/", "x"):
+        screen.press(key)
+        text(screen, view)
+
+
+def test_sorting() -> None:
+    """A new order begins at its top; then, the chosen GPU is followed."""
+    screen, view = Screen(UNICODE), View(1000.0, gpus=tuple(map(row, range(4))))
+    text(screen, view)
+    screen.press("down")
+    assert names(text(screen, view)) == ["0", "1", "2", "3"]
+    while screen.order != "SM":
+        screen.press("s")
+    lines = text(screen, view)
+    assert names(lines) == ["3", "2", "1", "0"]
+    assert chosen(lines) == "3"
+    lines = text(
+        screen, View(1001.0, gpus=tuple(row(index, values={"sm_active": 1 / (index + 1)}) for index in range(4)))
+    )
+    assert names(lines) == ["0", "1", "2", "3"]
+    assert chosen(lines) == "3"
+    screen.press("r")
+    assert chosen(text(screen, view)) == "0"
+
+
+def test_the_filter() -> None:
+    view = View(1000.0, gpus=(row(0, owner="ml/train-0"), row(1, owner="ml/serve-0"), row(2)))
+    screen = Screen(UNICODE)
+    for key in ("/", *"trq", "backspace", "enter"):
+        screen.press(key)
+    assert not screen.done, "q is a letter here"
+    assert names(text(screen, view)) == ["0"]
+    screen.press("esc")
+    assert names(text(screen, view)) == ["0", "1", "2"]
+    for key in ("/", "z", "enter"):
+        screen.press(key)
+    assert any("No GPU matches the filter" in line for line in text(screen, view))
+
+
+def test_worst_first() -> None:
+    """A GPU that is gone, then one that is unhealthy, then degraded."""
+    gpus = (row(0), row(1, health="degraded"), row(2, health="unhealthy"), row(3, down="lost: it fell off the bus"))
+    screen = Screen(UNICODE, order="worst first")
+    assert names(text(screen, View(1000.0, gpus=gpus))) == ["3", "2", "1", "0"]
+
+
+def test_old_values_and_problems() -> None:
+    screen, view = Screen(UNICODE), View(1000.0, gpus=(row(0),))
+    assert "old" not in "\n".join(text(screen, view, now=1002.0))
+    assert "No new values." in text(screen, view, now=1120.0)[1]
+    assert "The values are 2 min old." in text(screen, view, now=1120.0)[1]
+    assert "old" not in "\n".join(text(screen, replace(view, interval=30.0), now=1060.0))
+    assert "gone away" in text(screen, replace(view, problem="gone away"), now=1001.0)[1]
+    assert "Waiting for the first values" in "\n".join(text(screen, View()))
+
+
+def test_scrolling() -> None:
+    """The chosen GPU is always visible."""
+    screen, view = Screen(UNICODE, (80, 12)), View(1000.0, gpus=tuple(map(row, range(40))))
+    text(screen, view)
+    for key, chosen in (("end", "39"), ("up", "38"), ("home", "0"), ("pgdn", "6")):
+        screen.press(key)
+        (line,) = [line for line in text(screen, view) if line.startswith(UNICODE.chosen)]
+        assert line.split()[1] == chosen
+
+
+@pytest.mark.parametrize(
+    ("sent", "keys"),
+    [
+        ("\x1b[A\x1b[Bq", ["up", "down", "q"]),
+        ("\x1b[6~\x1b[1;5C", ["pgdn"]),
+        ("\x1b", ["esc"]),
+        ("\r\x7f\x03ä", ["enter", "backspace", "ctrl-c", "ä"]),
+    ],
+)
+def test_keys(sent: str, keys: list[str]) -> None:
+    assert list(keys_of(sent)) == keys
+
+
+def test_bars_and_sparklines() -> None:
+    assert bar(0.5, 4, UNICODE) == "██  "
+    assert bar(None, 4, UNICODE) == "····"
+    assert bar(2.0, 4, ASCII) == "####"
+    assert spark([0.0, None, 1.0, 9.0], 1.0, 6, UNICODE) == "  ▁ ██"
+    assert (glyphs("utf-8"), glyphs("latin-1"), glyphs(None)) == (UNICODE, ASCII, ASCII)
+
+
+def test_text_of_any_width() -> None:
+    assert fit("abc", 5) == "abc  "
+    assert fit("abc", 5, right=True) == "  abc"
+    assert fit("一一一", 4) == "一 …"
+    lines = wrapped("one two three", 9, "  ", first="> ")
+    assert ["".join(span.text for span in line) for line in lines] == ["> one two", "  three"]
+    assert "".join(span.text for span in cut(lines[0], 6)) == "> one…"
+
+
+def test_numbers() -> None:
+    assert [scaled(value) for value in (0.0, 999.0, 1500.0, 98e9, 9.96e9)] == ["0", "999", "1.5k", "98G", "10G"]
+    assert [duration(seconds) for seconds in (0.4, 59, 61, 7200, 90000)] == ["0 s", "59 s", "1 min", "2 h", "1 d"]
+    assert long(BY_NAME["power"], 642.0, 700.0) == "642 W of 700 W"
+    assert long(BY_NAME["memory_used"], 98e9, None) == "98 GB"
+    assert short(BY_NAME["sm_active"], None) == "-"
