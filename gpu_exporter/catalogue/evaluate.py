@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import eq, ge, gt, itemgetter, le, lt, ne
@@ -145,13 +144,19 @@ def _share(of: PeerShare, window: Window, device: Device) -> float | None:
     return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
 
 
+def median(numbers: Sequence[float]) -> float:
+    """Return the median. The module `statistics` would load decimal arithmetic into each exporter."""
+    ordered, middle = sorted(numbers), len(numbers) // 2
+    return ordered[middle] if len(numbers) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 def _of_ranks(of: PeerMedian | PeerMin, window: Window, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
     numbers = list(_of_marked(of, window, window.ranks(device)))
     if not numbers:
         return None
-    return min(numbers) if isinstance(of, PeerMin) else statistics.median(numbers)
+    return min(numbers) if isinstance(of, PeerMin) else median(numbers)
 
 
 def _mean(of: PeerMean, window: Window, device: Device) -> float | None:

@@ -1,4 +1,8 @@
-"""The terminal: its size, keys as they are pressed, and a screen of which only the lines that changed are written."""
+"""The terminal: its size, keys as they are pressed, and a screen of which only the lines that changed are written.
+
+Rich provides colours and the width of characters. Textual would provide the rest, too, but a small program with it
+starts 0.2 s later, and needs 2.7 % of a core for one update per second.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 
@@ -27,6 +32,8 @@ KEYS = {
 SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|)|.", re.DOTALL)
 CUT_OFF = re.compile(rb"\x1b(?:\[[0-9;?]*|O)?\Z")
 REST_SECONDS = 0.05
+# By the names of Rich. A terminal without colours gets no codes at all, not even for bold text.
+COLOURS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
 # What replaces characters that an old encoding lacks.
 NOT_ASCII = str.maketrans({"°": " ", "…": "~", "±": "~"})
 SMALLEST = (20, 4)
@@ -132,7 +139,7 @@ class Terminal:
             style = Style.parse(STYLES[name])
             if self._console.no_color:
                 style = style.without_color
-            system = self._console._color_system
+            system = COLOURS.get(self._console.color_system or "")
             before, _, after = style.render("\0", color_system=system).partition("\0")
             self._codes[name] = before, after
         before, after = self._codes[name]

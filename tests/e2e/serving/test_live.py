@@ -65,12 +65,16 @@ def events(response: HTTPResponse) -> Iterator[tuple[str, Any]]:
 def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     """Measurements, class, banner and history of simulated GPUs, one of which hangs with its job."""
     exporter = serve("--source", "simulated", "--gpus", "4", "--inject", "GpuStragglerStarved")
-    answer = until(lambda: (found := gpus(exporter))["jobs"] and found, 60, "a job")
+
+    def with_states() -> Any:
+        found = gpus(exporter)
+        states = [rank["state"] for job in found["jobs"] for rank in job["ranks"]]
+        return found if "waited_for" in states else None
+
+    answer = until(with_states, 60, "a rank that others wait for")
     assert answer["banner"].startswith("These are not your GPUs: simulated")
     assert {each["index"] for each in answer["gpus"]} == {"0", "1", "2", "3"}
     assert all(each["measurements"]["sm_active"] <= 1 for each in answer["gpus"])
-    states = [rank["state"] for job in answer["jobs"] for rank in job["ranks"]]
-    assert "waited_for" in states
     slow = next(rank["id"] for job in answer["jobs"] for rank in job["ranks"] if rank["state"] == "waited_for")
     (entry,) = [each for each in answer["gpus"] if each["id"] == slow]
     assert entry["headline"]["severity"] == "ticket"

@@ -90,3 +90,9 @@ def test_one_gpu_that_could_not_be_judged() -> None:
     """Then the exit code is not 0, whatever the others do."""
     bare = [ScrapedSample("DCGM_FI_DEV_GPU_TEMP", {"gpu": "1", "UUID": "GPU-1"}, 40)]
     assert report.exit_code(diagnose(seen([scrape(0, gpu(0), bare)], {}))) == 2
+
+
+def test_an_implausible_number_of_expected_gpus() -> None:
+    """It counts as missing, as other implausible values do."""
+    expected = [ScrapedSample("gpu_devices_expected", {}, value) for value in (float("nan"), float("inf"))]
+    assert present([scrape(0, gpu(0), expected)]).absent == []
