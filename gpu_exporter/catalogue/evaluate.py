@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, Protocol
 
+from gpu_exporter.catalogue.averages import deviation, line, mean, median
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -59,10 +60,10 @@ class Window(Protocol):
 
 
 _AGGREGATES: Mapping[Fn, Callable[[Sequence[float]], float]] = {
-    Fn.MEAN: statistics.fmean,
+    Fn.MEAN: mean,
     Fn.MIN: min,
     Fn.MAX: max,
-    Fn.STDDEV: statistics.pstdev,
+    Fn.STDDEV: deviation,
 }
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 
@@ -124,7 +125,7 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
         return None
     if len({number for _, number in points}) == 1:
         return points[0][1]
-    slope, intercept = statistics.linear_regression(times, [number for _, number in points])
+    slope, intercept = line(times, [number for _, number in points])
     return intercept + slope * ahead
 
 
@@ -144,12 +145,6 @@ def _share(of: PeerShare, window: Window, device: Device) -> float | None:
     return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
 
 
-def median(numbers: Sequence[float]) -> float:
-    """Return the median. The module `statistics` would load decimal arithmetic into each exporter."""
-    ordered, middle = sorted(numbers), len(numbers) // 2
-    return ordered[middle] if len(numbers) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def _of_ranks(of: PeerMedian | PeerMin, window: Window, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
@@ -163,7 +158,7 @@ def _mean(of: PeerMean, window: Window, device: Device) -> float | None:
     if value(of.of, window, device) is None or not _has_engine_activity(window, device):
         return None
     numbers = list(_of_marked(of, window, [rank for rank in window.ranks(device) if rank != device]))
-    return statistics.fmean(numbers) if numbers else None
+    return mean(numbers) if numbers else None
 
 
 def _of_marked(of: OfRanks, window: Window, ranks: Iterable[Device]) -> Iterator[float]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a snapshot is taken and judged while nobody looks, and while a page is open or the exporter has just started.
+# How often a snapshot is taken and judged: while nobody looks, and while a page is open or the exporter is young.
 QUIET_SECONDS, QUIET_JUDGED = 5.0, 30.0
 OPEN_SECONDS, OPEN_JUDGED = 1.0, 5.0
 # With several nodes, one that nobody has asked about for this long is not followed.
