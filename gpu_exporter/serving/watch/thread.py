@@ -69,7 +69,7 @@ class LiveNode:
                 self._judged_at = now
             if complete and is_open:
                 self.stream.post("point", self.monitor.point_json(), snapshot.at)
-        elif not problem:
+        elif not problem and self.stream.has_posted:
             return
         if is_open:
             self.stream.post("gpus", self.monitor.event(snapshot, problem), snapshot.at)
