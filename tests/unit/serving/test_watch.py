@@ -25,7 +25,7 @@ from gpu_exporter.serving.watch import monitor as monitor_module
 from gpu_exporter.serving.watch import thread as thread_module
 from gpu_exporter.serving.watch.monitor import MOST_XIDS, TOO_MANY, Monitor
 from gpu_exporter.serving.watch.stream import MOST_STREAMS
-from gpu_exporter.serving.watch.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, LiveNode
+from gpu_exporter.serving.watch.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
 from tests import ROOT
 from tests.support.tools import until
 
@@ -45,6 +45,7 @@ def entries(taken: Snapshot, monitor: Monitor | None = None) -> list[dict[str, A
     """Return the entries of the GPUs, which agree with the schema."""
     monitor = monitor or Monitor(NODE, 1.0)
     monitor.take(taken)
+    monitor.watch(taken)
     monitor.judge(taken)
     answer = json.loads(monitor.event(taken))
     jsonschema.validate(answer, {**SCHEMA, "$ref": "#/$defs/gpus"})
@@ -172,49 +173,55 @@ class Clock:
     """A node whose time the test sets; counts what the monitor does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, always: bool = True) -> None:
-        self.now, self.taken, self.judged, self.problem = 10_000.0, 0, 0, ""
+        self.now, self.taken, self.watched, self.judged = 10_000.0, 0, 0, 0
         monkeypatch.setattr(thread_module.time, "monotonic", lambda: self.now)
         monitor = Monitor(NODE, 1.0)
-        take, judge = monitor.take, monitor.judge
-        self.node = LiveNode(monitor, lambda: snapshot((), self.now), lambda: self.problem, always=always)
+        take, watch, judge = monitor.take, monitor.watch, monitor.judge
+        self.node = LiveNode(monitor, lambda: snapshot((), self.now), str, always=always)
 
         def counted_take(taken: Snapshot) -> bool:
             self.taken += 1
             return take(taken)
+
+        def counted_watch(taken: Snapshot) -> None:
+            self.watched += 1
+            watch(taken)
 
         def counted_judge(taken: Snapshot) -> None:
             self.judged += 1
             judge(taken)
 
         monkeypatch.setattr(monitor, "take", counted_take)
+        monkeypatch.setattr(monitor, "watch", counted_watch)
         monkeypatch.setattr(monitor, "judge", counted_judge)
 
-    def run(self, seconds: int, *, asked: bool = False) -> tuple[int, int]:
-        """Follow once a second; return how many snapshots were taken and judged."""
-        self.taken = self.judged = 0
+    def run(self, seconds: int, *, asked: bool = False) -> tuple[int, int, int]:
+        """Follow once a second; return how many snapshots were taken, watched and judged."""
+        self.taken = self.watched = self.judged = 0
         for _ in range(seconds):
             self.now += 1
             if asked:
                 self.node.asked()
             self.node.follow()
-        return self.taken, self.judged
+        return self.taken, self.watched, self.judged
 
 
 def test_how_often_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rarely while nobody looks, often at the start and while somebody asks."""
     clock = Clock(monkeypatch)
-    assert clock.run(int(QUIET_JUDGED)) == (QUIET_JUDGED / QUIET_SECONDS, QUIET_JUDGED / OPEN_JUDGED)
-    assert clock.run(300) == (300 / QUIET_SECONDS, 300 / QUIET_JUDGED)
-    assert clock.run(100, asked=True) == (100, 100 / OPEN_JUDGED)
+    young = QUIET_JUDGED / QUIET_SECONDS
+    assert clock.run(int(QUIET_JUDGED)) == (young, young, QUIET_JUDGED / OPEN_JUDGED)
+    assert clock.run(300) == (300 / QUIET_SECONDS, 300 / QUIET_WATCHED, 300 / QUIET_JUDGED)
+    assert clock.run(100, asked=True) == (100, 100, 100 / OPEN_JUDGED)
 
 
 def test_one_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is followed only while somebody looks at it."""
     clock = Clock(monkeypatch, always=False)
-    assert clock.run(100) == (0, 0)
+    assert clock.run(100) == (0, 0, 0)
     assert clock.run(10, asked=True)[0] == 10
     clock.run(200)
-    assert clock.run(100) == (0, 0)
+    assert clock.run(100) == (0, 0, 0)
 
 
 # --- the stream -----------------------------------------------------------------------------------------------------
