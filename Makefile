@@ -8,11 +8,11 @@ IMAGE  ?= gpu-exporter:local
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate licenses image smoke bench fuzz soak tools \
+.PHONY: help run demo quick test coverage lint generate licenses image smoke bench boards screenshots fuzz soak tools \
   wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run ## Install everything and serve the GPUs of this machine on :9400, or a recording if it has none
 	@if $(BIN)/gpu-exporter doctor --quiet; then exec $(BIN)/gpu-exporter serve $(ARGS); \
@@ -45,6 +45,9 @@ generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
+
+screenshots: $(VENV)/dev .tools/chromium ## Take screenshots of the live page with simulated GPUs, into docs/images and build/screenshots
+	$(BIN)/python -m tests.page.shoot $(ARGS)
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
 	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
@@ -91,6 +94,10 @@ bench: $(VENV)/bench tools ## Run the benchmarks that this machine supports and 
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.report
 
+boards: $(VENV)/dev tools .tools/virtual_clock/virtual_clock .tools/boards/page/done ## Draw every dashboard with Grafana's components, on a simulated fleet with six faults, into build/boards: ARGS='--only fleet --fresh', '--pictures' for those of the docs
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y chromium; }
+	$(BIN)/python -m tests.boards $(ARGS)
+
 fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
@@ -111,7 +118,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -147,7 +154,18 @@ TEMPLATES := share/prometheus/alertmanager
 	@cd .tools && { apt-get download libfaketime || { $(SUDO) apt-get update && apt-get download libfaketime; }; }
 	@cd .tools && dpkg -x libfaketime_*.deb . && rm libfaketime_*.deb && touch faketime
 
-# Runs rules over weeks of generated scrapes, for `make soak`.
+# Grafana's libraries: for the tests only the one without components, which needs no browser.
+.tools/boards/%/done: tests/boards/%/package-lock.json | .tools/done
+	@command -v npm >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y nodejs npm; }
+	@mkdir -p $(@D) && cp tests/boards/$*/package.json tests/boards/$*/package-lock.json $(@D)
+	@cd $(@D) && npm ci --silent --ignore-scripts --no-audit --no-fund && touch done
+
+# Shows the live page in the tests. Installed, not unpacked: it needs dozens of libraries.
+.tools/chromium:
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y chromium; }
+	@mkdir -p .tools && touch $@
+
+# Runs rules over weeks of generated scrapes, for `make soak` and `make boards`.
 .tools/virtual_clock/virtual_clock: tests/operation/virtual_clock/build.sh tests/operation/virtual_clock/main.go
 	@sh tests/operation/virtual_clock/build.sh .tools/virtual_clock
 

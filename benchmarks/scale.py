@@ -3,8 +3,9 @@
     python -m benchmarks.scale [--nodes 1000] [--gpus 8] [--seconds 600] [--interval 30] [--metrics default|full]
                                [--prometheus bundled|newer] [--json FILE]
 
-Exit code 1 if a target is down, a scrape failed or came late, or a rule group took more than half its interval. A FILE
-in benchmarks/results/ also updates the measured section of docs/scale.md.
+Exit code 1 if a target is down, a scrape failed or came late, a rule group took more than half its interval, or the
+queries of the dashboard Fleet took 2 s or more. A FILE in benchmarks/results/ also updates the measured section of
+docs/scale.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import harness
+from benchmarks.dashboard import answered
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
 from benchmarks.harness import ROOT, machine, portable_arguments
 from benchmarks.scale_page import PAGE, RESULTS, known, page
@@ -39,6 +41,7 @@ RULE_INTERVALS = "prometheus_rule_group_interval_seconds"
 RULES_MISSED = "prometheus_rule_group_iterations_missed_total"
 # The interval of rule groups that set one.
 SLOW_SECONDS = 60
+FLEET_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,18 @@ class Load:
     exporter_mib: float
     prometheus_cpu: float
     prometheus_mib: float
+    fleet_queries: int
+    fleet_seconds: float
 
     def missed_bounds(self, nodes: int) -> list[str]:
         """Return the missed bounds, each with the measured value."""
         missed = [f"{self.targets} of {nodes} targets up"] if self.targets != nodes else []
         counts = {"failed scrapes": self.failed, "late scrapes": self.late, "missed evaluations": self.rules_missed}
         missed += [f"{count} {what}, bound 0" for what, count in counts.items() if count]
+        if self.fleet_seconds >= FLEET_SECONDS:
+            missed.append(
+                f"Fleet: {self.fleet_queries} queries took {self.fleet_seconds:.2f} s, bound {FLEET_SECONDS:g} s"
+            )
         bounds = {name: interval / 2 for name, interval in self.rule_intervals.items()}
         return missed + [
             f"rule group {name}: {took:.2f} s, bound {bounds[name]:g} s"
@@ -157,6 +166,7 @@ def _load(
     """Query the load. A scrape is late if it comes more than 1.5 intervals after the one before."""
     up = prometheus.stored(f"up[{seconds}s]").values()
     gaps = [later - sooner for found in up for (sooner, _), (later, _) in pairwise(found)]
+    fleet_queries, fleet_seconds = answered(prometheus, "fleet")
     scraped, own = sum(prometheus.query("sum(scrape_samples_scraped)")), own_metrics(prometheus)
     groups = prometheus.api("rules", type="record")["groups"]
     recorded = {name: own["prometheus_rule_group_last_evaluation_samples", name] for name in slowest}
@@ -181,6 +191,8 @@ def _load(
         exporter_mib=costs["exporter_mib"],
         prometheus_cpu=costs["prometheus_cpu"],
         prometheus_mib=costs["prometheus_mib"],
+        fleet_queries=fleet_queries,
+        fleet_seconds=fleet_seconds,
     )
 
 
@@ -215,6 +227,7 @@ def table(load: Load) -> str:
         f"{load.recorded_series_per_gpu:.1f} recorded; {load.bytes_per_sample:.2f} bytes a sample",
         f"exporter {load.exporter_cpu:.0%} of a core, {load.exporter_mib:.0f} MiB; "
         f"Prometheus {load.prometheus_cpu:.0%}, {load.prometheus_mib:.0f} MiB",
+        f"the dashboard Fleet: {load.fleet_queries} queries in {load.fleet_seconds:.2f} s",
         f"longest evaluation of each rule group ({load.rules_missed} missed):",
         *(f"  {name:<16}{took:8.2f} of {load.rule_intervals[name]:.0f} s" for name, took in load.rule_seconds.items()),
         "slowest recording rules:",

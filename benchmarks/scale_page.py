@@ -39,13 +39,20 @@ _ROWS: tuple[tuple[str, Callable[[Report, Report], str]], ...] = (
         "the exporter, as all nodes",
         lambda asked, load: f"{load['exporter_cpu']:.2f} of a core, {load['exporter_mib']:.0f} MiB",
     ),
+    (
+        "the dashboard Fleet, all its queries",
+        lambda asked, load: (
+            f"{load['fleet_queries']} in {load['fleet_seconds']:.2f} s" if "fleet_seconds" in load else ""
+        ),
+    ),
 )
 
 
 def section(reports: Sequence[Report]) -> str:
-    """Return the section: a table with a column for each report, in order."""
+    """Return the section: a table with a column for each report, in order. Rows that no report has are left out."""
     machine = reports[0]["machine"]
     rows = [[title, *(shown(each["asked"], each["load"]) for each in reports)] for title, shown in _ROWS]
+    rows = [row for row in rows if any(row[1:])]
     groups = reports[0]["load"]["rule_intervals"]
     took = [
         [f"`{name}`, every {every:.0f} s", *(f"{each['load']['rule_seconds'][name]:.2f} s" for each in reports)]

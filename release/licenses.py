@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
+from release.vendored import version
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
@@ -59,6 +61,18 @@ COPIED = (
         "wheel, image",
         "codes, mnemonics and immediate actions from NVIDIA's XID catalog",
         "facts from NVIDIA's documentation; the descriptions are this project's",
+    ),
+    Copied(
+        "gpu_exporter/serving/live/static/uPlot*",
+        "wheel, image",
+        f"unchanged files of uplot {version('uplot')}, which draws the charts of the live page",
+        "MIT, Copyright Leon Sorokin",
+    ),
+    Copied(
+        "tests/page/axe*",
+        "no",
+        f"unchanged files of axe-core {version('axe-core')}, which checks that the live page is accessible",
+        "MPL-2.0, Copyright Deque Systems",
     ),
 )
 

@@ -30,7 +30,7 @@ from typing import Any
 import pynvml
 
 from benchmarks.exporter import free_port
-from gpu_exporter.diagnosis.gather import FAMILIES
+from gpu_exporter.diagnosis.window import FAMILIES
 
 START_SECONDS, SPARE_SECONDS = 120.0, 30.0
 

@@ -15,14 +15,6 @@ from gpu_exporter.model.verdict import Health, Verdict
 
 # How urgent an alert of a severity is.
 URGENCY = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "info"}
-ACTIONS = {
-    "none": "",
-    "restart_app": "restart the application",
-    "gpu_reset": "reset the GPU",
-    "node_reboot": "reboot the node",
-    "drain": "drain the node",
-    "replace": "replace the GPU",
-}
 
 
 class Headline(NamedTuple):
@@ -40,7 +32,7 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
         return Headline(severity, _sentence(explain(status.reason) if status.reason else "the GPU does not answer"))
     if verdict and verdict.problems:
         worst = max(verdict.problems, key=lambda problem: list(Health).index(problem.health))
-        todo = ACTIONS[verdict.action.value]
+        todo = verdict.action.words
         urgency = "page" if worst.health is Health.UNHEALTHY else "ticket"
         return Headline(urgency, _sentence(worst.words) + (f": {todo}" if todo else ""))
     if diagnosis and diagnosis.matches:
@@ -76,7 +68,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
         "meaning": mode.meaning,
         "evidence": [statement(term, [value]) for term, value in match.because.items()],
         "advice": mode.advice,
-        "action": ACTIONS[mode.action.value],
+        "action": mode.action.words,
         "runbook": f"{project.DOCS}/runbooks/{mode.name.lower()}.md" if project.DOCS else "",
     }
 

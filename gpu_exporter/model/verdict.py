@@ -19,6 +19,21 @@ class Action(Enum):
     DRAIN = "drain"
     REPLACE = "replace"
 
+    @property
+    def words(self) -> str:
+        """What to do, in words; empty for NONE."""
+        return _ACTIONS[self]
+
+
+_ACTIONS = {
+    Action.NONE: "",
+    Action.RESTART_APP: "restart the application",
+    Action.GPU_RESET: "reset the GPU",
+    Action.NODE_REBOOT: "reboot the node",
+    Action.DRAIN: "drain the node",
+    Action.REPLACE: "replace the GPU",
+}
+
 
 class Health(Enum):
     """The states of a GPU; a later one is worse.

@@ -45,7 +45,7 @@ GPU = Board(
     "Is the GPU healthy? Is it working? What limits it?",
     ("cluster", "node", "gpu"),
     (Domain.HEALTH, Domain.BOTTLENECK),
-    single=("node",),
+    single=("node", "gpu"),
 )
 JOB = Board(
     "job",

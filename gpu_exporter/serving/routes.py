@@ -11,13 +11,15 @@ from inspect import signature
 from tornado.web import RequestHandler
 
 from gpu_exporter.serving.handler import Handler
-from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Landing, Metrics, Readyz
+from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Metrics, Readyz
 from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
+from gpu_exporter.serving.live import assets
 from gpu_exporter.serving.live.handlers import History, Stream
+from gpu_exporter.serving.live.page import Page, Static
 
 # With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
-PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+")
+PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+|/static/[A-Za-z0-9_.-]+")
 
 
 class Needs(Enum):
@@ -31,7 +33,7 @@ class Needs(Enum):
 
 
 class LandingPage(Flag):
-    """The landing pages that link to a path: that of a node, and the list of several nodes."""
+    """The pages for people that link to a path: that of a node, and the list of several nodes."""
 
     NOTHING = 0
     NODE = auto()
@@ -40,7 +42,7 @@ class LandingPage(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. `linked` are the landing pages that link to it."""
+    """One path. `linked` are the pages that link to it."""
 
     path: str
     handler: type[Handler]
@@ -67,7 +69,8 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/history", History, Needs.NODE, "the last hour of each GPU, as JSON"),
     Route("/api/v1/stream", Stream, Needs.NODE, "new values of each GPU, as server-sent events"),
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
-    Route("/", Landing, Needs.NODE, "the landing page, or the list of nodes if there are several"),
+    Route("/", Page, Needs.NODE, "the live page, or the list of nodes if there are several"),
+    *(Route(f"/static/{name}", Static, Needs.NOTHING, "a file of the live page") for name in assets.NAMES),
     Route("/-/quit", Quit, Needs.LIFECYCLE, "POST: end the process"),
     Route("/-/reload", Reload, Needs.LIFECYCLE, "POST: reload the web configuration and the file of fields"),
     Route("/-/release", Release, Needs.TOKEN, "POST: release the driver"),
@@ -117,7 +120,7 @@ def _defines(handler: type[Handler], method: str) -> bool:
 
 
 def linked(page: LandingPage) -> Mapping[str, str]:
-    """Return the paths that a landing page links to, with their descriptions."""
+    """Return the paths that a page for people links to, with their descriptions."""
     return {route.path: route.description for route in ROUTES if page in route.linked}
 
 

@@ -20,6 +20,7 @@ from gpu_exporter.serving.endpoint import Endpoint
 from gpu_exporter.serving.handler import CLIENT_SECONDS
 from gpu_exporter.serving.handlers import NotFound
 from gpu_exporter.serving.lifecycle import Lifecycle
+from gpu_exporter.serving.live.page import load_page
 from gpu_exporter.serving.routes import ROUTES, LandingPage, Needs, linked
 from gpu_exporter.serving.security.guard import Guard
 
@@ -57,6 +58,7 @@ class Server:
             lifecycle=lifecycle or Lifecycle(),
             links_of_node=linked(LandingPage.NODE),
             links_of_list=linked(LandingPage.LIST),
+            live_page=load_page(),
         )
         self._sockets = list(sockets) or _bind(address)
         name = self._sockets[0].getsockname()

@@ -26,7 +26,7 @@ from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.diagnosis.window import FAMILIES, seen
 from gpu_exporter.exposition.fields_file import FieldsFile
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
@@ -367,7 +367,7 @@ def _scraped() -> Sequence[bytes]:
     seeds = []
     for name in ("h200_x2_ddp.prom", "dcgm_exporter_4.9.prom"):
         lines = (ROOT / "tests" / "golden" / name).read_text().splitlines(keepends=True)
-        wanted = [line for line in lines if any(family in line for family in gather.FAMILIES) and 'gpu="1"' not in line]
+        wanted = [line for line in lines if any(family in line for family in FAMILIES) and 'gpu="1"' not in line]
         seeds += ["".join(wanted[:60]).encode(), "".join(wanted[60:120]).encode()]
     return seeds
 

@@ -144,7 +144,7 @@ class Truth:
             alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in shown)]
             return any(alert.get(label) for alert in alerts)
         if label == LABEL:
-            return True
+            return bool(re.search(rf"\b{LABEL}\b", text))
         if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))

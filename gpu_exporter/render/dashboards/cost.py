@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.catalogue.time_shares import LABEL
+from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow
@@ -26,7 +27,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: totals, owners and wasted GPUs, causes, single GPUs."""
     return [
         BoardRow("What do the GPUs cost, and who wastes them?", [watched(BOARD), *_numbers(), *_owners()]),
-        BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, by_gpu=True, height=6)]),
+        BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
         BoardRow("Where do the GPU hours go?", _time()),
         BoardRow("How do single GPUs waste time?", _devices(), True),
     ]
@@ -35,7 +36,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 def _numbers() -> list[object]:
     shown = (
         (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
-        (a.WASTED_COST, "Wasted spend per hour", _cost("Cost of idle time, fake load and hanging jobs per hour.")),
+        (a.WASTED_COST, "Wasted per hour", _cost("Cost of idle time, fake load and hanging jobs per hour.")),
         (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
         (
             a.POWER,
@@ -50,7 +51,7 @@ def _numbers() -> list[object]:
     )
     return [
         *(number(title, about, Query(f"sum({q.of(BOARD, each)})", "", q.unit(each))) for each, title, about in shown),
-        number("Assumed price of a GPU hour", price, Query(_PRICE, "", "currencyUSD")),
+        number("Price per GPU hour", price, Query(_PRICE, "", "currencyUSD")),
     ]
 
 
@@ -82,6 +83,7 @@ def _time() -> list[object]:
             width=8,
             sort="GPU hours",
             gauges=["GPU hours"],
+            texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
         ),
     ]
 
@@ -109,6 +111,7 @@ def _owners() -> list[object]:
             ("cluster", "namespace", "workload"),
             sort="wasted per hour",
             gauges=["wasted per hour"],
+            height=10,
         ),
         table(
             "Wasted GPUs",
@@ -120,10 +123,14 @@ def _owners() -> list[object]:
             [
                 Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
                 Query(wasted, "", "percentunit", "wasted"),
+                Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
             ],
-            ("cluster", "node", "gpu", "namespace", "workload"),
+            ("node", "gpu", "namespace", "workload"),
             sort="wasted per hour",
             gauges=["wasted"],
+            added=(LABEL,),
+            texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
+            height=10,
         ),
         lines(
             "Wasted spend",
@@ -138,6 +145,14 @@ def _owners() -> list[object]:
             stacked=True,
         ),
     ]
+
+
+def _worst_cause(of: str) -> str:
+    """Return the largest loss of each of these GPUs, with its cause as a label."""
+    lost = "|".join(cause.value for cause in SHARES if cause.is_loss)
+    shares = f'{RECORD}{{{LABEL}=~"{lost}"}} and on (cluster, UUID, GPU_I_ID) {of}'
+    labels = f"node, gpu, namespace, workload, {LABEL}"
+    return f"max by ({labels}) (topk by (cluster, UUID, GPU_I_ID) (1, {shares}))"
 
 
 def _devices() -> list[object]:

@@ -68,7 +68,7 @@ def _numbers() -> list[object]:
             Query(f"sum({q.of(BOARD, a.CLUSTER_POWER)})", "", "watt"),
         ),
         number(
-            "Wasted spend per hour",
+            "Wasted per hour",
             About(
                 "Cost per hour of idle GPU time and fake load.",
                 "a small share of the cost of all GPUs.",
@@ -114,6 +114,7 @@ def _teams() -> object:
         width=9,
         sort="wasted per hour",
         gauges=["wasted per hour"],
+        height=10,
     )
 
 
@@ -162,27 +163,32 @@ def _utilisation() -> object:
 
 
 def _nodes() -> object:
+    urgent = q.alerts(BOARD, severities=[Severity.CRITICAL, Severity.WARNING])
     return table(
         "Nodes",
         About(
-            "GPUs, mean activity, total power and highest temperature by node. Missing columns were not collected.",
-            "no unhealthy GPU; nodes of one job have similar values.",
-            "click the node with unhealthy GPUs, or the one that differs.",
+            "Urgent alerts, GPUs, mean activity, total power and highest temperature by node. Missing columns were not "
+            "collected.",
+            "no alert and no unhealthy GPU; nodes of one job have similar values.",
+            "click the node with most alerts, or the one that differs.",
         ),
-        _named(
-            (a.NODE_UNHEALTHY, "unhealthy"),
-            (a.NODE_GPUS, "GPUs"),
-            (a.NODE_UTIL, "utilisation"),
-            (a.NODE_SM, "SM"),
-            (a.NODE_TENSOR, "tensor"),
-            (a.NODE_POWER, "power"),
-            (a.NODE_TEMP, "hottest"),
-        ),
+        [
+            Query(f"count by (cluster, node) ({urgent}) or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", "alerts"),
+            *_named(
+                (a.NODE_UNHEALTHY, "unhealthy"),
+                (a.NODE_GPUS, "GPUs"),
+                (a.NODE_UTIL, "utilisation"),
+                (a.NODE_SM, "SM"),
+                (a.NODE_POWER, "power"),
+                (a.NODE_TEMP, "hottest"),
+            ),
+        ],
         ("cluster", "node"),
         width=15,
-        sort="unhealthy",
-        gauges=["utilisation", "SM", "tensor"],
-        steps={"unhealthy": SOME},
+        sort="alerts",
+        gauges=["utilisation", "SM"],
+        steps={"alerts": [Step(None, "text"), Step(1, ORANGE)], "unhealthy": SOME},
+        height=10,
     )
 
 

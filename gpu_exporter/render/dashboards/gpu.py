@@ -44,13 +44,20 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: tuple[Signal, ...] = ()) -> object:
     queries = [q.query(BOARD, each, prose.title(each) if len(signals) > 1 else "") for each in signals]
-    return lines(title, about, queries, width=width, overrides=dashed(queries, [prose.title(each) for each in limits]))
+    return lines(
+        title,
+        about,
+        queries,
+        width=width,
+        overrides=dashed(queries, [prose.title(each) for each in limits]),
+        many=False,
+    )
 
 
 def _first(modes: Sequence[FailureMode]) -> list[object]:
     return [
         *_numbers(),
-        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=6),
+        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=5),
         class_timeline(BOARD, 12),
         time_shares("Where does its time go?", q.shares_of(BOARD)),
         _activity(),

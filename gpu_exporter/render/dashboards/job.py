@@ -29,8 +29,8 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             "Is the job making progress?",
             [
-                watched(BOARD),
-                firing(BOARD, modes, [Domain.DISTRIBUTED], 20, by_gpu=True, joined=[Domain.HEALTH]),
+                watched(BOARD, height=6),
+                firing(BOARD, modes, [Domain.DISTRIBUTED], 20, joined=[Domain.HEALTH], height=6),
                 _ranks(),
                 _states(),
                 class_timeline(BOARD, 12),
@@ -59,6 +59,11 @@ def _state() -> str:
     return f"(0 * ({straggles}) + 2) or {hangs} or {q.of(BOARD, d.WAITS)}"
 
 
+def _others() -> str:
+    """Return the share of the other ranks that wait: a rank that moves no data hangs."""
+    return " + ".join(q.of(BOARD, PeerShare(mark)) for mark in (d.WAITS, d.SPINS))
+
+
 def _ranks() -> object:
     since = f"time() - ({q.alerts_since(BOARD, [Domain.DISTRIBUTED])})"
     return table(
@@ -81,6 +86,7 @@ def _ranks() -> object:
         sort="state",
         gauges=["engine", "SM", "power"],
         words={"state": STATES},
+        height=11,
     )
 
 
@@ -95,6 +101,7 @@ def _states() -> object:
         ),
         Query(q.in_order(_state()), q.legend(BOARD, d.WAITS), "short"),
         STATES,
+        height=11,
     )
 
 
@@ -103,11 +110,12 @@ def _waiting() -> list[object]:
         lines(
             "Share of other ranks that wait",
             About(
-                "For each rank, the share of the other ranks that wait.",
+                "For each rank, the share of the other ranks that wait for it, or hang in a collective.",
                 f"below {prose.quantity(d.VICTIMS.value, 'ratio')} (limit `{d.VICTIMS.name}`).",
                 "investigate the rank with the highest share first.",
             ),
-            [q.query(BOARD, PeerShare(d.WAITS))],
+            [Query(_others(), q.legend(BOARD, d.WAITS), "percentunit")],
+            legend=False,
         ),
         lines(
             "Engine activity",
@@ -117,6 +125,7 @@ def _waiting() -> list[object]:
                 "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
             ),
             [q.query(BOARD, c.GR)],
+            legend=False,
         ),
         lines(
             "SM activity",
@@ -126,6 +135,7 @@ def _waiting() -> list[object]:
                 "a rank above the others spends more time computing: check its clock and power below.",
             ),
             [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of waiting ranks")],
+            legend=False,
         ),
     ]
 

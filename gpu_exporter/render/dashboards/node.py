@@ -21,8 +21,8 @@ BOARD = NODE
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: alerts and totals, bottlenecks, activity of each GPU."""
     return [
-        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, by_gpu=True)]),
-        BoardRow("Which GPU differs?", [_gpus(), class_timeline(BOARD, 10)]),
+        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=6)]),
+        BoardRow("Which GPU differs?", [_gpus(), class_timeline(BOARD, 10, 10)]),
         BoardRow(
             "What is each GPU doing?",
             [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
@@ -46,8 +46,9 @@ def _gpus() -> object:
             q.query(BOARD, s.GPU_TEMP, "temperature"),
             Query(q.throttled(BOARD), "", "percentunit", "throttled"),
         ],
-        ("cluster", "node", "gpu"),
+        ("node", "gpu"),
         width=14,
+        height=10,
         sort="health",
         gauges=["engine", "SM", "power"],
         words={"health": VERDICTS},

@@ -30,13 +30,6 @@ from gpu_exporter.render.dashboards.queries import Query
 
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
-# As many rows as fit; the others are on further pages. The legend says what the colours mean.
-TIMELINE = {
-    "perPage": 10,
-    "rowHeight": 0.85,
-    "showValue": "never",
-    "legend": {"showLegend": True, "displayMode": "list"},
-}
 
 
 def lines(
@@ -48,13 +41,15 @@ def lines(
     link: Mapping[str, Any] | None = TO_GPU,
     stacked: bool = False,
     many: bool = True,
+    legend: bool = True,
     most: float | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
     """Return a graph over time. Queries whose unit differs from that of the first get the right axis.
 
-    With `many` series per query, a table at the right lists them, the highest first. `most` is where the axis ends if
+    With `many` series per query, a table at the right lists them, the highest first; without `legend`, only the tooltip
+    names them. `most` is where the axis ends if
     no value is higher: 1 for ratios.
     """
     unit = queries[0].unit
@@ -74,12 +69,14 @@ def lines(
         tooltipSort="desc",
         overrides=[*_right_axes([query.unit for query in queries]), *overrides],
         links=list(links),
-        extraJson=extra({"links": [dict(link)] if link else []}, {"legend": _legend(many)}),
+        extraJson=extra(
+            {"links": [dict(link)] if link else []}, {"legend": _legend(many) if legend else {"showLegend": False}}
+        ),
     )
 
 
 def _legend(many: bool) -> dict[str, Any]:
-    return {"showLegend": True, **({"sortBy": "Last *", "sortDesc": True, "width": 190} if many else {})}
+    return {"showLegend": True, **({"sortBy": "Last *", "sortDesc": True, "width": 220} if many else {})}
 
 
 def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
@@ -140,10 +137,12 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
     )
 
 
-def number(title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4) -> Any:
+def number(
+    title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4, height: int = 4
+) -> Any:
     """Return a panel with one current number. With steps, the background shows the severity."""
     return core.Stat(
-        **common(title, about, width, 4),
+        **common(title, about, width, height),
         targets=targets([query], instant=True),
         format=query.unit,
         noValue=ABSENT,
@@ -163,7 +162,7 @@ def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str
     return panel
 
 
-def class_timeline(board: Board, width: int = 24) -> Any:
+def class_timeline(board: Board, width: int = 24, height: int = 8) -> Any:
     """Return the bottleneck class of each GPU over time, in the colours of the classes."""
     options = {
         str(place): {"text": each.name, "color": each.colour, "index": place} for place, each in enumerate(BOTTLENECKS)
@@ -176,11 +175,11 @@ def class_timeline(board: Board, width: int = 24) -> Any:
         "profiler.",
     )
     return core.StateTimeline(
-        **common("Bottleneck", about, width, 8),
+        **common("Bottleneck", about, width, height),
         targets=targets([q.classes_of(board)]),
         mappings=[{"type": "value", "options": options}],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}, TIMELINE),
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
     )
 
 
@@ -201,19 +200,30 @@ def time_shares(title: str, query: Query, *, width: int = 12) -> Any:
         stacked=True,
         many=False,
         most=1 if query.unit == "percentunit" else None,
-        overrides=coloured({cause.value: COLOURS[cause] for cause in SHARES}),
+        overrides=[
+            {**override, "properties": [*override["properties"], {"id": "displayName", "value": WORDS[cause]}]}
+            for cause, override in zip(SHARES, coloured({each.value: COLOURS[each] for each in SHARES}), strict=True)
+        ],
     )
 
 
-def states(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12) -> Any:
+def states(
+    title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12, height: int = 8
+) -> Any:
     """Return a state over time; `words` are the texts and colours of the values 0, 1, …"""
     return core.StateTimeline(
-        **common(title, about, width, 8),
+        **common(title, about, width, height),
         targets=targets([query]),
         mappings=[_words(words)],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}, TIMELINE),
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
     )
+
+
+def _timeline(height: int) -> dict[str, Any]:
+    """Return options for as many rows as fit; the others are on further pages. The legend explains the colours."""
+    legend = {"showLegend": True, "displayMode": "list", "placement": "bottom"}
+    return {"perPage": 3 * height - 8, "rowHeight": 0.85, "showValue": "never", "legend": legend}
 
 
 def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -242,7 +252,7 @@ def pair(title: str, about: About, first: Query, second: Query, *, width: int = 
     return panel
 
 
-def watched(board: Board, width: int = 4) -> Any:
+def watched(board: Board, width: int = 4, height: int = 4) -> Any:
     """Return the number of selected GPUs with data: it tells "nothing is wrong" from "nothing is collected"."""
     about = About(
         "Selected GPUs with at least one collected metric.",
@@ -250,4 +260,4 @@ def watched(board: Board, width: int = 4) -> Any:
         "check that Prometheus scrapes the exporter; `gpu-exporter doctor` on the node says why a GPU is not read.",
     )
     expr = f"count(count by (cluster, UUID) ({q.devices(board)}))"
-    return number("GPUs monitored", about, Query(expr, "", "short"), width=width)
+    return number("GPUs monitored", about, Query(expr, "", "short"), width=width, height=height)

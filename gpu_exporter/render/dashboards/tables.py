@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grafanalib import core
 
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.model.verdict import Action
 from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS, Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
@@ -27,8 +29,8 @@ from gpu_exporter.render.dashboards.frame import (
 from gpu_exporter.render.dashboards.queries import Query
 
 SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
-# What a cell shows if its row has no such label.
-NAMELESS = {"workload": "no owner", "namespace": "-"}
+# What a cell of a table of workloads shows if its row has no such label.
+NAMELESS = {"workload": "no owner"}
 LINKED_COLUMNS = {
     "gpu": to(GPU, "node", "gpu", table=True),
     "node": to(NODE, "node", table=True),
@@ -46,7 +48,12 @@ HIDDEN = ("runbook", "rank")
 # The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
 # is about more than this node.
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
-WIDTHS = {"severity": 90, "alertname": 230, "node": 190, "gpu": 60, "GPUs": 60, "since": 130}
+# Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
+WIDTHS = {
+    **{"severity": 80, "alertname": 220, "cluster": 90, "gpu": 55, "action": 185},
+    **{"GPUs": 60, "since": 130, "alerts": 60, "unhealthy": 85, "health": 90, "state": 100},
+}
+NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 90, 115, 8
 
 
 def table(
@@ -59,24 +66,31 @@ def table(
     sort: str = "",
     gauges: Collection[str] = (),
     words: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    texts: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
     steps: Mapping[str, Sequence[Step]] | None = None,
+    added: Sequence[str] = (),
     height: int = 8,
 ) -> Any:
     """Return a table with one row per combination of the labels `columns`, and one further column per query.
 
     The rows with the highest value of the query named `sort` come first. Columns in `gauges` draw their values as bars.
-    `words` are the texts and colours of the values 0, 1, … of a column. With `steps`, a cell has the colour of its
-    value.
+    `words` are the texts and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With
+    `steps`, a cell has the colour of its value. A query may have the labels `added` besides `columns`.
     """
     by = ", ".join(columns)
-    of_rows = [Query(f"max by ({by}) ({each.expr})", each.legend, each.unit, each.name) for each in queries]
+    of_rows = [
+        each if added and added[0] in each.expr else replace(each, expr=f"max by ({by}) ({each.expr})")
+        for each in queries
+    ]
     overrides = [_numeric(each, each.name in gauges) for each in queries]
-    for name, texts in (words or {}).items():
-        overrides.append(_override(name, _mapped(texts), _coloured_text()))
+    for name, states in (words or {}).items():
+        overrides.append(_override(name, _mapped(states), _coloured_text()))
+    for name, of_label in (texts or {}).items():
+        overrides.append(_override(name, _texts(of_label), _coloured_text()))
     for name, colours in (steps or {}).items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(_override(name, thresholds, _coloured_text()))
-    return _table(title, about, of_rows, columns, (width, height), overrides, sort)
+    return _table(title, about, of_rows, (*columns, *added), (width, height), overrides, sort)
 
 
 def firing(
@@ -114,14 +128,22 @@ def firing(
     overrides = [
         *(_numeric(each, gauge=False) for each in queries),
         _override("severity", _texts(colours), _coloured_text()),
-        _override("action", _texts({"none": ("see runbook", "text")})),
+        _override("action", _texts({each.value: (each.words or "see runbook", "text") for each in Action})),
     ]
     empty = "no firing alerts"
     return _table(f"Firing alerts: {what}", about, queries, columns, (width, height), overrides, empty=empty)
 
 
 def _numeric(query: Query, gauge: bool) -> dict[str, Any]:
-    properties: list[dict[str, Any]] = [{"id": "unit", "value": query.unit}, {"id": "noValue", "value": ABSENT}]
+    # A time is that of an alert, and most rows have none.
+    absent = "-" if query.unit in ("s", "dateTimeFromNow") else ABSENT
+    least = max(GAUGE_WIDTH if gauge else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
+    width = WIDTHS.get(query.name, least)
+    properties: list[dict[str, Any]] = [
+        {"id": "unit", "value": query.unit},
+        {"id": "noValue", "value": absent},
+        {"id": "custom.width", "value": width},
+    ]
     if gauge:
         cell = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
         limits = [{"id": "min", "value": 0}, {"id": "fieldMinMax", "value": True}]
@@ -152,13 +174,13 @@ def _coloured_text() -> dict[str, Any]:
     return {"id": "custom.cellOptions", "value": {"type": "color-text"}}
 
 
-def _labels(columns: Sequence[str]) -> list[dict[str, Any]]:
+def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return overrides that show labels as text, name their columns and link them."""
     overrides = []
     for name in columns:
         properties: list[dict[str, Any]] = [
             {"id": "unit", "value": "string"},
-            {"id": "noValue", "value": NAMELESS.get(name, "-")},
+            {"id": "noValue", "value": nameless.get(name, "-")},
         ]
         if name in LINKED_COLUMNS:
             properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
@@ -186,17 +208,20 @@ def _table(
         **{name: TITLES[name] for name in columns if name in TITLES},
         **{field: each.name for field, each in values.items()},
     }
-    order = {"sort": [{"field": "rank"}]} if hidden else {"sort": [{"field": sort, "desc": True}]}
-    widths = [
-        _override(each.name, {"id": "custom.width", "value": WIDTHS[each.name]})
-        for each in queries
-        if each.name in WIDTHS
+    last: dict[str, object] = {"field": "rank"} if hidden else {"field": sort, "desc": True}
+    # Rows with the same value are in the order of their names.
+    order: list[dict[str, object]] = [{"field": TITLES.get(name, name)} for name in ("gpu", "node") if name in columns]
+    order += [last] if hidden or sort else []
+    # By its names in old and in new versions of Grafana.
+    unseen = [
+        _override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))
+        for name in hidden
     ]
-    unseen = [_override(name, {"id": "custom.hidden", "value": True}) for name in hidden]
+    nameless = {} if hidden else NAMELESS
     return core.Table(
         **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
-        overrides=[*_labels(columns), *overrides, *widths, *unseen],
+        overrides=[*_labels(columns, nameless), *overrides, *unseen],
         transformations=[
             {"id": "merge", "options": {}},
             {
@@ -207,7 +232,7 @@ def _table(
                     "renameByName": renamed,
                 },
             },
-            *([{"id": "sortBy", "options": order}] if hidden or sort else []),
+            *({"id": "sortBy", "options": {"sort": [each]}} for each in order),
         ],
         extraJson=extra({"unit": "string", "noValue": empty}),
     )

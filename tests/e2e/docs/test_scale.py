@@ -31,4 +31,6 @@ def test_two_nodes_with_all_rules(name: str, tmp_path: Path) -> None:
     assert load.scrapes >= 6
     assert load.recorded_series_per_gpu > 10
     assert load.scraped_series_per_gpu > 50
+    assert load.fleet_queries > 10
+    assert 0 < load.fleet_seconds < 2
     assert 0 < load.bytes_per_sample < 16

@@ -23,6 +23,7 @@ import trustme
 
 from gpu_exporter.serving.admission import Admission
 from gpu_exporter.serving.handler import CLIENT_SECONDS
+from gpu_exporter.serving.live.page import PAGE_POLICY
 from gpu_exporter.serving.security.web_config import SECURE_HEADERS
 from tests.conftest import Exporter, Serve
 from tests.e2e.cli.test_bad_input import fails
@@ -260,7 +261,7 @@ def test_silent_and_wrong_handshakes(serve: Serve, pki: Pki) -> None:
 
 
 def test_browser(serve: Serve, pki: Pki) -> None:
-    """A browser is asked for a password and then gets the landing page. Every response has secure headers."""
+    """A browser is asked for a password and then gets the live page. Every response has secure headers."""
     context = pki.context()
     context.set_alpn_protocols(["h2", "http/1.1"])
     exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS, {"me": hashed("right")}), tls=context)
@@ -272,7 +273,8 @@ def test_browser(serve: Serve, pki: Pki) -> None:
         assert SECURE_HEADERS.items() <= dict(answer.headers).items()
         answer, body = exporter.get(path, me)
         assert answer.status == {"/nowhere": 404, "/-/quit": 405}.get(path, 200)
-        assert SECURE_HEADERS.items() <= dict(answer.headers).items()
+        policy = {"Content-Security-Policy": PAGE_POLICY} if path == "/" else {}
+        assert {**SECURE_HEADERS, **policy}.items() <= dict(answer.headers).items()
     assert exporter.ask("POST", "/-/quit", BROWSER)[0] == 401
 
 

@@ -2,7 +2,9 @@
 // itself: TSDB, PromQL engine and rule groups. Alerts have their `for`, `keep_firing_for` and staleness; after a stop of
 // Prometheus, alerts are restored as Prometheus restores them.
 //
-// Usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER >ALERTS.jsonl
+// Usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER] >ALERTS.jsonl
+//
+// With BLOCKS-FOLDER, all samples, recorded series and alerts are written there, for a Prometheus to serve.
 package main
 
 import (
@@ -30,6 +32,7 @@ import (
 
 // Period is what tests/operation/encode.py writes: the values of every series at each scrape.
 type Period struct {
+	Start   int64       // Unix time of the first scrape, a multiple of Step
 	Step    int64       // seconds between two scrapes
 	Ticks   int         // number of scrapes
 	Loads   [][]float64 // sequences that parts refer to
@@ -241,7 +244,7 @@ type event struct {
 }
 
 func (c *Clock) tick(n int, targets map[int64][]*Series) {
-	from, length := int64(n)*c.period.Step*1000, c.period.Step*1000
+	from, length := (c.period.Start+int64(n)*c.period.Step)*1000, c.period.Step*1000
 	var events []event
 	for offset, series := range targets {
 		series := series
@@ -295,8 +298,8 @@ func (c *Clock) run() {
 }
 
 func main() {
-	if len(os.Args) != 4 {
-		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER"))
+	if len(os.Args) != 4 && len(os.Args) != 5 {
+		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER]"))
 	}
 	files, err := filepath.Glob(os.Args[2])
 	check(err)
@@ -321,5 +324,8 @@ func main() {
 	clock := &Clock{period: read(os.Args[1]), db: db, options: options, files: files, out: json.NewEncoder(out)}
 	clock.run()
 	check(out.Flush())
+	if len(os.Args) == 5 {
+		check(db.Snapshot(os.Args[4], true))
+	}
 	check(db.Close())
 }

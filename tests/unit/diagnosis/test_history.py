@@ -74,9 +74,7 @@ def test_eight_gpus_need_little_memory() -> None:
     history = History(tuple("abcdefghi"))
     for second in range(25):
         history.take(second, {f"gpu{n}": dict.fromkeys("abcdefghi", 0.5) for n in range(8)}, {})
-    size = sum(
-        values.itemsize * len(values)
-        for track in history._tracks.values()
-        for values in (*track.values.values(), track.classes)
-    )
+    tracks = history._tracks.values()
+    size = sum(values.itemsize * len(values) for track in tracks for values in track.values.values())
+    size += sum(track.classes.itemsize * len(track.classes) for track in tracks)
     assert size == 8 * POINTS * (9 * 4 + 1)

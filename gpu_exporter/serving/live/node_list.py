@@ -1,0 +1,74 @@
+"""The list of several nodes: the health of each, the worst first."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_exporter.health import judge
+from gpu_exporter.model.verdict import Health
+from gpu_exporter.serving.endpoint import Endpoint
+
+# How many problems of a node are listed.
+MOST_PROBLEMS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """One row. `words` says what is wrong, if anything is."""
+
+    prefix: str
+    name: str
+    gpus: int | None
+    health: Health
+    words: str
+
+
+def values(endpoints: Mapping[str, Endpoint]) -> Mapping[str, str]:
+    """Return the values of the template's placeholders: summary, banner and rows, as HTML."""
+    nodes = sorted(
+        (_node(prefix, endpoint) for prefix, endpoint in endpoints.items()), key=lambda node: node.health, reverse=True
+    )
+    return {"summary": _summary([node.health for node in nodes]), "banner": _banner(endpoints), "rows": _rows(nodes)}
+
+
+def _node(prefix: str, endpoint: Endpoint) -> _Node:
+    snapshot, problem = endpoint.health.snapshot, endpoint.health.liveness_problem()
+    if snapshot is None or problem:
+        return _Node(prefix, endpoint.node, None, Health.UNKNOWN, problem)
+    sick = sorted((v for v in snapshot.verdicts if v.health is not Health.HEALTHY), key=lambda v: v.health)[::-1]
+    problems = [
+        f"GPU {verdict.gpu.index}: {'; '.join(problem.words for problem in verdict.problems) or 'health unknown'}"
+        for verdict in sick
+    ]
+    missing = judge.missing(snapshot)
+    if missing:
+        problems.insert(0, f"{missing} of the expected GPUs missing")
+    more = [f"{len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+    worst = Health.UNHEALTHY if missing else sick[0].health if sick else Health.HEALTHY
+    words = " · ".join(problems[:MOST_PROBLEMS] + more)
+    return _Node(prefix, endpoint.node, len(snapshot.gpus), worst, words)
+
+
+def _summary(healths: list[Health]) -> str:
+    counts = {health: healths.count(health) for health in reversed(Health)}
+    others = [f"{count} {health.value}" for health, count in counts.items() if count and health is not Health.HEALTHY]
+    return ", ".join([f"{counts[Health.HEALTHY]} of {len(healths)} nodes healthy", *others])
+
+
+def _banner(endpoints: Mapping[str, Endpoint]) -> str:
+    snapshot = next(iter(endpoints.values())).health.snapshot
+    if snapshot is None or snapshot.live:
+        return ""
+    text = f"These are not your GPUs: source {snapshot.source}, {snapshot.description}."
+    return f'<p class="banner">{html.escape(text)}</p>'
+
+
+def _rows(nodes: list[_Node]) -> str:
+    return "".join(
+        f'<tr><th scope="row"><a href="{html.escape(node.prefix[1:])}/">{html.escape(node.name)}</a></th>'
+        f'<td><span class="badge {node.health.value}">{node.health.value.capitalize()}</span></td>'
+        f"<td>{'' if node.gpus is None else node.gpus}</td><td>{html.escape(node.words)}</td></tr>"
+        for node in nodes
+    )

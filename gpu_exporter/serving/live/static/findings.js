@@ -1,0 +1,94 @@
+// What is wrong with a GPU, in numbers: findings with advice and runbook, lost time by cause, XIDs, what cannot be read.
+
+import { badge, element, link } from "./dom.js";
+import { actionWords, clock, gpuName, quantity, sentence, since, words } from "./format.js";
+
+const TONES = { page: "bad", ticket: "warn", info: "idle" };
+const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
+
+/** Return the findings of a GPU, the worst first; the problems of its verdict if the server sends no findings. */
+export function findings(gpu, now) {
+  const problems = gpu.problems.map((problem) =>
+    element("li", {}, badge(problem.health === "degraded" ? "warn" : "bad", sentence(problem.health)), ` ${sentence(problem.what)}. `,
+      ...(actionWords(problem.action) ? [element("strong", {}, "What to do: "), `${actionWords(problem.action)}.`] : [])),
+  );
+  const entries = gpu.findings.map((finding) => oneFinding(finding, now));
+  if (!entries.length && !problems.length) return [element("p", {}, gpu.headroom || gpu.headline.words)];
+  return [problems.length ? element("ul", { class: "faults" }, ...problems) : "", ...entries];
+}
+
+function oneFinding(finding, now) {
+  const evidence = [...new Set(finding.evidence)].map((statement) => element("li", {}, sentence(statement)));
+  return element(
+    "article",
+    { class: "finding" },
+    element("h5", {}, badge(TONES[finding.severity] ?? "unknown", SEVERITIES[finding.severity] ?? "Finding"), ` ${sentence(finding.words)}`),
+    finding.since ? element("p", { class: "muted since" }, since(finding.since, now)) : "",
+    evidence.length ? element("ul", { class: "evidence" }, ...evidence) : "",
+    element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", finding.advice),
+    element("p", {}, "Runbook: ", finding.runbook ? link(finding.runbook, finding.name) : `docs/runbooks/${finding.name.toLowerCase()}.md`),
+  );
+}
+
+const CAUSES = {
+  no_process: "No process on the GPU",
+  throttled: "Throttled",
+  peers: "Waiting for other ranks",
+  copies: "Copying data while no kernel runs",
+  host: "Waiting for the host",
+  underfilled: "SMs empty while a kernel runs",
+  useful: "SMs working",
+};
+
+/** Return the words for a cause of lost time. */
+export function causeWords(cause) {
+  return CAUSES[cause] ?? sentence(words(cause));
+}
+
+/** Return the largest loss of time, as [cause, share]. */
+export function largest(time) {
+  const losses = Object.entries(time).filter(([cause]) => cause !== "useful");
+  return losses.sort((a, b) => b[1] - a[1])[0] ?? ["", 0];
+}
+
+/** Return where the time of the GPU goes, the largest share first. */
+export function loss(gpu) {
+  const shares = Object.entries(gpu.time).sort((a, b) => b[1] - a[1]);
+  if (!shares.length) return null;
+  const rows = shares.map(([cause, share]) => {
+    const filled = element("span", { class: "filled" });
+    filled.style.width = `${Math.round(100 * share)}%`;
+    return element(
+      "tr",
+      { class: cause === "useful" ? "useful" : "" },
+      element("th", { scope: "row" }, causeWords(cause)),
+      element("td", { class: "number" }, quantity(share, "share")),
+      element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "bar" }, filled)),
+    );
+  });
+  return element("table", { class: "loss" }, element("caption", { class: "visually-hidden" }, `Time of ${gpuName(gpu)} by cause`), element("tbody", {}, ...rows));
+}
+
+/** Return the XIDs of a GPU, the newest first. */
+export function xids(events, now) {
+  const newest = [...events].sort((a, b) => b.at - a.at);
+  return element(
+    "ul",
+    { class: "xid-list" },
+    ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), ` at ${clock(event.at, now, true)}: ${event.meaning}`)),
+  );
+}
+
+/** Return what this GPU does not support or what could not be judged, with the reason; GPUs share few reasons. */
+export function notSupported(gpu) {
+  const groups = new Map();
+  const gaps = [...gpu.unknown.map(({ what, why }) => ({ name: what, why })), ...gpu.not_judged, ...gpu.not_supported];
+  for (const { name, why } of gaps) {
+    if (!groups.has(why)) groups.set(why, []);
+    groups.get(why).push(name);
+  }
+  if (!groups.size) return null;
+  const count = [...groups.values()].flat().length;
+  const terms = [...groups].flatMap(([why, names]) => [element("dt", {}, sentence(words(why))), element("dd", {}, names.join(", "))]);
+  return element("details", {}, element("summary", {}, `${count} not available, and why`), element("dl", { class: "reasons" }, ...terms));
+}

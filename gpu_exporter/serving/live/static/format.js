@@ -1,0 +1,107 @@
+// Numbers, times and names for people.
+
+const MINUTE = 60;
+const HOUR = 3600;
+const DAY = 86400;
+
+/** Return a value with its unit, or "–" if it could not be read. */
+export function quantity(value, unit) {
+  if (value === null || value === undefined) return "–";
+  switch (unit) {
+    case "share":
+      return `${Math.round(100 * value)} %`;
+    case "W":
+      return `${Math.round(value)} W`;
+    case "celsius":
+      return `${Math.round(value)} °C`;
+    case "bytes":
+      return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+    case "bytes/s":
+      return scaled(value, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
+    case "hertz":
+      return scaled(value, 1000, ["Hz", "kHz", "MHz", "GHz"]);
+    default:
+      return String(Math.round(100 * value) / 100);
+  }
+}
+
+/** Return "80 / 140 GiB": how much of a total is in use. */
+export function usage(used, total) {
+  const [of, unit] = quantity(total, "bytes").split(" ");
+  const [number, smaller] = quantity(used, "bytes").split(" ");
+  return `${number}${smaller && smaller !== unit ? ` ${smaller}` : ""} / ${of} ${unit}`;
+}
+
+function scaled(value, base, units) {
+  let rank = 0;
+  while (Math.abs(value) >= base && rank < units.length - 1) {
+    value /= base;
+    rank += 1;
+  }
+  return `${rank === 0 || value >= 30 ? Math.round(value) : Number(value.toFixed(1))} ${units[rank]}`;
+}
+
+/** Return a duration in its largest unit, rounded down. */
+export function duration(seconds) {
+  if (seconds < MINUTE) return `${Math.max(0, Math.floor(seconds))} s`;
+  if (seconds < HOUR) return `${Math.floor(seconds / MINUTE)} min`;
+  return seconds < 2 * DAY ? `${Math.floor(seconds / HOUR)} h` : `${Math.floor(seconds / DAY)} days`;
+}
+
+/** Return the time of day in the browser's time zone; with the date if it is not today. */
+export function clock(at, now = Date.now() / 1000, seconds = false) {
+  const time = new Date(1000 * at);
+  const of_day = time.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false, ...(seconds && { second: "2-digit" }) });
+  if (time.toDateString() === new Date(1000 * now).toDateString()) return of_day;
+  return `${time.toLocaleDateString([], { month: "short", day: "numeric" })}, ${of_day}`;
+}
+
+/** Return "since 14:02 (35 min)"; "" if the time is not known. */
+export function since(at, now) {
+  return at === null || at === undefined ? "" : `since ${clock(at, now)} (${duration(now - at)})`;
+}
+
+/** Return the name of a GPU, or of its MIG instance. */
+export function gpuName(gpu) {
+  const index = gpu.index ?? gpu.gpu ?? "?";
+  return gpu.instance ? `GPU ${index} MIG ${gpu.instance}` : `GPU ${index}`;
+}
+
+/** Return several names of GPUs in short: "GPUs 0–3, 5". */
+export function gpuNames(gpus) {
+  const numbers = gpus.map((gpu) => Number(gpu.index));
+  if (gpus.length === 1) return gpuName(gpus[0]);
+  if (gpus.some((gpu) => gpu.instance) || numbers.some(Number.isNaN)) return gpus.map(gpuName).join(", ");
+  numbers.sort((a, b) => a - b);
+  const runs = [];
+  for (const number of numbers) {
+    const run = runs.at(-1);
+    if (run && number === run.end + 1) run.end = number;
+    else runs.push({ start: number, end: number });
+  }
+  return `GPUs ${runs.map(({ start, end }) => (start === end ? start : `${start}–${end}`)).join(", ")}`;
+}
+
+/** Return a text with a capital first letter. */
+export function sentence(text) {
+  return text ? text[0].toUpperCase() + text.slice(1) : "";
+}
+
+/** Return an identifier such as `gpu_reset` as words. */
+export function words(identifier) {
+  return String(identifier).replace(/[_-]/g, " ");
+}
+
+const ACTIONS = {
+  none: "",
+  restart_app: "restart the application",
+  gpu_reset: "reset the GPU",
+  node_reboot: "reboot the node",
+  drain: "drain the node",
+  replace: "replace the GPU",
+};
+
+/** Return what to do, as an imperative; "" if the problem itself says it, because its cause is outside the GPU. */
+export function actionWords(action) {
+  return ACTIONS[action] ?? words(action);
+}

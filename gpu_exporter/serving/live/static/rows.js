@@ -1,0 +1,213 @@
+// One row for each GPU: who holds it, is it healthy, what limits it, and the last hour of its measurements.
+
+import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js";
+import { Details } from "./details.js";
+import { drawing, drawSparkline, drawStrip } from "./drawing.js";
+import { causeWords, largest } from "./findings.js";
+import { gpuName, quantity, sentence, since, usage } from "./format.js";
+
+// Measurements beside the sparklines; the others are only in the opened row.
+const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
+const SHORT = {
+  sm_active: "SM",
+  tensor_active: "Tensor",
+  dram_active: "DRAM",
+  nvlink: "NVLink",
+  pcie: "PCIe",
+  power: "Power",
+  temperature: "Temp.",
+};
+// What is wrong with a healthy GPU.
+const URGENT = { page: ["bad", "Critical"], ticket: ["warn", "Warning"] };
+const LEAST_LOSS = 0.1;
+const MEMORY = "memory_used";
+
+/** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
+export function healthTone(health) {
+  return { healthy: "good", degraded: "warn", unhealthy: "bad" }[health] ?? "unknown";
+}
+
+/** Return the highest value of a measurement's scale. */
+export function highest(measurement, limit, values) {
+  if (measurement.max) return measurement.max;
+  const largest = Math.max(0, ...values.filter((value) => value !== null && value !== undefined));
+  return Math.max(limit ?? 0, 1.1 * largest) || 1;
+}
+
+/** The row of one GPU, which lasts as long as the GPU is listed. */
+export class Row {
+  #id;
+  #parts = {};
+  #sparks = new Map();
+  #details = null;
+  #view;
+  #gpu;
+
+  constructor(id, view) {
+    this.#id = id;
+    this.#view = view;
+    const details = `details-${view.number()}`;
+    const p = this.#parts;
+    p.button = element("button", { type: "button", "aria-expanded": "false", "aria-controls": details });
+    p.model = element("p", { class: "muted model" });
+    p.owner = element("span");
+    p.verdict = element("div", { class: "verdict cell" });
+    p.className = element("p", { class: "class-name" });
+    p.classSince = element("p", { class: "muted since" });
+    p.strip = drawing("strip");
+    p.shares = element("span", { class: "visually-hidden" });
+    p.sparks = element("dl", { class: "sparks cell" });
+    p.memory = element("div", { class: "memory cell" });
+    p.details = element("div", { id: details, class: "details", role: "group", hidden: true });
+    p.row = element(
+      "div",
+      { class: "row", on: { click: (event) => this.#clicked(event) } },
+      element("div", { class: "who cell" }, element("h3", {}, p.button), p.model, element("p", { class: "owner" }, element("span", { class: "visually-hidden" }, "Held by "), p.owner)),
+      p.verdict,
+      element("div", { class: "class cell" }, p.className, p.strip, p.shares, p.classSince),
+      p.sparks,
+      p.memory,
+    );
+    this.node = element("li", { class: "gpu" }, p.row, p.details);
+  }
+
+  /** Show the newest values. */
+  update(gpu) {
+    this.#gpu = gpu;
+    const p = this.#parts;
+    setAttribute(this.node, "data-tone", URGENT[gpu.headline.severity]?.[0] ?? healthTone(gpu.health));
+    setText(p.button, gpuName(gpu));
+    setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
+    setText(p.model, gpu.modelName ?? "");
+    setText(p.owner, gpu.owner || "No owner known");
+    renderIfChanged(p.verdict, [gpu.health, this.#said(gpu), this.#since(gpu)], () => this.#verdict(gpu));
+    setText(p.className, sentence(gpu.class ?? "") || "Unknown");
+    setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
+    setText(p.classSince, since(gpu.class_since, this.#view.now()));
+    this.#measure(gpu);
+    this.#memory(gpu);
+    this.#details?.update(gpu);
+  }
+
+  /** Draw the last hour. */
+  draw() {
+    const { timeline } = this.#view;
+    const [start, end] = timeline.window();
+    const runs = timeline.runs(this.#id);
+    drawStrip(this.#parts.strip, runs, this.#gpu.xids, { start, end, colour: this.#view.classColour });
+    setText(this.#parts.shares, shares(runs));
+    for (const [name, { target }] of this.#sparks) {
+      const measurement = this.#view.measurement(name);
+      const values = timeline.values(this.#id, name);
+      const limit = this.#gpu.limits?.[name] ?? null;
+      drawSparkline(target, values.slice(-Math.round((end - start) / timeline.step)), { high: highest(measurement, limit, values), limit });
+    }
+    this.#details?.draw();
+  }
+
+  /** Open the row, and move the focus there. */
+  show() {
+    this.#toggle(true);
+    this.node.scrollIntoView({ block: "start", behavior: "auto" });
+    this.#parts.button.focus({ preventScroll: true });
+  }
+
+  close() {
+    this.#details?.close();
+  }
+
+  #clicked(event) {
+    if (event.target.closest("a") || (getSelection()?.toString() && event.target !== this.#parts.button)) return;
+    this.#toggle(this.#parts.details.hidden);
+  }
+
+  #toggle(open) {
+    setAttribute(this.#parts.button, "aria-expanded", String(open));
+    this.#parts.details.hidden = !open;
+    if (open && !this.#details) {
+      this.#details = new Details(this.#id, this.#view);
+      this.#parts.details.append(this.#details.node);
+      this.#details.update(this.#gpu);
+      this.#details.draw();
+    } else if (!open) {
+      this.#details?.close();
+      this.#details?.node.remove();
+      this.#details = null;
+    }
+  }
+
+  #said({ headline, time }) {
+    return headline.severity === "ok" ? largestLoss(time) : headline.words;
+  }
+
+  #since({ headline }) {
+    return ["ok", "unknown"].includes(headline.severity) ? "" : since(headline.since, this.#view.now());
+  }
+
+  #verdict(gpu) {
+    const urgent = gpu.health === "healthy" && URGENT[gpu.headline.severity];
+    const said = this.#said(gpu);
+    return [
+      badge(healthTone(gpu.health), sentence(gpu.health)),
+      ...(urgent ? [" ", badge(...urgent)] : []),
+      element("p", { class: "headline", title: said }, said),
+      element("p", { class: "muted since" }, this.#since(gpu)),
+    ];
+  }
+
+  #measure(gpu) {
+    for (const name of SPARKLINES) {
+      const measurement = this.#view.measurement(name);
+      if (!measurement) continue;
+      if (!this.#sparks.has(name)) {
+        const target = drawing("sparkline");
+        const value = element("dd");
+        const term = element("dt", { title: measurement.words }, SHORT[name]);
+        this.#parts.sparks.append(element("div", { class: "spark" }, term, value, element("dd", { class: "plot" }, target)));
+        this.#sparks.set(name, { target, value });
+      }
+      const value = gpu.measurements?.[name];
+      const limit = gpu.limits?.[name];
+      const text = quantity(value, measurement.unit);
+      const { value: shown } = this.#sparks.get(name);
+      setText(shown, text);
+      setAttribute(shown, "title", limit ? `limit ${quantity(limit, measurement.unit)}` : null);
+      setAttribute(shown, "class", limit && value >= limit && name === "temperature" ? "over" : null);
+    }
+  }
+
+  #memory(gpu) {
+    const used = gpu.measurements?.[MEMORY];
+    const total = gpu.limits?.[MEMORY];
+    const text = total ? usage(used, total) : quantity(used, "bytes");
+    const share = total && used !== undefined && used !== null ? used / total : null;
+    renderIfChanged(this.#parts.memory, [text, share], () => [
+      element("p", { class: "label" }, "Memory"),
+      element("p", {}, text),
+      share === null ? null : bar(share),
+    ]);
+  }
+}
+
+/** Return a bar that is filled to a share. It repeats a number, so screen readers skip it. */
+export function bar(share, tone = "") {
+  const filled = element("span", { class: "filled" });
+  filled.style.width = `${Math.round(100 * Math.min(1, Math.max(0, share)))}%`;
+  return element("span", { class: `bar ${tone}`, "aria-hidden": "true" }, filled);
+}
+
+/** Say what costs a GPU without findings most of its time; "" if little is lost. */
+function largestLoss(time) {
+  const [cause, share] = largest(time);
+  return share >= LEAST_LOSS ? `${causeWords(cause)}: ${quantity(share, "share")} of the time` : "";
+}
+
+/** Say how the time was divided among the classes. */
+function shares(runs) {
+  const times = new Map();
+  for (const { name, start, end } of runs) if (name) times.set(name, (times.get(name) ?? 0) + end - start);
+  const total = [...times.values()].reduce((sum, time) => sum + time, 0);
+  if (!total) return "";
+  const parts = [...times].sort((a, b) => b[1] - a[1]).map(([name, time]) => `${name} ${quantity(time / total, "share")}`);
+  return `In the time shown: ${parts.join(", ")}`;
+}

@@ -1,0 +1,132 @@
+// The first lines of the page: how many GPUs are healthy, which ones are not, since when, and what to do.
+
+import { badge, element, renderIfChanged } from "./dom.js";
+import { actionWords, clock, gpuName, gpuNames, sentence } from "./format.js";
+import { heldUpBy, jobId } from "./jobs.js";
+import { healthTone } from "./rows.js";
+
+const ORDER = ["unhealthy", "degraded", "unknown"];
+
+/** Show the summary of a payload. `show` opens the row of a GPU. */
+export function renderSummary(section, payload, { show, now }) {
+  const items = [...sick(payload, now), ...missing(payload), ...heldUp(payload), ...slow(payload, now)];
+  const data = { title: title(payload), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
+  const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  renderIfChanged(section, data, ({ title: text, items: entries }) => [
+    element("h2", { id: "summary-title" }, text),
+    entries.length
+      ? element("ul", { class: "problems" }, ...entries.map((item) => line(item, gpus.get(item.id), show)))
+      : "",
+  ]);
+  document.title = `${tabTitle(payload)} · ${payload.node ?? ""} · gpu-exporter`;
+}
+
+function line(item, gpu, show) {
+  const about = gpu
+    ? element("button", { type: "button", class: "jump", on: { click: () => show(gpu.id) } }, item.name)
+    : item.target ? element("a", { href: `#${item.target}` }, item.name) : element("strong", {}, item.name);
+  const parts = [badge(item.tone, item.badge), " ", about, item.of ? ` (${item.of})` : "", `: ${item.words}.`];
+  if (item.since) parts.push(` Since ${item.since}.`);
+  if (item.action) parts.push(" ", element("strong", {}, "What to do: "), `${item.action}.`);
+  return element("li", {}, ...parts);
+}
+
+/** Return one entry per GPU, not per MIG instance: the verdict is on the whole GPU. */
+function devices(payload) {
+  return payload.gpus.filter((gpu) => !gpu.instance);
+}
+
+function title(payload) {
+  const all = devices(payload);
+  const healthy = all.filter((gpu) => gpu.health === "healthy").length;
+  const total = all.length + (payload.missing || 0);
+  if (!total) return "No GPU";
+  if (healthy === total) return total === 1 ? "The GPU is healthy" : `All ${total} GPUs are healthy`;
+  return `${healthy} of ${total} ${total === 1 ? "GPU" : "GPUs"} healthy`;
+}
+
+function tabTitle(payload) {
+  const all = devices(payload);
+  const bad = all.filter((gpu) => gpu.health === "unhealthy").length + (payload.missing || 0);
+  return bad ? `✖ ${bad} unhealthy` : title(payload);
+}
+
+function* sick(payload, now) {
+  const all = devices(payload).filter((gpu) => gpu.health !== "healthy");
+  all.sort((a, b) => ORDER.indexOf(a.health) - ORDER.indexOf(b.health));
+  for (const gpu of all) {
+    const said = gpu.problems.map((problem) => problem.what);
+    yield {
+      gpu,
+      name: gpuName(gpu),
+      tone: healthTone(gpu.health),
+      badge: sentence(gpu.health),
+      words: said.length ? said.join("; ") : unknown(gpu),
+      since: gpu.since ? clock(gpu.since, now) : "",
+      action: gpu.problems.length ? actionWords(gpu.action) : "",
+    };
+  }
+}
+
+function unknown(gpu) {
+  if (!gpu.up) return gpu.headline.words;
+  return gpu.unknown.map(({ what, why }) => `${what}: ${why}`).join("; ") || gpu.headline.words;
+}
+
+function* missing(payload) {
+  if (!payload.missing) return;
+  yield {
+    name: `${payload.missing} expected ${payload.missing === 1 ? "GPU" : "GPUs"}`,
+    tone: "bad",
+    badge: "Missing",
+    words: "the driver does not list them",
+    action: "run `gpu-exporter doctor` on the node",
+  };
+}
+
+/** Yield the findings about healthy GPUs, such as what makes them slow; GPUs with the same one share a line. */
+function* slow(payload, now) {
+  const groups = new Map();
+  for (const gpu of payload.gpus) {
+    const finding = (gpu.findings ?? []).find(({ severity }) => severity === "page" || severity === "ticket");
+    if (!finding || gpu.health === "unhealthy" || gpu.health === "degraded") continue;
+    if (!groups.has(finding.name)) groups.set(finding.name, { finding, gpus: [] });
+    groups.get(finding.name).gpus.push(gpu);
+  }
+  for (const { finding, gpus } of groups.values()) {
+    const began = Math.min(...gpus.map((gpu) => findingOf(gpu, finding.name).since ?? Infinity));
+    yield {
+      gpu: gpus[0],
+      name: gpuNames(gpus),
+      of: holder(gpus, payload.jobs),
+      tone: finding.severity === "page" ? "bad" : "warn",
+      badge: finding.severity === "page" ? "Critical" : "Warning",
+      words: finding.words,
+      since: Number.isFinite(began) ? clock(began, now) : "",
+      action: firstSentence(finding.advice),
+    };
+  }
+}
+
+/** Yield the jobs whose ranks wait for one of them. */
+function* heldUp(payload) {
+  const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  for (const [number, job] of payload.jobs.entries()) {
+    const { slow: held, words } = heldUpBy(job, gpus);
+    if (held) yield { name: `Job ${job.name}`, target: jobId(number), tone: "warn", badge: "Slow", words };
+  }
+}
+
+/** Return the job of some GPUs, or who else holds them, if that is the same for all. */
+function holder(gpus, jobs) {
+  const names = new Set(gpus.map(({ id, owner }) => jobs.find((job) => job.ranks.some((rank) => rank.id === id))?.name ?? owner));
+  return names.size === 1 ? [...names][0] : "";
+}
+
+function firstSentence(text) {
+  return text.split(/\.(?:\s|$)/)[0];
+}
+
+function findingOf(gpu, name) {
+  return gpu.findings.find((finding) => finding.name === name);
+}

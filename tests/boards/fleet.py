@@ -1,0 +1,327 @@
+"""A simulated fleet with six faults, in virtual time: its pages are made as fast as the machine can.
+
+Each node runs a job of one team. All values are those of the failure modes' entries in the catalogue, with noise.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
+from threading import Lock
+from unittest.mock import patch
+from uuid import NAMESPACE_DNS, uuid5
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES, profiles
+from gpu_exporter.catalogue.failure_modes.mode import Values
+from gpu_exporter.catalogue.selection import everything
+from gpu_exporter.catalogue.xids import load
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer, everywhere
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.model.gpu import Gpu, Owner
+from gpu_exporter.model.metric import Gpm, Kind, Metric, MetricSet
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.sources.choice import PACKAGED
+from gpu_exporter.sources.simulated import faults as script
+from gpu_exporter.sources.simulated.faults import ScriptedFault
+from gpu_exporter.sources.simulated.inject import at, healthy, mean
+from gpu_exporter.sources.simulated.injected import InjectedDevice
+from gpu_exporter.sources.simulated.node import SimulatedNode
+from gpu_exporter.sources.simulated.placement import Place
+from gpu_exporter.sources.simulated.schedule import Schedule
+from gpu_exporter.sources.simulated.source import SimulatedSource
+from gpu_exporter.sources.simulated.workload import Workloads, workloads
+
+GPUS = 8
+MINUTE, HOUR = 60.0, 3600.0
+# A Monday, 08:00 UTC.
+START = 1767600000.0
+BY_NAME = {mode.name: mode for mode in MODES}
+NOISE, LEVEL_NOISE = 0.3, 0.01
+RESOURCE = 'resource="nvidia_com_gpu"'
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a GPU does from `begin` on, in seconds since the start."""
+
+    begin: float
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job that has all GPUs of some nodes: its team, its pool of nodes, and what it does without faults."""
+
+    team: str
+    name: str
+    pool: str
+    nodes: int
+    load: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failure mode of one GPU; all other GPUs of the job get the values of its peers. `gpu=None`: all GPUs."""
+
+    mode: str
+    job: str
+    begin: float
+    rank: int = 0
+    gpu: int | None = None
+
+
+JOBS = (
+    Job("nlp", "llm-pretrain", "h200-train", 3, profiles.BALANCED),
+    Job("vision", "video-diffusion", "h200-train", 1, profiles.GEMM),
+    Job("research", "notebook", "h200-dev", 1, profiles.IDLE),
+    Job("speech", "asr-train", "h200-train", 1, profiles.BALANCED),
+    Job("recsys", "ranker", "h200-dev", 1, profiles.SLOW),
+    Job("bio", "protein-fold", "h200-train", 1, profiles.BALANCED),
+)
+LENGTH = 4 * HOUR
+FAULTS = (
+    Fault("GpuAllocatedIdle", "notebook", 0.0),
+    Fault("GpuStragglerStarved", "llm-pretrain", LENGTH - 70 * MINUTE, rank=1, gpu=3),
+    Fault("GpuThermalThrottling", "ranker", LENGTH - 55 * MINUTE, gpu=5),
+    Fault("GpuCollectiveStall", "video-diffusion", LENGTH - 40 * MINUTE, gpu=2),
+    Fault("GpuLost", "asr-train", LENGTH - 25 * MINUTE, gpu=6),
+)
+# Pods that wait for GPUs: team, name, GPUs, and for how long at the end.
+PENDING = (("vision", "video-eval-0", 8, 50 * MINUTE), ("research", "sweep-3", 4, 12 * MINUTE))
+
+
+class StagedDevice(InjectedDevice):
+    """A GPU whose values change at the beginning of each stage. Counters and energy grow on."""
+
+    _stages: Sequence[Stage] = ()
+    _stage = 0
+    _random = Random(0)
+    _noise = 0.0
+
+    def follow(self, stages: Sequence[Stage], seed: str) -> None:
+        """Set the stages."""
+        self._stages, self._random = stages, Random(seed)
+        self._offsets: dict[Metric, float] = {}
+
+    def _value(self, origin: Metric, before: float | None, now: float) -> float | None:
+        self._advance(now)
+        stage = self._stages[self._stage]
+        if origin is m.ENERGY or (origin.kind is Kind.COUNTER and origin in stage.values):
+            return float(int(self._total(origin, stage, now)))
+        value = super()._value(origin, before, now)
+        if value is None or not (isinstance(origin.nvml, Gpm) or origin in (m.POWER, m.POWER_INSTANT, m.GPU_TEMP)):
+            return value
+        noise = self._random.gauss(0.0, 1.0)
+        if origin.unit == "ratio":
+            return min(1.0, max(0.0, value + NOISE * noise * value * (1 - value) * 0.2))
+        return max(0.0, value * (1 + LEVEL_NOISE * noise))
+
+    def _advance(self, now: float) -> None:
+        while self._stage + 1 < len(self._stages) and self._stages[self._stage + 1].begin <= now:
+            ended, begun = self._stages[self._stage : self._stage + 2]
+            for metric in (*ended.values, m.ENERGY):
+                if metric.kind is Kind.COUNTER:
+                    self._offsets[metric] = self._total(metric, ended, begun.begin)
+            self._stage += 1
+            self._injected = healthy(begun.values)
+
+    def _total(self, metric: Metric, stage: Stage, now: float) -> float:
+        offset = self._offsets.get(metric, 0.0)
+        if metric is m.ENERGY:
+            power = mean(stage.values[m.POWER], stage.begin, now) if now > stage.begin else 0.0
+            return offset + power * (now - stage.begin) / m.MILLI
+        return offset + at(stage.values[metric], now) - at(stage.values[metric], stage.begin)
+
+
+class StagedSource(SimulatedSource):
+    """A node whose GPUs follow stages."""
+
+    stages: Sequence[Sequence[Stage]] = ()
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> StagedDevice:
+        """Return a GPU at the beginning of its first stage."""
+        identity = f"{self.node.name}/{index}"
+        gpu: Gpu = self._identify(index, identity)
+        faults = [fault for fault in self._faults if fault.hits(self.node.name, index)]
+        stages = self.stages[index]
+        device = StagedDevice(self.node, gpu, identity, healthy(stages[0].values), faults, metrics)
+        device.follow(stages, identity)
+        return device
+
+
+class Node:
+    """One node, its collection loop without a clock thread, and its latest page."""
+
+    def __init__(self, source: StagedSource, interval: float) -> None:
+        self.name, self.page = source.node.name, b""
+        selection = everything(MetricSet.FULL)
+        self._renderer = Renderer(self.name, everywhere(source), selection)
+        settings = CollectionSettings(interval=interval, expected_gpus=GPUS)
+        self._collector = Collector(
+            source, selection.read_rows, self._publish, settings, events=EventLog(load(None), lambda pci: None)
+        )
+
+    def connect(self) -> None:
+        """Open the source; the caller calls `tick`."""
+        assert self._collector.connect(), "the source was not opened"
+
+    def tick(self) -> None:
+        """Collect once."""
+        self._collector.tick()
+
+    def run(self) -> None:
+        """Collect at each interval, on a thread."""
+        self._collector.start()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._collector.stop()
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.page = self._renderer.render(snapshot).body(Variant(openmetrics=False, gzip=False))
+
+
+class Clock:
+    """The time since the start of the fleet, replacing that of Python."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._begin = time.monotonic()
+
+    def monotonic(self) -> float:
+        """Return seconds, as `time.monotonic`."""
+        return self._begin + self.now
+
+    def unix(self) -> float:
+        """Return seconds since 1970, as `time.time`."""
+        return START + self.now
+
+    def since_start(self) -> float:
+        """Return seconds since the start of the fleet."""
+        return self.now
+
+
+@contextmanager
+def started(clock: Clock, interval: float) -> Iterator[Sequence[Node]]:
+    """Start the nodes; until the end, Python's time is that of `clock`."""
+    recorded = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
+    with patch.object(time, "time", clock.unix), patch.object(time, "monotonic", clock.monotonic):
+        nodes = [Node(source, interval) for source in _sources(recorded, clock.since_start)]
+        try:
+            for node in nodes:
+                node.connect()
+            yield nodes
+        finally:
+            for node in nodes:
+                node.stop()
+
+
+@contextmanager
+def serving(interval: float) -> Iterator[int]:
+    """Serve the fleet in real time from shortly before its last fault, and kube-state-metrics; yield the port.
+
+    The paths are `/node-000` and so on, and `/kube`.
+    """
+    recorded, begin, unix = workloads(sorted(PACKAGED.glob("*.jsonl.gz"))), time.monotonic(), time.time()
+    first = max(fault.begin for fault in FAULTS) - script.SEEN_SECONDS / 2
+    sources = _sources(recorded, lambda: first + time.monotonic() - begin)
+    nodes = {source.node.name: Node(source, interval) for source in sources}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            node = nodes.get(self.path[1:])
+            body = node.page if node else kube_page(LENGTH, unix - LENGTH).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            for node in nodes.values():
+                node.run()
+            yield server.server_port
+        finally:
+            server.shutdown()
+            for node in nodes.values():
+                node.stop()
+
+
+def placed() -> Mapping[str, tuple[Job, int]]:
+    """Return the job of each node, and the rank of its pod."""
+    ranks = [(job, rank) for job in JOBS for rank in range(job.nodes)]
+    return {f"node-{number:03}": of_node for number, of_node in enumerate(ranks)}
+
+
+def _sources(recorded: Workloads, since_start: Callable[[], float]) -> Iterator[StagedSource]:
+    lock = Lock()
+    for name, (job, rank) in placed().items():
+        schedule = Schedule(name, recorded, nodes=1, gpus=GPUS)
+        node = SimulatedNode(
+            name, GPUS, 1, recorded, schedule, schedule, schedule, (), since_start, lambda seconds: None
+        )
+        place = Place((_pod(job, rank),), trains=True)
+        source = StagedSource(node, [place] * GPUS, list(_lost(name, job, rank)), lock)
+        source.stages = [_stages(job, rank, gpu) for gpu in range(GPUS)]
+        yield source
+
+
+def _pod(job: Job, rank: int) -> Owner:
+    pod = f"{job.name}-{rank}"
+    return Owner(job.team, pod, "main", str(uuid5(NAMESPACE_DNS, pod)), job.name, str(rank))
+
+
+def _lost(name: str, job: Job, rank: int) -> Iterator[ScriptedFault]:
+    for fault in FAULTS:
+        if fault.job == job.name and fault.rank == rank and BY_NAME[fault.mode].inject.fault == script.LOST:
+            yield ScriptedFault(script.LOST, name, str(fault.gpu), fault.begin, math.inf)
+
+
+def _stages(job: Job, rank: int, gpu: int) -> Sequence[Stage]:
+    stages = [Stage(0.0, {**profiles.HEALTHY, **job.load})]
+    for fault in FAULTS:
+        if fault.job == job.name:
+            inject = BY_NAME[fault.mode].inject
+            hit = fault.gpu is None or (fault.rank, fault.gpu) == (rank, gpu)
+            changes = inject.values if hit else inject.peers
+            if changes:
+                stages.append(Stage(fault.begin, {**stages[-1].values, **changes}))
+    return stages
+
+
+def kube_page(now: float, start: float = START) -> str:
+    """Return what kube-state-metrics exposes about the fleet, `now` seconds after its start."""
+    lines = []
+    for node, (job, rank) in placed().items():
+        pod = f'namespace="{job.team}",pod="{job.name}-{rank}"'
+        lines += [
+            f'kube_node_status_allocatable{{node="{node}",{RESOURCE},unit="integer"}} {GPUS}',
+            f'kube_node_labels{{node="{node}",label_karpenter_sh_nodepool="{job.pool}"}} 1',
+            f'kube_node_status_condition{{node="{node}",condition="Ready",status="true"}} 1',
+            f'kube_pod_container_resource_requests{{{pod},container="main",node="{node}",{RESOURCE}}} {GPUS}',
+            f'kube_pod_status_phase{{{pod},phase="Running"}} 1',
+        ]
+    for team, name, gpus, waits in PENDING:
+        created = LENGTH - waits
+        if now >= created:
+            pod = f'namespace="{team}",pod="{name}"'
+            lines += [
+                f'kube_pod_container_resource_requests{{{pod},container="main",{RESOURCE}}} {gpus}',
+                f'kube_pod_status_phase{{{pod},phase="Pending"}} 1',
+                f"kube_pod_status_unschedulable{{{pod}}} 1",
+                f"kube_pod_created{{{pod}}} {start + created:.0f}",
+            ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,215 @@
+"""The live page in Chromium: what it shows, how it is used, and what it must not do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.conftest import Exporter, Serve, command
+from tests.e2e.serving.test_web import TLS, Pki, hashed
+from tests.e2e.serving.test_web import pki as pki
+from tests.page.conftest import NO_CONNECTION, OpenTab
+from tests.page.proxy import proxied
+from tests.support.fakes.driver import FakeDriver, mig_device
+from tests.support.tools import until
+
+SICK = ("--source", "simulated", "--gpus", "8", "--inject", "GpuStragglerSlow:3,GpuXidFatal:5")
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What a test has to close at its end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def url(exporter: Exporter, path: str = "/") -> str:
+    return f"http{'s' if exporter.tls else ''}://127.0.0.1:{exporter.port}{path}"
+
+
+def row(page: Page, name: str) -> Locator:
+    """Return the row of a GPU."""
+    return page.locator(".gpu").filter(has=page.get_by_role("button", name=name, exact=True))
+
+
+def test_five_questions(serve: Serve, tab: OpenTab) -> None:
+    """Which GPU is sick, why is the job slow, who holds GPU 3, since when, what to do? And nothing hides that the GPUs
+    are simulated."""
+    page = tab().open(url(serve(*SICK)))
+    summary = page.locator("#summary")
+    expect(summary.get_by_role("heading")).to_have_text("7 of 8 GPUs healthy")
+    sick = summary.get_by_role("listitem").filter(has_text="Unhealthy")
+    expect(sick).to_contain_text(re.compile(r"GPU 5: XID 79.* Since \d\d:\d\d\. What to do: reboot the node\."))
+    expect(summary).to_contain_text(re.compile("Job .*GPUs 0\N{EN DASH}2, 4, 6\N{EN DASH}7 wait for GPU 3"))
+    slow = r"GPU 3 \(simulated/injected-node-000\): This GPU slows down job .* Since .* What to do: "
+    expect(summary).to_contain_text(re.compile(slow))
+    expect(row(page, "GPU 3").locator(".owner")).to_have_text("Held by simulated/injected-node-000-0")
+    expect(page.locator("#banner")).to_contain_text("These are not your GPUs: simulated")
+    expect(page).to_have_title(re.compile("^✖ 1 unhealthy · node-000"))
+    ranks = page.get_by_role("region", name=re.compile("Ranks of"))
+    expect(ranks.get_by_role("row").filter(has_text="GPU 3")).to_contain_text("Others wait for it")
+    for path in ("metrics", "healthz", "api/v1/gpus"):
+        expect(page.locator(f'footer a[href="{path}"]')).to_be_visible()
+
+
+def test_an_opened_row(serve: Serve, tab: OpenTab) -> None:
+    """With the keyboard: findings in numbers, lost time, XIDs, charts with a common cursor and zoom. In both colour
+    schemes and with the row open, axe-core finds no violation; nothing is wider than a phone or lost on a wall."""
+    exporter, opened = serve(*SICK), tab(color_scheme="dark")
+    page = opened.open(url(exporter))
+    button = page.get_by_role("button", name="GPU 3", exact=True).and_(page.locator("[aria-expanded]"))
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(button).to_have_attribute("aria-expanded", "true")
+    details = page.get_by_role("group", name="Details of GPU 3")
+    expect(details).to_contain_text(re.compile(r"86 % of the other ranks wait.*What to do: .*Runbook: ", re.DOTALL))
+    expect(details.get_by_role("table", name="Time of GPU 3 by cause")).to_contain_text("SMs working")
+    expect(details.get_by_role("table", name="Measurements of GPU 3")).to_contain_text("700 W")
+    details.get_by_text(re.compile(r"\d+ not available, and why")).click()
+    expect(details).to_contain_text("DCGM_FI_DEV_FAN_SPEED")
+    expect(details.locator("canvas")).to_have_count(6)
+
+    chart = details.locator(".plot[role=img]").nth(1)
+    chart.hover()
+    expect(details.locator(".u-cursor-x:not(.u-off)")).to_have_count(6)
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    details.get_by_role("button", name="5 min", exact=True).click()
+    expect(details.get_by_role("button", name="5 min", exact=True)).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="GPU 5", exact=True).first.click()
+    expect(page.get_by_role("group", name="Details of GPU 5")).to_contain_text(re.compile(r"XID 79 at \d\d:\d\d:\d\d"))
+    assert opened.violations() == []
+    page.emulate_media(color_scheme="light")
+    assert opened.violations() == []
+    for width in (360, 768, 1280, 3840):
+        page.set_viewport_size({"width": width, "height": 900})
+        until(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"), what=f"a page of {width} px")
+    button.click()
+    expect(details).to_be_hidden()
+
+
+def test_lost_wedged_released_and_back(serve: Serve, tab: OpenTab, tmp_path: Path) -> None:
+    """Each is said at once, with its name; afterwards, all GPUs are healthy again."""
+    driver, token = FakeDriver(tmp_path / "driver", gpus=2), tmp_path / "token"
+    driver.lock("gpu")
+    exporter = serve("--interval", "200ms", "--token-file", str(token), env=driver.environment)
+    page = tab().open(url(exporter))
+    heading = page.locator("#summary-title")
+    expect(heading).to_have_text("All 2 GPUs are healthy")
+    driver.lose(0)
+    expect(heading).to_have_text("1 of 2 GPUs healthy")
+    expect(page.locator("#summary li")).to_contain_text("GPU 0: it fell off the bus")
+    expect(row(page, "GPU 0").locator(".spark dd").first).to_have_text("\N{EN DASH}")
+    driver.restore(0)
+    driver.block(1)
+    expect(page.locator("#summary")).to_contain_text("GPU 1: a driver call does not return")
+    driver.unblock(1)
+    expect(heading).to_have_text("All 2 GPUs are healthy")
+    bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
+    assert exporter.ask("POST", "/-/release", bearer)[0] == 200
+    expect(row(page, "GPU 1")).to_contain_text(re.compile("release", re.IGNORECASE))
+    assert exporter.ask("POST", "/-/resume", bearer)[0] == 200
+    expect(heading).to_have_text("All 2 GPUs are healthy")
+
+
+def test_the_server_restarts(serve: Serve, tab: OpenTab, stack: ExitStack) -> None:
+    """Without a connection, the page says so and how old its numbers are; later it reconnects. Hidden, it disconnects.
+    Without a free stream, it asks every few seconds."""
+    exporter, opened = serve(*SICK), tab()
+    page = opened.open(url(exporter))
+    status, age = page.get_by_role("status"), page.locator("#age")
+    expect(status).to_have_text("Live")
+    assert exporter.process.poll() is None
+    opened.allowed = NO_CONNECTION
+    exporter.stop()
+    expect(status).to_have_text(re.compile(r"^Connection lost at \d\d:\d\d:\d\d\. Trying to reconnect"))
+    expect(age).to_have_text(re.compile(r"^Numbers are \d+ s old\."))
+    expect(row(page, "GPU 0")).to_be_visible()
+    again = stack.enter_context(
+        Popen(command("serve", "--address", f"127.0.0.1:{exporter.port}", *SICK), stderr=DEVNULL)
+    )
+    stack.callback(again.kill)
+    expect(status).to_have_text("Live")
+    expect(age).to_be_empty()
+
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true})"
+    changed = "; document.dispatchEvent(new Event('visibilitychange'))"
+    page.evaluate(hide % "true" + changed)
+    expect(status).to_have_text("Paused while hidden")
+    page.route("**/api/v1/stream", lambda route: route.fulfill(status=503, body="too many"))
+    opened.allowed += ("503",)
+    page.evaluate(hide % "false" + changed)
+    expect(status).to_have_text(re.compile("^Updated every 5 s"))
+
+
+def test_sixteen_gpus_mig_many_processes_and_hostile_names(serve: Serve, tab: OpenTab, tmp_path: Path) -> None:
+    """All GPUs and MIG instances have rows; of 1000 processes, the first are shown at once; names are only text."""
+    driver, procfs = FakeDriver(tmp_path / "driver", gpus=16), tmp_path / "proc"
+    for pid in (2, *range(1000, 2000)):
+        (procfs / str(pid)).mkdir(parents=True)
+        (procfs / str(pid) / "comm").write_text("kthreadd\n" if pid == 2 else f"<b>{pid}</b>\n")
+    with driver.batch():
+        driver.set("Name", HOSTILE)
+        driver.set("ComputeRunningProcesses", ",".join(f"{pid}:{pid}000000" for pid in range(1000, 2000)), 0)
+        driver.partition(15, {1: mig_device(1, "1g.18gb"), 2: mig_device(2, "1g.18gb")})
+    opened = tab(viewport={"width": 1440, "height": 4000})
+    exporter = serve("--processes", "true", "--procfs", str(procfs), env=driver.environment)
+    page = opened.open(url(exporter))
+    expect(page.locator(".gpu")).to_have_count(18)
+    expect(page.get_by_role("button", name="GPU 15 MIG 2", exact=True)).to_be_visible()
+    expect(page.locator("#summary-title")).to_have_text("All 16 GPUs are healthy")
+    expect(page.locator(".model").first).to_have_text(HOSTILE)
+    page.get_by_role("button", name="GPU 0", exact=True).click()
+    table = page.get_by_role("table", name="Processes on GPU 0")
+    expect(table.get_by_role("row")).to_have_count(21)
+    expect(table).to_contain_text("<b>1999</b>")
+    page.get_by_role("button", name="Show all 1000 processes").click()
+    expect(table.get_by_role("row")).to_have_count(1001)
+    assert page.locator("main img, main script, main b").count() == 0
+    assert opened.violations() == []
+
+
+def test_password_and_tls(serve: Serve, tab: OpenTab, pki: Pki) -> None:
+    """The page, its files and its stream use the browser's password. Without it, there is nothing."""
+    config = pki.config(TLS, {"me": hashed("right")})
+    exporter = serve("--source", "simulated", "--web.config.file", config, tls=pki.context())
+    known = tab(ignore_https_errors=True, http_credentials={"username": "me", "password": "right"})
+    page = known.open(url(exporter))
+    expect(page.get_by_role("status")).to_have_text("Live")
+    unknown = tab(ignore_https_errors=True).page.request
+    for path in ("/", "/static/page.js", "/api/v1/history", "/api/v1/stream"):
+        assert unknown.get(url(exporter, path)).status == 401
+
+
+@pytest.mark.parametrize("nodes", ["1", "3"])
+def test_below_a_prefix(serve: Serve, tab: OpenTab, nodes: str) -> None:
+    """Behind a proxy that adds a path, everything works, the list of several nodes too."""
+    exporter = serve("--source", "simulated", "--nodes", nodes, "--inject", "GpuXidFatal:5")
+    opened = tab()
+    page = opened.page
+    with proxied(exporter.port, "/some/prefix") as port:
+        page.goto(f"http://127.0.0.1:{port}/some/prefix/")
+        if nodes == "3":
+            expect(page.get_by_role("heading", name=re.compile("nodes healthy"))).to_have_text(
+                "0 of 3 nodes healthy, 1 unhealthy, 2 unknown"
+            )
+            first = page.locator("tbody tr").first
+            expect(first).to_contain_text(re.compile(r"node-000.*Unhealthy.*GPU 5: XID 79"))
+            expect(page.get_by_role("status")).to_have_text("Live: updated every 5 s")
+            assert opened.violations() == []
+            first.get_by_role("link").click()
+        expect(page.locator(".gpu")).to_have_count(8)
+        expect(page.get_by_role("status")).to_have_text("Live")
+        page.get_by_role("button", name="GPU 5", exact=True).first.click()
+        expect(page.locator(".gpu canvas").first).to_be_visible()
+        if nodes == "3":
+            page.get_by_role("link", name="All nodes").click()
+            expect(page.locator("tbody tr")).to_have_count(3)
+        page.goto("about:blank")

@@ -1,0 +1,115 @@
+"""The pages for people and their files: what is sent, how it is cached, and what a browser may run."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.exposition.pages import Pages
+from gpu_exporter.inputs import Address
+from gpu_exporter.serving.endpoint import Endpoint, Health
+from gpu_exporter.serving.live import assets
+from gpu_exporter.serving.live.page import CSP, PAGE_POLICY
+from gpu_exporter.serving.security.guard import Guard
+from gpu_exporter.serving.server import Server
+
+OWN = [name for name in assets.NAMES if not name.startswith("uPlot")]
+HOSTILE = "<script>"
+
+
+def endpoint(name: str) -> Endpoint:
+    """A node without a collection."""
+    pages = Pages()
+    return Endpoint(name, pages, Health(1.0, pages))
+
+
+@pytest.fixture(params=[["a"], ["a", HOSTILE]], ids=["one node", "two nodes"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of nodes."""
+    server = Server(Address("127.0.0.1", 0), [endpoint(name) for name in request.param])
+    server.start()
+    yield server
+    server.stop()
+
+
+def get(server: Server, path: str, headers: Mapping[str, str] | None = None) -> tuple[HTTPResponse, bytes]:
+    """Send a GET request; return response and body."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request("GET", path, headers=dict(headers or {}))
+        answer = connection.getresponse()
+        return answer, answer.read()
+    finally:
+        connection.close()
+
+
+def test_all_files_are_served() -> None:
+    assert sorted(assets.NAMES) == sorted(path.name for path in assets.FOLDER.iterdir())
+    assert list(assets.NAMES) == sorted(assets.NAMES)
+
+
+@pytest.mark.parametrize("name", ["page.js", "page.css", "icon.svg", "uPlot.iife.min.js", "uPlot.LICENSE.txt"])
+def test_a_file_is_cached_by_its_content(server: Server, name: str) -> None:
+    """The browser asks whether it has changed; the answer is 304 while it has not. gzip has the same content."""
+    content = (assets.FOLDER / name).read_bytes()
+    answer, body = get(server, f"/static/{name}")
+    assert (answer.status, body) == (200, content)
+    assert answer.headers["Cache-Control"] == "no-cache"
+    zipped, body = get(server, f"/static/{name}", {"Accept-Encoding": "gzip"})
+    assert (zipped.headers["Content-Encoding"], gzip.decompress(body)) == ("gzip", content)
+    assert zipped.headers["ETag"] == answer.headers["ETag"]
+    same, body = get(server, f"/static/{name}", {"If-None-Match": answer.headers["ETag"]})
+    assert (same.status, body) == (304, b"")
+    assert get(server, f"/static/{name}", {"If-None-Match": '"other"'})[0].status == 200
+
+
+@pytest.mark.parametrize("path", ["/static/", "/static/nothing.js", "/static/../page.html", "/static/page.html"])
+def test_nothing_else_is_served(server: Server, path: str) -> None:
+    assert get(server, path)[0].status == 404
+
+
+def test_only_own_scripts_may_run(server: Server) -> None:
+    answer, body = get(server, "/")
+    assert answer.headers[CSP] == PAGE_POLICY
+    assert b"<script>" not in body
+    assert not re.search(rb"\s(on\w+|style)=", body)
+
+
+def test_a_policy_of_the_user_stays(tmp_path: Path) -> None:
+    config = tmp_path / "web.yml"
+    config.write_text("http_server_config: {headers: {Content-Security-Policy: default-src 'self'}}")
+    server = Server(Address("127.0.0.1", 0), [endpoint("a")], Guard(config))
+    server.start()
+    try:
+        assert get(server, "/")[0].headers[CSP] == "default-src 'self'"
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("name", [*OWN, "../page.html", "../nodes.html"])
+def test_no_file_names_another_host(name: str) -> None:
+    """The only absolute URL is the XML namespace of SVG. All others are relative, so that a path prefix works."""
+    text = (assets.FOLDER / name).read_text("utf-8")
+    assert set(re.findall(r"https?://[\w.-]+[\w/.]*", text)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"""(?:href|src)="/|(?:ask|fetch|EventSource|URL)\(["'`]/""", text)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name.endswith(".js")])
+def test_no_script_makes_markup_from_text(name: str) -> None:
+    text = (assets.FOLDER / name).read_text("utf-8")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+    assert len(text.splitlines()) <= 350
+
+
+def test_the_strip_knows_all_classes_of_useful_work() -> None:
+    """Classes that drawing.js does not name are drawn as losses."""
+    heights = re.search(r"const HEIGHTS = \{(.*?)\}", (assets.FOLDER / "drawing.js").read_text("utf-8"))
+    assert heights
+    named = set(re.findall(r"[a-z-]{3,}", heights[1]))
+    assert named <= {bottleneck.name for bottleneck in BOTTLENECKS}
