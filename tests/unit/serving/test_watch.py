@@ -22,7 +22,6 @@ from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.live import handlers
 from gpu_exporter.serving.server import Server
 from gpu_exporter.serving.watch import monitor as monitor_module
-from gpu_exporter.serving.watch import thread as thread_module
 from gpu_exporter.serving.watch.monitor import MOST_XIDS, TOO_MANY, Monitor
 from gpu_exporter.serving.watch.stream import MOST_STREAMS
 from gpu_exporter.serving.watch.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
@@ -174,7 +173,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, always: bool = True) -> None:
         self.now, self.taken, self.watched, self.judged = 10_000.0, 0, 0, 0
-        monkeypatch.setattr(thread_module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monitor = Monitor(NODE, 1.0)
         take, watch, judge = monitor.take, monitor.watch, monitor.judge
         self.node = LiveNode(monitor, lambda: snapshot((), self.now), str, always=always)
