@@ -39,7 +39,7 @@ def id_of(uuid: str, instance: str, index: int) -> str:
 
 
 class Monitor:
-    """Follows the snapshots of one node. One thread calls `take` and `judge`; any may ask for `answer`."""
+    """Follows the snapshots of one node. One thread calls `take`, `watch` and `judge`; any may call the rest."""
 
     def __init__(self, name: str, interval: float, events: EventLog | None = None) -> None:
         self.name, self._interval, self._events = name, interval, events
@@ -54,8 +54,7 @@ class Monitor:
         return self._watch.current
 
     def take(self, snapshot: Snapshot) -> bool:
-        """Add a snapshot; return whether it completed a point of the history."""
-        self._watch.take(snapshot)
+        """Add a snapshot to the history; return whether it completed a point of it."""
         for verdict in snapshot.verdicts:
             gpu, health = id_of(verdict.gpu.uuid, "", verdict.gpu.index), verdict.health.value
             if self._verdicts.get(gpu, ("",))[0] != health:
@@ -74,8 +73,12 @@ class Monitor:
         with self._lock:
             return self.history.take(snapshot.at, points, classes)
 
+    def watch(self, snapshot: Snapshot) -> None:
+        """Add a snapshot to those that the next diagnosis is made of."""
+        self._watch.take(snapshot)
+
     def judge(self, snapshot: Snapshot) -> None:
-        """Make a new diagnosis."""
+        """Make a new diagnosis, after the last snapshot was watched."""
         self._watch.judge(snapshot)
 
     def answer(self, snapshot: Snapshot, problem: str = "") -> dict[str, Any]:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a snapshot is taken and judged: while nobody looks, and while a page is open or the exporter is young.
-QUIET_SECONDS, QUIET_JUDGED = 5.0, 30.0
+# How often a snapshot is taken for the history, watched for the diagnosis, and judged, while nobody looks.
+QUIET_SECONDS, QUIET_WATCHED, QUIET_JUDGED = 5.0, 10.0, 30.0
+# How often a snapshot is taken and watched while a page is open, and judged then or while the exporter is young.
 OPEN_SECONDS, OPEN_JUDGED = 1.0, 5.0
 # With several nodes, one that nobody has asked about for this long is not followed.
 ASKED_SECONDS = 120.0
@@ -44,7 +45,7 @@ class LiveNode:
         self._newest, self._problem, self._always = newest, problem, always
         self._started, self._asked_at = time.monotonic(), -ASKED_SECONDS
         self._seen: Snapshot | None = None
-        self._taken_at = self._judged_at = float("-inf")
+        self._taken_at = self._watched_at = self._judged_at = float("-inf")
 
     def asked(self) -> None:
         """Note that somebody looks at this node."""
@@ -63,16 +64,22 @@ class LiveNode:
         if snapshot is not self._seen and (watched or now - self._taken_at >= QUIET_SECONDS):
             self._seen, self._taken_at = snapshot, now
             complete = self.monitor.take(snapshot)
-            young = now - self._started < QUIET_JUDGED
-            if now - self._judged_at >= (OPEN_JUDGED if watched or young else QUIET_JUDGED):
-                self.monitor.judge(snapshot)
-                self._judged_at = now
+            self._diagnose(snapshot, now, often=watched or now - self._started < QUIET_JUDGED)
             if complete and is_open:
                 self.stream.post("point", self.monitor.point_json(), snapshot.at)
-        elif not problem:
+        elif not problem and self.stream.has_posted:
             return
         if is_open:
             self.stream.post("gpus", self.monitor.event(snapshot, problem), snapshot.at)
+
+    def _diagnose(self, snapshot: Snapshot, now: float, *, often: bool) -> None:
+        due = now - self._judged_at >= (OPEN_JUDGED if often else QUIET_JUDGED)
+        if due or often or now - self._watched_at >= QUIET_WATCHED:
+            self.monitor.watch(snapshot)
+            self._watched_at = now
+        if due:
+            self.monitor.judge(snapshot)
+            self._judged_at = now
 
 
 class LiveThread:

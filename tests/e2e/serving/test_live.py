@@ -113,6 +113,22 @@ def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
     until(lambda: entry("0")["up"], 60, "the GPU")
 
 
+def test_release_and_resume(serve: Serve, tmp_path: Path) -> None:
+    """A released GPU is no fault: its headline says so, it has no numbers, and it is back after `resume`."""
+    token = tmp_path / "token"
+    exporter = serve("--token-file", str(token), env=FakeDriver(tmp_path / "driver", 1).environment)
+    with stream(exporter) as response:
+        following = (content["gpus"][0] for kind, content in events(response) if kind == "gpus")
+        assert next(entry for entry in following if entry["measurements"])["up"]
+        me = {"Authorization": f"Bearer {token.read_text().strip()}"}
+        assert exporter.ask("POST", "/-/release", me)[0] == 200
+        released = next(entry for entry in following if not entry["up"])
+        assert (released["reason"], released["headline"]["severity"]) == ("released", "info")
+        assert (released["class"], released["measurements"], released["findings"]) == (None, {}, [])
+        assert exporter.ask("POST", "/-/resume", me)[0] == 200
+        assert next(entry for entry in following if entry["measurements"])["up"]
+
+
 def test_the_stream(serve: Serve) -> None:
     """The first event comes at once, further ones once a second, with points of the history; HEAD has no body."""
     exporter = serve("--source", "replay", "--recording", "h200_workloads")
