@@ -132,7 +132,7 @@ function holder(gpus, jobs) {
 }
 
 function firstSentence(text) {
-  return text.split(/\.(?:\s|$)/)[0];
+  return text.split(/\.(?:\s|$)/)[0].replaceAll("`", "");
 }
 
 function findingOf(gpu, name) {
