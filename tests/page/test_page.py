@@ -79,8 +79,21 @@ def test_an_opened_row(serve: Serve, tab: OpenTab) -> None:
     expect(details.locator("canvas")).to_have_count(6)
 
     chart = details.locator(".plot[role=img]").nth(1)
-    chart.hover()
-    expect(details.locator(".u-cursor-x:not(.u-off)")).to_have_count(6)
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 300, middle)
+    cursors = "charts => new Set(charts.map(each => each.style.transform)).size"
+    until(lambda: details.locator(".u-cursor-x").evaluate_all(cursors) == 1, what="a common cursor")
+    whole = details.get_by_role("button", name="All", exact=True)
+    expect(whole).to_have_attribute("aria-pressed", "true")
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, middle, steps=5)
+    page.mouse.up()
+    expect(whole).to_have_attribute("aria-pressed", "false")
+    page.mouse.dblclick(box["x"] + 350, middle)
+    expect(whole).to_have_attribute("aria-pressed", "true")
     chart.focus()
     page.keyboard.press("ArrowLeft")
     details.get_by_role("button", name="5 min", exact=True).click()
