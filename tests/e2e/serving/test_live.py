@@ -17,7 +17,7 @@ import jsonschema
 from gpu_exporter.serving.handler import CLIENT_SECONDS
 from gpu_exporter.serving.watch.stream import MOST_STREAMS
 from tests import ROOT
-from tests.conftest import Exporter, Serve
+from tests.conftest import Exporter, Serve, run
 from tests.support.fakes.driver import FakeDriver, mig_device
 from tests.support.tools import until
 
@@ -92,6 +92,24 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     assert found["gpus"][slow]["sm_active"][-1] is not None
 
 
+def test_it_agrees_with_diagnose(serve: Serve) -> None:
+    """Class and findings of each GPU are those that `gpu-exporter diagnose --url` reports."""
+    exporter = serve("--source", "simulated", "--gpus", "4", "--inject", "GpuStragglerStarved")
+
+    def shown() -> Mapping[str, tuple[str | None, set[str]]]:
+        return {
+            each["UUID"]: (each["class"], {finding["name"] for finding in each["findings"]})
+            for each in gpus(exporter)["gpus"]
+        }
+
+    until(lambda: any(names for _, names in shown().values()), 60, "a finding")
+    said = run("diagnose", "--url", f"http://127.0.0.1:{exporter.port}", "--json", "--for", "5s").stdout
+    reported = {
+        each["UUID"]: (each["class"], {mode["name"] for mode in each["modes"]}) for each in json.loads(said)["gpus"]
+    }
+    until(lambda: shown() == reported, 60, "the same")
+
+
 def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
     """The page says so at once, since when, and what to do; the other GPU is as before. MIG instances have entries."""
     driver = FakeDriver(tmp_path / "driver", 2)
@@ -103,6 +121,8 @@ def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
 
     until(lambda: entry("0")["health"] == "healthy", 30, "a healthy GPU")
     assert [each["instance"] for each in gpus(exporter)["gpus"]] == ["", "", "1", "2"]
+    driver.xid(0, 31)
+    until(lambda: [event["xid"] for event in entry("0")["xids"]] == [31], 30, "the XID")
     driver.lose(0)
     lost: Any = until(lambda: not (found := entry("0"))["up"] and found, 30, "the loss")
     until(lambda: entry("0")["headline"]["severity"] == "page", 30, "the headline")
