@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import jsonschema
 
 from gpu_exporter.serving.handler import CLIENT_SECONDS
@@ -37,11 +39,13 @@ def gpus(exporter: Exporter, prefix: str = "") -> Mapping[str, Any]:
 
 
 @contextmanager
-def stream(exporter: Exporter, path: str = "/api/v1/stream") -> Iterator[HTTPResponse]:
-    """Open the stream."""
+def stream(
+    exporter: Exporter, path: str = "/api/v1/stream", headers: Mapping[str, str] | None = None
+) -> Iterator[HTTPResponse]:
+    """Open the stream, or another path."""
     connection = HTTPConnection("127.0.0.1", exporter.port, timeout=30)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=dict(headers or {}))
         yield connection.getresponse()
     finally:
         connection.close()
@@ -209,6 +213,18 @@ def test_off(serve: Serve) -> None:
     for path in ("/api/v1/history", "/api/v1/stream"):
         assert exporter.ask("GET", path)[0] == 503
         assert "--live-page" in exporter.ask("GET", path)[1]
+
+
+def test_a_password_is_needed(serve: Serve, tmp_path: Path) -> None:
+    """For each path, as for /metrics; one that is wrong opens no stream."""
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users:\n  me: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}\n")
+    exporter = serve("--source", "simulated", "--gpus", "1", "--web-config-file", str(config))
+    for path in ("/api/v1/gpus", "/api/v1/history", "/api/v1/stream"):
+        for password, status in (("", 401), ("wrong", 401), ("right", 200)):
+            given = f"Basic {b64encode(f'me:{password}'.encode()).decode()}"
+            with stream(exporter, path, {"Authorization": given} if password else {}) as response:
+                assert response.status == status
 
 
 def test_several_nodes(serve: Serve) -> None:
