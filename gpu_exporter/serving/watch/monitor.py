@@ -47,6 +47,8 @@ class Monitor:
         self._verdicts: dict[str, tuple[str, float]] = {}
         # Of the history, which one thread writes while another reads it.
         self._lock = threading.Lock()
+        # When the last answer with the history began, and the answer: many pages ask within the same ten seconds.
+        self._hour = (0.0, b"")
 
     @property
     def current(self) -> Current:
@@ -71,7 +73,10 @@ class Monitor:
             if diagnosis.bottleneck
         }
         with self._lock:
-            return self.history.take(snapshot.at, points, classes)
+            complete = self.history.take(snapshot.at, points, classes)
+            if complete:
+                self._hour = (0.0, b"")
+        return complete
 
     def watch(self, snapshot: Snapshot) -> None:
         """Add a snapshot to those that the next diagnosis is made of."""
@@ -196,15 +201,19 @@ class Monitor:
         return by_gpu
 
     def history_json(self) -> bytes:
-        """Return the last hour of all devices as JSON: see docs/api.md."""
-        rows = defaultdict[str, list[str]](list)
+        """Return the last hour of all devices as JSON: see docs/api.md. It is composed once per point."""
         with self._lock:
-            start = self.history.start
-            for device, name, values in self.history.rows():
-                rows[device].append(f"{json.dumps(name)}:[{_numbers(values)}]")
+            if self._hour[0] != self.history.start:
+                self._hour = (self.history.start, self._composed_history())
+            return self._hour[1]
+
+    def _composed_history(self) -> bytes:
+        rows = defaultdict[str, list[str]](list)
+        for device, name, values in self.history.rows():
+            rows[device].append(f"{json.dumps(name)}:[{_numbers(values)}]")
         gpus = ",".join(f"{json.dumps(device)}:{{{','.join(of_device)}}}" for device, of_device in rows.items())
         about = {
-            "start": start,
+            "start": self.history.start,
             "step": STEP_SECONDS,
             "points": POINTS,
             "classes": [each.name for each in BOTTLENECKS],

@@ -165,6 +165,26 @@ def test_xids() -> None:
     assert second["xids"] == []
 
 
+def test_the_history_is_composed_once_per_point() -> None:
+    """Until there is a new point, or the clock is set back."""
+    monitor = Monitor(NODE, 1.0)
+
+    def at(when: float) -> dict[str, Any]:
+        monitor.take(snapshot([Sample(Series(m.SM_ACTIVE, GPU), 0.5)], when))
+        body = monitor.history_json()
+        assert monitor.history_json() is body
+        found: dict[str, Any] = json.loads(body)
+        jsonschema.validate(found, {**SCHEMA, "$ref": "#/$defs/history"})
+        return found
+
+    for when in (1000.0, 1005.0, 1009.0):
+        assert at(when)["gpus"] == {}
+    for number, when in enumerate((1010.0, 1020.0), start=1):
+        (row,) = (rows["sm_active"] for rows in at(when)["gpus"].values())
+        assert [value is not None for value in row[-3:]] == [place + number >= 3 for place in range(3)]
+    assert at(500.0)["gpus"] == {}
+
+
 # --- how often ------------------------------------------------------------------------------------------------------
 
 
