@@ -107,6 +107,13 @@ SECTIONS = (
         sections.exposition,
     ),
     Section(
+        "live_page",
+        "What does the live page cost?",
+        """Measured on the fake driver of the tests with a scrape each second. History and diagnoses are always kept,
+        unless `--live-page false` is set; open pages read the stream of new values.""",
+        sections.live_page,
+    ),
+    Section(
         "web",
         "What do TLS and passwords cost?",
         "One replayed GPU; passwords are checked with bcrypt; connections are kept open.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from benchmarks import plots
@@ -268,6 +269,18 @@ def exposition(numbers: Numbers) -> Shown:
         ("ratio", f"{numbers['ratio']:.0f}"),
     ]
     return Shown(table((what, "CPU"), rows))
+
+
+def live_page(numbers: Numbers) -> Shown:
+    """Return one row for each way to run the exporter: the median of its rounds."""
+    ways = {"off": "without history and diagnoses", "on": "with them", "pages": f"with {numbers['pages']} open pages"}
+    rows = []
+    for name, words in ways.items():
+        rounds = [row for row in numbers["rows"] if row["name"] == name]
+        cpu, rss, p50, p99 = (median(row[key] for row in rounds) for key in ("cpu", "rss_mib", "p50", "p99"))
+        rows.append((words, percent(cpu, 2), f"{rss:.1f} MiB", f"{p50:.1f} ms, {p99:.1f} ms"))
+    head = (f"gpu-exporter on {_by(numbers['gpus'], 'GPU')}", "CPU (of one core)", "memory", "a scrape: p50, p99")
+    return Shown(table(head, rows))
 
 
 def web(numbers: Numbers) -> Shown:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, Protocol
 
+from gpu_exporter.catalogue.averages import deviation, line, mean, median
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -60,10 +60,10 @@ class Window(Protocol):
 
 
 _AGGREGATES: Mapping[Fn, Callable[[Sequence[float]], float]] = {
-    Fn.MEAN: statistics.fmean,
+    Fn.MEAN: mean,
     Fn.MIN: min,
     Fn.MAX: max,
-    Fn.STDDEV: statistics.pstdev,
+    Fn.STDDEV: deviation,
 }
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 
@@ -125,7 +125,7 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
         return None
     if len({number for _, number in points}) == 1:
         return points[0][1]
-    slope, intercept = statistics.linear_regression(times, [number for _, number in points])
+    slope, intercept = line(times, [number for _, number in points])
     return intercept + slope * ahead
 
 
@@ -151,14 +151,14 @@ def _of_ranks(of: PeerMedian | PeerMin, window: Window, device: Device) -> float
     numbers = list(_of_marked(of, window, window.ranks(device)))
     if not numbers:
         return None
-    return min(numbers) if isinstance(of, PeerMin) else statistics.median(numbers)
+    return min(numbers) if isinstance(of, PeerMin) else median(numbers)
 
 
 def _mean(of: PeerMean, window: Window, device: Device) -> float | None:
     if value(of.of, window, device) is None or not _has_engine_activity(window, device):
         return None
     numbers = list(_of_marked(of, window, [rank for rank in window.ranks(device) if rank != device]))
-    return statistics.fmean(numbers) if numbers else None
+    return mean(numbers) if numbers else None
 
 
 def _of_marked(of: OfRanks, window: Window, ranks: Iterable[Device]) -> Iterator[float]:

@@ -9,8 +9,9 @@ from enum import Enum
 from gpu_exporter.catalogue.evaluate import holds
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.window import FAMILIES, Scrapes, SignalReaders, Window
+from gpu_exporter.diagnosis.window import FAMILIES, Scrapes, Window, samples_by_name
 from gpu_exporter.model.snapshot import Snapshot
 
 # As long as `gpu-exporter diagnose` watches by default.
@@ -55,21 +56,20 @@ class Watch:
 
     def __init__(self) -> None:
         self.current = Current()
-        self._signals, self._scrapes, self._at = SignalReaders(), Scrapes(), 0.0
+        self._signals, self._scrapes, self._at = RollingWindow(WINDOW_SECONDS), Scrapes(), 0.0
         self._began: dict[tuple[DeviceKey, str], tuple[str, float]] = {}
 
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot. After the clock was set back, the window begins again."""
         if snapshot.at <= self._at:
-            self._signals = SignalReaders()
+            self._signals = RollingWindow(WINDOW_SECONDS)
         self._at = snapshot.at
-        self._signals.take(self._scrapes.of(snapshot, READ))
-        self._signals.forget(snapshot.at - WINDOW_SECONDS)
+        self._signals.add(snapshot.at, samples_by_name(self._scrapes.of(snapshot, READ).samples))
 
     def judge(self, snapshot: Snapshot) -> None:
         """Make a new diagnosis of the GPUs of a snapshot."""
         listed = {status.gpu.uuid for status in snapshot.gpus}
-        window = self._signals.window({})
+        window = self._signals.recent()
         diagnoses = {each.device: each for each in diagnose(window) if each.device.uuid in listed}
         self.current = Current(snapshot.at, diagnoses, self._since(snapshot.at, diagnoses), _jobs(window, diagnoses))
 

@@ -47,7 +47,12 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
 
 
 def summary(mode: FailureMode, diagnosis: Diagnosis) -> str:
-    """Return what a failure mode says about this GPU, as a sentence."""
+    """Return what a failure mode says about this GPU, as a sentence.
+
+    Where that is a template of Prometheus, whose numbers are in the evidence, the meaning of the mode is used instead.
+    """
+    if "{{" in mode.summary:
+        return mode.meaning.split(". ")[0].removesuffix(".")
     job = diagnosis.identity.workload or "that it belongs to"
     return _sentence(mode.summary.replace("{gpu}", "this GPU").replace("{job}", job))
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.averages import median
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
 
@@ -83,7 +83,7 @@ def _key(sample: ScrapedSample) -> _Key:
 
 def _since(times: Sequence[float], now: float) -> float:
     """Return from which time on a series of a target must have been seen to be still there."""
-    usual = median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else float("inf")
+    usual = median([later - earlier for earlier, later in pairwise(times)]) if len(times) > 1 else float("inf")
     if now - times[-1] > SCRAPES * usual:
         return float("inf")
     return times[-min(SCRAPES, len(times))]

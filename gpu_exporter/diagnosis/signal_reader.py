@@ -82,7 +82,7 @@ class ValueReader:
                 continue
             if not plausible(sample.value):  # some exporters write NaN for a missing value
                 continue
-            value = self._value(sample, at, clocks.get(_exporter(sample.labels)))
+            value = self._value(sample, at, clocks.get(_exporter(sample.labels)) if clocks else None)
             if value is not None and plausible(value):
                 key = key_of(sample.labels, per_instance=self.per_instance)
                 highest[key] = max(highest.get(key, value), value)

@@ -37,9 +37,9 @@ def chromium_path() -> str:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A running Chromium."""
+    """A running Chromium. Until its end, this thread has an event loop, so tests of other modules cannot make one."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=OPTIONS)
         yield browser

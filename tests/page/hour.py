@@ -176,6 +176,7 @@ def served(scene: Scene) -> Iterator[int]:
             snapshot = node.endpoint.health.snapshot
             assert snapshot is not None
             live.monitor.take(snapshot)
+            live.monitor.watch(snapshot)
             if second % JUDGED == 0:
                 live.monitor.judge(snapshot)
     server = Server(Address("127.0.0.1", 0), [node.endpoint])

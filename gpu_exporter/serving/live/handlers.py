@@ -10,6 +10,7 @@ from tornado.iostream import StreamClosedError
 from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT, Handler
 
 if TYPE_CHECKING:
+    from gpu_exporter.serving.watch.stream import Listener
     from gpu_exporter.serving.watch.thread import LiveNode
 
 JSON = "application/json"
@@ -49,6 +50,9 @@ class History(_Live):
 class Stream(_Live):
     """Server-sent events: `gpus` as /api/v1/gpus, `point` with new points of the history."""
 
+    _closed = False
+    _listener: Listener | None = None
+
     async def get(self, prefix: str) -> None:
         node = await self.live(prefix)
         if node is None:
@@ -60,7 +64,7 @@ class Stream(_Live):
         if listener is None:
             await self.send(TOO_MANY, TEXT, 503)
             return
-        self._closed = False
+        self._listener = listener
         self.set_header("Content-Type", EVENTS)
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Accel-Buffering", "no")
@@ -79,6 +83,8 @@ class Stream(_Live):
 
     def on_connection_close(self) -> None:
         self._closed = True
+        if self._listener:
+            self._listener.wake()
 
     def _cut(self) -> None:
         stream = getattr(self.request.connection, "stream", None)

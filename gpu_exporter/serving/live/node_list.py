@@ -37,14 +37,19 @@ def _node(prefix: str, endpoint: Endpoint) -> _Node:
     snapshot, problem = endpoint.health.snapshot, endpoint.health.liveness_problem()
     if snapshot is None or problem:
         return _Node(prefix, endpoint.node, None, Health.UNKNOWN, problem)
-    sick = sorted((v for v in snapshot.verdicts if v.health is not Health.HEALTHY), key=lambda v: v.health)[::-1]
+    sick = [verdict for verdict in snapshot.verdicts if verdict.health is not Health.HEALTHY]
+    sick.sort(key=lambda verdict: verdict.health, reverse=True)
     problems = [
-        f"GPU {verdict.gpu.index}: {'; '.join(problem.words for problem in verdict.problems) or 'health unknown'}"
+        f"GPU {verdict.gpu.index}: {'; '.join(problem.words for problem in verdict.problems)}"
         for verdict in sick
+        if verdict.problems
     ]
     missing = judge.missing(snapshot)
     if missing:
         problems.insert(0, f"{missing} of the expected GPUs missing")
+    unknown = sum(not verdict.problems for verdict in sick)
+    if unknown:
+        problems.append(f"health of {unknown} GPUs unknown" if unknown > 1 else "health of one GPU unknown")
     more = [f"{len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
     worst = Health.UNHEALTHY if missing else sick[0].health if sick else Health.HEALTHY
     words = " · ".join(problems[:MOST_PROBLEMS] + more)
@@ -61,7 +66,7 @@ def _banner(endpoints: Mapping[str, Endpoint]) -> str:
     snapshot = next(iter(endpoints.values())).health.snapshot
     if snapshot is None or snapshot.live:
         return ""
-    text = f"These are not your GPUs: source {snapshot.source}, {snapshot.description}."
+    text = f"These are not your GPUs: {snapshot.description or snapshot.source}"
     return f'<p class="banner">{html.escape(text)}</p>'
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 CLASSES = {each.name: place for place, each in enumerate(BOTTLENECKS)}
 # The last XIDs of a GPU that its entry has.
 MOST_XIDS = 20
+# A page that reads slowly has a copy of the newest event in memory.
+MOST_EVENT_BYTES = 2 << 20
+TOO_MANY = "too many processes and owners for this page: see /api/v1/gpus"
 
 
 def id_of(uuid: str, instance: str, index: int) -> str:
@@ -35,12 +39,16 @@ def id_of(uuid: str, instance: str, index: int) -> str:
 
 
 class Monitor:
-    """Follows the snapshots of one node. One thread calls `take` and `judge`; any may ask for `answer`."""
+    """Follows the snapshots of one node. One thread calls `take`, `watch` and `judge`; any may call the rest."""
 
     def __init__(self, name: str, interval: float, events: EventLog | None = None) -> None:
         self.name, self._interval, self._events = name, interval, events
         self._watch, self.history = Watch(), History(NAMES)
         self._verdicts: dict[str, tuple[str, float]] = {}
+        # Of the history, which one thread writes while another reads it.
+        self._lock = threading.Lock()
+        # When the last answer with the history began, and the answer: many pages ask within the same ten seconds.
+        self._hour = (0.0, b"")
 
     @property
     def current(self) -> Current:
@@ -48,12 +56,11 @@ class Monitor:
         return self._watch.current
 
     def take(self, snapshot: Snapshot) -> bool:
-        """Add a snapshot; return whether it completed a point of the history."""
-        self._watch.take(snapshot)
+        """Add a snapshot to the history; return whether it completed a point of it."""
         for verdict in snapshot.verdicts:
-            uuid, health = verdict.gpu.uuid, verdict.health.value
-            if self._verdicts.get(uuid, ("",))[0] != health:
-                self._verdicts[uuid] = (health, snapshot.at)
+            gpu, health = id_of(verdict.gpu.uuid, "", verdict.gpu.index), verdict.health.value
+            if self._verdicts.get(gpu, ("",))[0] != health:
+                self._verdicts[gpu] = (health, snapshot.at)
         up = {status.gpu.uuid: status.gpu.index for status in snapshot.gpus if status.up}
         points = {
             id_of(uuid, instance, up[uuid]): of_device.values()
@@ -65,10 +72,18 @@ class Monitor:
             for device, diagnosis in self.current.diagnoses.items()
             if diagnosis.bottleneck
         }
-        return self.history.take(snapshot.at, points, classes)
+        with self._lock:
+            complete = self.history.take(snapshot.at, points, classes)
+            if complete:
+                self._hour = (0.0, b"")
+        return complete
+
+    def watch(self, snapshot: Snapshot) -> None:
+        """Add a snapshot to those that the next diagnosis is made of."""
+        self._watch.take(snapshot)
 
     def judge(self, snapshot: Snapshot) -> None:
-        """Make a new diagnosis."""
+        """Make a new diagnosis, after the last snapshot was watched."""
         self._watch.judge(snapshot)
 
     def answer(self, snapshot: Snapshot, problem: str = "") -> dict[str, Any]:
@@ -90,6 +105,17 @@ class Monitor:
             "gpus": entries,
             "jobs": self._jobs(),
         }
+
+    def event(self, snapshot: Snapshot, problem: str = "") -> bytes:
+        """Return `answer` as JSON for open pages, without processes and owners if it would be too large."""
+        answer = self.answer(snapshot, problem)
+        body = json.dumps(answer).encode()
+        if len(body) > MOST_EVENT_BYTES:
+            for entry in answer["gpus"]:
+                entry.update(processes=[], owners=[])
+            answer["problem"] = "; ".join(filter(None, (problem, TOO_MANY)))
+            body = json.dumps(answer).encode()
+        return body
 
     def _jobs(self) -> list[dict[str, Any]]:
         return [
@@ -130,7 +156,7 @@ class Monitor:
         diagnosis = current.diagnoses.get(device) if status.up else None
         line = headline(status, verdict if not instance else None, diagnosis)
         bottleneck = diagnosis.bottleneck if diagnosis else None
-        changed = self._verdicts.get(gpu.uuid, ("", None))[1]
+        changed = self._verdicts.get(id_of(gpu.uuid, "", gpu.index), ("", None))[1]
         of_health = not status.up or (verdict.problems and not instance)
         return {
             **judge.as_dict(verdict),
@@ -175,13 +201,19 @@ class Monitor:
         return by_gpu
 
     def history_json(self) -> bytes:
-        """Return the last hour of all devices as JSON: see docs/api.md."""
-        history, rows = self.history, defaultdict[str, list[str]](list)
-        for device, name, values in history.rows():
+        """Return the last hour of all devices as JSON: see docs/api.md. It is composed once per point."""
+        with self._lock:
+            if self._hour[0] != self.history.start:
+                self._hour = (self.history.start, self._composed_history())
+            return self._hour[1]
+
+    def _composed_history(self) -> bytes:
+        rows = defaultdict[str, list[str]](list)
+        for device, name, values in self.history.rows():
             rows[device].append(f"{json.dumps(name)}:[{_numbers(values)}]")
         gpus = ",".join(f"{json.dumps(device)}:{{{','.join(of_device)}}}" for device, of_device in rows.items())
         about = {
-            "start": history.start,
+            "start": self.history.start,
             "step": STEP_SECONDS,
             "points": POINTS,
             "classes": [each.name for each in BOTTLENECKS],

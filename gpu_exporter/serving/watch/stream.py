@@ -21,6 +21,10 @@ class Listener:
         self._pending[kind] = event
         self._there.set()
 
+    def wake(self) -> None:
+        """Let `next` return although there is no event, because the page was closed."""
+        self._there.set()
+
     async def next(self, timeout: float) -> bytes:
         """Return the events that have come, as one text; empty if none has come within `timeout` seconds."""
         try:
@@ -33,10 +37,7 @@ class Listener:
 
 
 class Stream:
-    """The open pages of one node. Everything but `open` and `post` happens on the event loop of the server.
-
-    `wanted` is set while a page is open.
-    """
+    """The open pages of one node. Any thread may call `post` and read the properties, the event loop the rest."""
 
     def __init__(self) -> None:
         self._listeners: set[Listener] = set()
@@ -47,6 +48,11 @@ class Stream:
     def is_open(self) -> bool:
         """Whether a page is open."""
         return bool(self._listeners)
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether the open pages have got the GPUs since the first of them was opened."""
+        return bool(self._last)
 
     def add(self) -> Listener | None:
         """Return a listener for a page that was opened; None if there are too many."""

@@ -3,7 +3,6 @@ for it."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -18,11 +17,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a snapshot is taken and judged while no page is open, and while one is or the exporter has just started.
-QUIET_SECONDS, QUIET_JUDGED = 5.0, 30.0
+# How often a snapshot is taken for the history, watched for the diagnosis, and judged, while nobody looks.
+QUIET_SECONDS, QUIET_WATCHED, QUIET_JUDGED = 5.0, 10.0, 30.0
+# How often a snapshot is taken and watched while a page is open, and judged then or while the exporter is young.
 OPEN_SECONDS, OPEN_JUDGED = 1.0, 5.0
 # With several nodes, one that nobody has asked about for this long is not followed.
 ASKED_SECONDS = 120.0
+# Somebody who asks for the GPUs this often gets diagnoses as new as those of an open page.
+WATCHED_SECONDS = 15.0
 
 
 class LiveNode:
@@ -43,7 +45,7 @@ class LiveNode:
         self._newest, self._problem, self._always = newest, problem, always
         self._started, self._asked_at = time.monotonic(), -ASKED_SECONDS
         self._seen: Snapshot | None = None
-        self._taken_at = self._judged_at = float("-inf")
+        self._taken_at = self._watched_at = self._judged_at = float("-inf")
 
     def asked(self) -> None:
         """Note that somebody looks at this node."""
@@ -52,24 +54,32 @@ class LiveNode:
     def follow(self) -> None:
         """Take the newest snapshot if it is time, judge it if it is time, and send it to open pages."""
         now, is_open, snapshot = time.monotonic(), self.stream.is_open, self._newest()
-        if not (self._always or is_open or now - self._asked_at < ASKED_SECONDS):
+        unasked = now - self._asked_at
+        if not (self._always or is_open or unasked < ASKED_SECONDS):
             return
+        watched = is_open or unasked < WATCHED_SECONDS
         if snapshot is None or (snapshot is self._seen and not is_open):
             return
         problem = self._problem()
-        if snapshot is not self._seen and (is_open or now - self._taken_at >= QUIET_SECONDS):
+        if snapshot is not self._seen and (watched or now - self._taken_at >= QUIET_SECONDS):
             self._seen, self._taken_at = snapshot, now
             complete = self.monitor.take(snapshot)
-            young = now - self._started < QUIET_JUDGED
-            if now - self._judged_at >= (OPEN_JUDGED if is_open or young else QUIET_JUDGED):
-                self.monitor.judge(snapshot)
-                self._judged_at = now
+            self._diagnose(snapshot, now, often=watched or now - self._started < QUIET_JUDGED)
             if complete and is_open:
                 self.stream.post("point", self.monitor.point_json(), snapshot.at)
-        elif not problem:
+        elif not problem and self.stream.has_posted:
             return
         if is_open:
-            self.stream.post("gpus", json.dumps(self.monitor.answer(snapshot, problem)).encode(), snapshot.at)
+            self.stream.post("gpus", self.monitor.event(snapshot, problem), snapshot.at)
+
+    def _diagnose(self, snapshot: Snapshot, now: float, *, often: bool) -> None:
+        due = now - self._judged_at >= (OPEN_JUDGED if often else QUIET_JUDGED)
+        if due or often or now - self._watched_at >= QUIET_WATCHED:
+            self.monitor.watch(snapshot)
+            self._watched_at = now
+        if due:
+            self.monitor.judge(snapshot)
+            self._judged_at = now
 
 
 class LiveThread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,12 +13,13 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import jsonschema
 
 from gpu_exporter.serving.handler import CLIENT_SECONDS
 from gpu_exporter.serving.watch.stream import MOST_STREAMS
 from tests import ROOT
-from tests.conftest import Exporter, Serve
+from tests.conftest import Exporter, Serve, run
 from tests.support.fakes.driver import FakeDriver, mig_device
 from tests.support.tools import until
 
@@ -37,11 +39,13 @@ def gpus(exporter: Exporter, prefix: str = "") -> Mapping[str, Any]:
 
 
 @contextmanager
-def stream(exporter: Exporter, path: str = "/api/v1/stream") -> Iterator[HTTPResponse]:
-    """Open the stream."""
+def stream(
+    exporter: Exporter, path: str = "/api/v1/stream", headers: Mapping[str, str] | None = None
+) -> Iterator[HTTPResponse]:
+    """Open the stream, or another path."""
     connection = HTTPConnection("127.0.0.1", exporter.port, timeout=30)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=dict(headers or {}))
         yield connection.getresponse()
     finally:
         connection.close()
@@ -65,12 +69,16 @@ def events(response: HTTPResponse) -> Iterator[tuple[str, Any]]:
 def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     """Measurements, class, banner and history of simulated GPUs, one of which hangs with its job."""
     exporter = serve("--source", "simulated", "--gpus", "4", "--inject", "GpuStragglerStarved")
-    answer = until(lambda: (found := gpus(exporter))["jobs"] and found, 60, "a job")
+
+    def with_states() -> Any:
+        found = gpus(exporter)
+        states = [rank["state"] for job in found["jobs"] for rank in job["ranks"]]
+        return found if "waited_for" in states else None
+
+    answer = until(with_states, 60, "a rank that others wait for")
     assert answer["banner"].startswith("These are not your GPUs: simulated")
     assert {each["index"] for each in answer["gpus"]} == {"0", "1", "2", "3"}
     assert all(each["measurements"]["sm_active"] <= 1 for each in answer["gpus"])
-    states = [rank["state"] for job in answer["jobs"] for rank in job["ranks"]]
-    assert "waited_for" in states
     slow = next(rank["id"] for job in answer["jobs"] for rank in job["ranks"] if rank["state"] == "waited_for")
     (entry,) = [each for each in answer["gpus"] if each["id"] == slow]
     assert entry["headline"]["severity"] == "ticket"
@@ -88,6 +96,24 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     assert found["gpus"][slow]["sm_active"][-1] is not None
 
 
+def test_it_agrees_with_diagnose(serve: Serve) -> None:
+    """Class and findings of each GPU are those that `gpu-exporter diagnose --url` reports."""
+    exporter = serve("--source", "simulated", "--gpus", "4", "--inject", "GpuStragglerStarved")
+
+    def shown() -> Mapping[str, tuple[str | None, set[str]]]:
+        return {
+            each["UUID"]: (each["class"], {finding["name"] for finding in each["findings"]})
+            for each in gpus(exporter)["gpus"]
+        }
+
+    until(lambda: any(names for _, names in shown().values()), 60, "a finding")
+    said = run("diagnose", "--url", f"http://127.0.0.1:{exporter.port}", "--json", "--for", "5s").stdout
+    reported = {
+        each["UUID"]: (each["class"], {mode["name"] for mode in each["modes"]}) for each in json.loads(said)["gpus"]
+    }
+    until(lambda: shown() == reported, 60, "the same")
+
+
 def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
     """The page says so at once, since when, and what to do; the other GPU is as before. MIG instances have entries."""
     driver = FakeDriver(tmp_path / "driver", 2)
@@ -99,6 +125,8 @@ def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
 
     until(lambda: entry("0")["health"] == "healthy", 30, "a healthy GPU")
     assert [each["instance"] for each in gpus(exporter)["gpus"]] == ["", "", "1", "2"]
+    driver.xid(0, 31)
+    until(lambda: [event["xid"] for event in entry("0")["xids"]] == [31], 30, "the XID")
     driver.lose(0)
     lost: Any = until(lambda: not (found := entry("0"))["up"] and found, 30, "the loss")
     until(lambda: entry("0")["headline"]["severity"] == "page", 30, "the headline")
@@ -107,6 +135,22 @@ def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
     assert entry("1")["up"]
     driver.restore(0)
     until(lambda: entry("0")["up"], 60, "the GPU")
+
+
+def test_release_and_resume(serve: Serve, tmp_path: Path) -> None:
+    """A released GPU is no fault: its headline says so, it has no numbers, and it is back after `resume`."""
+    token = tmp_path / "token"
+    exporter = serve("--token-file", str(token), env=FakeDriver(tmp_path / "driver", 1).environment)
+    with stream(exporter) as response:
+        following = (content["gpus"][0] for kind, content in events(response) if kind == "gpus")
+        assert next(entry for entry in following if entry["measurements"])["up"]
+        me = {"Authorization": f"Bearer {token.read_text().strip()}"}
+        assert exporter.ask("POST", "/-/release", me)[0] == 200
+        released = next(entry for entry in following if not entry["up"])
+        assert (released["reason"], released["headline"]["severity"]) == ("released", "info")
+        assert (released["class"], released["measurements"], released["findings"]) == (None, {}, [])
+        assert exporter.ask("POST", "/-/resume", me)[0] == 200
+        assert next(entry for entry in following if entry["measurements"])["up"]
 
 
 def test_the_stream(serve: Serve) -> None:
@@ -169,6 +213,18 @@ def test_off(serve: Serve) -> None:
     for path in ("/api/v1/history", "/api/v1/stream"):
         assert exporter.ask("GET", path)[0] == 503
         assert "--live-page" in exporter.ask("GET", path)[1]
+
+
+def test_a_password_is_needed(serve: Serve, tmp_path: Path) -> None:
+    """For each path, as for /metrics; one that is wrong opens no stream."""
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users:\n  me: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}\n")
+    exporter = serve("--source", "simulated", "--gpus", "1", "--web-config-file", str(config))
+    for path in ("/api/v1/gpus", "/api/v1/history", "/api/v1/stream"):
+        for password, status in (("", 401), ("wrong", 401), ("right", 200)):
+            given = f"Basic {b64encode(f'me:{password}'.encode()).decode()}"
+            with stream(exporter, path, {"Authorization": given} if password else {}) as response:
+                assert response.status == status
 
 
 def test_several_nodes(serve: Serve) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.diagnosis.current import RankState, Watch
@@ -65,6 +67,17 @@ def test_it_agrees_with_diagnose() -> None:
         assert diagnosis.bottleneck == whole[key].bottleneck
         assert [match.mode.name for match in diagnosis.matches] == [match.mode.name for match in whole[key].matches]
         assert diagnosis.numbers.keys() == whole[key].numbers.keys()
+
+
+@pytest.mark.parametrize("every", [5, 10])
+def test_fewer_snapshots_suffice(every: int) -> None:
+    """While nobody looks, snapshots are watched more rarely: class and findings are the same."""
+    taken = snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3], number=41)
+    often, rarely = watched(taken).current.diagnoses, watched(taken[::every]).current.diagnoses
+    assert often.keys() == rarely.keys()
+    for key, diagnosis in often.items():
+        assert diagnosis.bottleneck == rarely[key].bottleneck
+        assert [match.mode.name for match in diagnosis.matches] == [match.mode.name for match in rarely[key].matches]
 
 
 def test_old_points_are_forgotten() -> None:

@@ -25,9 +25,14 @@ function oneFinding(finding, now) {
     element("h5", {}, badge(TONES[finding.severity] ?? "unknown", SEVERITIES[finding.severity] ?? "Finding"), ` ${sentence(finding.words)}`),
     finding.since ? element("p", { class: "muted since" }, since(finding.since, now)) : "",
     evidence.length ? element("ul", { class: "evidence" }, ...evidence) : "",
-    element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", finding.advice),
+    element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", ...prose(finding.advice)),
     element("p", {}, "Runbook: ", finding.runbook ? link(finding.runbook, finding.name) : `docs/runbooks/${finding.name.toLowerCase()}.md`),
   );
+}
+
+/** Return a text whose parts in backticks are code. */
+function prose(text) {
+  return text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 }
 
 const CAUSES = {

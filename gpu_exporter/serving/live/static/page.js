@@ -1,7 +1,7 @@
 // The live page of a node: takes what the server sends, and shows it.
 
 import { Connection } from "./connection.js";
-import { element, setText } from "./dom.js";
+import { element, renderIfChanged, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
 import { Jobs } from "./jobs.js";
 import { Row } from "./rows.js";
@@ -93,6 +93,7 @@ function renderRows() {
     row.node.remove();
     rows.delete(id);
   }
+  renderIfChanged(part("legend"), view.timeline.classesSeen(), (names) => names.map(classKey));
   payload.gpus.forEach((gpu, position) => {
     const fresh = !rows.has(gpu.id);
     if (fresh) rows.set(gpu.id, new Row(gpu.id, view));
@@ -102,6 +103,13 @@ function renderRows() {
     if (redraw || fresh) row.draw();
   });
   redraw = false;
+}
+
+/** Return the entry of a class in the legend of the strips. */
+function classKey(name) {
+  const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
+  swatch.style.backgroundColor = view.classColour(name);
+  return element("li", { title: view.className(name)?.words }, swatch, name);
 }
 
 /** Say how old the numbers are. Not part of the live region: a screen reader would read it out every second. */

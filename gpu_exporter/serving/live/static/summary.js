@@ -10,7 +10,7 @@ const ORDER = ["unhealthy", "degraded", "unknown"];
 /** Show the summary of a payload. `show` opens the row of a GPU. */
 export function renderSummary(section, payload, { show, now }) {
   const items = [...sick(payload, now), ...missing(payload), ...heldUp(payload), ...slow(payload, now)];
-  const data = { title: title(payload), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
+  const data = { title: title(payload, items), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   renderIfChanged(section, data, ({ title: text, items: entries }) => [
     element("h2", { id: "summary-title" }, text),
@@ -36,19 +36,27 @@ function devices(payload) {
   return payload.gpus.filter((gpu) => !gpu.instance);
 }
 
-function title(payload) {
+function title(payload, items) {
   const all = devices(payload);
   const healthy = all.filter((gpu) => gpu.health === "healthy").length;
   const total = all.length + (payload.missing || 0);
   if (!total) return "No GPU";
-  if (healthy === total) return total === 1 ? "The GPU is healthy" : `All ${total} GPUs are healthy`;
+  if (healthy === total) return `${total === 1 ? "The GPU is healthy" : `All ${total} GPUs are healthy`}${but(items)}`;
   return `${healthy} of ${total} ${total === 1 ? "GPU" : "GPUs"} healthy`;
+}
+
+/** Say what a heading about healthy GPUs must not hide. */
+function but(items) {
+  const jobs = items.filter((item) => item.target).length;
+  const gpus = items.length - jobs;
+  const parts = [jobs && `${jobs} ${jobs === 1 ? "job is" : "jobs are"} slow`, !jobs && gpus && `${gpus} ${gpus === 1 ? "warning" : "warnings"}`];
+  return parts.filter(Boolean).map((part) => `, but ${part}`).join("");
 }
 
 function tabTitle(payload) {
   const all = devices(payload);
   const bad = all.filter((gpu) => gpu.health === "unhealthy").length + (payload.missing || 0);
-  return bad ? `✖ ${bad} unhealthy` : title(payload);
+  return bad ? `✖ ${bad} unhealthy` : title(payload, []);
 }
 
 function* sick(payload, now) {
@@ -124,7 +132,7 @@ function holder(gpus, jobs) {
 }
 
 function firstSentence(text) {
-  return text.split(/\.(?:\s|$)/)[0];
+  return text.split(/\.(?:\s|$)/)[0].replaceAll("`", "");
 }
 
 function findingOf(gpu, name) {

@@ -54,6 +54,15 @@ export class Timeline {
     return [Math.max(this.times[0] ?? 0, Math.min(start, end - LEAST)), end];
   }
 
+  /** Return the names of all classes that some GPU had, the most frequent first. */
+  classesSeen() {
+    const counts = new Map();
+    for (const { class: indexes = [] } of this.#gpus.values()) {
+      for (const index of indexes) if (index !== null) counts.set(index, (counts.get(index) ?? 0) + 1);
+    }
+    return [...counts].sort((a, b) => b[1] - a[1]).map(([index]) => this.classes[index]);
+  }
+
   /** Return a measurement of a GPU over time; null where it could not be read. */
   values(id, name) {
     return this.#gpus.get(id)?.[name] ?? Array(this.times.length).fill(null);
