@@ -66,11 +66,11 @@ def page() -> str:
 def _period(name: str, result: Mapping[str, Any]) -> str:
     weeks = result["nodes"] * result["days"] / 7
     late, minutes = result["longest_delay"]
-    missed = ", ".join(result["missed"]) or "none"
+    missed, late_ones = (", ".join(result[key]) or "none" for key in ("missed", "late"))
     early = ", ".join(result["ended_early"]) or "none"
     facts = (
         f"{result['days']:g} days of {result['nodes']} nodes with {result['gpus']} GPUs ({weeks:.0f} node-weeks), "
-        f"{result['incidents']} incidents. Not detected in time: {missed}. Ended before the repair: {early}. Half of "
+        f"{result['incidents']} incidents. Not detected: {missed}. Detected late: {late_ones}. Ended before the repair: {early}. Half of "
         f"the incidents were detected within {result['median_delay_minutes']:g} minutes; the longest delay was "
         f"{minutes:g} minutes ({late})."
     )

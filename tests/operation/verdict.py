@@ -100,6 +100,7 @@ class Verdict:
     false: list[Firing] = field(default_factory=list)
     repeats: list[Firing] = field(default_factory=list)
     detections: list[tuple[Truth, str, float | None]] = field(default_factory=list)
+    late: list[tuple[Truth, str]] = field(default_factory=list)
     ended_early: list[tuple[Truth, str]] = field(default_factory=list)
     reasons: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -127,8 +128,9 @@ class Verdict:
             if each.name == name and _same_place(truth, each) and each.start <= end and each.end > start
         ]
         first = min((max(0.0, each.start - start) for each in mine), default=None)
-        in_time = first is not None and first <= truth.within * 60 + self._interrupted(truth, name)
-        self.detections.append((truth, name, first if in_time else None))
+        self.detections.append((truth, name, first))
+        if first is not None and first > truth.within * 60 + self._interrupted(truth, name):
+            self.late.append((truth, name))
         if truth.lasts and mine and max(each.end for each in mine) < min(end, self.fleet.total * STEP) - 300:
             self.ended_early.append((truth, name))
 
@@ -148,7 +150,7 @@ class Verdict:
 
     @property
     def missed(self) -> list[tuple[Truth, str]]:
-        """Return the incidents that no alert reported in time."""
+        """Return the incidents that no alert reported while they lasted."""
         return [(truth, name) for truth, name, delay in self.detections if delay is None]
 
     def noise(self, severity: str) -> list[Firing]:
@@ -184,16 +186,17 @@ class Verdict:
     def summary(self) -> Mapping[str, Any]:
         """Return the numbers for the documentation."""
         delays = sorted(delay for _, _, delay in self.detections if delay is not None)
-        late = max(self.detections, key=lambda each: each[2] or 0.0, default=None)
+        longest = max(self.detections, key=lambda each: each[2] or 0.0, default=None)
         return {
             "nodes": len(self.fleet.nodes),
             "gpus": len({(each.device.node, each.device.gpu) for each in self.fleet.timelines}),
             "days": round(self.fleet.total * STEP / 86400, 1),
             "incidents": len({(truth.what, truth.node, truth.start) for truth, _, _ in self.detections}),
             "missed": [name for _, name in self.missed],
+            "late": [name for _, name in self.late],
             "ended_early": [name for _, name in self.ended_early],
             "median_delay_minutes": round(delays[len(delays) // 2] / 60, 1) if delays else None,
-            "longest_delay": [late[1], round((late[2] or 0.0) / 60, 1)] if late else None,
+            "longest_delay": [longest[1], round((longest[2] or 0.0) / 60, 1)] if longest else None,
             "alerts": [row._asdict() for row in self.rows()],
         }
 
@@ -201,7 +204,7 @@ class Verdict:
         """Return each incident with the delay of its detection."""
         rows = []
         for truth, name, delay in sorted(self.detections, key=lambda each: each[0].start):
-            shown = "missed" if delay is None else f"{delay / 60:.1f} min"
+            shown = "missed" if delay is None else f"{delay / 60:.1f} min{', late' * ((truth, name) in self.late)}"
             rows.append(f"{truth.start * STEP / 86400:6.2f} d  {truth.node:10}{truth.what:32}{name:32}{shown}")
         return "\n".join(rows)
 
