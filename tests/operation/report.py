@@ -70,7 +70,8 @@ def _period(name: str, result: Mapping[str, Any]) -> str:
     early = ", ".join(result["ended_early"]) or "none"
     facts = (
         f"{result['days']:g} days of {result['nodes']} nodes with {result['gpus']} GPUs ({weeks:.0f} node-weeks), "
-        f"{result['incidents']} incidents. Not detected: {missed}. Detected late: {late_ones}. Ended before the repair: {early}. Half of "
+        f"{result['incidents']} incidents. Not detected: {missed}. Detected late: {late_ones}. "
+        f"Ended before the repair: {early}. Half of "
         f"the incidents were detected within {result['median_delay_minutes']:g} minutes; the longest delay was "
         f"{minutes:g} minutes ({late})."
     )

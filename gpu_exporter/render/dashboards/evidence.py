@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_exporter.catalogue.conditions import Fn, Limit, Over, comparisons
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.render.boards import Board, runbook
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import TO_GPU, About, BoardRow
+from gpu_exporter.render.dashboards.frame import ABSENT, TO_GPU, About, BoardRow
 from gpu_exporter.render.dashboards.panels import lines
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.prose import title
 
+# The series of an XID begins with its first occurrence.
+NONE_REPORTED = "none reported"
+# Functions whose results are on the scale of the signal.
+LEVELS = (Fn.LAST, Fn.MEAN, Fn.MIN, Fn.MAX)
 # The labels that distinguish the alerts of a mode without signals, by what the mode requires.
 LEGENDS = {
     "attribution": "{{instance}} {{source}}",
@@ -40,6 +45,22 @@ def evidence(board: Board, mode: FailureMode) -> Any:
         width=12,
         link=TO_GPU if mode.needs else None,
         links=[{"title": "Runbook", "url": runbook(mode), "targetBlank": True}],
+        limits=_limits(mode, queries[0].unit),
+        empty=NONE_REPORTED if mode.needs and all(signal.extra_labels for signal in mode.needs) else ABSENT,
+    )
+
+
+def _limits(mode: FailureMode, unit: str) -> Sequence[float]:
+    """Return the limits of a mode that signals in the unit of the left axis are compared with."""
+    return sorted(
+        {
+            compare.right.value
+            for compare in (comparisons(mode.condition) if mode.condition else ())
+            if isinstance(compare.left, Over)
+            and compare.left.fn in LEVELS
+            and isinstance(compare.right, Limit)
+            and q.unit(compare.left.signal) == unit
+        }
     )
 
 

@@ -8,7 +8,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, lines, number, verdict, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
@@ -68,7 +68,7 @@ def _numbers() -> list[object]:
                 "the table below shows each alert with its runbook.",
             ),
             Query(f"count({q.alerts(BOARD)}) or 0 * sum({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
-            [Step(None, GREEN), Step(1, RED)],
+            [Step(None, GREEN), Step(1, ORANGE)],
         ),
         number(
             "Hottest GPU",

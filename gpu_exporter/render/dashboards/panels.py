@@ -45,11 +45,13 @@ def lines(
     most: float | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     links: Sequence[Mapping[str, Any]] = (),
+    limits: Sequence[float] = (),
+    empty: str = ABSENT,
 ) -> Any:
     """Return a graph over time. Queries whose unit differs from that of the first get the right axis.
 
     With `many` series per query, a table at the right lists them, the highest first; without `legend`, only the tooltip
-    names them. `most` is where the axis ends if
+    names them. `limits` are drawn as dashed lines, `empty` is shown without data. `most` is where the axis ends if
     no value is higher: 1 for ratios.
     """
     unit = queries[0].unit
@@ -70,9 +72,18 @@ def lines(
         overrides=[*_right_axes([query.unit for query in queries]), *overrides],
         links=list(links),
         extraJson=extra(
-            {"links": [dict(link)] if link else []}, {"legend": _legend(many) if legend else {"showLegend": False}}
+            {"links": [dict(link)] if link else [], "noValue": empty, **_thresholds(limits)},
+            {"legend": _legend(many) if legend else {"showLegend": False}},
         ),
     )
+
+
+def _thresholds(limits: Sequence[float]) -> dict[str, Any]:
+    """Return the part of a graph that draws limits."""
+    if not limits:
+        return {}
+    steps = steps_of([Step(None, "transparent"), *(Step(limit, RED) for limit in limits)])
+    return {"thresholds": {"mode": "absolute", "steps": steps}, "custom": {"thresholdsStyle": {"mode": "dashed"}}}
 
 
 def _legend(many: bool) -> dict[str, Any]:
