@@ -87,11 +87,12 @@ def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: 
 
 
 MEASUREMENTS = (
-    Measurement("sm_active", "SM active", "SM", SHARE, (s.SM_ACTIVE,)),
-    Measurement("tensor_active", "tensor cores active", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
-    Measurement("dram_active", "memory bandwidth", "DRAM", SHARE, (s.DRAM_ACTIVE,)),
-    Measurement("nvlink_bytes", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
-    Measurement("pcie_bytes", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
+    Measurement("engine_active", "engine activity", "engine", SHARE, (s.GR_ACTIVE,)),
+    Measurement("sm_active", "SM activity", "SM", SHARE, (s.SM_ACTIVE,)),
+    Measurement("tensor_active", "tensor core activity", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
+    Measurement("dram_active", "DRAM activity", "DRAM", SHARE, (s.DRAM_ACTIVE,)),
+    Measurement("nvlink", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
+    Measurement("pcie", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
     Measurement("power", "power", "power", WATTS, (s.POWER,), (s.POWER_LIMIT,), 20.0),
     Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
     Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0),

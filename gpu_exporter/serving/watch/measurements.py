@@ -1,12 +1,13 @@
-"""What the live page and the terminal view show of each GPU as numbers, in this order."""
+"""The measurements of each GPU from a snapshot, without the window of signals: the live page needs them each second."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -14,42 +15,41 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """A number of a GPU or MIG instance: the sum of `metrics` times `scale`, in `unit`.
+class Source:
+    """The metrics whose sum, times `scale`, is a measurement; `limit` are those with its maximum, the best first."""
 
-    `limit` is the metric with its maximum; `most` is a fixed maximum.
-    """
-
-    name: str
-    words: str
-    unit: str
     metrics: tuple[Metric, ...]
     scale: float = 1.0
     limit: tuple[Metric, ...] = ()
-    most: float | None = None
 
 
-# fmt: off
-MEASUREMENTS: Sequence[Measurement] = (
-    Measurement("engine_active", "Engine activity",      "share",   (m.GR_ENGINE_ACTIVE,), most=1.0),
-    Measurement("sm_active",     "SM activity",          "share",   (m.SM_ACTIVE,), most=1.0),
-    Measurement("tensor_active", "Tensor core activity", "share",   (m.TENSOR_ACTIVE,), most=1.0),
-    Measurement("dram_active",   "DRAM activity",        "share",   (m.DRAM_ACTIVE,), most=1.0),
-    Measurement("nvlink",        "NVLink traffic",       "bytes/s", (m.NVLINK_TX, m.NVLINK_RX)),
-    Measurement("pcie",          "PCIe traffic",         "bytes/s", (m.PCIE_TX, m.PCIE_RX)),
-    Measurement("power",         "Power",                "W",       (m.POWER,), limit=(m.POWER_LIMIT, m.POWER_SET)),
-    Measurement("temperature",   "Temperature",          "celsius", (m.GPU_TEMP,), limit=(m.SLOWDOWN_TEMP,)),
-    Measurement("memory_used",   "Memory in use",        "bytes",   (m.FB_USED,), MIB, limit=(m.FB_TOTAL,)),
-)
-# fmt: on
+SOURCES: Mapping[str, Source] = {
+    "engine_active": Source((m.GR_ENGINE_ACTIVE,)),
+    "sm_active": Source((m.SM_ACTIVE,)),
+    "tensor_active": Source((m.TENSOR_ACTIVE,)),
+    "dram_active": Source((m.DRAM_ACTIVE,)),
+    "nvlink": Source((m.NVLINK_TX, m.NVLINK_RX)),
+    "pcie": Source((m.PCIE_TX, m.PCIE_RX)),
+    "power": Source((m.POWER,), limit=(m.POWER_LIMIT, m.POWER_SET)),
+    "temperature": Source((m.GPU_TEMP,), limit=(m.SLOWDOWN_TEMP,)),
+    "memory_used": Source((m.FB_USED,), MIB, limit=(m.FB_TOTAL,)),
+}
 NAMES = tuple(each.name for each in MEASUREMENTS)
 PROCESS_METRICS = (m.PROCESS_MEMORY, m.PROCESS_SM, m.HOST_PROCESS)
-_READ = frozenset(metric for each in MEASUREMENTS for metric in (*each.metrics, *each.limit))
+_READ = frozenset(metric for each in SOURCES.values() for metric in (*each.metrics, *each.limit))
 
 
 def described() -> list[dict[str, Any]]:
     """Return the measurements for JSON."""
-    return [{"name": each.name, "words": each.words, "unit": each.unit, "max": each.most} for each in MEASUREMENTS]
+    return [
+        {
+            "name": each.name,
+            "words": f"{each.words[:1].upper()}{each.words[1:]}",
+            "unit": each.unit,
+            "max": 1.0 if each.unit == SHARE else None,
+        }
+        for each in MEASUREMENTS
+    ]
 
 
 @dataclass(slots=True)
@@ -63,19 +63,19 @@ class Numbers:
     def values(self) -> dict[str, float]:
         """Return the measurements that were read, by name."""
         found = {}
-        for each in MEASUREMENTS:
-            parts = [self.raw[metric] for metric in each.metrics if metric in self.raw]
-            if len(parts) == len(each.metrics):
-                found[each.name] = sum(parts) * each.scale
+        for name, source in SOURCES.items():
+            parts = [self.raw[metric] for metric in source.metrics if metric in self.raw]
+            if len(parts) == len(source.metrics):
+                found[name] = sum(parts) * source.scale
         return found
 
     def limits(self) -> dict[str, float]:
         """Return the known limits of measurements, by name."""
         found = {}
-        for each in MEASUREMENTS:
-            known = [self.raw[metric] for metric in each.limit if metric in self.raw]
+        for name, source in SOURCES.items():
+            known = [self.raw[metric] for metric in source.limit if metric in self.raw]
             if known:
-                found[each.name] = known[0] * each.scale
+                found[name] = known[0] * source.scale
         return found
 
 

@@ -18,7 +18,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.health import judge
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
-from gpu_exporter.serving.watch.measurements import MEASUREMENTS, NAMES, Numbers, described, numbers
+from gpu_exporter.serving.watch.measurements import NAMES, Numbers, described, numbers
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Monitor:
             "step": STEP_SECONDS,
             "points": POINTS,
             "classes": [each.name for each in BOTTLENECKS],
-            "measurements": [each.name for each in MEASUREMENTS],
+            "measurements": list(NAMES),
         }
         return f'{json.dumps(about)[:-1]}, "gpus": {{{gpus}}}}}'.encode()
 

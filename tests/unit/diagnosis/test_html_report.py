@@ -84,7 +84,7 @@ def test_what_it_contains(tmp_path: Path) -> None:
     assert found[0][0].matches
     assert all(match.mode.name in document.text for match in found[0][0].matches)
     labels = [values["aria-label"] or "" for values in document.all("svg")]
-    for name in ("SM active", "tensor cores active", "memory bandwidth", "power", "memory in use"):
+    for name in ("SM activity", "tensor core activity", "DRAM activity", "power", "memory in use"):
         assert sum(f", {name}: mean" in label for label in labels) == 2, "one chart for each GPU"
     assert document.text.count("not measured") == 2 * 3, "NVLink, PCIe and temperature"
     assert embedded(text) == {
@@ -98,7 +98,7 @@ def test_many_gpus(tmp_path: Path) -> None:
     """Of a fleet, the worst GPUs have charts, and all have their findings."""
     document = Document(written(tmp_path, watched(NAMES, "x", number=70)))
     assert len(document.all("section")) == 70 + 1
-    assert sum("SM active: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 64
+    assert sum("SM activity: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 64
     assert "Only the first 64 GPUs" in document.text
 
 
@@ -149,7 +149,7 @@ def test_masked_names_are_absent(tmp_path: Path) -> None:
     assert "2 of 8 GPUs" in text
     document = Document(text)
     assert len(document.all("section")) == 3
-    assert sum("SM active: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 2
+    assert sum("SM activity: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 2
 
 
 def test_placeholders_are_stable() -> None:

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.gpu import Gpu, Sample, Series
@@ -22,6 +23,7 @@ from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.live import handlers
 from gpu_exporter.serving.server import Server
 from gpu_exporter.serving.watch import monitor as monitor_module
+from gpu_exporter.serving.watch.measurements import SOURCES
 from gpu_exporter.serving.watch.monitor import MOST_XIDS, TOO_MANY, Monitor
 from gpu_exporter.serving.watch.stream import MOST_STREAMS
 from gpu_exporter.serving.watch.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
@@ -32,6 +34,11 @@ GPU = Gpu(0, "GPU-0", model="NVIDIA H200")
 HOSTILE = '"><script>alert(1)</script>\u2028\x00\ud7ff'
 SCHEMA = json.loads((ROOT / "gpu_exporter" / "serving" / "live" / "schema.json").read_text())
 NODE = "node-1"
+
+
+def test_each_measurement_has_metrics() -> None:
+    """The live page reads metrics, `top` and reports read signals: they show the same measurements."""
+    assert SOURCES.keys() == BY_NAME.keys()
 
 
 def snapshot(samples: Sequence[Sample] = (), at: float = 1000.0, *statuses: GpuStatus) -> Snapshot:
