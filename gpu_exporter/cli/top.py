@@ -20,7 +20,7 @@ from gpu_exporter.model.source_kind import AUTO, OF_SIMULATED, REPLAY
 if TYPE_CHECKING:
     from gpu_exporter.top.feeds import Feed
 
-MISSING = "top needs Rich, which is not installed: pip install 'gpu-exporter[top]'"
+MISSING = "top needs Rich, which is not installed: pip install rich"
 # The class and the findings are of so many seconds, as in `diagnose`.
 SECONDS, MOST_SECONDS = 20.0, 300.0
 
@@ -43,7 +43,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
     """Watch GPUs in the terminal: class, verdict, values, findings, owner and processes of each.
 
     It shows the GPUs of this machine, those of another exporter (--url; gpu-exporter or dcgm-exporter), or a recording,
-    which it replays. Press ? for the keys. It needs Rich: pip install 'gpu-exporter[top]'.
+    which it replays. Press ? for the keys. It needs Rich: pip install rich.
     """
     if importlib.util.find_spec("rich") is None:
         raise GpuExporterError(MISSING)

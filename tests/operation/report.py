@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "alert-quality.md"
 # What is expected of each severity in normal operation with incidents, and why.
 EXPECTED = {
     "critical": "Only fatal faults of the hardware. Each page is an injected fault; there is no false page.",
-    "warning": "Faults, hangs, stragglers and GPUs that are held without use. Fewer than one false or repeated ticket "
+    "warning": "Faults, hangs, stragglers and GPUs that are held without use. Fewer than one false ticket "
     "per node and month.",
     "info": "What limits the programs that run. These alerts describe normal work, so they fire often; they are shown "
     "on dashboards and notify nobody.",
@@ -51,7 +51,8 @@ Real clusters have jobs that no recording has.
 ## How is a firing judged?
 
 A firing is *right* if an incident, or what the program does, explains it. It is *repeated* if the same alert has
-already reported the same thing on the same GPU. Everything else is *false*.
+already reported the same thing on the same GPU, such as after a restart of Prometheus, which forgets that an alert was
+to keep firing. Everything else is *false*.
 """
 NONE = "\nNo results are stored yet: run `make soak`.\n"
 

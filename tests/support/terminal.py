@@ -94,11 +94,13 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], *, size: tuple[int, int] = (80, 24), env: Mapping[str, str]) -> None:
         self.screen = Screen(*size)
+        # They would override the size of the terminal.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             try:
-                os.execve(command[0], list(command), {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", **env})
+                os.execve(command[0], list(command), {**inherited, "TERM": "xterm-256color", "NO_COLOR": "", **env})
             finally:
                 os._exit(127)
         self._set_size(*size)

@@ -97,7 +97,7 @@ def test_shared_gpu_has_no_single_pod(serve: Serve, node: FakeDriver, kubelet: F
     assert owner(page, UUID[0]) == ("", "", "")
     assert owner(page, UUID[1]) == ("team", "c", "main")
     listed = json.loads(exporter.get("/api/v1/gpus")[1])["gpus"]
-    assert [[each["pod"] for each in gpu["owners"]] for gpu in listed] == [["a", "b"], ["c"], []]
+    assert [[each["pod"] for each in gpu["owners"]] for gpu in listed] == [["a", "b"], ["c"], [], [], []]
     assert page.values(POWER, UUID=UUID[0]) == [pytest.approx(78, abs=1000)]
 
 

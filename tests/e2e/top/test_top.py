@@ -236,4 +236,4 @@ def test_without_rich() -> None:
     program = "import sys; sys.modules['rich'] = None; from gpu_exporter.cli.main import main; main()"
     result = subprocess.run([sys.executable, "-c", program, "top"], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
-    assert result.stderr == ("gpu-exporter: top needs Rich, which is not installed: pip install 'gpu-exporter[top]'\n")
+    assert result.stderr == ("gpu-exporter: top needs Rich, which is not installed: pip install rich\n")
