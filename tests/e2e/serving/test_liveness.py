@@ -312,9 +312,9 @@ def test_a_token_file_that_hangs(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_page_that_is_too_old_is_not_served(serve: Serve, tmp_path: Path) -> None:
-    """When the loop makes no pages, every path with data answers with one line that says so, until it makes pages again.
+    """When the loop makes no pages, every path with data answers with one line that says so.
 
-    The live page shows this line.
+    The live page shows this line. When the loop makes pages again, they are served.
     """
     # The metrics of the process itself are read where pages are made.
     hanging = Hanging(tmp_path / "hang", "/proc/self/stat")
