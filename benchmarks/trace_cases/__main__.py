@@ -34,16 +34,20 @@ def record(step: Step, path: Path, *, memory: bool = False) -> None:
     for number in range(3):
         step(number - 3)
     torch.cuda.synchronize()
-    plan = schedule(wait=0, warmup=2, active=STEPS)
+    plan = schedule(wait=0, warmup=2, active=STEPS, repeat=1)
     with profile(
-        activities=activities, schedule=plan, with_stack=True, record_shapes=True, profile_memory=memory
+        activities=activities,
+        schedule=plan,
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        with_stack=True,
+        record_shapes=True,
+        profile_memory=memory,
     ) as profiler:
         for number in range(STEPS + 2):
             step(number)
             if number == STEPS + 1:
                 torch.cuda.synchronize()
             profiler.step()
-    profiler.export_chrome_trace(str(path))
 
 
 def run(cases: Mapping[str, Case], names: list[str], out: Path, suffix: str = "") -> dict[str, Mapping[str, Any]]:

@@ -168,7 +168,10 @@ def garbage(name: str) -> Step:
 
 def score_in_python(numbers: int) -> int:
     """Compute in Python while the GPU waits."""
-    return sum(number * number % 7 for number in range(numbers))
+    total = 0
+    for number in range(numbers):
+        total += number * number % 7
+    return total
 
 
 def slow_python(name: str) -> Step:
