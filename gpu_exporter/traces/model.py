@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Column: TypeAlias = NDArray[Any]
-
+Column: TypeAlias = NDArray[Any]
 T = TypeVar("T", bound="Table")
 # What a column contains where the file has no value.
 UNKNOWN = -1
