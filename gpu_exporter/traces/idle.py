@@ -1,0 +1,232 @@
+"""Why a GPU was idle: for each gap the event that ended it, its launch, and what the launching thread did until then.
+
+A gap has up to three parts: until the launch (what the host did), from the launch to the start (launch overhead), and
+all of it if the work was launched before the gap began (the GPU waited for other work).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.traces.frames import cause_of, is_synchronising, responsible
+from gpu_exporter.traces.intervals import Intervals, covered, gaps, union
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
+from gpu_exporter.traces.stacks import Stacks, Timeline
+
+US = 1_000
+# A GPU needs about 1 us between two kernels; what waits longer although it was launched depends on something.
+SHORT_GAP_NS = 10 * US
+# The host launches a kernel each 5 to 20 us. What takes longer than this is not the cost of launching.
+LONG_GAP_NS = 1_000 * US
+# Clocks of the host and of the GPU agree to so much.
+CLOCK_NS = 20 * US
+# How a gap is classified when the frames of the host name no cause.
+_LAUNCHING, _SYNCHRONISED, _LONG = range(3)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Idle time with one cause and stack. `stack` is a number of `Stacks`."""
+
+    cause: TraceCause
+    stack: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """The gaps of a GPU, with the launch of the event that ended each."""
+
+    start: Column
+    end: Column
+    kind: Column  # DeviceKind of the event that ended it
+    call_start: Column  # of its launch, at most `end`; UNKNOWN if the file has none
+    call_end: Column
+    thread: Column  # of its launch
+    call: Column  # row of `Trace.host_events`
+
+
+class Launches:
+    """The runtime calls of a trace by correlation."""
+
+    def __init__(self, trace: Trace) -> None:
+        events = trace.host_events
+        rows = np.flatnonzero((events.kind == HostKind.RUNTIME) & (events.correlation != UNKNOWN))
+        # Of several calls with one number, such as runtime and driver, the outer is the launch: it comes first.
+        correlation, first = np.unique(events.correlation[rows], return_index=True)
+        self._correlation, self._rows = correlation, rows[first]
+
+    def rows_of(self, events: DeviceEvents) -> Column:
+        """Return the row of each device event's launch in `Trace.host_events`, or UNKNOWN."""
+        if not len(self._rows):
+            return np.full(len(events), UNKNOWN, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._correlation, events.correlation), len(self._rows) - 1)
+        return np.where(self._correlation[at] == events.correlation, self._rows[at], UNKNOWN)
+
+
+def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stacks, launches: Launches) -> list[Share]:
+    """Return the idle time of one GPU by cause and stack. `events` are all of that GPU, `busy` is their union."""
+    found = _gaps_of(trace, events, busy, launches)
+    totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
+    for cause, stack, nanoseconds in (*_without_host(found, stacks, trace), *_until_launch(trace, found, stacks)):
+        totals[cause, stack] += nanoseconds
+    return [Share(cause, stack, total) for (cause, stack), total in totals.items() if total > 0]
+
+
+def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Launches) -> _Gaps:
+    start, end = gaps(busy)
+    first = events.rows(np.searchsorted(events.start, end))
+    calls = launches.rows_of(first)
+    host = trace.host_events
+    if not len(host):
+        nothing = np.full(len(end), UNKNOWN, dtype=np.int64)
+        return _Gaps(start, end, first.kind, nothing, nothing, nothing, calls)
+    known = calls != UNKNOWN
+    call_start = np.where(known, np.minimum(host.start[calls], end), UNKNOWN)
+    call_end = np.where(known, np.minimum(host.end[calls], end), UNKNOWN)
+    return _Gaps(start, end, first.kind, call_start, call_end, np.where(known, host.thread[calls], UNKNOWN), calls)
+
+
+def _without_host(found: _Gaps, stacks: Stacks, trace: Trace) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the time of gaps in which the host is not late, and that between launch and start."""
+    known = found.call != UNKNOWN
+    length = found.end - found.start
+    yield TraceCause.UNKNOWN, 0, int(length[~known].sum())
+    queued = known & (found.call_start <= found.start)
+    short = length <= SHORT_GAP_NS
+    for thread in np.unique(found.thread[known]).tolist():
+        stacks.timeline(thread)  # fills in the stacks of its events
+    copies = np.isin(found.kind, (DeviceKind.COPY, DeviceKind.MEMSET))
+    # The launch was already being made: what remained of the call is launch overhead, the rest waited for the GPU.
+    waiting = np.where(queued, length, found.end - found.call_start)
+    calling = np.clip(found.call_end - np.maximum(found.call_start, found.start), 0, waiting)
+    overhead = np.where(short | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
+    for chosen, cause in ((copies, TraceCause.COPIES), (~copies, TraceCause.LAUNCH_OVERHEAD)):
+        rows = np.flatnonzero(known & chosen)
+        yield from _by_stack(cause, stacks.of_event[found.call[rows]], overhead[rows])
+    yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
+
+
+def _by_stack(cause: TraceCause, stack: Column, nanoseconds: Column) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the sum for each stack; an event without a stack has the empty one."""
+    if not len(stack):
+        return
+    numbers, inverse = np.unique(np.maximum(stack, 0), return_inverse=True)
+    sums = np.bincount(inverse, weights=nanoseconds)
+    for number, total in zip(numbers.tolist(), sums.tolist(), strict=True):
+        yield cause, number, round(total)
+
+
+def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield what the launching threads did from the start of gaps to the launches that ended them."""
+    late = (found.call != UNKNOWN) & (found.call_start > found.start)
+    if not late.any():
+        return
+    main = main_thread(trace, found.thread[late])
+    for thread in np.unique(found.thread[late]).tolist():
+        rows = np.flatnonzero(late & (found.thread == thread))
+        start, end = found.start[rows], found.call_start[rows]
+        groups = _groups(trace, thread, start, end)
+        for group in (_LAUNCHING, _SYNCHRONISED, _LONG):
+            windows = start[groups == group], end[groups == group]
+            if len(windows[0]):
+                yield from _named(group, stacks, _spent(stacks, thread, main, windows))
+
+
+def main_thread(trace: Trace, threads: Column) -> int:
+    """Return the thread of the training loop: that of the steps, otherwise that of most launches in `threads`."""
+    if trace.steps:
+        return trace.steps[0].thread
+    python = trace.host_events.thread[trace.host_events.kind == HostKind.PYTHON]
+    candidates, counts = np.unique(python if len(python) else threads, return_counts=True)
+    return int(candidates[counts.argmax()])
+
+
+def _groups(trace: Trace, thread: int, start: Column, end: Column) -> Column:
+    """Return how to classify each window: after a synchronisation, long, or in the course of launching."""
+    groups = np.where(end - start > LONG_GAP_NS, _LONG, _LAUNCHING)
+    begins, ends = synchronisations(trace, thread)
+    if len(ends):
+        # The first wait that ended after the GPU ran dry: it began before that, and ended before the launch.
+        at = np.minimum(np.searchsorted(ends, start - CLOCK_NS), len(ends) - 1)
+        waited = (ends[at] >= start - CLOCK_NS) & (ends[at] <= end) & (begins[at] <= start + CLOCK_NS)
+        groups = np.where(waited & (groups == _LAUNCHING), _SYNCHRONISED, groups)
+    return groups
+
+
+def synchronisations(trace: Trace, thread: int) -> Intervals:
+    """Return the calls in which a thread waited for the GPU, ns."""
+    events = trace.host_events
+    names = [row for row, name in enumerate(trace.names) if is_synchronising(name)]
+    rows = np.flatnonzero(
+        (events.kind == HostKind.RUNTIME) & (events.thread == thread) & np.isin(events.name, names)
+    )
+    return union(events.start[rows], events.end[rows])
+
+
+def _spent(stacks: Stacks, thread: int, main: int, windows: Intervals) -> dict[int, int]:
+    """Return the nanoseconds of each stack in windows; where a thread did nothing, what the main thread did."""
+    timeline = stacks.timeline(thread)
+    totals, nothing = _within(stacks, timeline, windows)
+    if thread != main and len(nothing[0]):
+        others, nothing = _within(stacks, stacks.timeline(main), nothing)
+        for stack, total in others.items():
+            totals[stack] = totals.get(stack, 0) + total
+    totals[0] = totals.get(0, 0) + int((nothing[1] - nothing[0]).sum())
+    return totals
+
+
+def _within(stacks: Stacks, timeline: Timeline, windows: Intervals) -> tuple[dict[int, int], Intervals]:
+    """Return the nanoseconds of each stack in windows, and the parts of these in which no event was open."""
+    inside = timeline.event != UNKNOWN
+    start, end, event = timeline.start[inside], timeline.end[inside], timeline.event[inside]
+    spent = covered(windows, start, end)
+    used = np.flatnonzero(spent)
+    totals: dict[int, int] = {}
+    if len(used):
+        sums = np.bincount(stacks.of_event[event[used]], weights=spent[used])
+        totals = {stack: round(sums[stack]) for stack in np.flatnonzero(sums).tolist()}
+    return totals, difference(windows, union(start, end))
+
+
+def difference(windows: Intervals, others: Intervals) -> Intervals:
+    """Return the parts of disjoint, ordered intervals that the others, disjoint and ordered, do not cover."""
+    if not len(others[0]) or not len(windows[0]):
+        return windows
+    # Cut at every border, and keep the pieces inside a window and outside all others.
+    borders = np.unique(np.concatenate((*windows, *others)))
+    start, end = borders[:-1], borders[1:]
+    kept = (covered(windows, start, end) > 0) & (covered(others, start, end) == 0)
+    return union(start[kept], end[kept])
+
+
+def _named(group: int, stacks: Stacks, totals: dict[int, int]) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the time of each stack with its cause: what its frames name, otherwise what the group of gaps suggests."""
+    for stack, nanoseconds in totals.items():
+        names = stacks.names(stack)
+        yield _cause(group, names), stack, nanoseconds
+
+
+def _cause(group: int, names: tuple[str, ...]) -> TraceCause:
+    named = cause_of(names)
+    if named is not None:
+        return named
+    if not names and group == _LONG:
+        return TraceCause.UNKNOWN
+    if group == _SYNCHRONISED or (names and is_synchronising(names[-1])):
+        return TraceCause.SYNCHRONISATION
+    return TraceCause.PYTHON if group == _LONG else TraceCause.LAUNCH_OVERHEAD
+
+
+def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]:
+    """Return the frames responsible for shares of one cause, the most costly first."""
+    totals: dict[str, int] = defaultdict(int)
+    for share in shares:
+        totals[responsible(stacks.names(share.stack))] += share.nanoseconds
+    ordered = sorted(totals, key=lambda frame: -totals[frame])
+    return tuple(frame for frame in ordered if frame)[:most]

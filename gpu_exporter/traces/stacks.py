@@ -1,0 +1,153 @@
+"""Call stacks of the host: which events contain which, and what a thread did at each moment."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
+
+# Names that contain a number which changes with each step.
+_NUMBERED = re.compile(r"^(ProfilerStep)\s*#?\s*\d+$")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What one thread did: the innermost event of each moment. Segments are in order and disjoint."""
+
+    start: Column  # ns
+    end: Column  # ns
+    event: Column  # row of `Trace.host_events`, or UNKNOWN while the thread is in none
+
+
+class Stacks:
+    """The stacks of a trace, made for one thread when it is first asked for.
+
+    Stacks with equal names have the same number; 0 is the empty stack.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._names: list[int] = [UNKNOWN]
+        self._callers: list[int] = [0]
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._timelines: dict[int, Timeline] = {}
+        # The stack of each host event: UNKNOWN until its thread was asked for.
+        self.of_event: Column = np.full(len(trace.host_events), UNKNOWN, dtype=np.int32)
+
+    def timeline(self, thread: int) -> Timeline:
+        """Return what a thread did, and fill in `of_event` for its events."""
+        if thread not in self._timelines:
+            self._timelines[thread] = self._make(thread)
+        return self._timelines[thread]
+
+    def names(self, stack: int) -> tuple[str, ...]:
+        """Return the names of a stack, from the outermost to the innermost."""
+        names = []
+        while stack:
+            names.append(self.plain_names[self._names[stack]])
+            stack = self._callers[stack]
+        return tuple(reversed(names))
+
+    @property
+    def count(self) -> int:
+        """The number of different stacks so far, with the empty one."""
+        return len(self._names)
+
+    @cached_property
+    def plain_names(self) -> tuple[str, ...]:
+        """The names of the trace, without the numbers of steps."""
+        return tuple(_NUMBERED.sub(r"\1", name) for name in self._trace.names)
+
+    @cached_property
+    def _plain_rows(self) -> Column:
+        """The row of each name's plain form."""
+        rows: dict[str, int] = {}
+        return np.array([rows.setdefault(name, row) for row, name in enumerate(self.plain_names)], dtype=np.int64)
+
+    @cached_property
+    def _by_thread(self) -> tuple[Column, Column]:
+        """The rows of the host events in order of thread and start, and their threads."""
+        order = np.argsort(self._trace.host_events.thread, kind="stable")
+        return order, self._trace.host_events.thread[order]
+
+    def _make(self, thread: int) -> Timeline:
+        order, threads = self._by_thread
+        rows = order[np.searchsorted(threads, thread) : np.searchsorted(threads, thread, side="right")]
+        events = self._trace.host_events
+        rows = rows[events.end[rows] > events.start[rows]]
+        start = events.start[rows]
+        parent, depth, end = nesting(start, events.end[rows], events.kind[rows] == HostKind.ANNOTATION)
+        self.of_event[rows] = self._number(self._plain_rows[events.name[rows]], parent, depth)
+        return _timeline(rows, start, end, parent)
+
+    def _number(self, names: Column, parent: Column, depth: Column) -> Column:
+        """Return the stack of each event, by depth: that of its parent, and its name."""
+        stacks = np.zeros(len(names), dtype=np.int64)
+        by_depth = np.argsort(depth, kind="stable")
+        bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
+        width = len(self._plain_rows) + 1
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            rows = by_depth[begin:end]
+            callers = np.where(parent[rows] == UNKNOWN, 0, stacks[parent[rows]])
+            keys, inverse = np.unique(callers * width + names[rows], return_inverse=True)
+            numbers = np.array([self._intern(*divmod(int(key), width)) for key in keys], dtype=np.int64)
+            stacks[rows] = numbers[inverse]
+        return stacks.astype(np.int32)
+
+    def _intern(self, caller: int, name: int) -> int:
+        number = self._numbers.setdefault((caller, name), len(self._names))
+        if number == len(self._names):
+            self._names.append(name)
+            self._callers.append(caller)
+        return number
+
+
+def nesting(start: Column, end: Column, is_range: Column) -> tuple[Column, Column, Column]:
+    """Return the parent of each event (a row, or UNKNOWN), its depth, and its end, at most that of its parent.
+
+    Events are those of one thread, by start, the outer before the inner. `is_range` marks annotations of the user: these
+    begin in the frames of `__enter__`, and outlive them. Such frames end where the annotation begins.
+    """
+    ends: list[int] = end.tolist()
+    ranges: list[bool] = is_range.tolist()
+    parents, depths = [UNKNOWN] * len(ends), [0] * len(ends)
+    open_rows: list[int] = []
+    for row, begin in enumerate(start.tolist()):
+        while open_rows and ends[open_rows[-1]] <= begin:
+            open_rows.pop()
+        if ranges[row]:
+            while open_rows and ends[row] - ends[open_rows[-1]] > ends[open_rows[-1]] - begin:
+                ends[open_rows.pop()] = begin
+        if open_rows:
+            parent = open_rows[-1]
+            parents[row] = parent
+            if ends[row] > ends[parent]:
+                ends[row] = ends[parent]
+            depths[row] = len(open_rows)
+        open_rows.append(row)
+    return (
+        np.array(parents, dtype=np.int64),
+        np.array(depths, dtype=np.int64),
+        np.array(ends, dtype=np.int64),
+    )
+
+
+def _timeline(rows: Column, start: Column, end: Column, parent: Column) -> Timeline:
+    """Return the innermost event of each moment: at a start, the event; at an end, its parent."""
+    count = len(rows)
+    if not count:
+        nothing = np.empty(0, dtype=np.int64)
+        return Timeline(nothing, nothing, nothing)
+    times = np.concatenate((end, start))
+    owners = np.concatenate((parent, np.arange(count)))
+    # Where times are equal: ends before starts, the inner end first, the inner start last.
+    ties = np.concatenate((-np.arange(count) - 1, np.arange(count)))
+    order = np.lexsort((ties, times))
+    times, owners = times[order], owners[order]
+    kept = np.flatnonzero(times[1:] > times[:-1])  # the last of equal times counts
+    events = np.where(owners[kept] == UNKNOWN, UNKNOWN, rows[owners[kept]])
+    return Timeline(times[kept], times[kept + 1], events)
