@@ -25,8 +25,6 @@ SHORT_GAP_NS = 10 * US
 LONG_GAP_NS = 1_000 * US
 # Clocks of the host and of the GPU agree to so much.
 CLOCK_NS = 20 * US
-# How a gap is classified when the frames of the host name no cause.
-_LAUNCHING, _SYNCHRONISED, _LONG = range(3)
 
 
 @dataclass(frozen=True)
@@ -130,12 +128,23 @@ def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[
     main = main_thread(trace, found.thread[late])
     for thread in np.unique(found.thread[late]).tolist():
         rows = np.flatnonzero(late & (found.thread == thread))
-        start, end = found.start[rows], found.call_start[rows]
-        groups = _groups(trace, thread, start, end)
-        for group in (_LAUNCHING, _SYNCHRONISED, _LONG):
-            windows = start[groups == group], end[groups == group]
-            if len(windows[0]):
-                yield from _named(group, stacks, _spent(stacks, thread, main, windows))
+        windows = found.start[rows], found.call_start[rows]
+        waits = _waits_before(trace, thread, windows)
+        is_long = windows[1] - windows[0] > LONG_GAP_NS
+        stacks.timeline(thread)  # fills in the stacks of the waits
+        after_wait = (waits != UNKNOWN) & ~is_long
+        yield from _after_wait(stacks, thread, _chosen(windows, after_wait), waits[after_wait])
+        for chosen, otherwise in (
+            (~after_wait & ~is_long, TraceCause.LAUNCH_OVERHEAD),
+            (is_long, TraceCause.PYTHON),
+        ):
+            spent = _spent(stacks, thread, main, _chosen(windows, chosen))
+            for stack, nanoseconds in spent.items():
+                yield _cause(stacks.names(stack), otherwise), stack, nanoseconds
+
+
+def _chosen(windows: Intervals, mask: Column) -> Intervals:
+    return windows[0][mask], windows[1][mask]
 
 
 def main_thread(trace: Trace, threads: Column) -> int:
@@ -147,26 +156,48 @@ def main_thread(trace: Trace, threads: Column) -> int:
     return int(candidates[counts.argmax()])
 
 
-def _groups(trace: Trace, thread: int, start: Column, end: Column) -> Column:
-    """Return how to classify each window: after a synchronisation, long, or in the course of launching."""
-    groups = np.where(end - start > LONG_GAP_NS, _LONG, _LAUNCHING)
-    begins, ends = synchronisations(trace, thread)
-    if len(ends):
-        # The first wait that ended after the GPU ran dry: it began before that, and ended before the launch.
-        at = np.minimum(np.searchsorted(ends, start - CLOCK_NS), len(ends) - 1)
-        waited = (ends[at] >= start - CLOCK_NS) & (ends[at] <= end) & (begins[at] <= start + CLOCK_NS)
-        groups = np.where(waited & (groups == _LAUNCHING), _SYNCHRONISED, groups)
-    return groups
+def _waits_before(trace: Trace, thread: int, windows: Intervals) -> Column:
+    """Return for each window the call in which the thread waited for the GPU until it ran dry; UNKNOWN if in none.
+
+    The call began before the window, and ended in it: a row of `Trace.host_events`.
+    """
+    start, end = windows
+    rows = synchronisations(trace, thread)
+    if not len(rows):
+        return np.full(len(start), UNKNOWN, dtype=np.int64)
+    begins, ends = trace.host_events.start[rows], trace.host_events.end[rows]
+    at = np.minimum(np.searchsorted(ends, start - CLOCK_NS), len(rows) - 1)
+    waited = (ends[at] >= start - CLOCK_NS) & (ends[at] <= end) & (begins[at] <= start + CLOCK_NS)
+    return np.where(waited, rows[at], UNKNOWN)
 
 
-def synchronisations(trace: Trace, thread: int) -> Intervals:
-    """Return the calls in which a thread waited for the GPU, ns."""
+def synchronisations(trace: Trace, thread: int) -> Column:
+    """Return the calls in which a thread waited for the GPU, by their end: rows of `Trace.host_events`."""
     events = trace.host_events
     names = [row for row, name in enumerate(trace.names) if is_synchronising(name)]
-    rows = np.flatnonzero(
-        (events.kind == HostKind.RUNTIME) & (events.thread == thread) & np.isin(events.name, names)
-    )
-    return union(events.start[rows], events.end[rows])
+    rows = np.flatnonzero((events.kind == HostKind.RUNTIME) & (events.thread == thread) & np.isin(events.name, names))
+    return rows[np.argsort(events.end[rows], kind="stable")]
+
+
+def _after_wait(
+    stacks: Stacks, thread: int, windows: Intervals, waits: Column
+) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the time of windows after a wait: what names its cause itself, and the rest by the stack of the wait."""
+    if not len(waits):
+        return
+    timeline = stacks.timeline(thread)
+    inside = np.flatnonzero((timeline.event != UNKNOWN) & (covered(windows, timeline.start, timeline.end) > 0))
+    of_segment = stacks.of_event[timeline.event[inside]]
+    causes = {stack: cause_of(stacks.names(stack)) for stack in np.unique(of_segment).tolist()}
+    named = inside[np.array([causes[stack] is not None for stack in of_segment.tolist()], dtype=bool)]
+    start, end = timeline.start[named], timeline.end[named]
+    spent = covered(windows, start, end)
+    for stack, nanoseconds in zip(stacks.of_event[timeline.event[named]].tolist(), spent.tolist(), strict=True):
+        cause = causes[stack]
+        if cause is not None:
+            yield cause, stack, nanoseconds
+    left = windows[1] - windows[0] - covered((start, end), *windows)
+    yield from _by_stack(TraceCause.SYNCHRONISATION, stacks.of_event[waits], left)
 
 
 def _spent(stacks: Stacks, thread: int, main: int, windows: Intervals) -> dict[int, int]:
@@ -205,22 +236,14 @@ def difference(windows: Intervals, others: Intervals) -> Intervals:
     return union(start[kept], end[kept])
 
 
-def _named(group: int, stacks: Stacks, totals: dict[int, int]) -> Iterator[tuple[TraceCause, int, int]]:
-    """Yield the time of each stack with its cause: what its frames name, otherwise what the group of gaps suggests."""
-    for stack, nanoseconds in totals.items():
-        names = stacks.names(stack)
-        yield _cause(group, names), stack, nanoseconds
-
-
-def _cause(group: int, names: tuple[str, ...]) -> TraceCause:
+def _cause(names: tuple[str, ...], otherwise: TraceCause) -> TraceCause:
+    """Return what the frames of a stack name; where they name nothing, what the kind of gap suggests."""
     named = cause_of(names)
     if named is not None:
         return named
-    if not names and group == _LONG:
+    if not names and otherwise is TraceCause.PYTHON:
         return TraceCause.UNKNOWN
-    if group == _SYNCHRONISED or (names and is_synchronising(names[-1])):
-        return TraceCause.SYNCHRONISATION
-    return TraceCause.PYTHON if group == _LONG else TraceCause.LAUNCH_OVERHEAD
+    return TraceCause.SYNCHRONISATION if names and is_synchronising(names[-1]) else otherwise
 
 
 def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]:
