@@ -63,9 +63,14 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = Thresholds()) -> A
 def no_gpu_events(traces: Sequence[Trace]) -> str:
     """Return why there is nothing to analyse, and what to do."""
     files = traces[0].path if len(traces) == 1 else f"{len(traces)} files"
-    if any(name.startswith("mtia") for trace in traces for name in trace.names[:1000]):
-        return f"{files}: no GPU events: this is a trace of MTIA, which is not supported"
-    return f"{files}: no GPU events: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    dropped = Counter[str]()
+    for trace in traces:
+        dropped.update(trace.dropped)
+    if dropped:
+        reason, count = dropped.most_common(1)[0]
+        return f"{files}: no GPU events, but {count} events {reason}: {fix}"
+    return f"{files}: no GPU events: {fix}"
 
 
 def _measured(

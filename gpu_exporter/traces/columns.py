@@ -36,7 +36,9 @@ HOST_KINDS = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"), HostKind.RUNTIME),
     "overhead": HostKind.OVERHEAD,
 }
-# Device events are counted from here on, to have one number for what an event is.
+# Repeat what other events say: the window of the profiler, the host's annotations on the GPU's timeline, waits of streams.
+REPETITIONS = frozenset((None, "", "Trace", "gpu_user_annotation", "cuda_sync", "cuda_event", "ac2g", "fwdbwd"))
+# Host events are counted from here on, to have one number for what an event is.
 _HOST_BASE, _OTHER = 8, 255
 _CODES: dict[str | None, int] = {
     **{category: int(kind) for category, kind in DEVICE_KINDS.items()},
@@ -68,6 +70,10 @@ class Columns:
         codes = np.array([_CODES.get(event.cat, _OTHER) for event in complete], dtype=np.uint8)
         wanted = np.flatnonzero(codes != _OTHER)
         if len(wanted) < len(complete):
+            ignored = Counter(complete[row].cat for row in np.flatnonzero(codes == _OTHER))
+            self.dropped.update(
+                {f"of the category {cat}": count for cat, count in ignored.items() if cat not in REPETITIONS}
+            )
             complete = [complete[row] for row in wanted]
             codes = codes[wanted]
         start = _microseconds([event.ts for event in complete])

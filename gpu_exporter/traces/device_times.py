@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +21,9 @@ class DeviceTimes:
 
     events: DeviceEvents
     busy: Intervals
-    compute: Intervals
+    compute: Intervals  # with memsets, which the SMs execute
     communication: Intervals
-    copies: Intervals  # with memsets
+    copies: Intervals
 
     @property
     def start(self) -> int:
@@ -45,7 +44,7 @@ class DeviceTimes:
 
     def exposed_copies(self) -> int:
         """Return how long the GPU copied without a kernel running, ns."""
-        kernels = self.events.kind <= DeviceKind.COMMUNICATION
+        kernels = self.events.kind != DeviceKind.COPY
         return subtract(self.copies, union(self.events.start[kernels], self.events.end[kernels]))
 
 
@@ -60,9 +59,9 @@ def devices(trace: Trace) -> dict[int, DeviceTimes]:
             times[device] = DeviceTimes(
                 events,
                 busy,
-                _of_kinds(events, DeviceKind.COMPUTE),
+                _of_kinds(events, DeviceKind.COMPUTE, DeviceKind.MEMSET),
                 _of_kinds(events, DeviceKind.COMMUNICATION),
-                _of_kinds(events, DeviceKind.COPY, DeviceKind.MEMSET),
+                _of_kinds(events, DeviceKind.COPY),
             )
     return times
 
@@ -116,8 +115,3 @@ def kernels(trace: Trace, events: DeviceEvents, most: int) -> tuple[tuple[Kernel
         for row in order.tolist()
     )
     return classes, top
-
-
-def seconds(nanoseconds: Mapping[str, int]) -> dict[str, float]:
-    """Return times in seconds."""
-    return {key: value / NS for key, value in nanoseconds.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 
 from gpu_exporter.catalogue.causes import TraceCause
 
@@ -15,7 +14,7 @@ SYNCHRONISING_CALL = re.compile(
     r"^(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$"
     r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|FreeHost|HostFree)$|^cuMem(?:Alloc|Free)(?:_v2)?$"
 )
-# The first cause that a frame of the stack matches, in this order.
+# The first that matches is the cause.
 _CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
     (
         TraceCause.CHECKPOINT,
@@ -55,19 +54,14 @@ _LIBRARY = re.compile(
 _GENERATED = "<eval_with_key>"
 
 
-def cause_of(names: Sequence[str]) -> TraceCause | None:
-    """Return the cause that the frames of a stack name; None if they name none."""
-    texts = [_searched(name) for name in names]
-    for cause, pattern in _CAUSES:
-        if any(pattern.search(text) for text in texts):
-            return cause
-    return None
+def cause_of(name: str) -> TraceCause | None:
+    """Return the cause that a frame names; None if it names none.
 
-
-def _searched(name: str) -> str:
-    """Return what a frame says about the cause: of the user's code the function, since files may have any name."""
+    Of the user's code only the function counts, since files may have any name.
+    """
     match = PYTHON_FRAME.match(name)
-    return match["function"] if match and is_user_frame(name) else name
+    text = match["function"] if match and is_user_frame(name) else name
+    return next((cause for cause, pattern in _CAUSES if pattern.search(text)), None)
 
 
 def is_synchronising(name: str) -> bool:
@@ -82,17 +76,3 @@ def is_user_frame(name: str) -> bool:
         return False
     first = match["path"].split("/")[0].removesuffix(".py")
     return first not in sys.stdlib_module_names
-
-
-def responsible(names: Sequence[str]) -> str:
-    """Return the innermost frame of the user's code, and the innermost frame of all if that is another.
-
-    For example `train.py(31): load_batch > <built-in function sleep>`. Empty for an empty stack.
-    """
-    if not names:
-        return ""
-    inner = names[-1]
-    frame = next((name for name in reversed(names) if is_user_frame(name)), "")
-    if not frame:
-        frame = next((name for name in reversed(names) if PYTHON_FRAME.match(name)), "")
-    return f"{frame} > {inner}" if frame and frame != inner else inner

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.traces.frames import cause_of, is_synchronising, responsible
+from gpu_exporter.traces.frames import is_synchronising
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, union
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
 from gpu_exporter.traces.stacks import Stacks, Timeline
@@ -140,7 +140,7 @@ def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[
         ):
             spent = _spent(stacks, thread, main, _chosen(windows, chosen))
             for stack, nanoseconds in spent.items():
-                yield _cause(stacks.names(stack), otherwise), stack, nanoseconds
+                yield _cause(stacks, stack, otherwise), stack, nanoseconds
 
 
 def _chosen(windows: Intervals, mask: Column) -> Intervals:
@@ -188,7 +188,7 @@ def _after_wait(
     timeline = stacks.timeline(thread)
     inside = np.flatnonzero((timeline.event != UNKNOWN) & (covered(windows, timeline.start, timeline.end) > 0))
     of_segment = stacks.of_event[timeline.event[inside]]
-    causes = {stack: cause_of(stacks.names(stack)) for stack in np.unique(of_segment).tolist()}
+    causes = {stack: stacks.cause(stack) for stack in np.unique(of_segment).tolist()}
     named = inside[np.array([causes[stack] is not None for stack in of_segment.tolist()], dtype=bool)]
     start, end = timeline.start[named], timeline.end[named]
     spent = covered(windows, start, end)
@@ -236,20 +236,20 @@ def difference(windows: Intervals, others: Intervals) -> Intervals:
     return union(start[kept], end[kept])
 
 
-def _cause(names: tuple[str, ...], otherwise: TraceCause) -> TraceCause:
+def _cause(stacks: Stacks, stack: int, otherwise: TraceCause) -> TraceCause:
     """Return what the frames of a stack name; where they name nothing, what the kind of gap suggests."""
-    named = cause_of(names)
+    named = stacks.cause(stack)
     if named is not None:
         return named
-    if not names and otherwise is TraceCause.PYTHON:
+    if not stack and otherwise is TraceCause.PYTHON:
         return TraceCause.UNKNOWN
-    return TraceCause.SYNCHRONISATION if names and is_synchronising(names[-1]) else otherwise
+    return TraceCause.SYNCHRONISATION if is_synchronising(stacks.name(stack)) else otherwise
 
 
 def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]:
     """Return the frames responsible for shares of one cause, the most costly first."""
     totals: dict[str, int] = defaultdict(int)
     for share in shares:
-        totals[responsible(stacks.names(share.stack))] += share.nanoseconds
+        totals[stacks.responsible(share.stack)] += share.nanoseconds
     ordered = sorted(totals, key=lambda frame: -totals[frame])
     return tuple(frame for frame in ordered if frame)[:most]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.traces.frames import PYTHON_FRAME, cause_of, is_user_frame
 from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
-# Names that contain a number which changes with each step.
-_NUMBERED = re.compile(r"^(ProfilerStep)\s*#?\s*\d+$")
+# What changes with each step or run: the number of a step, the address of an object.
+_CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Stacks:
         self._trace = trace
         self._names: list[int] = [UNKNOWN]
         self._callers: list[int] = [0]
+        self._causes: list[TraceCause | None] = [None]
+        self._frames: list[int] = [0]  # the innermost stack that ends in a frame of the user's code
         self._numbers: dict[tuple[int, int], int] = {}
         self._timelines: dict[int, Timeline] = {}
         # The stack of each host event: UNKNOWN until its thread was asked for.
@@ -52,6 +56,24 @@ class Stacks:
             stack = self._callers[stack]
         return tuple(reversed(names))
 
+    def cause(self, stack: int) -> TraceCause | None:
+        """Return the cause that the frames of a stack name: the innermost that names one."""
+        return self._causes[stack]
+
+    def name(self, stack: int) -> str:
+        """Return the innermost name of a stack; empty for the empty stack."""
+        return self.plain_names[self._names[stack]] if stack else ""
+
+    def responsible(self, stack: int) -> str:
+        """Return the innermost frame of the user's code, and the innermost frame of all if that is another.
+
+        For example `train.py(31): load_batch > <built-in function sleep>`. Empty for the empty stack.
+        """
+        inner, frame = self.name(stack), self.name(self._frames[stack])
+        if not frame:
+            frame = next((name for name in reversed(self.names(stack)) if PYTHON_FRAME.match(name)), "")
+        return f"{frame} > {inner}" if frame and frame != inner else inner
+
     @property
     def count(self) -> int:
         """The number of different stacks so far, with the empty one."""
@@ -59,8 +81,8 @@ class Stacks:
 
     @cached_property
     def plain_names(self) -> tuple[str, ...]:
-        """The names of the trace, without the numbers of steps."""
-        return tuple(_NUMBERED.sub(r"\1", name) for name in self._trace.names)
+        """The names of the trace, without the numbers of steps and the addresses of objects."""
+        return tuple(_CHANGING.sub("", name) for name in self._trace.names)
 
     @cached_property
     def _plain_rows(self) -> Column:
@@ -98,12 +120,24 @@ class Stacks:
             stacks[rows] = numbers[inverse]
         return stacks.astype(np.int32)
 
+    def _meaning(self, name: int) -> tuple[TraceCause | None, bool]:
+        """Return the cause that a frame names, and whether it is of the user's code."""
+        return _meaning_of(self.plain_names[name])
+
     def _intern(self, caller: int, name: int) -> int:
         number = self._numbers.setdefault((caller, name), len(self._names))
         if number == len(self._names):
+            cause, is_user = self._meaning(name)
             self._names.append(name)
             self._callers.append(caller)
+            self._causes.append(cause or self._causes[caller])
+            self._frames.append(number if is_user else self._frames[caller])
         return number
+
+
+@lru_cache(maxsize=1 << 16)
+def _meaning_of(name: str) -> tuple[TraceCause | None, bool]:
+    return cause_of(name), is_user_frame(name)
 
 
 def nesting(start: Column, end: Column, is_range: Column) -> tuple[Column, Column, Column]:
