@@ -89,6 +89,7 @@ def _device(
     launches = np.unique(host.correlation[host.kind == HostKind.RUNTIME])
     launches = launches[launches != UNKNOWN]
     kept = np.isin(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
+    kept |= table.correlation == UNKNOWN  # nobody launched it, such as copies of unified memory
     if kept.sum() * 2 < len(kept):  # the writer left out launches, too
         kept[:] = True
     order = np.flatnonzero(kept)

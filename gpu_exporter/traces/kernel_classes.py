@@ -42,7 +42,8 @@ OTHER_CLASS = "other"
 # Matrix products whose name says that they run in fp32 or fp64 without tensor cores.
 _NO_TENSOR_CORES = re.compile(r"sgemm|dgemm|_simt_|fp32_|gemmSN|f32f32_f32f32_f32|gemv", re.IGNORECASE)
 _TENSOR_CORES = re.compile(
-    r"tensorop|16816|1688|884|hmma|imma|xmma|s16|h16|bf16|f16|fp16|fp8|e4m3|tf32|wgmma|nvjet|MFMA|_MT.*MI", re.IGNORECASE
+    r"tensorop|16816|1688|884|hmma|imma|xmma|s16|h16|bf16|f16|fp16|fp8|e4m3|tf32|wgmma|nvjet|MFMA|_MT.*MI",
+    re.IGNORECASE,
 )
 
 
