@@ -29,7 +29,12 @@ Finding = tuple[str, str, float, tuple[str, ...]]  # kind, text, seconds, frames
 def advice(trace: Trace, times: DeviceTimes, rank: RankResult) -> list[Advice]:
     """Return the advice for one GPU, the largest saving first."""
     causes = {cause.cause: cause for cause in rank.idle_causes}
-    found = (*_of_causes(causes), *_of_communication(rank), *_of_kernels(trace, times), *_of_copies(trace, times, causes))
+    found = (
+        *_of_causes(causes),
+        *_of_communication(rank),
+        *_of_kernels(trace, times),
+        *_of_copies(trace, times, causes),
+    )
     return sorted(
         (
             Advice(kind, text, seconds, seconds / rank.span_seconds, frames)
@@ -67,11 +72,15 @@ _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
     ),
     TraceCause.CHECKPOINT: (
         "checkpoint",
-        lambda _: "Write checkpoints in the background, such as with torch.distributed.checkpoint.async_save, or rarely.",
+        lambda _: (
+            "Write checkpoints in the background, such as with torch.distributed.checkpoint.async_save, or rarely."
+        ),
     ),
     TraceCause.COMPILATION: (
         "compilation",
-        lambda _: "Code is compiled in the traced steps: avoid changing shapes (dynamic=True), and keep the compile cache.",
+        lambda _: (
+            "Code is compiled in the traced steps: avoid changing shapes (dynamic=True), and keep the compile cache."
+        ),
     ),
     TraceCause.GARBAGE_COLLECTION: (
         "garbage_collection",

@@ -107,7 +107,8 @@ def kernels(trace: Trace, events: DeviceEvents, most: int) -> tuple[tuple[Kernel
         by_class[kernel_class(name)] += seconds
         class_counts[kernel_class(name)] += count
     classes = tuple(
-        Kernels(name, name, class_counts[name], seconds / NS, seconds / total) for name, seconds in by_class.most_common()
+        Kernels(name, name, class_counts[name], seconds / NS, seconds / total)
+        for name, seconds in by_class.most_common()
     )
     order = np.argsort(-sums, kind="stable")[:most]
     top = tuple(

@@ -19,7 +19,7 @@ FEW = 32
 MOST_JOINED = 4
 NOT_JSON, TRUNCATED = "not valid JSON", "cut off at the end of the file"
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id)"\s*:|"\s*\}\s*$)', re.DOTALL)
-_NOT_A_NUMBER = re.compile(r'(:\s*)(?:-?nan|-?inf|-?Infinity|NaN|N/A)(?=\s*[,}\]])', re.IGNORECASE)
+_NOT_A_NUMBER = re.compile(r"(:\s*)(?:-?nan|-?inf|-?Infinity|NaN|N/A)(?=\s*[,}\]])", re.IGNORECASE)
 _UNESCAPED = re.compile(r'(?<!\\)(?:\\\\)*"')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')

@@ -67,7 +67,9 @@ def condition(text: str) -> Condition:
         raise ValueError(f"{quoted(text)} is no condition such as idle>20%; names are {', '.join(NAMES)}")
     limit = float(match[3]) / (100 if match[4] else 1)
     if limit > 1:
-        raise ValueError(f"{quoted(text)} compares a share of the time with more than all of it: write a %, as in idle>20%")
+        raise ValueError(
+            f"{quoted(text)} compares a share of the time with more than all of it: write a %, as in idle>20%"
+        )
     return Condition("".join(text.split()), match[1], match[2], limit)
 
 

@@ -43,9 +43,7 @@ def rank_step(rank: RankResult) -> RankStep:
     """Return the median step of a rank."""
     steps = rank.steps[1:] if len(rank.steps) > FEWEST_STEPS else rank.steps
     if not steps:
-        return RankStep(
-            rank.span_seconds, rank.span_seconds - rank.exposed_communication_seconds, rank.compute_seconds
-        )
+        return RankStep(rank.span_seconds, rank.span_seconds - rank.exposed_communication_seconds, rank.compute_seconds)
     return RankStep(
         median(step.seconds for step in steps),
         median(step.self_seconds for step in steps),
