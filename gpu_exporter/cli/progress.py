@@ -23,12 +23,11 @@ def has_colour() -> bool:
 class Progress:
     """Shows `what`, and how much of `seconds` has passed, on stderr until the end of the `with` block.
 
-    With `share`, show that ratio instead, such as how much of a file was read. On a terminal that cannot rewrite a line, it is printed once. If stderr is no terminal, nothing is.
+    With `share`, it shows that ratio instead, such as how much of a file was read. On a terminal that cannot rewrite a
+    line, it is printed once. If stderr is no terminal, nothing is.
     """
 
-    def __init__(
-        self, what: str, seconds: float | None = None, share: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, what: str, seconds: float | None = None, share: Callable[[], float] | None = None) -> None:
         self._share = share
         self._what, self._seconds, self._begin = what, seconds, time.monotonic()
         self._done = threading.Event()

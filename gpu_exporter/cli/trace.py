@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gpu_exporter.cli.options import COULD_NOT_TELL, Command, Failure
+from gpu_exporter.cli.options import COULD_NOT_TELL, Failure
 from gpu_exporter.cli.progress import Progress
-from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.model import Trace
-    from gpu_exporter.traces.result import AnalysisResult
 
 MISSING = "trace needs NumPy, which is not installed: pip install 'gpu-exporter[trace]'"
 # The subcommands: each in its own module, imported when it is called.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed
 from gpu_exporter.cli.trace import GATE_FAILED, read_all, require_numpy
 from gpu_exporter.inputs import quoted
-from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.result import AnalysisResult
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _percent(text: str) -> float:
@@ -26,7 +27,7 @@ def _percent(text: str) -> float:
     return number
 
 
-def _limit(name: str, default: str, text: str):  # type: ignore[no-untyped-def]
+def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
     return click.option(name, type=parsed(_percent), default=default, show_default=True, metavar="RATIO", help=text)
 
 

@@ -21,9 +21,10 @@ from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
 
 MOST_FRAMES, MOST_KERNELS = 5, 20
 NO_FRAMES = "(no frames)"
+DEFAULTS = Thresholds()
 
 
-def analyze(traces: Sequence[Trace], thresholds: Thresholds = Thresholds()) -> AnalysisResult:
+def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
     """Return where the time of each GPU went, and what limits the job.
 
     A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
@@ -121,7 +122,7 @@ def _causes(shares: Sequence[Share], stacks: Stacks, span: int) -> tuple[IdleCau
 
 def _folded(shares: Sequence[Share], stacks: Stacks, before: Mapping[str, float]) -> dict[str, float]:
     """Return idle seconds by folded stack: the cause, then the frames from the outermost to the innermost."""
-    totals: Counter[str] = Counter(before)
+    totals = defaultdict(float, before)
     for share in shares:
         names = [name.replace(";", ":") for name in stacks.names(share.stack)] or [NO_FRAMES]
         totals[";".join((share.cause.value, *names))] += share.nanoseconds / NS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,11 +112,8 @@ class Chunks:
 def last_cut(buffer: bytes) -> tuple[int, int] | None:
     """Return the end of the last but one event and the start of the last, or None if there is only one."""
     for start in (max(0, len(buffer) - NEAR_END), 0):
-        match = None
-        for match in CUT.finditer(buffer, start):
-            pass
-        if match:
-            return match.start() + 1, match.end()
+        if found := deque(CUT.finditer(buffer, start), maxlen=1):
+            return found[0].start() + 1, found[0].end()
         if not start:
             break
     return None

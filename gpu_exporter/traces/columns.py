@@ -36,7 +36,7 @@ HOST_KINDS = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"), HostKind.RUNTIME),
     "overhead": HostKind.OVERHEAD,
 }
-# Repeat what other events say: the window of the profiler, the host's annotations on the GPU's timeline, waits of streams.
+# Repeat what other events say: the window of the profiler, annotations of the host on the GPU's timeline, waits.
 REPETITIONS = frozenset((None, "", "Trace", "gpu_user_annotation", "cuda_sync", "cuda_event", "ac2g", "fwdbwd"))
 # Host events are counted from here on, to have one number for what an event is.
 _HOST_BASE, _OTHER = 8, 255
@@ -143,7 +143,7 @@ class Columns:
         chosen = [(row, of) for row, of in enumerate(args) if of.collective is not None]
         if not chosen:
             return
-        columns = {
+        columns: dict[str, Sequence[int] | Column] = {
             "event": [self._device_rows + row for row, _ in chosen],
             "operation": [self._name(of.collective) for _, of in chosen],
             "dtype": [self._name(of.dtype) for _, of in chosen],
@@ -168,7 +168,7 @@ class Columns:
         if not found:
             return
         args = [event.args or _NO_ARGS for event in found]
-        columns = {
+        columns: dict[str, Sequence[int] | Column] = {
             "time": [round(event.ts * NS_PER_US) for event in found if event.ts is not None],
             "thread": self._thread_rows(found),
             "device": np.clip(integers([of.device_id for of in args]), UNKNOWN, 32767),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 
-# Communication beyond NCCL and RCCL: DeepEP, NVSHMEM, MSCCL, the all-reduces of vLLM, SGLang, TensorRT-LLM and PyTorch's
-# symmetric memory. Copies between GPUs that a library makes with the copy engine are named by `Memcpy PtoP`.
+# Communication beyond NCCL and RCCL: DeepEP, NVSHMEM, MSCCL, the all-reduces of vLLM, SGLang and TensorRT-LLM, and the
+# symmetric memory of PyTorch.
 COMMUNICATION = re.compile(
     r"nccl|rccl|deep_ep|dpsk::ep|nvshmem|msccl|cross_device_reduce|(?:one|two)[-_]?shot_?all_?reduce"
     r"|multimem|symm_mem|custom_ar|all_?reduce_?(?:kernel|fusion)|lamport|all_?gather_?kernel|reduce_?scatter_?kernel"
     r"|all_?to_?all|allreduce",
     re.IGNORECASE,
 )
-PEER_COPY = re.compile(r"PtoP|Peer", re.IGNORECASE)
 GEMM_CLASS, ELEMENTWISE_CLASS, COMMUNICATION_CLASS = "gemm", "elementwise", "communication"
 # The first that matches is the class.
 CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -47,19 +46,19 @@ _TENSOR_CORES = re.compile(
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel_class(name: str) -> str:
     """Return the class of a kernel, copy or memset."""
     return next((word for word, pattern in CLASSES if pattern.search(name)), OTHER_CLASS)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_communication(name: str) -> bool:
     """Return whether a kernel exchanges data with other GPUs."""
     return bool(COMMUNICATION.search(name))
 
 
-@lru_cache(maxsize=None)
+@cache
 def avoids_tensor_cores(name: str) -> bool:
     """Return whether a matrix product runs in fp32 or fp64 without tensor cores, according to its name."""
     if kernel_class(name) not in (GEMM_CLASS, "convolution"):
@@ -70,7 +69,8 @@ def avoids_tensor_cores(name: str) -> bool:
 def short_name(name: str, most: int = 80) -> str:
     """Return the name of a kernel without return type, template arguments and parameters."""
     text = name.removeprefix("void ")
-    depth, kept = 0, []
+    depth = 0
+    kept: list[str] = []
     for char in text:
         if char == "<":
             depth += 1

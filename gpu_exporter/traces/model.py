@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Column: TypeAlias = NDArray[Any]
 T = TypeVar("T", bound="Table")
+# The types of columns, as metadata of fields.
+INT64, INT32, INT16 = {"dtype": np.int64}, {"dtype": np.int32}, {"dtype": np.int16}
+UINT64, UINT8 = {"dtype": np.uint64}, {"dtype": np.uint8}
 # What a column contains where the file has no value.
 UNKNOWN = -1
 
@@ -72,62 +75,58 @@ class Table:
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-def _column(dtype: type) -> Any:
-    return field(metadata={"dtype": dtype})
-
-
 @dataclass(frozen=True)
 class DeviceEvents(Table):
     """What GPUs executed: kernels, copies and memsets. Shape of each column: (events,)."""
 
-    start: Column = _column(np.int64)  # ns
-    end: Column = _column(np.int64)  # ns, >= start
-    name: Column = _column(np.int32)  # row of `Trace.names`
-    device: Column = _column(np.int16)  # number of the GPU in its process
-    stream: Column = _column(np.int64)
-    kind: Column = _column(np.uint8)  # DeviceKind
-    correlation: Column = _column(np.int64)  # of the runtime call that launched it, or UNKNOWN
-    bytes: Column = _column(np.int64)  # of a copy or memset, or UNKNOWN
-    blocks: Column = _column(np.int32)  # thread blocks of the kernel's grid, or UNKNOWN
+    start: Column = field(metadata=INT64)  # ns
+    end: Column = field(metadata=INT64)  # ns, >= start
+    name: Column = field(metadata=INT32)  # row of `Trace.names`
+    device: Column = field(metadata=INT16)  # number of the GPU in its process
+    stream: Column = field(metadata=INT64)
+    kind: Column = field(metadata=UINT8)  # DeviceKind
+    correlation: Column = field(metadata=INT64)  # of the runtime call that launched it, or UNKNOWN
+    bytes: Column = field(metadata=INT64)  # of a copy or memset, or UNKNOWN
+    blocks: Column = field(metadata=INT32)  # thread blocks of the kernel's grid, or UNKNOWN
 
 
 @dataclass(frozen=True)
 class HostEvents(Table):
     """What threads of the host did. Events of one thread are nested, with small errors in some files."""
 
-    start: Column = _column(np.int64)  # ns
-    end: Column = _column(np.int64)  # ns, >= start
-    name: Column = _column(np.int32)  # row of `Trace.names`
-    thread: Column = _column(np.int32)  # row of `Trace.threads`
-    kind: Column = _column(np.uint8)  # HostKind
-    correlation: Column = _column(np.int64)  # of runtime calls: equals that of the events they launched; or UNKNOWN
+    start: Column = field(metadata=INT64)  # ns
+    end: Column = field(metadata=INT64)  # ns, >= start
+    name: Column = field(metadata=INT32)  # row of `Trace.names`
+    thread: Column = field(metadata=INT32)  # row of `Trace.threads`
+    kind: Column = field(metadata=UINT8)  # HostKind
+    correlation: Column = field(metadata=INT64)  # of runtime calls: equals that of the events they launched; or UNKNOWN
 
 
 @dataclass(frozen=True)
 class Collectives(Table):
     """The arguments of communication kernels, where the profiler recorded them."""
 
-    event: Column = _column(np.int64)  # row of `Trace.device_events`
-    operation: Column = _column(np.int32)  # row of `Trace.names`, such as allreduce
-    dtype: Column = _column(np.int32)  # row of `Trace.names`, such as BFloat16
-    group: Column = _column(np.int32)  # row of `Trace.names`: the process group, or UNKNOWN
-    sequence: Column = _column(np.int64)  # number of the collective in its group, or UNKNOWN
-    ranks: Column = _column(np.int32)  # size of the group
-    elements_in: Column = _column(np.int64)
-    elements_out: Column = _column(np.int64)
+    event: Column = field(metadata=INT64)  # row of `Trace.device_events`
+    operation: Column = field(metadata=INT32)  # row of `Trace.names`, such as allreduce
+    dtype: Column = field(metadata=INT32)  # row of `Trace.names`, such as BFloat16
+    group: Column = field(metadata=INT32)  # row of `Trace.names`: the process group, or UNKNOWN
+    sequence: Column = field(metadata=INT64)  # number of the collective in its group, or UNKNOWN
+    ranks: Column = field(metadata=INT32)  # size of the group
+    elements_in: Column = field(metadata=INT64)
+    elements_out: Column = field(metadata=INT64)
 
 
 @dataclass(frozen=True)
 class MemoryEvents(Table):
     """Allocations (`bytes` > 0) and frees (< 0) of the framework, from `profile_memory=True`."""
 
-    time: Column = _column(np.int64)  # ns
-    thread: Column = _column(np.int32)  # row of `Trace.threads`
-    device: Column = _column(np.int16)  # of the GPU; UNKNOWN for memory of the host
-    address: Column = _column(np.uint64)
-    bytes: Column = _column(np.int64)
-    allocated: Column = _column(np.int64)  # bytes in total after the event, or UNKNOWN
-    reserved: Column = _column(np.int64)  # bytes in total after the event, or UNKNOWN
+    time: Column = field(metadata=INT64)  # ns
+    thread: Column = field(metadata=INT32)  # row of `Trace.threads`
+    device: Column = field(metadata=INT16)  # of the GPU; UNKNOWN for memory of the host
+    address: Column = field(metadata=UINT64)
+    bytes: Column = field(metadata=INT64)
+    allocated: Column = field(metadata=INT64)  # bytes in total after the event, or UNKNOWN
+    reserved: Column = field(metadata=INT64)  # bytes in total after the event, or UNKNOWN
 
 
 @dataclass(frozen=True)

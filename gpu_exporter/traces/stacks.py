@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -112,7 +113,7 @@ class Stacks:
         by_depth = np.argsort(depth, kind="stable")
         bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
         width = len(self._plain_rows) + 1
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in pairwise(bounds.tolist()):
             rows = by_depth[begin:end]
             callers = np.where(parent[rows] == UNKNOWN, 0, stacks[parent[rows]])
             keys, inverse = np.unique(callers * width + names[rows], return_inverse=True)
@@ -143,8 +144,8 @@ def _meaning_of(name: str) -> tuple[TraceCause | None, bool]:
 def nesting(start: Column, end: Column, is_range: Column) -> tuple[Column, Column, Column]:
     """Return the parent of each event (a row, or UNKNOWN), its depth, and its end, at most that of its parent.
 
-    Events are those of one thread, by start, the outer before the inner. `is_range` marks annotations of the user: these
-    begin in the frames of `__enter__`, and outlive them. Such frames end where the annotation begins.
+    Events are those of one thread, by start, the outer before the inner. `is_range` marks annotations of the user:
+    these begin in the frames of `__enter__`, and outlive them. Such frames end where the annotation begins.
     """
     ends: list[int] = end.tolist()
     ranges: list[bool] = is_range.tolist()

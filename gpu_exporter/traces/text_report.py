@@ -64,8 +64,8 @@ def _row(rank: RankResult) -> Sequence[str]:
 
 def _detailed(result: AnalysisResult) -> list[RankResult]:
     by_idle = sorted(result.ranks, key=lambda rank: -rank.idle_ratio)
-    if result.straggler:
-        by_idle.sort(key=lambda rank: rank.rank != result.straggler.rank)  # type: ignore[union-attr]
+    if straggler := result.straggler:
+        by_idle.sort(key=lambda rank: rank.rank != straggler.rank)
     return by_idle[:MOST_DETAILED]
 
 
@@ -73,7 +73,8 @@ def _idle(rank: RankResult) -> Iterator[str]:
     if not rank.idle_causes:
         return
     yield ""
-    yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})"
+    share = f"{percent(rank.idle_ratio)} of {duration(rank.span_seconds)}"
+    yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({share})"
     for cause in rank.idle_causes[:MOST_CAUSES]:
         yield f"  {percent(cause.share):>6}  {duration(cause.seconds):>8}  {TRACE_WORDS[TraceCause(cause.cause)]}"
         for frame in cause.frames[:MOST_FRAMES]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,13 +42,17 @@ class Thresholds:
 def losses(ranks: Sequence[RankResult]) -> dict[str, float]:
     """Return the share of the GPUs' time that each cause takes, over all ranks, the largest first."""
     total = sum(rank.span_seconds for rank in ranks)
-    lost: Counter[str] = Counter()
+    lost: defaultdict[str, float] = defaultdict(float)
     for rank in ranks:
         for cause in rank.idle_causes:
             lost[cause.cause] += cause.seconds
         lost[EXPOSED_COMMUNICATION] += rank.exposed_communication_seconds
         lost[EXPOSED_COPIES] += rank.exposed_copy_seconds
-    return {cause: seconds / total for cause, seconds in lost.most_common() if seconds > 0} if total else {}
+    return {cause: seconds / total for cause, seconds in _ordered(lost) if seconds > 0} if total else {}
+
+
+def _ordered(lost: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(lost.items(), key=lambda item: -item[1])
 
 
 def class_of(lost: Mapping[str, float], straggler: Straggler | None, thresholds: Thresholds) -> TraceClass:
@@ -57,10 +61,10 @@ def class_of(lost: Mapping[str, float], straggler: Straggler | None, thresholds:
         return TraceClass.STRAGGLER
     if sum(lost.values()) < thresholds.compute_bound:
         return TraceClass.COMPUTE
-    by_class: Counter[TraceClass | str] = Counter()
+    by_class: defaultdict[TraceClass | str, float] = defaultdict(float)
     for cause, share in lost.items():
         by_class[CLASSES.get(cause, cause)] += share
-    largest, share = by_class.most_common(1)[0]
+    largest, share = max(by_class.items(), key=lambda item: item[1])
     return largest if isinstance(largest, TraceClass) and share >= thresholds.least_share else TraceClass.MIXED
 
 
