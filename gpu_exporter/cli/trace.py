@@ -20,6 +20,8 @@ MISSING = "trace needs NumPy, which is not installed: pip install 'gpu-exporter[
 # The subcommands: each in its own module, imported when it is called.
 SUBCOMMANDS: Mapping[str, str] = {
     "analyze": "gpu_exporter.cli.trace_analyze:analyze_command",
+    "diff": "gpu_exporter.cli.trace_compare:diff_command",
+    "top": "gpu_exporter.cli.trace_compare:top_command",
 }
 GATE_FAILED = 1
 
