@@ -96,8 +96,8 @@ class Columns:
             codes, start, duration = codes[valid], start[valid], duration[valid]
         if not complete:
             return
-        begin = np.rint(start * NS_PER_US).astype(np.int64)
-        end = np.rint((start + duration) * NS_PER_US).astype(np.int64)
+        begin = _nanoseconds(start)
+        end = begin + np.rint(duration * NS_PER_US).astype(np.int64)
         names = self._name_rows([event.name for event in complete])
         is_host = codes >= _HOST_BASE
         self._add_host(complete, np.flatnonzero(is_host), codes, begin, end, names)
@@ -211,6 +211,12 @@ def _integer(value: Any) -> int:
 def _microseconds(values: Sequence[float | None]) -> Column:
     """Return times as a column, NaN where there is none."""
     return np.array(values, dtype=np.float64)
+
+
+def _nanoseconds(microseconds: Column) -> Column:
+    """Return times as nanoseconds. The product of a float would lose digits of times since 1970."""
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
 
 
 def _blocks(grid: Any) -> int:
