@@ -14,9 +14,10 @@ from gpu_exporter.model.errors import GpuExporterError
 
 Progress = Callable[[int, int], None]  # bytes read, bytes of the file
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20
 # The start of the array is within so many bytes; what is longer is no trace, or is no event.
 MOST_HEADER_BYTES = MOST_EVENT_BYTES = MOST_TAIL_BYTES = 64 << 20
+PACKED_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Between two events. Verified on 35 traces of four layouts: a quote inside a string is escaped, so it never matches.
@@ -46,7 +47,7 @@ class Blocks:
     def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield the blocks of a gzip file with one or several members, as far as it is intact."""
         member, started, packed = zlib.decompressobj(wbits=31), False, b""
-        while packed := packed or file.read(CHUNK_BYTES // 16):
+        while packed := packed or file.read(PACKED_BYTES):
             try:
                 block, started = member.decompress(packed, CHUNK_BYTES), True
             except zlib.error as error:

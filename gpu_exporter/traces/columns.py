@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
@@ -40,21 +40,32 @@ HOST_KINDS = {
 REPETITIONS = frozenset((None, "", "Trace", "gpu_user_annotation", "cuda_sync", "cuda_event", "ac2g", "fwdbwd"))
 # Host events are counted from here on, to have one number for what an event is.
 _HOST_BASE, _OTHER = 8, 255
-_CODES: dict[str | None, int] = {
-    **{category: int(kind) for category, kind in DEVICE_KINDS.items()},
-    **{category: _HOST_BASE + kind for category, kind in HOST_KINDS.items()},
-}
+_CODES: defaultdict[str | None, int] = defaultdict(
+    lambda: _OTHER,
+    {
+        **{category: int(kind) for category, kind in DEVICE_KINDS.items()},
+        **{category: _HOST_BASE + kind for category, kind in HOST_KINDS.items()},
+    },
+)
 _NO_ARGS = Args()
 NO_TIME, NOT_COMPLETE = "without a valid time", "begin or end events without the other"
 STEP_PREFIX = "ProfilerStep#"
+
+
+class _Rows(dict[Any, int]):
+    """Numbers keys in the order in which they are first asked for."""
+
+    def __missing__(self, key: Any) -> int:
+        row = self[key] = len(self)
+        return row
 
 
 class Columns:
     """The tables of a trace in the making. Times are relative to the base that the file names."""
 
     def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.threads: dict[tuple[Any, Any], int] = {}
+        self.names: dict[str, int] = _Rows()
+        self.threads: dict[tuple[Any, Any], int] = _Rows()
         self.device: list[DeviceEvents] = []
         self.host: list[HostEvents] = []
         self.memory: list[MemoryEvents] = []
@@ -67,7 +78,7 @@ class Columns:
         complete = [event for event in events if event.ph == "X"]
         if len(complete) < len(events):
             self._add_others([event for event in events if event.ph in ("i", "I", "B", "E")])
-        codes = np.array([_CODES.get(event.cat, _OTHER) for event in complete], dtype=np.uint8)
+        codes = np.array([_CODES[event.cat] for event in complete], dtype=np.uint8)
         wanted = np.flatnonzero(codes != _OTHER)
         if len(wanted) < len(complete):
             ignored = Counter(complete[row].cat for row in np.flatnonzero(codes == _OTHER))
@@ -85,8 +96,8 @@ class Columns:
             codes, start, duration = codes[valid], start[valid], duration[valid]
         if not complete:
             return
-        begin = np.rint(start * NS_PER_US).astype(np.int64)
-        end = np.rint((start + duration) * NS_PER_US).astype(np.int64)
+        begin = _nanoseconds(start)
+        end = begin + np.rint(duration * NS_PER_US).astype(np.int64)
         names = self._name_rows([event.name for event in complete])
         is_host = codes >= _HOST_BASE
         self._add_host(complete, np.flatnonzero(is_host), codes, begin, end, names)
@@ -94,16 +105,15 @@ class Columns:
 
     def _name_rows(self, names: Iterable[str]) -> Column:
         """Return the row of each name in the table of names."""
-        table = self.names
-        return np.array([table.setdefault(name, len(table)) for name in names], dtype=np.int32)
+        return np.array(list(map(self.names.__getitem__, names)), dtype=np.int32)
 
     def _name(self, name: Any) -> int:
-        return UNKNOWN if name is None else self.names.setdefault(str(name), len(self.names))
+        return UNKNOWN if name is None else self.names[str(name)]
 
     def _thread_rows(self, events: Iterable[Event]) -> Column:
         """Return the row of each event's thread in the table of threads."""
-        table = self.threads
-        return np.array([table.setdefault((event.pid, event.tid), len(table)) for event in events], dtype=np.int32)
+        keys = [(event.pid, event.tid) for event in events]
+        return np.array(list(map(self.threads.__getitem__, keys)), dtype=np.int32)
 
     def _add_host(
         self, events: Sequence[Event], rows: Column, codes: Column, start: Column, end: Column, names: Column
@@ -201,6 +211,12 @@ def _integer(value: Any) -> int:
 def _microseconds(values: Sequence[float | None]) -> Column:
     """Return times as a column, NaN where there is none."""
     return np.array(values, dtype=np.float64)
+
+
+def _nanoseconds(microseconds: Column) -> Column:
+    """Return times as nanoseconds. The product of a float would lose digits of times since 1970."""
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
 
 
 def _blocks(grid: Any) -> int:

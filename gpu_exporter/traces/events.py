@@ -23,7 +23,7 @@ _NOT_A_NUMBER = re.compile(r"(:\s*)(?:-?nan|-?inf|-?Infinity|NaN|N/A)(?=\s*[,}\]
 _UNESCAPED = re.compile(r'(?<!\\)(?:\\\\)*"')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')
-_DECODER = json.JSONDecoder(strict=False)
+_DECODER = json.JSONDecoder()
 
 
 class Args(msgspec.Struct, gc=False):
@@ -132,11 +132,14 @@ class Decoder:
             return _EVENT.decode(part)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
-        text = part.decode(errors="replace")
-        return self._split(text, text.lstrip())
+        try:
+            return self._split(part.decode())
+        except UnicodeDecodeError:
+            return None
 
-    def _split(self, text: str, stripped: str) -> Event | None:
+    def _split(self, text: str) -> Event | None:
         """Return the event at the start of a text, and keep what follows it as the tail if the array ends there."""
+        stripped = text.lstrip()
         if stripped.startswith("]"):  # an empty array
             self.tail = stripped[1:].encode()
             return None
@@ -158,7 +161,7 @@ class Decoder:
         text = _NOT_A_NUMBER.sub(r"\1null", text)
         text = _BAD_ESCAPE.sub(r"\\\\", text)
         text = _NAME.sub(lambda match: match[1] + _escaped(match[2]) + match[3], text, count=1)
-        event = self._split(text, text.lstrip())
+        event = self._split(text)
         self.repaired += event is not None
         return event
 

@@ -13,6 +13,8 @@ from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.frames import PYTHON_FRAME, cause_of, is_user_frame
 from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
+# So many events at a time are Python objects, which need far more memory than columns.
+BLOCK = 1 << 18
 # What changes with each step or run: the number of a step, the address of an object.
 _CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-fA-F]+")
 
@@ -147,28 +149,48 @@ def nesting(start: Column, end: Column, is_range: Column) -> tuple[Column, Colum
     Events are those of one thread, by start, the outer before the inner. `is_range` marks annotations of the user:
     these begin in the frames of `__enter__`, and outlive them. Such frames end where the annotation begins.
     """
-    ends: list[int] = end.tolist()
-    ranges: list[bool] = is_range.tolist()
-    parents, depths = [UNKNOWN] * len(ends), [0] * len(ends)
+    parents, depths = np.full(len(start), UNKNOWN, dtype=np.int64), np.zeros(len(start), dtype=np.int32)
+    end = end.copy()
     open_rows: list[int] = []
-    for row, begin in enumerate(start.tolist()):
-        while open_rows and ends[open_rows[-1]] <= begin:
-            open_rows.pop()
-        if ranges[row]:
-            while open_rows and ends[row] - ends[open_rows[-1]] > ends[open_rows[-1]] - begin:
-                ends[open_rows.pop()] = begin
+    open_ends: list[int] = []
+    for offset in range(0, len(start), BLOCK):
+        block = slice(offset, offset + BLOCK)
+        _nest(offset, start[block], end, is_range[block], parents[block], depths[block], (open_rows, open_ends))
+    end[open_rows] = open_ends
+    return parents, depths, end
+
+
+def _nest(
+    offset: int,
+    start: Column,
+    end: Column,
+    is_range: Column,
+    parents: Column,
+    depths: Column,
+    opened: tuple[list[int], list[int]],
+) -> None:
+    """Fill in the parents and depths of a block of events, and shorten their ends. `opened` is kept between blocks."""
+    open_rows, open_ends = opened
+    of_block: list[int] = []
+    block_depths: list[int] = []
+    ends: list[int] = end[offset : offset + len(start)].tolist()
+    for row, (begin, stop, may_outlive) in enumerate(zip(start.tolist(), ends, is_range.tolist(), strict=True), offset):
+        while open_rows and open_ends[-1] <= begin:
+            end[open_rows.pop()] = open_ends.pop()
+        if may_outlive:
+            while open_rows and stop - open_ends[-1] > open_ends[-1] - begin:
+                open_ends.pop()
+                end[open_rows.pop()] = begin
         if open_rows:
-            parent = open_rows[-1]
-            parents[row] = parent
-            if ends[row] > ends[parent]:
-                ends[row] = ends[parent]
-            depths[row] = len(open_rows)
+            of_block.append(open_rows[-1])
+            if stop > open_ends[-1]:
+                stop = open_ends[-1]
+        else:
+            of_block.append(UNKNOWN)
+        block_depths.append(len(open_rows))
         open_rows.append(row)
-    return (
-        np.array(parents, dtype=np.int64),
-        np.array(depths, dtype=np.int64),
-        np.array(ends, dtype=np.int64),
-    )
+        open_ends.append(stop)
+    parents[:], depths[:] = of_block, block_depths
 
 
 def _timeline(rows: Column, start: Column, end: Column, parent: Column) -> Timeline:
