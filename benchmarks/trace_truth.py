@@ -26,7 +26,7 @@ _RANK = re.compile(r"-rank\d+of\d+")
 def cases(folder: Path) -> Iterator[tuple[str, Mapping[str, Any], list[Path]]]:
     """Yield the name, the truth and the files of each case."""
     for file in sorted(folder.glob("truth*.json")):
-        files = defaultdict(list)
+        files: dict[str, list[Path]] = defaultdict(list)
         truths = {}
         for name, truth in json.loads(file.read_text()).items():
             case = _RANK.sub("", name).removesuffix(".json.gz")
