@@ -109,7 +109,7 @@ def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, in
     calling = np.clip(found.call_end - np.maximum(found.call_start, found.start), 0, waiting)
     overhead = np.where((length <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
     yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
-    copies = np.isin(found.kind, (DeviceKind.COPY, DeviceKind.MEMSET))
+    copies = found.kind == DeviceKind.COPY
     waited = found.wait != UNKNOWN
     for chosen, cause, calls in (
         (waited, TraceCause.SYNCHRONISATION, found.wait),
@@ -241,3 +241,17 @@ def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]
         totals[stacks.responsible(share.stack)] += share.nanoseconds
     ordered = sorted(totals, key=lambda frame: -totals[frame])
     return tuple(frame for frame in ordered if frame)[:most]
+
+
+def launch_frames(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: Launches, most: int) -> tuple[str, ...]:
+    """Return the frames that launched device events, those with most time on the device first."""
+    calls = launches.rows_of(events)
+    known = calls != UNKNOWN
+    calls = calls[known]
+    if not len(calls):
+        return ()
+    for thread in np.unique(trace.host_events.thread[calls]).tolist():
+        stacks.timeline(thread)
+    duration = (events.end - events.start)[known]
+    shares = _by_stack(TraceCause.UNKNOWN, stacks, calls, duration)
+    return frames_of([Share(*share) for share in shares], stacks, most)
