@@ -75,7 +75,7 @@ TRACE_WORDS = {
     TraceCause.COMPILATION: "compiling or loading kernels",
     TraceCause.GARBAGE_COLLECTION: "collecting garbage in Python",
     TraceCause.PYTHON: "running other code on the host",
-    TraceCause.COPIES: "preparing copies from pageable memory",
+    TraceCause.COPIES: "waiting for copies to start",
     TraceCause.DEPENDENCY: "waiting for other work of the GPU or of another GPU",
     TraceCause.UNKNOWN: "for a reason that the trace does not show",
 }

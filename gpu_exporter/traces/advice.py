@@ -33,7 +33,7 @@ def advice(trace: Trace, times: DeviceTimes, rank: RankResult) -> list[Advice]:
         *_of_causes(causes),
         *_of_communication(rank),
         *_of_kernels(trace, times),
-        *_of_copies(trace, times, causes),
+        *_of_copies(trace, times, rank),
     )
     return sorted(
         (
@@ -108,11 +108,11 @@ def _of_communication(rank: RankResult) -> Iterator[Finding]:
             f"{share * 100:.0f} % of the communication runs while nothing computes: overlap it (gradient buckets,"
             " prefetch of FSDP), use larger messages, or accumulate gradients.",
             rank.exposed_communication_seconds,
-            (),
+            rank.communication_frames,
         )
 
 
-def _of_copies(trace: Trace, times: DeviceTimes, causes: Mapping[str, IdleCause]) -> Iterator[Finding]:
+def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult) -> Iterator[Finding]:
     events = times.events
     pageable = [row for row, name in enumerate(trace.names) if "Pageable" in name and name.startswith("Memcpy")]
     chosen = np.isin(events.name, pageable) & (events.kind == DeviceKind.COPY)
@@ -122,13 +122,13 @@ def _of_copies(trace: Trace, times: DeviceTimes, causes: Mapping[str, IdleCause]
     exposed = subtract(
         union(events.start[chosen], events.end[chosen]), union(events.start[kernels], events.end[kernels])
     )
-    idle = causes.get(TraceCause.COPIES.value)
+    idle = sum(cause.seconds for cause in rank.idle_causes if cause.cause == TraceCause.COPIES.value)
     yield (
         "pinned_memory",
         f"{int(chosen.sum())} copies use pageable memory, which blocks the host and is slow: use pin_memory=True, and"
         " to(device, non_blocking=True).",
-        exposed / NS + (idle.seconds if idle else 0.0),
-        idle.frames if idle else (),
+        exposed / NS + idle,
+        rank.copy_frames,
     )
 
 

@@ -11,7 +11,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.advice import advice, merged
 from gpu_exporter.traces.collectives import collective_times
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
-from gpu_exporter.traces.idle import Launches, Share, attribute, frames_of
+from gpu_exporter.traces.idle import Launches, Share, attribute, frames_of, launch_frames
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.model import DeviceKind, Trace
 from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, Verdict
@@ -38,7 +38,11 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
         for device, times in devices(trace).items():
             shares = attribute(trace, times.events, times.busy, stacks, launches)
             rank = position if trace.rank is None else trace.rank
-            result = _measured(trace, rank, device, times, _causes(shares, stacks, times.span), collectives[position])
+            result = replace(
+                _measured(trace, rank, device, times, _causes(shares, stacks, times.span), collectives[position]),
+                copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+                communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
+            )
             ranks.append(result)
             tips.append(advice(trace, times, result))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
@@ -106,6 +110,10 @@ def _measured(
         collectives=collectives,
     )
     return replace(result, self_seconds=rank_step(result).self_seconds)
+
+
+def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, launches: Launches) -> tuple[str, ...]:
+    return launch_frames(trace, times.events.rows(times.events.kind == kind), stacks, launches, MOST_FRAMES)
 
 
 def _causes(shares: Sequence[Share], stacks: Stacks, span: int) -> tuple[IdleCause, ...]:

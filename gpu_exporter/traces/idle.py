@@ -17,14 +17,13 @@ from gpu_exporter.traces.frames import is_synchronising
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, union
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
 from gpu_exporter.traces.stacks import Stacks, Timeline
+from gpu_exporter.traces.waits import causing
 
 US = 1_000
 # A GPU needs about 1 us between two kernels; what waits longer although it was launched depends on something.
 SHORT_GAP_NS = 10 * US
 # The host launches a kernel each 5 to 20 us. What takes longer than this is not the cost of launching.
 LONG_GAP_NS = 1_000 * US
-# Clocks of the host and of the GPU agree to so much.
-CLOCK_NS = 20 * US
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class _Gaps:
     call_end: Column
     thread: Column  # of its launch
     call: Column  # row of `Trace.host_events`
+    wait: Column  # the wait for the GPU that caused the gap: row of `Trace.host_events`, or UNKNOWN
 
 
 class Launches:
@@ -70,8 +70,10 @@ class Launches:
 def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stacks, launches: Launches) -> list[Share]:
     """Return the idle time of one GPU by cause and stack. `events` are all of that GPU, `busy` is their union."""
     found = _gaps_of(trace, events, busy, launches)
+    for thread in np.unique(found.thread[found.call != UNKNOWN]).tolist():
+        stacks.timeline(thread)  # fills in the stacks of its events
     totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
-    for cause, stack, nanoseconds in (*_without_host(found, stacks, trace), *_until_launch(trace, found, stacks)):
+    for cause, stack, nanoseconds in (*_after_launch(found, stacks), *_until_launch(trace, found, stacks)):
         totals[cause, stack] += nanoseconds
     return [Share(cause, stack, total) for (cause, stack), total in totals.items() if total > 0]
 
@@ -81,43 +83,53 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
     first = events.rows(np.searchsorted(events.start, end))
     calls = launches.rows_of(first)
     host = trace.host_events
+    nothing = np.full(len(end), UNKNOWN, dtype=np.int64)
     if not len(host):
-        nothing = np.full(len(end), UNKNOWN, dtype=np.int64)
-        return _Gaps(start, end, first.kind, nothing, nothing, nothing, calls)
+        return _Gaps(start, end, first.kind, nothing, nothing, nothing, calls, nothing)
     known = calls != UNKNOWN
     call_start = np.where(known, np.minimum(host.start[calls], end), UNKNOWN)
     call_end = np.where(known, np.minimum(host.end[calls], end), UNKNOWN)
-    return _Gaps(start, end, first.kind, call_start, call_end, np.where(known, host.thread[calls], UNKNOWN), calls)
+    thread = np.where(known, host.thread[calls], UNKNOWN)
+    all_calls = np.unique(launches.rows_of(events))
+    all_calls = all_calls[all_calls != UNKNOWN]
+    wait = nothing.copy()
+    for one in np.unique(thread[known]).tolist():
+        rows = np.flatnonzero(thread == one)
+        wait[rows] = causing(trace, one, call_start[rows], all_calls, busy)
+    return _Gaps(start, end, first.kind, call_start, call_end, thread, calls, wait)
 
 
-def _without_host(found: _Gaps, stacks: Stacks, trace: Trace) -> Iterator[tuple[TraceCause, int, int]]:
-    """Yield the time of gaps in which the host is not late, and that between launch and start."""
+def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the time between launch and start, that of gaps in which the host was not late, and that of no launch."""
     known = found.call != UNKNOWN
     length = found.end - found.start
     yield TraceCause.UNKNOWN, 0, int(length[~known].sum())
-    queued = known & (found.call_start <= found.start)
-    short = length <= SHORT_GAP_NS
-    for thread in np.unique(found.thread[known]).tolist():
-        stacks.timeline(thread)  # fills in the stacks of its events
-    copies = np.isin(found.kind, (DeviceKind.COPY, DeviceKind.MEMSET))
-    # The launch was already being made: what remained of the call is launch overhead, the rest waited for the GPU.
-    waiting = np.where(queued, length, found.end - found.call_start)
+    # If the launch was already being made, what remained of the call is launch overhead. The rest waited for the GPU.
+    waiting = np.where(found.call_start <= found.start, length, found.end - found.call_start)
     calling = np.clip(found.call_end - np.maximum(found.call_start, found.start), 0, waiting)
-    overhead = np.where(short | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
-    for chosen, cause in ((copies, TraceCause.COPIES), (~copies, TraceCause.LAUNCH_OVERHEAD)):
-        rows = np.flatnonzero(known & chosen)
-        yield from _by_stack(cause, stacks.of_event[found.call[rows]], overhead[rows])
+    overhead = np.where((length <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
     yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
+    copies = found.kind == DeviceKind.COPY
+    waited = found.wait != UNKNOWN
+    for chosen, cause, calls in (
+        (waited, TraceCause.SYNCHRONISATION, found.wait),
+        (~waited & copies, TraceCause.COPIES, found.call),
+        (~waited & ~copies, TraceCause.LAUNCH_OVERHEAD, found.call),
+    ):
+        rows = np.flatnonzero(known & chosen)
+        yield from _by_stack(cause, stacks, calls[rows], overhead[rows])
 
 
-def _by_stack(cause: TraceCause, stack: Column, nanoseconds: Column) -> Iterator[tuple[TraceCause, int, int]]:
-    """Yield the sum for each stack; an event without a stack has the empty one."""
-    if not len(stack):
+def _by_stack(
+    cause: TraceCause, stacks: Stacks, events: Column, nanoseconds: Column
+) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the sum for each stack of host events: with the cause that its frames name, otherwise with this one."""
+    if not len(events):
         return
-    numbers, inverse = np.unique(np.maximum(stack, 0), return_inverse=True)
+    numbers, inverse = np.unique(np.maximum(stacks.of_event[events], 0), return_inverse=True)
     sums = np.bincount(inverse, weights=nanoseconds)
     for number, total in zip(numbers.tolist(), sums.tolist(), strict=True):
-        yield cause, number, round(total)
+        yield stacks.cause(number) or cause, number, round(total)
 
 
 def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
@@ -129,9 +141,8 @@ def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[
     for thread in np.unique(found.thread[late]).tolist():
         rows = np.flatnonzero(late & (found.thread == thread))
         windows = found.start[rows], found.call_start[rows]
-        waits = _waits_before(trace, thread, windows)
+        waits = found.wait[rows]
         is_long = windows[1] - windows[0] > LONG_GAP_NS
-        stacks.timeline(thread)  # fills in the stacks of the waits
         after_wait = (waits != UNKNOWN) & ~is_long
         yield from _after_wait(stacks, thread, _chosen(windows, after_wait), waits[after_wait])
         for chosen, otherwise in (
@@ -156,29 +167,6 @@ def main_thread(trace: Trace, threads: Column) -> int:
     return int(candidates[counts.argmax()])
 
 
-def _waits_before(trace: Trace, thread: int, windows: Intervals) -> Column:
-    """Return for each window the call in which the thread waited for the GPU until it ran dry; UNKNOWN if in none.
-
-    The call began before the window, and ended in it: a row of `Trace.host_events`.
-    """
-    start, end = windows
-    rows = synchronisations(trace, thread)
-    if not len(rows):
-        return np.full(len(start), UNKNOWN, dtype=np.int64)
-    begins, ends = trace.host_events.start[rows], trace.host_events.end[rows]
-    at = np.minimum(np.searchsorted(ends, start - CLOCK_NS), len(rows) - 1)
-    waited = (ends[at] >= start - CLOCK_NS) & (ends[at] <= end) & (begins[at] <= start + CLOCK_NS)
-    return np.where(waited, rows[at], UNKNOWN)
-
-
-def synchronisations(trace: Trace, thread: int) -> Column:
-    """Return the calls in which a thread waited for the GPU, by their end: rows of `Trace.host_events`."""
-    events = trace.host_events
-    names = [row for row, name in enumerate(trace.names) if is_synchronising(name)]
-    rows = np.flatnonzero((events.kind == HostKind.RUNTIME) & (events.thread == thread) & np.isin(events.name, names))
-    return rows[np.argsort(events.end[rows], kind="stable")]
-
-
 def _after_wait(
     stacks: Stacks, thread: int, windows: Intervals, waits: Column
 ) -> Iterator[tuple[TraceCause, int, int]]:
@@ -197,7 +185,7 @@ def _after_wait(
         if cause is not None:
             yield cause, stack, nanoseconds
     left = windows[1] - windows[0] - covered((start, end), *windows)
-    yield from _by_stack(TraceCause.SYNCHRONISATION, stacks.of_event[waits], left)
+    yield from _by_stack(TraceCause.SYNCHRONISATION, stacks, waits, left)
 
 
 def _spent(stacks: Stacks, thread: int, main: int, windows: Intervals) -> dict[int, int]:
@@ -253,3 +241,17 @@ def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]
         totals[stacks.responsible(share.stack)] += share.nanoseconds
     ordered = sorted(totals, key=lambda frame: -totals[frame])
     return tuple(frame for frame in ordered if frame)[:most]
+
+
+def launch_frames(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: Launches, most: int) -> tuple[str, ...]:
+    """Return the frames that launched device events, those with most time on the device first."""
+    calls = launches.rows_of(events)
+    known = calls != UNKNOWN
+    calls = calls[known]
+    if not len(calls):
+        return ()
+    for thread in np.unique(trace.host_events.thread[calls]).tolist():
+        stacks.timeline(thread)
+    duration = (events.end - events.start)[known]
+    shares = _by_stack(TraceCause.UNKNOWN, stacks, calls, duration)
+    return frames_of([Share(*share) for share in shares], stacks, most)

@@ -94,6 +94,8 @@ class RankResult:
     file: str = ""
     device_name: str = ""
     exposed_copy_seconds: float = 0.0
+    copy_frames: tuple[str, ...] = ()  # what launched the copies, the most costly first
+    communication_frames: tuple[str, ...] = ()
     self_seconds: float = 0.0  # the median step, or the span, without exposed communication
     kernel_classes: tuple[Kernels, ...] = ()
     top_kernels: tuple[Kernels, ...] = ()

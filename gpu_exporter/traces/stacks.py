@@ -70,12 +70,17 @@ class Stacks:
     def responsible(self, stack: int) -> str:
         """Return the innermost frame of the user's code, and the innermost frame of all if that is another.
 
-        For example `train.py(31): load_batch > <built-in function sleep>`. Empty for the empty stack.
+        For example `train.py(31): load_batch > <built-in function sleep>`. Before a frame without a name of its own,
+        such as <genexpr>, stands the one that it is in. Empty for the empty stack.
         """
-        inner, frame = self.name(stack), self.name(self._frames[stack])
-        if not frame:
-            frame = next((name for name in reversed(self.names(stack)) if PYTHON_FRAME.match(name)), "")
-        return f"{frame} > {inner}" if frame and frame != inner else inner
+        inner, number = self.name(stack), self._frames[stack]
+        frames = [self.name(number)] if number else []
+        while number and frames[0].endswith(">") and self._frames[self._callers[number]]:
+            number = self._frames[self._callers[number]]
+            frames.insert(0, self.name(number))
+        if not frames:
+            frames = [name for name in reversed(self.names(stack)) if PYTHON_FRAME.match(name)][:1]
+        return " > ".join(frames if inner in frames[-1:] else [*frames, inner]) if inner else ""
 
     @property
     def count(self) -> int:

@@ -88,8 +88,17 @@ def because(ranks: Sequence[RankResult], lost: Mapping[str, float], straggler: S
 
 def _where(ranks: Sequence[RankResult], cause: str) -> str:
     """Return the most costly frame of a cause in parentheses."""
-    found = [of for rank in ranks for of in rank.idle_causes if of.cause == cause and of.frames]
-    return f" ({max(found, key=lambda of: of.seconds).frames[0]})" if found else ""
+    found = [of for rank in ranks for of in _framed(rank, cause) if of[1]]
+    return f" ({max(found)[1][0]})" if found else ""
+
+
+def _framed(rank: RankResult, cause: str) -> list[tuple[float, tuple[str, ...]]]:
+    """Return the seconds of a cause on a GPU with its frames."""
+    if cause == EXPOSED_COPIES:
+        return [(rank.exposed_copy_seconds, rank.copy_frames)]
+    if cause == EXPOSED_COMMUNICATION:
+        return [(rank.exposed_communication_seconds, rank.communication_frames)]
+    return [(of.seconds, of.frames) for of in rank.idle_causes if of.cause == cause]
 
 
 def percent(share: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,14 @@ class SyntheticTrace:
         device: int = 0,
         stream: int = 7,
         thread: int = MAIN,
-        **args: Any,
+        args: Mapping[str, Any] | None = None,
     ) -> None:
         """Add an event of the GPU. It is launched 10 us before its start, at `launched`, or has that correlation."""
         if correlation is None:
             correlation = self.launch(start - 10 if launched is None else launched, thread=thread)
         event = {"ph": "X", "cat": category, "name": name, "pid": device, "tid": stream, "ts": start, "dur": duration}
         known = {"device": device, "stream": stream, "correlation": correlation, "grid": [1320, 1, 1]}
-        self.events.append({**event, "args": known | args})
+        self.events.append({**event, "args": {**known, **(args or {})}})
 
     def step(self, number: int, start: float, duration: float) -> None:
         """Add a step of the training loop."""

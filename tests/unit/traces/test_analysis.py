@@ -82,7 +82,7 @@ def _pageable(trace: SyntheticTrace, start: float) -> None:
     trace.device(start + 5010, 4990, launched=start + 20)
 
 
-CASES = {
+CASES: dict[Callable[[SyntheticTrace, float], None], TraceClass] = {
     _loading: TraceClass.DATA_LOADING,
     _items: TraceClass.SYNC,
     _tiny: TraceClass.LAUNCH,
@@ -110,6 +110,28 @@ def test_loading_time_is_exact_and_names_the_line(tmp_path: Path) -> None:
     assert result.verdict.advice[0].kind == "data_loading"
     assert result.verdict.advice[0].saving_seconds == pytest.approx(4 * 6000e-6)
     assert "data.py(20): decode" in result.verdict.because
+
+
+def test_copies_name_the_line_that_made_them(tmp_path: Path) -> None:
+    def fill(trace: SyntheticTrace, start: float) -> None:
+        trace.host("train.py(12): move", start + 20, 50)
+        _pageable(trace, start + 25)
+
+    result = _analyzed(tmp_path, _loop(fill))
+    assert result.ranks[0].copy_frames[0].startswith("train.py(12): move")
+    assert "train.py(12): move" in result.verdict.because
+    advice = next(one for one in result.verdict.advice if one.kind == "pinned_memory")
+    assert advice.frames[0].startswith("train.py(12): move")
+
+
+def test_an_anonymous_frame_follows_the_one_that_it_is_in(tmp_path: Path) -> None:
+    def fill(trace: SyntheticTrace, start: float) -> None:
+        trace.host("data.py(20): load_batch", start, 6000)
+        trace.host("data.py(22): <genexpr>", start + 10, 5900)
+        trace.device(start + 6010, 3990, launched=start + 6000)
+
+    frames = _cause(_analyzed(tmp_path, _loop(fill)), "data_loading").frames
+    assert frames[0] == "data.py(20): load_batch > data.py(22): <genexpr>"
 
 
 def test_time_after_a_synchronisation_names_the_line_that_waited(tmp_path: Path) -> None:
@@ -202,7 +224,7 @@ def _rank(rank: int, *, host: float = 0.0, gpu: float = 0.0, slowest: float = 0.
             "ncclDevKernel_AllReduce",
             launched=start + host + 5,
             stream=13,
-            **{
+            args={
                 "Collective name": "allreduce",
                 "In msg nelems": 1 << 20,
                 "Out msg nelems": 1 << 20,
@@ -258,8 +280,8 @@ def test_advice_on_kernels_states_its_saving(tmp_path: Path) -> None:
     for number in range(10):
         at = number * 100
         for part in range(4):
-            trace.device(at + part * 10, 10, "vectorized_elementwise_kernel", grid=[1000, 1, 1])
-        trace.device(at + 40, 60, "volta_sgemm_128x64_tn", grid=[66, 1, 1])
+            trace.device(at + part * 10, 10, "vectorized_elementwise_kernel", args={"grid": [1000, 1, 1]})
+        trace.device(at + 40, 60, "volta_sgemm_128x64_tn", args={"grid": [66, 1, 1]})
     savings = {one.kind: one.saving_seconds for one in _analyzed(tmp_path, trace).verdict.advice}
     assert savings["fusion"] == pytest.approx(10 * 30e-6)
     assert savings["larger_batch"] == pytest.approx(10 * 30e-6)
@@ -289,8 +311,8 @@ def test_amd_names_are_understood(tmp_path: Path) -> None:
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
     content = _analyzed(tmp_path, _loop(_loading), _loop(_loading)).to_json()
     assert {"ranks", "verdict", "straggler", "dropped_events"} <= content.keys()
-    keys = "rank device span_seconds busy_ratio idle_ratio compute_seconds communication_seconds copy_seconds kernels steps"
-    assert {*keys.split(), "exposed_communication_seconds", "idle_causes"} <= content["ranks"][0].keys()
+    keys = "rank device span_seconds busy_ratio idle_ratio compute_seconds communication_seconds copy_seconds kernels"
+    assert {*keys.split(), "steps", "exposed_communication_seconds", "idle_causes"} <= content["ranks"][0].keys()
     assert {"cause", "seconds", "share", "frames"} == content["ranks"][0]["idle_causes"][0].keys()
     assert {"class", "because", "advice"} == content["verdict"].keys()
     assert content["verdict"]["class"] == "data-loading-bound"

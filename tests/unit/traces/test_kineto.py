@@ -25,7 +25,7 @@ def _example(count: int = 5) -> SyntheticTrace:
         trace.host("train.py(7): step", 100 * number, 90)
         trace.device(100 * number + 50.25, 20.5)
     trace.device(100 * count, 30, "ncclDevKernel_AllReduce", stream=13)
-    trace.device(100 * count + 40, 2, "Memcpy HtoD (Pageable -> Device)", category="gpu_memcpy", bytes=4096)
+    trace.device(100 * count + 40, 2, "Memcpy HtoD (Pageable -> Device)", category="gpu_memcpy", args={"bytes": 4096})
     return trace
 
 
