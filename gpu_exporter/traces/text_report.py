@@ -20,7 +20,7 @@ _COLUMNS = ("rank", "GPU", "span", "busy", "idle", "compute", "communication", "
 def lines(result: AnalysisResult) -> Iterator[str]:
     """Yield the lines of the report."""
     yield f"Verdict: {result.verdict.trace_class.value}"
-    yield f"  {_sentence(result.verdict.because)}"
+    yield f"  {sentence(result.verdict.because)}"
     yield ""
     yield from table(_COLUMNS, [_row(rank) for rank in result.ranks])
     for rank in _detailed(result):
@@ -115,7 +115,7 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     yield ""
     yield "What to do; each saving is an upper bound"
     for one in result.verdict.advice:
-        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {_sentence(one.text)}"
+        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {sentence(one.text)}"
         for frame in one.frames[:1]:
             yield f"    at {printable(frame, MOST_LINE)}"
 
@@ -129,7 +129,7 @@ def _dropped(reasons: Mapping[str, int], repaired: int) -> Iterator[str]:
         yield f"Repaired: {repaired} events that were not valid JSON"
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
     plain = printable(text, 1000)
     return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"
