@@ -72,7 +72,7 @@ def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
     yield from _details(traces, result)
     for reason, count in result.dropped_reasons.items():
         yield f"<p>Not analysed: {count} events {_text(reason)}</p>\n"
-    yield f"<p><small>gpu-exporter {__version__}. The source of this page contains the JSON of the analysis.</small></p>"
+    yield f"<p><small>gpu-exporter {__version__}. The source of this page contains the analysis as JSON.</small></p>"
     safe = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(result.to_json(), indent=1))
     yield f'</main>\n<script type="application/json" id="analysis">{safe}</script>\n</body>\n</html>'
 
