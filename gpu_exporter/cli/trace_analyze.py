@@ -11,7 +11,7 @@ import click
 
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed
 from gpu_exporter.cli.trace import GATE_FAILED, read_all, require_numpy
-from gpu_exporter.inputs import quoted
+from gpu_exporter.inputs import ratio
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.model import Trace
@@ -20,16 +20,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _percent(text: str) -> float:
-    """Parse 20% or 0.2. Raises ValueError."""
-    number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{quoted(text)} is not between 0% and 100%")
-    return number
-
-
 def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
-    return click.option(name, type=parsed(_percent), default=default, show_default=True, metavar="RATIO", help=text)
+    return click.option(name, type=parsed(ratio), default=default, show_default=True, help=text)
 
 
 @click.command("analyze", cls=Command, error_code=COULD_NOT_TELL)

@@ -193,9 +193,12 @@ class Columns:
 def integers(values: Sequence[Any]) -> Column:
     """Return whole numbers as a column; UNKNOWN for whatever is none, such as "stream 7"."""
     try:
-        return np.array(values, dtype=np.int64)
+        column = np.array(values, dtype=np.int64)
+        if column.ndim == 1:
+            return column
     except (TypeError, ValueError, OverflowError):
-        return np.array([_integer(value) for value in values], dtype=np.int64)
+        pass
+    return np.array([_integer(value) for value in values], dtype=np.int64)
 
 
 def _integer(value: Any) -> int:

@@ -73,14 +73,6 @@ def condition(text: str) -> Condition:
     return Condition("".join(text.split()), match[1], match[2], limit)
 
 
-def ratio(text: str) -> float:
-    """Parse a ratio: 5% or 0.05. Raises ValueError."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    if not match:
-        raise ValueError(f"{quoted(text)} is no ratio such as 5% or 0.05")
-    return float(match[1]) / (100 if match[2] else 1)
-
-
 @dataclass(frozen=True)
 class BaselineStep:
     """A step in a baseline."""

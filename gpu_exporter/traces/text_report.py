@@ -10,7 +10,7 @@ from gpu_exporter.traces.result import AnalysisResult, RankResult
 from gpu_exporter.traces.straggler import rank_step
 from gpu_exporter.traces.verdict import percent
 
-MOST_LINE = 160
+MOST_LINE, MOST_NAME = 160, 40
 MOST_CLASSES, MOST_CAUSES, MOST_FRAMES, MOST_KERNELS, MOST_COLLECTIVES = 8, 6, 2, 5, 5
 # Of many ranks, only these are described in detail: the one with the most idle time, and the straggler.
 MOST_DETAILED = 2
@@ -49,7 +49,7 @@ def duration(seconds: float) -> str:
 def _row(rank: RankResult) -> Sequence[str]:
     return (
         str(rank.rank),
-        f"{rank.device} {rank.device_name}".strip(),
+        printable(f"{rank.device} {rank.device_name}".strip(), MOST_NAME),
         duration(rank.span_seconds),
         percent(rank.busy_ratio),
         percent(rank.idle_ratio),
