@@ -16,7 +16,7 @@ from gpu_exporter.traces.html_report.flame import flame_graph
 from gpu_exporter.traces.html_report.timeline import IDLE, LAYERS, timeline
 from gpu_exporter.traces.model import Trace
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.text_report import duration, sentence
+from gpu_exporter.traces.text_report import duration, failure_words, memory_words, sentence, size
 from gpu_exporter.traces.verdict import percent
 from gpu_exporter.version import __version__
 
@@ -154,6 +154,22 @@ def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
                 + "\n"
             )
         yield from _kernels(rank)
+        yield from _memory(rank)
+
+
+def _memory(rank: RankResult) -> Iterator[str]:
+    memory = rank.memory
+    if not memory:
+        return
+    yield f"<h3>Memory at its peak</h3>\n<p>{_text(memory_words(memory))}.</p>\n"
+    if memory.failed:
+        yield f"<p>{_text(failure_words(memory.failed))}.</p>\n"
+    for head, holders in (("category", memory.by_category), ("code", memory.by_code)):
+        rows = [
+            (f'<span class="frame">{_text(each.name)}</span>', percent(each.share), size(each.bytes))
+            for each in holders
+        ]
+        yield from _table((head, "share", "bytes"), rows, f"Memory of rank {rank.rank} by {head}")
 
 
 def _in_words(stacks: Mapping[str, float]) -> Mapping[str, float]:
