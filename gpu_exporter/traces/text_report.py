@@ -130,8 +130,8 @@ def memory_words(memory: MemoryResult) -> str:
     """Return how much memory was in use at the peak."""
     of_all = f" of {size(memory.total_bytes)}" if memory.total_bytes else ""
     return (
-        f"{size(memory.peak_allocated_bytes)}{of_all} in tensors, at most {size(memory.peak_reserved_bytes)} reserved by"
-        f" PyTorch, {percent(memory.unused_ratio)} of what was reserved then unused"
+        f"{size(memory.peak_allocated_bytes)}{of_all} in tensors, at most {size(memory.peak_reserved_bytes)} reserved"
+        f" by PyTorch, {percent(memory.unused_ratio)} of what was reserved then unused"
     )
 
 
