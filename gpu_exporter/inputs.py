@@ -93,6 +93,15 @@ def interval(text: str) -> float:
     return seconds
 
 
+def ratio(text: str) -> float:
+    """Parse a share: `5%` or `0.05`, from 0 to 1."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(%?)", text.strip())
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value <= 1:
+        raise ValueError(f"{quoted(text)} is not a ratio; use for example 5% or 0.05, at most 100%")
+    return value
+
+
 def release_duration(text: str) -> float:
     """Parse a duration of at most a day, after which the exporter resumes on its own."""
     seconds = duration(text)

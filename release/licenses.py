@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
-OPTIONAL = ("dashboards", "plots", "top")
+OPTIONAL = ("dashboards", "plots", "top", "trace")
 DEVELOPMENT = ("dev", "release", "bench")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 

@@ -14,7 +14,7 @@ Step = Callable[[int], None]
 class Case:
     """One cause. `make` prepares a model by name and returns a step; `culprit` is the function that is to be named.
 
-    A cause of "" means that nothing stands out.
+    A cause of "" means that nothing stands out, a class of "" that it may be any.
     """
 
     make: Callable[[str], Step]

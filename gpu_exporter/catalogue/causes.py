@@ -50,3 +50,37 @@ COLOURS = {
     Cause.USEFUL: "#73bf69",
 }
 SHARES = tuple(Cause)[:7]
+
+
+class TraceCause(Enum):
+    """Why a GPU is idle for a moment, according to a profiler trace. `value` is the text in the JSON."""
+
+    DATA_LOADING = "data_loading"
+    SYNCHRONISATION = "synchronisation"
+    LAUNCH_OVERHEAD = "launch_overhead"
+    CHECKPOINT = "checkpoint"
+    COMPILATION = "compilation"
+    GARBAGE_COLLECTION = "garbage_collection"
+    PYTHON = "python"
+    COPIES = "copies"
+    DEPENDENCY = "dependency"
+    UNKNOWN = "unknown"
+
+
+TRACE_WORDS = {
+    TraceCause.DATA_LOADING: "waiting for the data loader",
+    TraceCause.SYNCHRONISATION: "after the host waited for the GPU (synchronisation)",
+    TraceCause.LAUNCH_OVERHEAD: "waiting for kernel launches",
+    TraceCause.CHECKPOINT: "writing or reading a checkpoint",
+    TraceCause.COMPILATION: "compiling or loading kernels",
+    TraceCause.GARBAGE_COLLECTION: "collecting garbage in Python",
+    TraceCause.PYTHON: "running other code on the host",
+    TraceCause.COPIES: "waiting for copies to start",
+    TraceCause.DEPENDENCY: "waiting for other work of the GPU or of another GPU",
+    TraceCause.UNKNOWN: "for a reason that the trace does not show",
+}
+# The share of a GPU's time, as live metrics see it, that each cause in a trace belongs to.
+TRACE_SHARES = dict.fromkeys(TraceCause, Cause.HOST) | {
+    TraceCause.COPIES: Cause.COPIES,
+    TraceCause.DEPENDENCY: Cause.PEERS,
+}

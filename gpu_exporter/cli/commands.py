@@ -24,6 +24,7 @@ from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETT
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.cli.top import top_command
+from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.collection import record
 from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import Config
@@ -343,6 +344,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
 
 
 commands.add_command(top_command)
+commands.add_command(trace_command)
 commands.add_command(bundle_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)

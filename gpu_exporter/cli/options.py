@@ -12,7 +12,7 @@ import click
 
 from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
 from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest, release_duration
+from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest, ratio, release_duration
 from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,6 +49,7 @@ VALUES: Mapping[Any, str] = {
     address: "host:port",
     duration: "duration",
     interval: "duration",
+    ratio: "ratio",
     release_duration: "duration",
     Path: "path",
 }

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
@@ -22,10 +23,12 @@ def has_colour() -> bool:
 class Progress:
     """Shows `what`, and how much of `seconds` has passed, on stderr until the end of the `with` block.
 
-    On a terminal that cannot rewrite a line, it is printed once. If stderr is no terminal, nothing is.
+    With `share`, it shows that ratio instead, such as how much of a file was read. On a terminal that cannot rewrite a
+    line, it is printed once. If stderr is no terminal, nothing is.
     """
 
-    def __init__(self, what: str, seconds: float | None = None) -> None:
+    def __init__(self, what: str, seconds: float | None = None, share: Callable[[], float] | None = None) -> None:
+        self._share = share
         self._what, self._seconds, self._begin = what, seconds, time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -53,6 +56,9 @@ class Progress:
 
     def _line(self) -> str:
         passed = time.monotonic() - self._begin
+        if self._share is not None:
+            share = min(max(self._share(), 0.0), 1.0)
+            return f"{self._what} [{'#' * round(share * BAR):.<{BAR}}] {share:.0%}, {passed:.0f} s".replace("%", " %")
         if self._seconds is None:
             return f"{self._what} … {passed:.0f} s"
         share = min(passed / self._seconds, 1.0)

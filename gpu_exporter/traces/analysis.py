@@ -1,0 +1,139 @@
+"""Where the time of GPUs went: the analysis of one trace or of several ranks of one job."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.traces.advice import advice, merged
+from gpu_exporter.traces.collectives import collective_times
+from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
+from gpu_exporter.traces.idle import Launches, Share, attribute, frames_of, launch_frames
+from gpu_exporter.traces.intervals import length
+from gpu_exporter.traces.memory import memory_of
+from gpu_exporter.traces.model import DeviceKind, Trace
+from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, Verdict
+from gpu_exporter.traces.stacks import Stacks
+from gpu_exporter.traces.straggler import rank_step, straggler_of
+from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
+
+MOST_FRAMES, MOST_KERNELS = 5, 20
+NO_FRAMES = "(no frames)"
+DEFAULTS = Thresholds()
+
+
+def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
+    """Return where the time of each GPU went, and what limits the job.
+
+    A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
+    """
+    collectives = collective_times(dict(enumerate(traces)))
+    ranks: list[RankResult] = []
+    tips: list[list[Advice]] = []
+    folded: dict[int, Mapping[str, float]] = {}
+    for position, trace in enumerate(traces):
+        stacks, launches = Stacks(trace), Launches(trace)
+        memory = {each.device: each for each in memory_of(trace, stacks)}
+        for device, times in devices(trace).items():
+            shares = attribute(trace, times.events, times.busy, stacks, launches)
+            rank = position if trace.rank is None else trace.rank
+            result = replace(
+                _measured(trace, rank, device, times, _causes(shares, stacks, times.span), collectives[position]),
+                copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+                communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
+            )
+            ranks.append(replace(result, memory=memory.get(device)))
+            tips.append(advice(trace, times, result))
+            folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
+    if not ranks:
+        raise GpuExporterError(no_gpu_events(traces))
+    straggler = straggler_of(ranks, thresholds.straggler) if len(traces) > 1 else None
+    lost = losses(ranks)
+    verdict = Verdict(class_of(lost, straggler, thresholds), because(ranks, lost, straggler), merged(tips))
+    reasons: Counter[str] = Counter()
+    for trace in traces:
+        reasons.update(trace.dropped)
+    return AnalysisResult(
+        tuple(ranks),
+        verdict,
+        straggler,
+        sum(reasons.values()),
+        dict(reasons),
+        sum(trace.repaired for trace in traces),
+        folded,
+    )
+
+
+def no_gpu_events(traces: Sequence[Trace]) -> str:
+    """Return why there is nothing to analyse, and what to do."""
+    files = traces[0].path if len(traces) == 1 else f"{len(traces)} files"
+    fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    dropped = Counter[str]()
+    for trace in traces:
+        dropped.update(trace.dropped)
+    if dropped:
+        reason, count = dropped.most_common(1)[0]
+        return f"{files}: no GPU events, but {count} events {reason}: {fix}"
+    return f"{files}: no GPU events: {fix}"
+
+
+def _measured(
+    trace: Trace,
+    rank: int,
+    device: int,
+    times: DeviceTimes,
+    causes: tuple[IdleCause, ...],
+    collectives: tuple[CollectiveTime, ...],
+) -> RankResult:
+    busy, exposed = length(times.busy), times.exposed_communication(times.start, times.end)
+    classes, top = kernels(trace, times.events, MOST_KERNELS)
+    properties = trace.devices.get(device)
+    result = RankResult(
+        rank=rank,
+        device=device,
+        span_seconds=times.span / NS,
+        busy_ratio=busy / times.span,
+        idle_ratio=(times.span - busy) / times.span,
+        compute_seconds=length(times.compute) / NS,
+        communication_seconds=length(times.communication) / NS,
+        exposed_communication_seconds=exposed / NS,
+        copy_seconds=length(times.copies) / NS,
+        kernels=int((times.events.kind <= DeviceKind.COMMUNICATION).sum()),
+        steps=step_times(times, trace.steps, times.start),
+        idle_causes=causes,
+        file=trace.path,
+        device_name=properties.name if properties else "",
+        exposed_copy_seconds=times.exposed_copies() / NS,
+        kernel_classes=classes,
+        top_kernels=top,
+        collectives=collectives,
+    )
+    return replace(result, self_seconds=rank_step(result).self_seconds)
+
+
+def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, launches: Launches) -> tuple[str, ...]:
+    return launch_frames(trace, times.events.rows(times.events.kind == kind), stacks, launches, MOST_FRAMES)
+
+
+def _causes(shares: Sequence[Share], stacks: Stacks, span: int) -> tuple[IdleCause, ...]:
+    """Return the idle time by cause, the largest first."""
+    by_cause: dict[TraceCause, list[Share]] = defaultdict(list)
+    for share in shares:
+        by_cause[share.cause].append(share)
+    found = []
+    for cause, of_cause in by_cause.items():
+        total = sum(share.nanoseconds for share in of_cause)
+        found.append(IdleCause(cause.value, total / NS, total / span, frames_of(of_cause, stacks, MOST_FRAMES)))
+    return tuple(sorted(found, key=lambda cause: -cause.seconds))
+
+
+def _folded(shares: Sequence[Share], stacks: Stacks, before: Mapping[str, float]) -> dict[str, float]:
+    """Return idle seconds by folded stack: the cause, then the frames from the outermost to the innermost."""
+    totals = defaultdict(float, before)
+    for share in shares:
+        names = [name.replace(";", ":") for name in stacks.names(share.stack)] or [NO_FRAMES]
+        totals[";".join((share.cause.value, *names))] += share.nanoseconds / NS
+    return dict(totals)

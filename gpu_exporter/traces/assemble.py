@@ -1,0 +1,124 @@
+"""Makes a trace of collected tables: sorted, without events that belong to no launch in the file. For all readers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpu_exporter.traces.kernel_classes import is_communication
+from gpu_exporter.traces.model import (
+    UNKNOWN,
+    Collectives,
+    DeviceEvents,
+    DeviceKind,
+    DeviceProperties,
+    Distributed,
+    HostEvents,
+    HostKind,
+    MemoryEvents,
+    Step,
+    Trace,
+)
+
+BEFORE_WINDOW = "launched before the trace began"
+_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
+
+
+def assemble(
+    path: str,
+    names: Sequence[str],
+    threads: Sequence[str],
+    *,
+    device: Sequence[DeviceEvents],
+    host: Sequence[HostEvents],
+    collectives: Sequence[Collectives] = (),
+    memory: Sequence[MemoryEvents] = (),
+    out_of_memory: Sequence[MemoryEvents] = (),
+    devices: Mapping[int, DeviceProperties] | None = None,
+    distributed: Distributed | None = None,
+    dropped: Mapping[str, int] | None = None,
+    repaired: int = 0,
+    base: int = 0,
+) -> Trace:
+    """Return the trace of these tables. `base` is added to all times, ns.
+
+    Kernels whose names say that they communicate get that kind. Device events without a launch in the file began
+    before the window of the profiler: they are dropped and counted, unless most have none.
+    """
+    host_events = _sorted_host(host, base)
+    device_events, collective_rows, unlaunched = _device(
+        DeviceEvents.joined(device), Collectives.joined(collectives), host_events, names, base
+    )
+    reasons = dict(dropped or {})
+    if unlaunched:
+        reasons[BEFORE_WINDOW] = unlaunched
+    return Trace(
+        path=path,
+        rank=distributed.rank if distributed else None,
+        names=tuple(names),
+        threads=tuple(threads),
+        device_events=device_events,
+        host_events=host_events,
+        collectives=collective_rows,
+        memory=_by_time(memory, base),
+        out_of_memory=_by_time(out_of_memory, base),
+        steps=_steps(host_events, names),
+        devices=devices or {},
+        distributed=distributed,
+        dropped=reasons,
+        repaired=repaired,
+    )
+
+
+def _by_time(parts: Sequence[MemoryEvents], base: int) -> MemoryEvents:
+    table = MemoryEvents.joined(parts)
+    return replace(table, time=table.time + base).rows(np.argsort(table.time, kind="stable"))
+
+
+def _sorted_host(parts: Sequence[HostEvents], base: int) -> HostEvents:
+    """Return the events of the host by start, the outer before the inner where they start together."""
+    table = HostEvents.joined(parts)
+    if base:
+        table = replace(table, start=table.start + base, end=table.end + base)
+    return table.rows(np.lexsort((table.kind, -table.end, table.start)))
+
+
+def _device(
+    table: DeviceEvents, collectives: Collectives, host: HostEvents, names: Sequence[str], base: int
+) -> tuple[DeviceEvents, Collectives, int]:
+    """Return the device events to analyse, their collectives, and how many were launched before the trace began."""
+    launches = np.unique(host.correlation[host.kind == HostKind.RUNTIME])
+    launches = launches[launches != UNKNOWN]
+    kept = np.isin(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
+    kept |= table.correlation == UNKNOWN  # nobody launched it, such as copies of unified memory
+    if kept.sum() * 2 < len(kept):  # the writer left out launches, too
+        kept[:] = True
+    order = np.flatnonzero(kept)
+    order = order[np.argsort(table.start[order], kind="stable")]
+    new_row = np.full(len(table), UNKNOWN, dtype=np.int64)
+    new_row[order] = np.arange(len(order))
+    rows = new_row[collectives.event]
+    collectives = replace(collectives, event=rows).rows(rows != UNKNOWN)
+    unlaunched = len(table) - len(order)
+    table = table.rows(order)
+    communicates = np.zeros(len(names), dtype=bool)
+    kernels = table.kind == DeviceKind.COMPUTE
+    for name in np.unique(table.name[kernels]):
+        communicates[name] = is_communication(names[name])
+    kind = np.where(kernels & communicates[table.name], np.uint8(DeviceKind.COMMUNICATION), table.kind)
+    start, end = (table.start + base, table.end + base) if base else (table.start, table.end)
+    return replace(table, kind=kind, start=start, end=end), collectives, unlaunched
+
+
+def _steps(host: HostEvents, names: Sequence[str]) -> tuple[Step, ...]:
+    """Return the steps that the profiler marked, in order of their start."""
+    matching = [row for row, name in enumerate(names) if _STEP.fullmatch(name)]
+    if not matching:
+        return ()
+    rows = np.flatnonzero(np.isin(host.name, matching))
+    return tuple(
+        Step(names[host.name[row]], int(host.start[row]), int(host.end[row]), int(host.thread[row])) for row in rows
+    )

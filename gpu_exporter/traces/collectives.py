@@ -1,0 +1,116 @@
+"""Collective operations: bus bandwidth and, across ranks, by how much their starts differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpu_exporter.traces.model import UNKNOWN, Trace
+from gpu_exporter.traces.result import CollectiveTime
+
+NS = 1e9
+BYTES = {
+    **dict.fromkeys(("double", "long", "float64", "int64", "long int"), 8),
+    **dict.fromkeys(("float", "int", "float32", "int32"), 4),
+    **dict.fromkeys(("half", "c10::half", "bfloat16", "c10::bfloat16", "float16", "short", "int16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "unsigned char", "float8_e4m3fn", "float8_e5m2"), 1),
+}
+# Factor of bytes for the bus bandwidth of n ranks: NCCL's doc/PERFORMANCE.md of nccl-tests.
+BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
+    ("allreduce", lambda ranks: 2 * (ranks - 1) / ranks),
+    ("reducescatter", lambda ranks: (ranks - 1) / ranks),
+    ("allgather", lambda ranks: (ranks - 1) / ranks),
+    ("alltoall", lambda ranks: (ranks - 1) / ranks),
+    ("broadcast", lambda ranks: 1.0),
+    ("reduce", lambda ranks: 1.0),
+    ("send", lambda ranks: 1.0),
+    ("recv", lambda ranks: 1.0),
+)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One collective on one rank."""
+
+    start: int  # ns
+    nanoseconds: int
+    bytes: int
+    ranks: int
+
+
+_Key = tuple[str, str, int]  # operation, group, number of the call
+
+
+def collective_times(traces: Mapping[int, Trace]) -> dict[int, tuple[CollectiveTime, ...]]:
+    """Return the collectives of each file, by its position. Skew assumes that the clocks of the hosts agree."""
+    calls = {file: _calls(trace) for file, trace in traces.items()}
+    peers: dict[_Key, list[_Call]] = defaultdict(list)
+    for of_file in calls.values():
+        for key, call in of_file.items():
+            peers[key].append(call)
+    return {file: _grouped(of_file, peers) for file, of_file in calls.items()}
+
+
+def _calls(trace: Trace) -> dict[_Key, _Call]:
+    """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
+    table, events = trace.collectives, trace.device_events
+    found: dict[_Key, _Call] = {}
+    order: dict[tuple[str, str], int] = defaultdict(int)
+    for row in range(len(table)):
+        event = table.event[row]
+        operation = trace.names[table.operation[row]]
+        group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
+        number = int(table.sequence[row])
+        order[operation, group] += 1
+        dtype = trace.names[table.dtype[row]] if table.dtype[row] != UNKNOWN else ""
+        size = max(int(table.elements_in[row]), int(table.elements_out[row]), 0) * BYTES.get(dtype.lower(), 0)
+        found[operation, group, order[operation, group] if number == UNKNOWN else number] = _Call(
+            int(events.start[event]), int(events.end[event] - events.start[event]), size, int(table.ranks[row])
+        )
+    return found
+
+
+def _grouped(calls: Mapping[_Key, _Call], peers: Mapping[_Key, Sequence[_Call]]) -> tuple[CollectiveTime, ...]:
+    by_group: dict[tuple[str, str], list[_Key]] = defaultdict(list)
+    for key in calls:
+        by_group[key[0], key[1]].append(key)
+    found = [_time(operation, group, keys, calls, peers) for (operation, group), keys in by_group.items()]
+    return tuple(sorted(found, key=lambda of: -of.seconds))
+
+
+def _time(
+    operation: str,
+    group: str,
+    keys: Sequence[_Key],
+    calls: Mapping[_Key, _Call],
+    peers: Mapping[_Key, Sequence[_Call]],
+) -> CollectiveTime:
+    chosen = [calls[key] for key in keys]
+    skews = [max(call.start for call in peers[key]) - min(call.start for call in peers[key]) for key in keys]
+    # The rank that comes last waits for nobody: its time is that of the transfer.
+    rates = [
+        call.bytes * factor / (fastest / NS)
+        for key, call in zip(keys, chosen, strict=True)
+        if (factor := bus_factor(operation, call.ranks)) and (fastest := min(of.nanoseconds for of in peers[key]))
+    ]
+    rates = [rate for rate in rates if rate > 0]
+    return CollectiveTime(
+        operation,
+        group,
+        max(call.ranks for call in chosen),
+        len(chosen),
+        sum(call.nanoseconds for call in chosen) / NS,
+        sum(call.bytes for call in chosen),
+        median(rates) if rates else None,
+        max(skews) / NS if any(len(peers[key]) > 1 for key in keys) else None,
+    )
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return by what to multiply bytes per second for the bus bandwidth; 0 if it is not defined."""
+    plain = operation.lower().replace("_", "")
+    if ranks < 2:
+        return 0.0
+    return next((factor(ranks) for name, factor in BUS_FACTORS if name in plain), 0.0)

@@ -1,0 +1,118 @@
+"""How long a GPU computed, communicated and copied: lengths of unions, per GPU and per step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_exporter.traces.intervals import Intervals, clipped, length, subtract, union
+from gpu_exporter.traces.kernel_classes import kernel_class, short_name
+from gpu_exporter.traces.model import DeviceEvents, DeviceKind, Step, Trace
+from gpu_exporter.traces.result import Kernels, StepTime
+
+NS = 1e9
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """The events of one GPU, and the unions of each kind. The span is from the first start to the last end."""
+
+    events: DeviceEvents
+    busy: Intervals
+    compute: Intervals  # with memsets, which the SMs execute
+    communication: Intervals
+    copies: Intervals
+
+    @property
+    def start(self) -> int:
+        return int(self.busy[0][0])
+
+    @property
+    def end(self) -> int:
+        return int(self.busy[1][-1])
+
+    @property
+    def span(self) -> int:
+        """ns"""
+        return self.end - self.start
+
+    def exposed_communication(self, start: int, end: int) -> int:
+        """Return how long, between two moments, the GPU communicated without computing, ns."""
+        return subtract(clipped(self.communication, start, end), self.compute)
+
+    def exposed_copies(self) -> int:
+        """Return how long the GPU copied without a kernel running, ns."""
+        kernels = self.events.kind != DeviceKind.COPY
+        return subtract(self.copies, union(self.events.start[kernels], self.events.end[kernels]))
+
+
+def devices(trace: Trace) -> dict[int, DeviceTimes]:
+    """Return the times of each GPU that executed something for longer than 0 ns."""
+    table = trace.device_events
+    times = {}
+    for device in np.unique(table.device).tolist():
+        events = table.rows(table.device == device)
+        busy = union(events.start, events.end)
+        if len(busy[0]):
+            times[device] = DeviceTimes(
+                events,
+                busy,
+                _of_kinds(events, DeviceKind.COMPUTE, DeviceKind.MEMSET),
+                _of_kinds(events, DeviceKind.COMMUNICATION),
+                _of_kinds(events, DeviceKind.COPY),
+            )
+    return times
+
+
+def _of_kinds(events: DeviceEvents, *kinds: DeviceKind) -> Intervals:
+    chosen = np.isin(events.kind, kinds)
+    return union(events.start[chosen], events.end[chosen])
+
+
+def step_times(times: DeviceTimes, steps: tuple[Step, ...], origin: int) -> tuple[StepTime, ...]:
+    """Return how each step went on one GPU. `origin` is the start of the trace, ns."""
+    found = []
+    for step in steps:
+        length_ns = step.end - step.start
+        if length_ns <= 0:
+            continue
+        busy = length(clipped(times.busy, step.start, step.end))
+        exposed = times.exposed_communication(step.start, step.end)
+        found.append(
+            StepTime(
+                step.name,
+                (step.start - origin) / NS,
+                length_ns / NS,
+                busy / length_ns,
+                exposed / NS,
+                (length_ns - exposed) / NS,
+            )
+        )
+    return tuple(found)
+
+
+def kernels(trace: Trace, events: DeviceEvents, most: int) -> tuple[tuple[Kernels, ...], tuple[Kernels, ...]]:
+    """Return the time of kernels by class, and of the `most` costly names. Copies and memsets are a class, too."""
+    if not len(events):
+        return (), ()
+    rows, inverse, counts = np.unique(events.name, return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse, weights=events.end - events.start)
+    total = float(sums.sum()) or 1.0
+    names = [trace.names[row] for row in rows]
+    by_class: Counter[str] = Counter()
+    class_counts: Counter[str] = Counter()
+    for name, seconds, count in zip(names, sums.tolist(), counts.tolist(), strict=True):
+        by_class[kernel_class(name)] += seconds
+        class_counts[kernel_class(name)] += count
+    classes = tuple(
+        Kernels(name, name, class_counts[name], seconds / NS, seconds / total)
+        for name, seconds in by_class.most_common()
+    )
+    order = np.argsort(-sums, kind="stable")[:most]
+    top = tuple(
+        Kernels(short_name(names[row]), kernel_class(names[row]), int(counts[row]), sums[row] / NS, sums[row] / total)
+        for row in order.tolist()
+    )
+    return classes, top

@@ -1,0 +1,78 @@
+"""What a stack of the host is doing, and which of its frames the user can change."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from gpu_exporter.catalogue.causes import TraceCause
+
+PYTHON_FRAME = re.compile(r"^(?P<path>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
+# Waits of the host for the GPU: calls of CUDA and HIP, and operators that contain such a call. Allocations of device
+# memory wait, too.
+SYNCHRONISING_CALL = re.compile(
+    r"^(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$"
+    r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|FreeHost|HostFree)$|^cuMem(?:Alloc|Free)(?:_v2)?$"
+)
+# The first that matches is the cause.
+_CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
+    (
+        TraceCause.CHECKPOINT,
+        re.compile(
+            r"torch/serialization\.py|torch\.save|torch/distributed/checkpoint|safetensors|save_pretrained"
+            r"|(?:save|write|load|read|restore)_?\w*check_?point|check_?point\w*_?(?:save|saving|write|writing)"
+            r"|\b(?:save|write)_(?:state|model|weights|snapshot)\b|^checkpoint(?:ing)?$|orbax",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        TraceCause.DATA_LOADING,
+        re.compile(
+            r"DataLoader|torch/utils/data/|data_?load|^datasets/|webdataset|nvidia/dali"
+            r"|(?:get|next|load|fetch|read|make|prepare)_?batch|batch_?iter|collate|enumerate\(.*__next__",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        TraceCause.COMPILATION,
+        re.compile(
+            r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|bytecode_\w+|codegen|guards)\.py"
+            r"|torch/_inductor/(?:scheduler|lowering|graph|async_compile|cpp_builder|select_algorithm|codegen/|fx_passes)"
+            r"|triton/compiler|ptxas|nvrtcCompile|(?:cu|hip)(?:Module|Library)Load|Module Loading|Lazy Function Loading"
+            r"|compile_fx_inner|dynamo_timed",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        TraceCause.GARBAGE_COLLECTION,
+        re.compile(r"built-in (?:function|method) collect|\bgc\.collect|Python GC|garbage_?collect", re.IGNORECASE),
+    ),
+)
+_LIBRARY = re.compile(
+    r"(?:site|dist)-packages/|/lib/python3|lib/python3|^<frozen|^<built-in|^(?:torch|torchvision|numpy|scipy|PIL|triton)/"
+)
+_GENERATED = "<eval_with_key>"
+
+
+def cause_of(name: str) -> TraceCause | None:
+    """Return the cause that a frame names; None if it names none.
+
+    Of the user's code only the function counts, since files may have any name.
+    """
+    match = PYTHON_FRAME.match(name)
+    text = match["function"] if match and is_user_frame(name) else name
+    return next((cause for cause, pattern in _CAUSES if pattern.search(text)), None)
+
+
+def is_synchronising(name: str) -> bool:
+    """Return whether a runtime call makes the host wait for the GPU."""
+    return bool(SYNCHRONISING_CALL.search(name))
+
+
+def is_user_frame(name: str) -> bool:
+    """Return whether a frame is Python code that is neither of the standard library nor of an installed package."""
+    match = PYTHON_FRAME.match(name)
+    if not match or _LIBRARY.search(match["path"]) or _GENERATED in match["path"]:
+        return False
+    first = match["path"].split("/")[0].removesuffix(".py")
+    return first not in sys.stdlib_module_names

@@ -1,0 +1,257 @@
+"""Why a GPU was idle: for each gap the event that ended it, its launch, and what the launching thread did until then.
+
+A gap has up to three parts: until the launch (what the host did), from the launch to the start (launch overhead), and
+all of it if the work was launched before the gap began (the GPU waited for other work).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.traces.frames import is_synchronising
+from gpu_exporter.traces.intervals import Intervals, covered, gaps, union
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
+from gpu_exporter.traces.stacks import Stacks, Timeline
+from gpu_exporter.traces.waits import causing
+
+US = 1_000
+# A GPU needs about 1 us between two kernels; what waits longer although it was launched depends on something.
+SHORT_GAP_NS = 10 * US
+# The host launches a kernel each 5 to 20 us. What takes longer than this is not the cost of launching.
+LONG_GAP_NS = 1_000 * US
+
+
+@dataclass(frozen=True)
+class Share:
+    """Idle time with one cause and stack. `stack` is a number of `Stacks`."""
+
+    cause: TraceCause
+    stack: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """The gaps of a GPU, with the launch of the event that ended each."""
+
+    start: Column
+    end: Column
+    kind: Column  # DeviceKind of the event that ended it
+    call_start: Column  # of its launch, at most `end`; UNKNOWN if the file has none
+    call_end: Column
+    thread: Column  # of its launch
+    call: Column  # row of `Trace.host_events`
+    wait: Column  # the wait for the GPU that caused the gap: row of `Trace.host_events`, or UNKNOWN
+
+
+class Launches:
+    """The runtime calls of a trace by correlation."""
+
+    def __init__(self, trace: Trace) -> None:
+        events = trace.host_events
+        rows = np.flatnonzero((events.kind == HostKind.RUNTIME) & (events.correlation != UNKNOWN))
+        # Of several calls with one number, such as runtime and driver, the outer is the launch: it comes first.
+        correlation, first = np.unique(events.correlation[rows], return_index=True)
+        self._correlation, self._rows = correlation, rows[first]
+
+    def rows_of(self, events: DeviceEvents) -> Column:
+        """Return the row of each device event's launch in `Trace.host_events`, or UNKNOWN."""
+        if not len(self._rows):
+            return np.full(len(events), UNKNOWN, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._correlation, events.correlation), len(self._rows) - 1)
+        return np.where(self._correlation[at] == events.correlation, self._rows[at], UNKNOWN)
+
+
+def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stacks, launches: Launches) -> list[Share]:
+    """Return the idle time of one GPU by cause and stack. `events` are all of that GPU, `busy` is their union."""
+    found = _gaps_of(trace, events, busy, launches)
+    for thread in np.unique(found.thread[found.call != UNKNOWN]).tolist():
+        stacks.timeline(thread)  # fills in the stacks of its events
+    totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
+    for cause, stack, nanoseconds in (*_after_launch(found, stacks), *_until_launch(trace, found, stacks)):
+        totals[cause, stack] += nanoseconds
+    return [Share(cause, stack, total) for (cause, stack), total in totals.items() if total > 0]
+
+
+def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Launches) -> _Gaps:
+    start, end = gaps(busy)
+    first = events.rows(np.searchsorted(events.start, end))
+    calls = launches.rows_of(first)
+    host = trace.host_events
+    nothing = np.full(len(end), UNKNOWN, dtype=np.int64)
+    if not len(host):
+        return _Gaps(start, end, first.kind, nothing, nothing, nothing, calls, nothing)
+    known = calls != UNKNOWN
+    call_start = np.where(known, np.minimum(host.start[calls], end), UNKNOWN)
+    call_end = np.where(known, np.minimum(host.end[calls], end), UNKNOWN)
+    thread = np.where(known, host.thread[calls], UNKNOWN)
+    all_calls = np.unique(launches.rows_of(events))
+    all_calls = all_calls[all_calls != UNKNOWN]
+    wait = nothing.copy()
+    for one in np.unique(thread[known]).tolist():
+        rows = np.flatnonzero(thread == one)
+        wait[rows] = causing(trace, one, call_start[rows], all_calls, busy)
+    return _Gaps(start, end, first.kind, call_start, call_end, thread, calls, wait)
+
+
+def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the time between launch and start, that of gaps in which the host was not late, and that of no launch."""
+    known = found.call != UNKNOWN
+    length = found.end - found.start
+    yield TraceCause.UNKNOWN, 0, int(length[~known].sum())
+    # If the launch was already being made, what remained of the call is launch overhead. The rest waited for the GPU.
+    waiting = np.where(found.call_start <= found.start, length, found.end - found.call_start)
+    calling = np.clip(found.call_end - np.maximum(found.call_start, found.start), 0, waiting)
+    overhead = np.where((length <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
+    yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
+    copies = found.kind == DeviceKind.COPY
+    waited = found.wait != UNKNOWN
+    for chosen, cause, calls in (
+        (waited, TraceCause.SYNCHRONISATION, found.wait),
+        (~waited & copies, TraceCause.COPIES, found.call),
+        (~waited & ~copies, TraceCause.LAUNCH_OVERHEAD, found.call),
+    ):
+        rows = np.flatnonzero(known & chosen)
+        yield from _by_stack(cause, stacks, calls[rows], overhead[rows])
+
+
+def _by_stack(
+    cause: TraceCause, stacks: Stacks, events: Column, nanoseconds: Column
+) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the sum for each stack of host events: with the cause that its frames name, otherwise with this one."""
+    if not len(events):
+        return
+    numbers, inverse = np.unique(np.maximum(stacks.of_event[events], 0), return_inverse=True)
+    sums = np.bincount(inverse, weights=nanoseconds)
+    for number, total in zip(numbers.tolist(), sums.tolist(), strict=True):
+        yield stacks.cause(number) or cause, number, round(total)
+
+
+def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield what the launching threads did from the start of gaps to the launches that ended them."""
+    late = (found.call != UNKNOWN) & (found.call_start > found.start)
+    if not late.any():
+        return
+    main = main_thread(trace, found.thread[late])
+    for thread in np.unique(found.thread[late]).tolist():
+        rows = np.flatnonzero(late & (found.thread == thread))
+        windows = found.start[rows], found.call_start[rows]
+        waits = found.wait[rows]
+        is_long = windows[1] - windows[0] > LONG_GAP_NS
+        after_wait = (waits != UNKNOWN) & ~is_long
+        yield from _after_wait(stacks, thread, _chosen(windows, after_wait), waits[after_wait])
+        for chosen, otherwise in (
+            (~after_wait & ~is_long, TraceCause.LAUNCH_OVERHEAD),
+            (is_long, TraceCause.PYTHON),
+        ):
+            spent = _spent(stacks, thread, main, _chosen(windows, chosen))
+            for stack, nanoseconds in spent.items():
+                yield _cause(stacks, stack, otherwise), stack, nanoseconds
+
+
+def _chosen(windows: Intervals, mask: Column) -> Intervals:
+    return windows[0][mask], windows[1][mask]
+
+
+def main_thread(trace: Trace, threads: Column) -> int:
+    """Return the thread of the training loop: that of the steps, otherwise that of most launches in `threads`."""
+    if trace.steps:
+        return trace.steps[0].thread
+    python = trace.host_events.thread[trace.host_events.kind == HostKind.PYTHON]
+    candidates, counts = np.unique(python if len(python) else threads, return_counts=True)
+    return int(candidates[counts.argmax()])
+
+
+def _after_wait(
+    stacks: Stacks, thread: int, windows: Intervals, waits: Column
+) -> Iterator[tuple[TraceCause, int, int]]:
+    """Yield the time of windows after a wait: what names its cause itself, and the rest by the stack of the wait."""
+    if not len(waits):
+        return
+    timeline = stacks.timeline(thread)
+    inside = np.flatnonzero((timeline.event != UNKNOWN) & (covered(windows, timeline.start, timeline.end) > 0))
+    of_segment = stacks.of_event[timeline.event[inside]]
+    causes = {stack: stacks.cause(stack) for stack in np.unique(of_segment).tolist()}
+    named = inside[np.array([causes[stack] is not None for stack in of_segment.tolist()], dtype=bool)]
+    start, end = timeline.start[named], timeline.end[named]
+    spent = covered(windows, start, end)
+    for stack, nanoseconds in zip(stacks.of_event[timeline.event[named]].tolist(), spent.tolist(), strict=True):
+        cause = causes[stack]
+        if cause is not None:
+            yield cause, stack, nanoseconds
+    left = windows[1] - windows[0] - covered((start, end), *windows)
+    yield from _by_stack(TraceCause.SYNCHRONISATION, stacks, waits, left)
+
+
+def _spent(stacks: Stacks, thread: int, main: int, windows: Intervals) -> dict[int, int]:
+    """Return the nanoseconds of each stack in windows; where a thread did nothing, what the main thread did."""
+    timeline = stacks.timeline(thread)
+    totals, nothing = _within(stacks, timeline, windows)
+    if thread != main and len(nothing[0]):
+        others, nothing = _within(stacks, stacks.timeline(main), nothing)
+        for stack, total in others.items():
+            totals[stack] = totals.get(stack, 0) + total
+    totals[0] = totals.get(0, 0) + int((nothing[1] - nothing[0]).sum())
+    return totals
+
+
+def _within(stacks: Stacks, timeline: Timeline, windows: Intervals) -> tuple[dict[int, int], Intervals]:
+    """Return the nanoseconds of each stack in windows, and the parts of these in which no event was open."""
+    inside = timeline.event != UNKNOWN
+    start, end, event = timeline.start[inside], timeline.end[inside], timeline.event[inside]
+    spent = covered(windows, start, end)
+    used = np.flatnonzero(spent)
+    totals: dict[int, int] = {}
+    if len(used):
+        sums = np.bincount(stacks.of_event[event[used]], weights=spent[used])
+        totals = {stack: round(sums[stack]) for stack in np.flatnonzero(sums).tolist()}
+    return totals, difference(windows, union(start, end))
+
+
+def difference(windows: Intervals, others: Intervals) -> Intervals:
+    """Return the parts of disjoint, ordered intervals that the others, disjoint and ordered, do not cover."""
+    if not len(others[0]) or not len(windows[0]):
+        return windows
+    # Cut at every border, and keep the pieces inside a window and outside all others.
+    borders = np.unique(np.concatenate((*windows, *others)))
+    start, end = borders[:-1], borders[1:]
+    kept = (covered(windows, start, end) > 0) & (covered(others, start, end) == 0)
+    return union(start[kept], end[kept])
+
+
+def _cause(stacks: Stacks, stack: int, otherwise: TraceCause) -> TraceCause:
+    """Return what the frames of a stack name; where they name nothing, what the kind of gap suggests."""
+    named = stacks.cause(stack)
+    if named is not None:
+        return named
+    if not stack and otherwise is TraceCause.PYTHON:
+        return TraceCause.UNKNOWN
+    return TraceCause.SYNCHRONISATION if is_synchronising(stacks.name(stack)) else otherwise
+
+
+def frames_of(shares: list[Share], stacks: Stacks, most: int) -> tuple[str, ...]:
+    """Return the frames responsible for shares of one cause, the most costly first."""
+    totals: dict[str, int] = defaultdict(int)
+    for share in shares:
+        totals[stacks.responsible(share.stack)] += share.nanoseconds
+    ordered = sorted(totals, key=lambda frame: -totals[frame])
+    return tuple(frame for frame in ordered if frame)[:most]
+
+
+def launch_frames(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: Launches, most: int) -> tuple[str, ...]:
+    """Return the frames that launched device events, those with most time on the device first."""
+    calls = launches.rows_of(events)
+    known = calls != UNKNOWN
+    calls = calls[known]
+    if not len(calls):
+        return ()
+    for thread in np.unique(trace.host_events.thread[calls]).tolist():
+        stacks.timeline(thread)
+    duration = (events.end - events.start)[known]
+    shares = _by_stack(TraceCause.UNKNOWN, stacks, calls, duration)
+    return frames_of([Share(*share) for share in shares], stacks, most)

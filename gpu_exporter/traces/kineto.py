@@ -1,0 +1,88 @@
+"""Reads traces of the PyTorch profiler (Kineto): Chrome's trace format, as JSON, perhaps compressed with gzip."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.traces.assemble import assemble
+from gpu_exporter.traces.chunks import MOST_TAIL_BYTES, Blocks, Chunks, Progress, metadata
+from gpu_exporter.traces.columns import Columns, integers
+from gpu_exporter.traces.events import TRUNCATED, Decoder
+from gpu_exporter.traces.model import UNKNOWN, DeviceProperties, Distributed, Trace
+
+# Times of newer files are relative to this, in nanoseconds.
+BASE = "baseTimeNanoseconds"
+MOST_BASE = 2**62
+
+
+def read(path: Path, progress: Progress | None = None) -> Trace:
+    """Return the trace in a file. Memory: one chunk, and the columns, about 40 bytes for each event.
+
+    Raises OSError, and GpuExporterError if the file contains no events.
+    """
+    blocks = Blocks(path, progress)
+    chunks, decoder, columns = Chunks(blocks), Decoder(), Columns()
+    collecting = gc.isenabled()
+    gc.disable()  # the events of a chunk contain no cycles, and there are many
+    try:
+        for chunk, is_last in chunks:
+            columns.add(decoder.decode(chunk, is_last))
+            if decoder.tail and len(decoder.tail) > MOST_TAIL_BYTES:
+                break
+    finally:
+        if collecting:
+            gc.enable()
+    dropped = decoder.dropped + columns.dropped
+    if decoder.tail is None:  # the array has no end; writers of plain arrays may omit it
+        dropped[blocks.damage or TRUNCATED] += not dropped[TRUNCATED]
+    return _trace(path, chunks.header, decoder, columns, +dropped)
+
+
+def _trace(path: Path, header: bytes, decoder: Decoder, columns: Columns, dropped: Mapping[str, int]) -> Trace:
+    tail = decoder.tail or b""
+    if not columns.names and not sum(dropped.values()):
+        raise GpuExporterError("the trace contains no events: record at least one step while the profiler is active")
+    base = metadata(header, tail, BASE)
+    return assemble(
+        str(path),
+        tuple(columns.names),
+        tuple(f"{process}/{thread}" for process, thread in columns.threads),
+        device=columns.device,
+        host=columns.host,
+        collectives=columns.collectives,
+        memory=columns.memory,
+        out_of_memory=columns.out_of_memory,
+        devices=_devices(metadata(header, tail, "deviceProperties")),
+        distributed=_distributed(metadata(header, tail, "distributedInfo")),
+        dropped=dropped,
+        repaired=decoder.repaired,
+        base=base if isinstance(base, int) and 0 <= base < MOST_BASE else 0,
+    )
+
+
+def _devices(content: Any) -> dict[int, DeviceProperties]:
+    """Return the properties of each GPU, as far as they have the right types."""
+    rows = [row for row in content if isinstance(row, dict)] if isinstance(content, list) else []
+    return {
+        number: DeviceProperties(
+            str(row.get("name", "")), max(0, _number(row.get("numSms"))), max(0, _number(row.get("totalGlobalMem")))
+        )
+        for row in rows
+        if (number := _number(row.get("id"))) != UNKNOWN
+    }
+
+
+def _distributed(content: Any) -> Distributed | None:
+    if not isinstance(content, dict) or _number(content.get("rank")) < 0:
+        return None
+    return Distributed(
+        _number(content["rank"]), max(1, _number(content.get("world_size"))), str(content.get("backend", ""))
+    )
+
+
+def _number(value: Any) -> int:
+    return int(integers([value])[0])

@@ -1,0 +1,161 @@
+"""What the analysis of traces finds: the dataclasses that `trace analyze --json` prints, field by field.
+
+All times are seconds, all ratios and shares between 0 and 1. `to_json` is the only place that makes JSON of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from gpu_exporter.traces.memory import MemoryResult
+
+
+class TraceClass(Enum):
+    """What limits a job, according to its traces. `value` is the text in the JSON."""
+
+    DATA_LOADING = "data-loading-bound"
+    SYNC = "sync-bound"
+    LAUNCH = "launch-bound"
+    CHECKPOINT = "checkpoint-bound"
+    COMMUNICATION = "communication-bound"
+    COPY = "copy-bound"
+    COMPUTE = "compute-bound"
+    STRAGGLER = "straggler"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels with one name, or of one class. `share` is of the time of all kernels (a sum: they may overlap)."""
+
+    name: str
+    kernel_class: str
+    count: int
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of one GPU. `self_seconds` is the step without exposed communication: what the rank did itself."""
+
+    name: str
+    start_seconds: float  # since the start of the trace
+    seconds: float
+    busy_ratio: float
+    exposed_communication_seconds: float
+    self_seconds: float
+
+
+@dataclass(frozen=True)
+class IdleCause:
+    """Idle time of a GPU with one cause. `share` is of the span. `frames` have the most costly first."""
+
+    cause: str
+    seconds: float
+    share: float
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """Collectives of one operation and process group."""
+
+    operation: str
+    group: str
+    ranks: int
+    count: int
+    seconds: float
+    bytes: int
+    # Bytes per second per GPU, as nccl-tests define it, over the fastest rank of each collective; None if unknown.
+    bus_bandwidth: float | None
+    # The largest difference between the starts of one collective on two ranks; None with one file.
+    skew_seconds: float | None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One GPU of one file."""
+
+    rank: int
+    device: int
+    span_seconds: float
+    busy_ratio: float
+    idle_ratio: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_communication_seconds: float
+    copy_seconds: float
+    kernels: int
+    steps: tuple[StepTime, ...]
+    idle_causes: tuple[IdleCause, ...]
+    # Beyond the stable core:
+    file: str = ""
+    device_name: str = ""
+    exposed_copy_seconds: float = 0.0
+    copy_frames: tuple[str, ...] = ()  # what launched the copies, the most costly first
+    communication_frames: tuple[str, ...] = ()
+    self_seconds: float = 0.0  # the median step, or the span, without exposed communication
+    kernel_classes: tuple[Kernels, ...] = ()
+    top_kernels: tuple[Kernels, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
+    memory: MemoryResult | None = None  # None without `profile_memory=True`
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to change, and how many seconds of the span it saves at most, according to the trace."""
+
+    kind: str
+    text: str
+    saving_seconds: float
+    saving_ratio: float  # of the span
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The class of a job, why, and what to do. `because` is one sentence with the numbers that it rests on."""
+
+    trace_class: TraceClass
+    because: str
+    advice: tuple[Advice, ...]
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that makes the others wait, by how many seconds per step."""
+
+    rank: int
+    kind: Literal["host", "gpu"]
+    excess_seconds: float
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """Everything that `trace analyze` finds."""
+
+    ranks: tuple[RankResult, ...]
+    verdict: Verdict
+    straggler: Straggler | None
+    dropped_events: int
+    dropped_reasons: Mapping[str, int] = field(default_factory=dict)
+    repaired_events: int = 0
+    # Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost -> seconds of idle time.
+    idle_stacks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON: without the folded stacks, which `--folded` writes."""
+        content = asdict(self)
+        del content["idle_stacks"]
+        verdict = content["verdict"]
+        content["verdict"] = {"class": self.verdict.trace_class.value} | {
+            key: verdict[key] for key in ("because", "advice")
+        }
+        for rank in content["ranks"]:
+            for kernels in (*rank["kernel_classes"], *rank["top_kernels"]):
+                kernels["class"] = kernels.pop("kernel_class")
+        return content

@@ -1,0 +1,182 @@
+"""The result of an analysis as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.decoding import printable
+from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
+from gpu_exporter.traces.result import AnalysisResult, RankResult
+from gpu_exporter.traces.straggler import rank_step
+from gpu_exporter.traces.verdict import percent
+
+MOST_LINE, MOST_NAME = 160, 40
+MOST_CLASSES, MOST_CAUSES, MOST_FRAMES, MOST_KERNELS, MOST_COLLECTIVES = 8, 6, 2, 5, 5
+# Of many ranks, only these are described in detail: the one with the most idle time, and the straggler.
+MOST_DETAILED = 2
+_COLUMNS = ("rank", "GPU", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels", "step")
+
+
+def lines(result: AnalysisResult) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield f"Verdict: {result.verdict.trace_class.value}"
+    yield f"  {sentence(result.verdict.because)}"
+    yield ""
+    yield from table(_COLUMNS, [_row(rank) for rank in result.ranks])
+    for rank in _detailed(result):
+        yield from _idle(rank)
+        yield from _kernels(rank)
+        yield from _collectives(rank)
+        yield from _memory(rank)
+    yield from _advice(result)
+    yield from _dropped(result.dropped_reasons, result.repaired_events)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table whose columns are aligned to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        yield "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with three digits, in a unit that suits it."""
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def _row(rank: RankResult) -> Sequence[str]:
+    return (
+        str(rank.rank),
+        printable(f"{rank.device} {rank.device_name}".strip(), MOST_NAME),
+        duration(rank.span_seconds),
+        percent(rank.busy_ratio),
+        percent(rank.idle_ratio),
+        duration(rank.compute_seconds),
+        duration(rank.communication_seconds),
+        duration(rank.exposed_communication_seconds),
+        duration(rank.copy_seconds),
+        str(rank.kernels),
+        duration(rank_step(rank).seconds) if rank.steps else "-",
+    )
+
+
+def _detailed(result: AnalysisResult) -> list[RankResult]:
+    by_idle = sorted(result.ranks, key=lambda rank: -rank.idle_ratio)
+    if straggler := result.straggler:
+        by_idle.sort(key=lambda rank: rank.rank != straggler.rank)
+    return by_idle[:MOST_DETAILED]
+
+
+def _idle(rank: RankResult) -> Iterator[str]:
+    if not rank.idle_causes:
+        return
+    yield ""
+    share = f"{percent(rank.idle_ratio)} of {duration(rank.span_seconds)}"
+    yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({share})"
+    for cause in rank.idle_causes[:MOST_CAUSES]:
+        yield f"  {percent(cause.share):>6}  {duration(cause.seconds):>8}  {TRACE_WORDS[TraceCause(cause.cause)]}"
+        for frame in cause.frames[:MOST_FRAMES]:
+            yield f"{'':20}{printable(frame, MOST_LINE)}"
+
+
+def _kernels(rank: RankResult) -> Iterator[str]:
+    yield ""
+    yield f"GPU time of rank {rank.rank} by class of kernel"
+    for of_class in rank.kernel_classes[:MOST_CLASSES]:
+        yield f"  {percent(of_class.share):>6}  {duration(of_class.seconds):>8}  {of_class.count:>8}  {of_class.name}"
+    yield "  and by kernel"
+    for kernel in rank.top_kernels[:MOST_KERNELS]:
+        yield (
+            f"  {percent(kernel.share):>6}  {duration(kernel.seconds):>8}  {kernel.count:>8}"
+            f"  {printable(kernel.name, MOST_LINE)}"
+        )
+
+
+def _collectives(rank: RankResult) -> Iterator[str]:
+    if not rank.collectives:
+        return
+    yield ""
+    yield f"Collectives of rank {rank.rank}"
+    for of_group in rank.collectives[:MOST_COLLECTIVES]:
+        name = printable(" ".join((of_group.operation, "of group", of_group.group or "?")), MOST_LINE)
+        text = f"  {duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
+        if of_group.bus_bandwidth is not None:
+            text += f", {of_group.bus_bandwidth / 1e9:.3g} GB/s bus bandwidth"
+        if of_group.skew_seconds is not None:
+            text += f", starts differ by up to {duration(of_group.skew_seconds)}"
+        yield text
+
+
+def _memory(rank: RankResult) -> Iterator[str]:
+    memory = rank.memory
+    if not memory:
+        return
+    yield ""
+    yield f"Memory of rank {rank.rank} at its peak: {memory_words(memory)}"
+    for holder in memory.by_category:
+        yield f"  {percent(holder.share):>6}  {size(holder.bytes):>9}  {holder.name}"
+    yield "  and by code"
+    for holder in memory.by_code[:MOST_CLASSES]:
+        yield f"  {percent(holder.share):>6}  {size(holder.bytes):>9}  {printable(holder.name, MOST_LINE)}"
+    if memory.failed:
+        yield f"  {failure_words(memory.failed)}"
+
+
+def memory_words(memory: MemoryResult) -> str:
+    """Return how much memory was in use at the peak."""
+    of_all = f" of {size(memory.total_bytes)}" if memory.total_bytes else ""
+    return (
+        f"{size(memory.peak_allocated_bytes)}{of_all} in tensors, at most {size(memory.peak_reserved_bytes)} reserved"
+        f" by PyTorch, {percent(memory.unused_ratio)} of what was reserved then unused"
+    )
+
+
+def failure_words(failed: FailedAllocation) -> str:
+    """Return what would have prevented that an allocation failed."""
+    why = (
+        "memory was fragmented: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        if failed.unused_bytes >= failed.bytes
+        else f"{size(failed.bytes - failed.unused_bytes)} more would have been needed"
+    )
+    return (
+        f"An allocation of {size(failed.bytes)} failed while tensors used {size(failed.allocated_bytes)} and"
+        f" {size(failed.unused_bytes)} were reserved without use: {why}; at {printable(failed.code, MOST_LINE)}"
+    )
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with three digits."""
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= limit:
+            return f"{count / limit:.3g} {unit}"
+    return f"{count} B"
+
+
+def _advice(result: AnalysisResult) -> Iterator[str]:
+    if not result.verdict.advice:
+        return
+    yield ""
+    yield "What to do; each saving is an upper bound"
+    for one in result.verdict.advice:
+        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {sentence(one.text)}"
+        for frame in one.frames[:1]:
+            yield f"    at {printable(frame, MOST_LINE)}"
+
+
+def _dropped(reasons: Mapping[str, int], repaired: int) -> Iterator[str]:
+    if reasons or repaired:
+        yield ""
+    for reason, count in reasons.items():
+        yield f"Not analysed: {count} events {printable(reason, MOST_LINE)}"
+    if repaired:
+        yield f"Repaired: {repaired} events that were not valid JSON"
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    plain = printable(text, 1000)
+    return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"

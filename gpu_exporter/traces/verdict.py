@@ -1,0 +1,106 @@
+"""What limits a job, by the largest share of lost time, and the sentence that says so."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.traces.result import RankResult, Straggler, TraceClass
+
+EXPOSED_COMMUNICATION, EXPOSED_COPIES = "exposed_communication", "exposed_copies"
+CLASSES = {
+    TraceCause.DATA_LOADING.value: TraceClass.DATA_LOADING,
+    TraceCause.SYNCHRONISATION.value: TraceClass.SYNC,
+    TraceCause.LAUNCH_OVERHEAD.value: TraceClass.LAUNCH,
+    TraceCause.CHECKPOINT.value: TraceClass.CHECKPOINT,
+    TraceCause.COPIES.value: TraceClass.COPY,
+    EXPOSED_COPIES: TraceClass.COPY,
+    EXPOSED_COMMUNICATION: TraceClass.COMMUNICATION,
+}
+WORDS = {cause.value: words for cause, words in TRACE_WORDS.items()} | {
+    EXPOSED_COMMUNICATION: "communicating while nothing computes",
+    EXPOSED_COPIES: "copying while no kernel runs",
+}
+LEAST_MENTIONED = 0.02
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When a verdict is given, as ratios.
+
+    `least_share`: of the span, what the largest loss must take to name the class. `compute_bound`: below this loss in
+    all, the job is compute-bound. `straggler`: of a step, by how much a rank must be slower than the others.
+    """
+
+    least_share: float = 0.2
+    compute_bound: float = 0.2
+    straggler: float = 0.1
+
+
+def losses(ranks: Sequence[RankResult]) -> dict[str, float]:
+    """Return the share of the GPUs' time that each cause takes, over all ranks, the largest first."""
+    total = sum(rank.span_seconds for rank in ranks)
+    lost: defaultdict[str, float] = defaultdict(float)
+    for rank in ranks:
+        for cause in rank.idle_causes:
+            lost[cause.cause] += cause.seconds
+        lost[EXPOSED_COMMUNICATION] += rank.exposed_communication_seconds
+        lost[EXPOSED_COPIES] += rank.exposed_copy_seconds
+    return {cause: seconds / total for cause, seconds in _ordered(lost) if seconds > 0} if total else {}
+
+
+def _ordered(lost: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(lost.items(), key=lambda item: -item[1])
+
+
+def class_of(lost: Mapping[str, float], straggler: Straggler | None, thresholds: Thresholds) -> TraceClass:
+    """Return the class of a job from the shares of its lost time. Causes without a class leave it mixed."""
+    if straggler:
+        return TraceClass.STRAGGLER
+    if sum(lost.values()) < thresholds.compute_bound:
+        return TraceClass.COMPUTE
+    by_class: defaultdict[TraceClass | str, float] = defaultdict(float)
+    for cause, share in lost.items():
+        by_class[CLASSES.get(cause, cause)] += share
+    largest, share = max(by_class.items(), key=lambda item: item[1])
+    return largest if isinstance(largest, TraceClass) and share >= thresholds.least_share else TraceClass.MIXED
+
+
+def because(ranks: Sequence[RankResult], lost: Mapping[str, float], straggler: Straggler | None) -> str:
+    """Return one sentence with the numbers that the class rests on."""
+    total = sum(rank.span_seconds for rank in ranks)
+    busy = sum(rank.busy_ratio * rank.span_seconds for rank in ranks) / total
+    parts = [
+        f"{percent(share)} {WORDS[cause]}{_where(ranks, cause)}"
+        for cause, share in lost.items()
+        if share >= LEAST_MENTIONED
+    ]
+    what = "the GPU was" if len(ranks) == 1 else f"the {len(ranks)} GPUs were"
+    text = f"{what} busy {percent(busy)} of {total / len(ranks):.3g} s"
+    text += f"; of the time, {', '.join(parts)}" if parts else ""
+    if straggler:
+        slow = f"rank {straggler.rank} makes the others wait {straggler.excess_seconds * 1e3:.3g} ms per step"
+        text = f"{slow}, because its {'GPU computes longer' if straggler.kind == 'gpu' else 'host is slower'}; {text}"
+    return text
+
+
+def _where(ranks: Sequence[RankResult], cause: str) -> str:
+    """Return the most costly frame of a cause in parentheses."""
+    found = [of for rank in ranks for of in _framed(rank, cause) if of[1]]
+    return f" ({max(found)[1][0]})" if found else ""
+
+
+def _framed(rank: RankResult, cause: str) -> list[tuple[float, tuple[str, ...]]]:
+    """Return the seconds of a cause on a GPU with its frames."""
+    if cause == EXPOSED_COPIES:
+        return [(rank.exposed_copy_seconds, rank.copy_frames)]
+    if cause == EXPOSED_COMMUNICATION:
+        return [(rank.exposed_communication_seconds, rank.communication_frames)]
+    return [(of.seconds, of.frames) for of in rank.idle_causes if of.cause == cause]
+
+
+def percent(share: float) -> str:
+    """Return a share as text: 39 %."""
+    return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.2g} %"
