@@ -46,7 +46,7 @@ generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
 
-screenshots: $(VENV)/dev .tools/chromium ## Take screenshots of the live page with simulated GPUs, into docs/images and build/screenshots
+screenshots: $(VENV)/dev .tools/chromium ## Take screenshots of the live page with simulated GPUs, and of a report on a trace, into docs/images and build/screenshots
 	$(BIN)/python -m tests.page.shoot $(ARGS)
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's

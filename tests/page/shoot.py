@@ -1,10 +1,11 @@
-"""Take the screenshots of the live page: `python -m tests.page.shoot [NAME ...]`; those of the docs go to docs/images.
+"""Take the screenshots of the live page and of a report on a trace: `python -m tests.page.shoot [NAME ...]`.
 
-The GPUs are simulated, and the page says so.
+Those of the docs go to docs/images. The GPUs of the live page are simulated, and the page says so; the trace is real.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,6 +20,7 @@ from tests.page.hour import SCENES, served
 
 DOCS, OTHERS = ROOT / "docs" / "images", ROOT / "build" / "screenshots"
 MOST_BYTES = 200 * 1024
+REPORT, TRACE = "trace-report", ROOT / "tests" / "data" / "pytorch_trace_slow_loader.json.gz"
 
 
 class Shot(NamedTuple):
@@ -56,11 +58,29 @@ def main(names: Sequence[str]) -> None:
         for scene, of_scene in groupby(shots, lambda shot: shot.scene):
             with served(SCENES[scene]) as port:
                 for shot in of_scene:
-                    path = take(browser, shot, f"http://127.0.0.1:{port}/")
-                    size = path.stat().st_size
-                    too_large = shot.in_docs and size > MOST_BYTES
-                    print(f"{path.relative_to(ROOT)}: {size >> 10} KiB{', too large' if too_large else ''}")
+                    _print(take(browser, shot, f"http://127.0.0.1:{port}/"))
+        if not names or REPORT in names:
+            _print(report(browser))
         browser.close()
+
+
+def _print(path: Path) -> None:
+    size = path.stat().st_size
+    too_large = path.parent == DOCS and size > MOST_BYTES
+    print(f"{path.relative_to(ROOT)}: {size >> 10} KiB{', too large' if too_large else ''}")
+
+
+def report(browser: Browser) -> Path:
+    """Take a screenshot of the report on the recorded trace; return its path."""
+    file = OTHERS / f"{REPORT}.html"
+    command = [sys.executable, "-m", "gpu_exporter", "trace", "analyze", str(TRACE), "--report", str(file)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    page = browser.new_page(viewport={"width": 1100, "height": 1480})
+    page.goto(file.as_uri())
+    path = DOCS / f"{REPORT}.png"
+    page.screenshot(path=path)
+    page.close()
+    return path
 
 
 def take(browser: Browser, shot: Shot, url: str) -> Path:

@@ -26,8 +26,9 @@ LONGEST = 400
 MOST_FLAMES = 4
 MOST_KERNELS, MOST_CAUSES, MOST_FRAMES = 12, 6, 3
 STYLE = """
-:root { font: 15px/1.5 system-ui, sans-serif; --line: #8885; }
-body { margin: 0 auto; max-width: 1060px; padding: 1rem; }
+:root { font: 15px/1.5 system-ui, sans-serif; --line: #8885; color-scheme: light dark; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1060px; padding: 1rem; overflow-wrap: anywhere; }
 h1 small, td small { font-weight: normal; opacity: .75; }
 table { border-collapse: collapse; margin: .5rem 0; }
 th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
