@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import About, BoardRow
+from gpu_exporter.render.dashboards.frame import GREY, ORANGE, About, BoardRow, Step
 from gpu_exporter.render.dashboards.panels import lines, number, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
@@ -95,22 +95,32 @@ def _owners() -> list[object]:
         table(
             "Workloads by waste",
             About(
-                "Cost per hour by workload. Unallocated GPUs have no owner.",
+                "Cost per hour by workload, and how many of its GPUs are idle, or only look busy, according to alerts. "
+                "Unallocated GPUs have no owner.",
                 "little is wasted.",
                 "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
             ),
             [
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (a.WASTED_COST, "wasted per hour"),
-                    (a.GPU_COST, "cost per hour"),
-                    (a.GPUS, "GPUs"),
-                )
+                *(
+                    q.query(BOARD, each, name)
+                    for each, name in (
+                        (a.WASTED_COST, "wasted per hour"),
+                        (a.GPU_COST, "cost per hour"),
+                        (a.GPUS, "GPUs"),
+                    )
+                ),
+                Query(
+                    f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})",
+                    "",
+                    "short",
+                    "idle GPUs",
+                ),
             ],
             ("cluster", "namespace", "workload"),
-            width=11,
+            width=12,
             sort="wasted per hour",
             gauges=["wasted per hour"],
+            steps={"idle GPUs": [Step(None, GREY), Step(1, ORANGE)]},
             height=10,
         ),
         table(
@@ -126,7 +136,7 @@ def _owners() -> list[object]:
                 Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
             ],
             ("node", "gpu", "workload"),
-            width=13,
+            width=12,
             sort="wasted per hour",
             gauges=["wasted"],
             added=(LABEL,),

@@ -108,10 +108,11 @@ def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def dashed(queries: Sequence[Query], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return overrides of `lines` that draw the queries with these names (limits) as dashed lines."""
+    """Return overrides of `lines` that draw the queries with these names (limits) as dashed red lines."""
     style = {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}}
+    colour = {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}
     return [
-        {"matcher": {"id": "byFrameRefID", "options": ref(place)}, "properties": [style]}
+        {"matcher": {"id": "byFrameRefID", "options": ref(place)}, "properties": [style, colour]}
         for place, query in enumerate(queries)
         if query.name in names
     ]
