@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -76,10 +76,22 @@ def assemble(
 
 def _sorted_host(parts: Sequence[HostEvents], base: int) -> HostEvents:
     """Return the events of the host by start, the outer before the inner where they start together."""
-    table = HostEvents.joined(parts)
+    if not parts:
+        return HostEvents.empty()
+    # One column at a time: all of them twice would be the largest use of memory.
+    start, end, kind = (np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "end", "kind"))
+    order = np.lexsort((kind, np.negative(end, out=end), start))
+    del start, end, kind
+    table = HostEvents(
+        **{
+            column.name: np.concatenate([getattr(part, column.name) for part in parts])[order]
+            for column in fields(HostEvents)
+        }
+    )
     if base:
-        table = replace(table, start=table.start + base, end=table.end + base)
-    return table.rows(np.lexsort((table.kind, -table.end, table.start)))
+        np.add(table.start, base, out=table.start)
+        np.add(table.end, base, out=table.end)
+    return table
 
 
 def _device(

@@ -14,9 +14,9 @@ import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.frames import is_synchronising
-from gpu_exporter.traces.intervals import Intervals, covered, gaps, union
+from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
-from gpu_exporter.traces.stacks import Stacks, Timeline
+from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.waits import causing
 
 US = 1_000
@@ -102,12 +102,12 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
 def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
     """Yield the time between launch and start, that of gaps in which the host was not late, and that of no launch."""
     known = found.call != UNKNOWN
-    length = found.end - found.start
-    yield TraceCause.UNKNOWN, 0, int(length[~known].sum())
+    whole = found.end - found.start
+    yield TraceCause.UNKNOWN, 0, int(whole[~known].sum())
     # If the launch was already being made, what remained of the call is launch overhead. The rest waited for the GPU.
-    waiting = np.where(found.call_start <= found.start, length, found.end - found.call_start)
+    waiting = np.where(found.call_start <= found.start, whole, found.end - found.call_start)
     calling = np.clip(found.call_end - np.maximum(found.call_start, found.start), 0, waiting)
-    overhead = np.where((length <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
+    overhead = np.where((whole <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
     yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
     copies = found.kind == DeviceKind.COPY
     waited = found.wait != UNKNOWN
@@ -174,43 +174,38 @@ def _after_wait(
     if not len(waits):
         return
     timeline = stacks.timeline(thread)
-    inside = np.flatnonzero((timeline.event != UNKNOWN) & (covered(windows, timeline.start, timeline.end) > 0))
-    of_segment = stacks.of_event[timeline.event[inside]]
+    used, spent = timeline.within(windows)
+    of_segment = stacks.of_event[timeline.event[used]]
     causes = {stack: stacks.cause(stack) for stack in np.unique(of_segment).tolist()}
-    named = inside[np.array([causes[stack] is not None for stack in of_segment.tolist()], dtype=bool)]
-    start, end = timeline.start[named], timeline.end[named]
-    spent = covered(windows, start, end)
-    for stack, nanoseconds in zip(stacks.of_event[timeline.event[named]].tolist(), spent.tolist(), strict=True):
+    named = np.isin(of_segment, [stack for stack, cause in causes.items() if cause is not None])
+    used, spent, of_segment = used[named], spent[named], of_segment[named]
+    for stack, nanoseconds in zip(of_segment.tolist(), spent.tolist(), strict=True):
         cause = causes[stack]
         if cause is not None:
             yield cause, stack, nanoseconds
-    left = windows[1] - windows[0] - covered((start, end), *windows)
+    left = windows[1] - windows[0] - covered((timeline.borders[used], timeline.borders[used + 1]), *windows)
     yield from _by_stack(TraceCause.SYNCHRONISATION, stacks, waits, left)
 
 
 def _spent(stacks: Stacks, thread: int, main: int, windows: Intervals) -> dict[int, int]:
     """Return the nanoseconds of each stack in windows; where a thread did nothing, what the main thread did."""
-    timeline = stacks.timeline(thread)
-    totals, nothing = _within(stacks, timeline, windows)
-    if thread != main and len(nothing[0]):
-        others, nothing = _within(stacks, stacks.timeline(main), nothing)
-        for stack, total in others.items():
-            totals[stack] = totals.get(stack, 0) + total
-    totals[0] = totals.get(0, 0) + int((nothing[1] - nothing[0]).sum())
+    totals: dict[int, int] = defaultdict(int)
+    left = _add(totals, stacks, thread, windows)
+    if thread != main and len(left[0]):
+        left = _add(totals, stacks, main, left)
+    totals[0] += length(left)
     return totals
 
 
-def _within(stacks: Stacks, timeline: Timeline, windows: Intervals) -> tuple[dict[int, int], Intervals]:
-    """Return the nanoseconds of each stack in windows, and the parts of these in which no event was open."""
-    inside = timeline.event != UNKNOWN
-    start, end, event = timeline.start[inside], timeline.end[inside], timeline.event[inside]
-    spent = covered(windows, start, end)
-    used = np.flatnonzero(spent)
-    totals: dict[int, int] = {}
+def _add(totals: dict[int, int], stacks: Stacks, thread: int, windows: Intervals) -> Intervals:
+    """Add the nanoseconds of each stack in windows. Returns the parts of these in which the thread was in no event."""
+    timeline = stacks.timeline(thread)
+    used, spent = timeline.within(windows)
     if len(used):
-        sums = np.bincount(stacks.of_event[event[used]], weights=spent[used])
-        totals = {stack: round(sums[stack]) for stack in np.flatnonzero(sums).tolist()}
-    return totals, difference(windows, union(start, end))
+        sums = np.bincount(stacks.of_event[timeline.event[used]], weights=spent)
+        for stack in np.flatnonzero(sums).tolist():
+            totals[stack] += round(sums[stack])
+    return difference(windows, union(timeline.borders[used], timeline.borders[used + 1]))
 
 
 def difference(windows: Intervals, others: Intervals) -> Intervals:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.frames import PYTHON_FRAME, cause_of, is_user_frame
+from gpu_exporter.traces.intervals import Intervals, covered_until
 from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
 # So many events at a time are Python objects, which need far more memory than columns.
@@ -21,11 +22,18 @@ _CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one thread did: the innermost event of each moment. Segments are in order and disjoint."""
+    """What one thread did: the innermost event between each two of the borders, which are in order."""
 
-    start: Column  # ns
-    end: Column  # ns
-    event: Column  # row of `Trace.host_events`, or UNKNOWN while the thread is in none
+    borders: Column  # ns, one more than events
+    event: Column  # row of `Trace.host_events`, or UNKNOWN while the thread was in none
+
+    def within(self, windows: Intervals) -> tuple[Column, Column]:
+        """Return the segments with an event that overlap disjoint, ordered windows, and how much of each does, ns."""
+        if not len(self.event):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        spent = np.diff(covered_until(windows, self.borders))
+        used = np.flatnonzero((spent > 0) & (self.event != UNKNOWN))
+        return used, spent[used]
 
 
 class Stacks:
@@ -108,7 +116,7 @@ class Stacks:
         order, threads = self._by_thread
         rows = order[np.searchsorted(threads, thread) : np.searchsorted(threads, thread, side="right")]
         events = self._trace.host_events
-        rows = rows[events.end[rows] > events.start[rows]]
+        rows = rows[events.end[rows] > events.start[rows]].astype(np.int32)
         start = events.start[rows]
         parent, depth, end = nesting(start, events.end[rows], events.kind[rows] == HostKind.ANNOTATION)
         self.of_event[rows] = self._number(self._plain_rows[events.name[rows]], parent, depth)
@@ -154,7 +162,7 @@ def nesting(start: Column, end: Column, is_range: Column) -> tuple[Column, Colum
     Events are those of one thread, by start, the outer before the inner. `is_range` marks annotations of the user:
     these begin in the frames of `__enter__`, and outlive them. Such frames end where the annotation begins.
     """
-    parents, depths = np.full(len(start), UNKNOWN, dtype=np.int64), np.zeros(len(start), dtype=np.int32)
+    parents, depths = np.full(len(start), UNKNOWN, dtype=np.int32), np.zeros(len(start), dtype=np.int32)
     end = end.copy()
     open_rows: list[int] = []
     open_ends: list[int] = []
@@ -200,16 +208,14 @@ def _nest(
 
 def _timeline(rows: Column, start: Column, end: Column, parent: Column) -> Timeline:
     """Return the innermost event of each moment: at a start, the event; at an end, its parent."""
-    count = len(rows)
-    if not count:
-        nothing = np.empty(0, dtype=np.int64)
-        return Timeline(nothing, nothing, nothing)
-    times = np.concatenate((end, start))
-    owners = np.concatenate((parent, np.arange(count)))
-    # Where times are equal: ends before starts, the inner end first, the inner start last.
-    ties = np.concatenate((-np.arange(count) - 1, np.arange(count)))
-    order = np.lexsort((ties, times))
-    times, owners = times[order], owners[order]
-    kept = np.flatnonzero(times[1:] > times[:-1])  # the last of equal times counts
-    events = np.where(owners[kept] == UNKNOWN, UNKNOWN, rows[owners[kept]])
-    return Timeline(times[kept], times[kept + 1], events)
+    if not len(rows):
+        return Timeline(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+    # Of equal times, the last counts: ends before starts, the inner end first, the inner start last.
+    times = np.concatenate((end[::-1], start))
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    kept = np.flatnonzero(times[1:] > times[:-1])
+    borders = np.append(times[kept], times[-1])
+    del times
+    owners = np.concatenate((parent[::-1], np.arange(len(rows), dtype=np.int32)))[order[kept]]
+    return Timeline(borders, np.where(owners == UNKNOWN, UNKNOWN, rows[owners]).astype(np.int32))
