@@ -21,6 +21,8 @@ from gpu_exporter.traces.model import (
     MemoryEvents,
     Step,
     Trace,
+    contained,
+    distinct,
 )
 
 BEFORE_WINDOW = "launched before the trace began"
@@ -98,9 +100,9 @@ def _device(
     table: DeviceEvents, collectives: Collectives, host: HostEvents, names: Sequence[str], base: int
 ) -> tuple[DeviceEvents, Collectives, int]:
     """Return the device events to analyse, their collectives, and how many were launched before the trace began."""
-    launches = np.unique(host.correlation[host.kind == HostKind.RUNTIME])
+    launches = distinct(host.correlation[host.kind == HostKind.RUNTIME])
     launches = launches[launches != UNKNOWN]
-    kept = np.isin(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
+    kept = contained(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
     if kept.sum() * 2 < len(kept):  # the writer left out launches, too
         kept[:] = True
     order = np.flatnonzero(kept)
@@ -113,7 +115,7 @@ def _device(
     table = table.rows(order)
     communicates = np.zeros(len(names), dtype=bool)
     kernels = table.kind == DeviceKind.COMPUTE
-    for name in np.unique(table.name[kernels]):
+    for name in distinct(table.name[kernels]):
         communicates[name] = is_communication(names[name])
     kind = np.where(kernels & communicates[table.name], np.uint8(DeviceKind.COMMUNICATION), table.kind)
     start, end = (table.start + base, table.end + base) if base else (table.start, table.end)

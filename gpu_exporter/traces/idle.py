@@ -15,7 +15,7 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.frames import is_synchronising
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
-from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace, distinct
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.waits import causing
 
@@ -70,7 +70,7 @@ class Launches:
 def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stacks, launches: Launches) -> list[Share]:
     """Return the idle time of one GPU by cause and stack. `events` are all of that GPU, `busy` is their union."""
     found = _gaps_of(trace, events, busy, launches)
-    for thread in np.unique(found.thread[found.call != UNKNOWN]).tolist():
+    for thread in distinct(found.thread[found.call != UNKNOWN]).tolist():
         stacks.timeline(thread)  # fills in the stacks of its events
     totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
     for cause, stack, nanoseconds in (*_after_launch(found, stacks), *_until_launch(trace, found, stacks)):
@@ -90,10 +90,10 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
     call_start = np.where(known, np.minimum(host.start[calls], end), UNKNOWN)
     call_end = np.where(known, np.minimum(host.end[calls], end), UNKNOWN)
     thread = np.where(known, host.thread[calls], UNKNOWN)
-    all_calls = np.unique(launches.rows_of(events))
+    all_calls = distinct(launches.rows_of(events))
     all_calls = all_calls[all_calls != UNKNOWN]
     wait = nothing.copy()
-    for one in np.unique(thread[known]).tolist():
+    for one in distinct(thread[known]).tolist():
         rows = np.flatnonzero(thread == one)
         wait[rows] = causing(trace, one, call_start[rows], all_calls, busy)
     return _Gaps(start, end, first.kind, call_start, call_end, thread, calls, wait)
@@ -138,7 +138,7 @@ def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[
     if not late.any():
         return
     main = main_thread(trace, found.thread[late])
-    for thread in np.unique(found.thread[late]).tolist():
+    for thread in distinct(found.thread[late]).tolist():
         rows = np.flatnonzero(late & (found.thread == thread))
         windows = found.start[rows], found.call_start[rows]
         waits = found.wait[rows]
@@ -163,8 +163,7 @@ def main_thread(trace: Trace, threads: Column) -> int:
     if trace.steps:
         return trace.steps[0].thread
     python = trace.host_events.thread[trace.host_events.kind == HostKind.PYTHON]
-    candidates, counts = np.unique(python if len(python) else threads, return_counts=True)
-    return int(candidates[counts.argmax()])
+    return int(np.bincount(python if len(python) else threads).argmax())
 
 
 def _after_wait(
@@ -176,7 +175,7 @@ def _after_wait(
     timeline = stacks.timeline(thread)
     used, spent = timeline.within(windows)
     of_segment = stacks.of_event[timeline.event[used]]
-    causes = {stack: stacks.cause(stack) for stack in np.unique(of_segment).tolist()}
+    causes = {stack: stacks.cause(stack) for stack in distinct(of_segment).tolist()}
     named = np.isin(of_segment, [stack for stack, cause in causes.items() if cause is not None])
     used, spent, of_segment = used[named], spent[named], of_segment[named]
     for stack, nanoseconds in zip(of_segment.tolist(), spent.tolist(), strict=True):
@@ -213,7 +212,7 @@ def difference(windows: Intervals, others: Intervals) -> Intervals:
     if not len(others[0]) or not len(windows[0]):
         return windows
     # Cut at every border, and keep the pieces inside a window and outside all others.
-    borders = np.unique(np.concatenate((*windows, *others)))
+    borders = distinct(np.concatenate((*windows, *others)))
     start, end = borders[:-1], borders[1:]
     kept = (covered(windows, start, end) > 0) & (covered(others, start, end) == 0)
     return union(start[kept], end[kept])
@@ -245,7 +244,7 @@ def launch_frames(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: 
     calls = calls[known]
     if not len(calls):
         return ()
-    for thread in np.unique(trace.host_events.thread[calls]).tolist():
+    for thread in distinct(trace.host_events.thread[calls]).tolist():
         stacks.timeline(thread)
     duration = (events.end - events.start)[known]
     shares = _by_stack(TraceCause.UNKNOWN, stacks, calls, duration)
