@@ -143,7 +143,8 @@ def contained(values: Column, ordered: Column) -> Column:
     if not len(ordered):
         return np.zeros(len(values), dtype=bool)
     nearest: Column = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)]
-    return nearest == values
+    equal: Column = nearest == values
+    return equal
 
 
 @dataclass(frozen=True)
