@@ -16,10 +16,12 @@ from gpu_exporter.cli.progress import Progress
 if TYPE_CHECKING:
     from gpu_exporter.traces.model import Trace
 
-MISSING = "trace needs NumPy, which is not installed: pip install 'gpu-exporter[trace]'"
+MISSING = "trace needs NumPy, which is not installed: pip install numpy"
 # The subcommands: each in its own module, imported when it is called.
 SUBCOMMANDS: Mapping[str, str] = {
     "analyze": "gpu_exporter.cli.trace_analyze:analyze_command",
+    "diff": "gpu_exporter.cli.trace_compare:diff_command",
+    "top": "gpu_exporter.cli.trace_compare:top_command",
 }
 GATE_FAILED = 1
 
@@ -42,7 +44,7 @@ class _Subcommands(click.Group):
 def trace_command() -> None:
     """Analyse profiler traces: where the time of each GPU went, why it was idle, and what to change.
 
-    It needs NumPy: pip install 'gpu-exporter[trace]'.
+    It needs NumPy: pip install numpy.
     """
 
 

@@ -14,6 +14,7 @@ from gpu_exporter.cli.trace import GATE_FAILED, read_all, require_numpy
 from gpu_exporter.inputs import ratio
 
 if TYPE_CHECKING:
+    from gpu_exporter.traces.model import Trace
     from gpu_exporter.traces.result import AnalysisResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,6 +31,16 @@ def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
     "--folded",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write what the host did while the GPU was idle as folded stacks, with microseconds, for flame graphs.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page of HTML with timelines and flame graphs, without any other file.",
+)
+@click.option(
+    "--pprof",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write GPU time and idle time by stack for pprof, Pyroscope and Parca.",
 )
 @click.option(
     "--fail-on",
@@ -51,6 +62,8 @@ def analyze_command(
     files: tuple[Path, ...],
     as_json: bool,
     folded: Path | None,
+    report: Path | None,
+    pprof: Path | None,
     fail_on: tuple[str, ...],
     baseline: Path | None,
     max_regression: float,
@@ -73,9 +86,16 @@ def analyze_command(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--fail-on") from None
     before = gate.baseline(baseline) if baseline else None
-    result = analyze(read_all(files), Thresholds(least_share, compute_bound, straggler))
+    traces = read_all(files)
+    result = analyze(traces, Thresholds(least_share, compute_bound, straggler))
     if folded:
         _write_folded(folded, result)
+    if report:
+        from gpu_exporter.traces.html_report.page import page
+
+        report.write_text(page(traces, result), encoding="utf-8")
+    if pprof:
+        pprof.write_bytes(_profile(traces, result))
     _print(result, as_json)
     failures = [line for condition in conditions for line in condition.failures(result)]
     if before:
@@ -97,6 +117,24 @@ def _print(result: AnalysisResult, as_json: bool) -> None:
 def _write_folded(path: Path, result: AnalysisResult) -> None:
     """Write a line for each stack: the rank, the cause and the frames, and whole microseconds."""
     path.write_text("\n".join(folded_lines(result)) + "\n", encoding="utf-8")
+
+
+def _profile(traces: Sequence[Trace], result: AnalysisResult) -> bytes:
+    from gpu_exporter.traces.gpu_stacks import gpu_stacks
+    from gpu_exporter.traces.pprof import profile
+
+    positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
+    gpu = {
+        f"rank {rank.rank};{stack}": seconds
+        for rank in result.ranks
+        for stack, seconds in gpu_stacks(positions[rank.rank], rank.device).items()
+    }
+    idle = {
+        f"rank {rank};{stack}": seconds
+        for rank, stacks in result.idle_stacks.items()
+        for stack, seconds in stacks.items()
+    }
+    return profile({"gpu_time": gpu, "gpu_idle": idle}, max(rank.span_seconds for rank in result.ranks))
 
 
 def folded_lines(result: AnalysisResult) -> Sequence[str]:

@@ -13,6 +13,7 @@ from gpu_exporter.traces.collectives import collective_times
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
 from gpu_exporter.traces.idle import Launches, Share, attribute, frames_of, launch_frames
 from gpu_exporter.traces.intervals import length
+from gpu_exporter.traces.memory import memory_of
 from gpu_exporter.traces.model import DeviceKind, Trace
 from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, Verdict
 from gpu_exporter.traces.stacks import Stacks
@@ -35,6 +36,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
     folded: dict[int, Mapping[str, float]] = {}
     for position, trace in enumerate(traces):
         stacks, launches = Stacks(trace), Launches(trace)
+        memory = {each.device: each for each in memory_of(trace, stacks)}
         for device, times in devices(trace).items():
             shares = attribute(trace, times.events, times.busy, stacks, launches)
             rank = position if trace.rank is None else trace.rank
@@ -43,7 +45,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
                 copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
-            ranks.append(result)
+            ranks.append(replace(result, memory=memory.get(device)))
             tips.append(advice(trace, times, result))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
     if not ranks:

@@ -38,6 +38,7 @@ def assemble(
     host: Sequence[HostEvents],
     collectives: Sequence[Collectives] = (),
     memory: Sequence[MemoryEvents] = (),
+    out_of_memory: Sequence[MemoryEvents] = (),
     devices: Mapping[int, DeviceProperties] | None = None,
     distributed: Distributed | None = None,
     dropped: Mapping[str, int] | None = None,
@@ -56,9 +57,6 @@ def assemble(
     reasons = dict(dropped or {})
     if unlaunched:
         reasons[BEFORE_WINDOW] = unlaunched
-    memory_events = MemoryEvents.joined(memory)
-    if base:
-        memory_events = replace(memory_events, time=memory_events.time + base)
     return Trace(
         path=path,
         rank=distributed.rank if distributed else None,
@@ -67,13 +65,19 @@ def assemble(
         device_events=device_events,
         host_events=host_events,
         collectives=collective_rows,
-        memory=memory_events.rows(np.argsort(memory_events.time, kind="stable")),
+        memory=_by_time(memory, base),
+        out_of_memory=_by_time(out_of_memory, base),
         steps=_steps(host_events, names),
         devices=devices or {},
         distributed=distributed,
         dropped=reasons,
         repaired=repaired,
     )
+
+
+def _by_time(parts: Sequence[MemoryEvents], base: int) -> MemoryEvents:
+    table = MemoryEvents.joined(parts)
+    return replace(table, time=table.time + base).rows(np.argsort(table.time, kind="stable"))
 
 
 def _sorted_host(parts: Sequence[HostEvents], base: int) -> HostEvents:
@@ -103,6 +107,7 @@ def _device(
     launches = distinct(host.correlation[host.kind == HostKind.RUNTIME])
     launches = launches[launches != UNKNOWN]
     kept = contained(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
+    kept |= table.correlation == UNKNOWN  # nobody launched it, such as copies of unified memory
     if kept.sum() * 2 < len(kept):  # the writer left out launches, too
         kept[:] = True
     order = np.flatnonzero(kept)

@@ -73,6 +73,7 @@ class Columns:
         self.device: list[DeviceEvents] = []
         self.host: list[HostEvents] = []
         self.memory: list[MemoryEvents] = []
+        self.out_of_memory: list[MemoryEvents] = []
         self.collectives: list[Collectives] = []
         self.dropped: Counter[str] = Counter()
         self._device_rows = 0
@@ -173,13 +174,16 @@ class Columns:
         unpaired = sum(event.ph in ("B", "E") for event in events)
         if unpaired:
             self.dropped[NOT_COMPLETE] += unpaired
-        found = [
-            event
-            for event in events
-            if event.name == "[memory]" and event.args and event.ts is not None and abs(event.ts) < MOST_US
-        ]
-        if not found:
-            return
+        for name, tables in (("[memory]", self.memory), ("[OutOfMemory]", self.out_of_memory)):
+            found = [
+                event
+                for event in events
+                if event.name == name and event.args and event.ts is not None and abs(event.ts) < MOST_US
+            ]
+            if found:
+                tables.append(self._memory(found))
+
+    def _memory(self, found: Sequence[Event]) -> MemoryEvents:
         args = [event.args or _NO_ARGS for event in found]
         columns: dict[str, Sequence[int] | Column] = {
             "time": [round(event.ts * NS_PER_US) for event in found if event.ts is not None],
@@ -190,7 +194,7 @@ class Columns:
             "allocated": integers([of.allocated for of in args]),
             "reserved": integers([of.reserved for of in args]),
         }
-        self.memory.append(MemoryEvents.from_lists(columns))
+        return MemoryEvents.from_lists(columns)
 
 
 def integers(values: Sequence[Any]) -> Column:

@@ -68,7 +68,7 @@ def avoids_tensor_cores(name: str) -> bool:
 
 def short_name(name: str, most: int = 80) -> str:
     """Return the name of a kernel without return type, template arguments and parameters."""
-    text = name.removeprefix("void ")
+    text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth = 0
     kept: list[str] = []
     for char in text:

@@ -55,6 +55,7 @@ def _trace(path: Path, header: bytes, decoder: Decoder, columns: Columns, droppe
         host=columns.host,
         collectives=columns.collectives,
         memory=columns.memory,
+        out_of_memory=columns.out_of_memory,
         devices=_devices(metadata(header, tail, "deviceProperties")),
         distributed=_distributed(metadata(header, tail, "distributedInfo")),
         dropped=dropped,

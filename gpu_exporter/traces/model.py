@@ -193,6 +193,7 @@ class Trace:
     # Events that the analysis does not cover, by reason, such as {"not valid JSON": 3}.
     dropped: Mapping[str, int]
     repaired: int = 0  # events that were not valid JSON and are read all the same
+    out_of_memory: MemoryEvents = field(default_factory=MemoryEvents.empty)  # allocations that failed
 
     @property
     def dropped_events(self) -> int:

@@ -15,7 +15,10 @@ from gpu_exporter.traces.model import Trace
 
 HEAD_BYTES = 4096
 # Whether a reader understands a file, by its first bytes, and the module with its `read`. The last reads the rest.
-READERS: tuple[tuple[Callable[[bytes], bool], str], ...] = ((lambda head: True, "gpu_exporter.traces.kineto"),)
+READERS: tuple[tuple[Callable[[bytes], bool], str], ...] = (
+    (lambda head: head.startswith(b"SQLite format 3\0"), "gpu_exporter.traces.nsight_systems"),
+    (lambda head: True, "gpu_exporter.traces.kineto"),
+)
 
 
 def read(path: Path, progress: Progress | None = None) -> Trace:

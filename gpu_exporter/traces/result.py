@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from gpu_exporter.traces.memory import MemoryResult
+
 
 class TraceClass(Enum):
     """What limits a job, according to its traces. `value` is the text in the JSON."""
@@ -100,6 +102,7 @@ class RankResult:
     kernel_classes: tuple[Kernels, ...] = ()
     top_kernels: tuple[Kernels, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    memory: MemoryResult | None = None  # None without `profile_memory=True`
 
 
 @dataclass(frozen=True)

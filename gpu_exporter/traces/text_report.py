@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.decoding import printable
+from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 from gpu_exporter.traces.straggler import rank_step
 from gpu_exporter.traces.verdict import percent
@@ -20,13 +21,14 @@ _COLUMNS = ("rank", "GPU", "span", "busy", "idle", "compute", "communication", "
 def lines(result: AnalysisResult) -> Iterator[str]:
     """Yield the lines of the report."""
     yield f"Verdict: {result.verdict.trace_class.value}"
-    yield f"  {_sentence(result.verdict.because)}"
+    yield f"  {sentence(result.verdict.because)}"
     yield ""
     yield from table(_COLUMNS, [_row(rank) for rank in result.ranks])
     for rank in _detailed(result):
         yield from _idle(rank)
         yield from _kernels(rank)
         yield from _collectives(rank)
+        yield from _memory(rank)
     yield from _advice(result)
     yield from _dropped(result.dropped_reasons, result.repaired_events)
 
@@ -109,13 +111,58 @@ def _collectives(rank: RankResult) -> Iterator[str]:
         yield text
 
 
+def _memory(rank: RankResult) -> Iterator[str]:
+    memory = rank.memory
+    if not memory:
+        return
+    yield ""
+    yield f"Memory of rank {rank.rank} at its peak: {memory_words(memory)}"
+    for holder in memory.by_category:
+        yield f"  {percent(holder.share):>6}  {size(holder.bytes):>9}  {holder.name}"
+    yield "  and by code"
+    for holder in memory.by_code[:MOST_CLASSES]:
+        yield f"  {percent(holder.share):>6}  {size(holder.bytes):>9}  {printable(holder.name, MOST_LINE)}"
+    if memory.failed:
+        yield f"  {failure_words(memory.failed)}"
+
+
+def memory_words(memory: MemoryResult) -> str:
+    """Return how much memory was in use at the peak."""
+    of_all = f" of {size(memory.total_bytes)}" if memory.total_bytes else ""
+    return (
+        f"{size(memory.peak_allocated_bytes)}{of_all} in tensors, at most {size(memory.peak_reserved_bytes)} reserved"
+        f" by PyTorch, {percent(memory.unused_ratio)} of what was reserved then unused"
+    )
+
+
+def failure_words(failed: FailedAllocation) -> str:
+    """Return what would have prevented that an allocation failed."""
+    why = (
+        "memory was fragmented: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        if failed.unused_bytes >= failed.bytes
+        else f"{size(failed.bytes - failed.unused_bytes)} more would have been needed"
+    )
+    return (
+        f"An allocation of {size(failed.bytes)} failed while tensors used {size(failed.allocated_bytes)} and"
+        f" {size(failed.unused_bytes)} were reserved without use: {why}; at {printable(failed.code, MOST_LINE)}"
+    )
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with three digits."""
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= limit:
+            return f"{count / limit:.3g} {unit}"
+    return f"{count} B"
+
+
 def _advice(result: AnalysisResult) -> Iterator[str]:
     if not result.verdict.advice:
         return
     yield ""
     yield "What to do; each saving is an upper bound"
     for one in result.verdict.advice:
-        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {_sentence(one.text)}"
+        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {sentence(one.text)}"
         for frame in one.frames[:1]:
             yield f"    at {printable(frame, MOST_LINE)}"
 
@@ -129,7 +176,7 @@ def _dropped(reasons: Mapping[str, int], repaired: int) -> Iterator[str]:
         yield f"Repaired: {repaired} events that were not valid JSON"
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
     plain = printable(text, 1000)
     return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"

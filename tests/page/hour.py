@@ -68,6 +68,7 @@ FAILING = Scene(
         Event("GpuThermalThrottling", 6, 20 * MINUTE),
         Event("GpuXidFatal", 3, 41 * MINUTE),
         Event("GpuLost", 3, 41 * MINUTE + INTERVAL),
+        Event("GpuCollectiveStall", 3, 41 * MINUTE + INTERVAL),
     ),
 )
 STRAGGLER = Scene("gpu-node-7", "video-diffusion", (Event("GpuStragglerSlow", 5, 34 * MINUTE),))

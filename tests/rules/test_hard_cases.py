@@ -396,7 +396,7 @@ def test_clusters_are_kept_apart(tmp_path: Path) -> None:
     ]
     found = [
         Expect(
-            'group by (alertname, cluster, gpu) (ALERTS{alertstate="firing"})',
+            'group by (alertname, cluster, gpu) (ALERTS{alertstate="firing", alertname=~"GpuStraggler.*"})',
             [({"alertname": "GpuStragglerSlow", "cluster": "east", "gpu": "0"}, 1.0)],
         ),
         Expect("count by (cluster) (gpu:sm_active:ratio)", [({"cluster": each}, 2.0) for each in ("east", "west")]),

@@ -51,9 +51,9 @@ ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workl
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
     **{"severity": 80, "alertname": 220, "cluster": 90, "gpu": 55, "action": 185},
-    **{"GPUs": 60, "since": 130, "alerts": 60, "unhealthy": 85, "health": 90, "state": 100},
+    **{"GPUs": 60, "since": 130, "alerts": 60, "unhealthy": 85, "health": 90, "state": 100, "cause": 210},
 }
-NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 90, 115, 8
+NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 105, 8
 
 
 def table(

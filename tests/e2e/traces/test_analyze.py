@@ -115,7 +115,7 @@ def test_without_numpy() -> None:
     )
     assert ran.returncode == 2
     assert ran.stderr == (
-        "gpu-exporter: trace needs NumPy, which is not installed: pip install 'gpu-exporter[trace]'\n"
+        "gpu-exporter: trace needs NumPy, which is not installed: pip install numpy\n"
     )
 
 

@@ -4,7 +4,7 @@ import { element } from "./dom.js";
 import { gpuName, quantity } from "./format.js";
 
 const FIRST = 20;
-const NONE = "None known. The exporter lists processes if it runs with --processes.";
+const NONE = "None listed. The exporter lists processes only if it runs with --processes.";
 
 /** Return a table of the processes on a GPU. `all` says whether it shows more than the first ones. */
 export function processTable(gpu, all) {

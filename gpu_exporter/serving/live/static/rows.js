@@ -4,7 +4,7 @@ import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js
 import { Details } from "./details.js";
 import { drawing, drawSparkline, drawStrip } from "./drawing.js";
 import { causeWords, largest } from "./findings.js";
-import { gpuName, quantity, sentence, since, usage } from "./format.js";
+import { duration, gpuName, quantity, sentence, since, usage } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
 const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
@@ -83,7 +83,7 @@ export class Row {
     renderIfChanged(p.verdict, [gpu.health, this.#said(gpu), this.#since(gpu)], () => this.#verdict(gpu));
     setText(p.className, sentence(gpu.class ?? "") || "Unknown");
     setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
-    setText(p.classSince, since(gpu.class_since, this.#view.now()));
+    setText(p.classSince, this.#classSince(gpu));
     this.#measure(gpu);
     this.#memory(gpu);
     this.#details?.update(gpu);
@@ -103,6 +103,13 @@ export class Row {
       drawSparkline(target, values.slice(-Math.round((end - start) / timeline.step)), { high: highest(measurement, limit, values), limit });
     }
     this.#details?.draw();
+  }
+
+  /** Return since when the GPU has its class; the history does not know when it began if it has no other class. */
+  #classSince({ class_since: at }) {
+    const now = this.#view.now();
+    const known = this.#view.timeline.runs(this.#id).filter(({ name }) => name !== null);
+    return at && known.length === 1 ? `for at least ${duration(now - at)}` : since(at, now);
   }
 
   /** Open the row, and move the focus there. */

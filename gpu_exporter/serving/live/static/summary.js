@@ -67,6 +67,7 @@ function* sick(payload, now) {
     yield {
       gpu,
       name: gpuName(gpu),
+      of: gpu.owner,
       tone: healthTone(gpu.health),
       badge: sentence(gpu.health),
       words: said.length ? said.join("; ") : unknown(gpu),

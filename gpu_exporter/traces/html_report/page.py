@@ -1,0 +1,207 @@
+"""The HTML page: verdict, advice, GPUs, timelines, flame graphs, kernels, and the JSON of the same analysis."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.decoding import printable
+from gpu_exporter.traces.device_times import devices
+from gpu_exporter.traces.gpu_stacks import gpu_stacks
+from gpu_exporter.traces.html_report.flame import flame_graph
+from gpu_exporter.traces.html_report.timeline import IDLE, LAYERS, timeline
+from gpu_exporter.traces.model import Trace
+from gpu_exporter.traces.result import AnalysisResult, RankResult
+from gpu_exporter.traces.text_report import duration, failure_words, memory_words, sentence, size
+from gpu_exporter.traces.verdict import percent
+from gpu_exporter.version import __version__
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+LONGEST = 400
+# Flame graphs take some 100 kB each: these ranks have them, the one with most idle time first.
+MOST_FLAMES = 4
+MOST_KERNELS, MOST_CAUSES, MOST_FRAMES = 12, 6, 3
+STYLE = """
+:root { font: 15px/1.5 system-ui, sans-serif; --line: #8885; }
+body { margin: 0 auto; max-width: 1060px; padding: 1rem; }
+h1 small, td small { font-weight: normal; opacity: .75; }
+table { border-collapse: collapse; margin: .5rem 0; }
+th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.wide { overflow-x: auto; }
+.verdict { border-left: .4rem solid #d2691e; padding: .2rem .8rem; }
+.verdict.compute-bound { border-color: #4f9d4f; }
+svg { display: block; width: 100%; height: auto; margin: .2rem 0 1rem; }
+svg.timeline { height: 44px; }
+.step { stroke: #0006; stroke-width: 1; vector-effect: non-scaling-stroke; }
+.flame text { font: 11px ui-monospace, monospace; fill: #1a1a1a; pointer-events: none; }
+.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
+code, .frame { font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anywhere; }
+"""
+
+
+def page(traces: Sequence[Trace], result: AnalysisResult) -> str:
+    """Return the whole document."""
+    return "".join(_document(traces, result)) + "\n"
+
+
+def _text(text: str) -> str:
+    """Return text from outside, without control characters and harmless in HTML."""
+    return escape(printable(text, LONGEST), quote=True)
+
+
+def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
+    names = ", ".join(Path(trace.path).name for trace in traces[:3]) + (" …" if len(traces) > 3 else "")
+    verdict = result.verdict
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    yield '<meta name="color-scheme" content="light dark">\n'
+    yield f"<title>{_text(verdict.trace_class.value)}: {_text(names)}</title>\n<style>{STYLE}</style>\n</head>\n"
+    yield "<body>\n"
+    yield f"<main>\n<h1>Where the GPU time went <small>{_text(names)}</small></h1>\n"
+    yield f'<div class="verdict {verdict.trace_class.value}"><h2>{verdict.trace_class.value}</h2>\n'
+    yield f"<p>{_text(sentence(verdict.because))}</p></div>\n"
+    yield from _advice(result)
+    yield from _ranks(result)
+    yield from _timelines(traces, result)
+    yield from _details(traces, result)
+    for reason, count in result.dropped_reasons.items():
+        yield f"<p>Not analysed: {count} events {_text(reason)}</p>\n"
+    yield f"<p><small>gpu-exporter {__version__}. The source of this page contains the analysis as JSON.</small></p>"
+    safe = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(result.to_json(), indent=1))
+    yield f'</main>\n<script type="application/json" id="analysis">{safe}</script>\n</body>\n</html>'
+
+
+def _advice(result: AnalysisResult) -> Iterator[str]:
+    if not result.verdict.advice:
+        return
+    yield "<h2>What to do</h2>\n<p>Each saving is an upper bound.</p>\n<ol>\n"
+    for one in result.verdict.advice:
+        saving = f"at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)})"
+        frame = f'<br><span class="frame">at {_text(one.frames[0])}</span>' if one.frames else ""
+        yield f"<li><b>{saving}</b>: {_text(sentence(one.text))}{frame}</li>\n"
+    yield "</ol>\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> Iterator[str]:
+    """Yield a table; its first column is a name, the others are numbers. Cells are HTML."""
+    yield f'<div class="wide" role="region" aria-label="{_text(label)}" tabindex="0"><table>\n<thead><tr>'
+    yield "".join(f'<th scope="col"{_number(at)}>{_text(name)}</th>' for at, name in enumerate(head))
+    yield "</tr></thead>\n<tbody>\n"
+    for row in rows:
+        yield f"<tr>{''.join(f'<td{_number(at)}>{cell}</td>' for at, cell in enumerate(row))}</tr>\n"
+    yield "</tbody></table></div>\n"
+
+
+def _number(column: int) -> str:
+    return ' class="number"' if column else ""
+
+
+def _ranks(result: AnalysisResult) -> Iterator[str]:
+    head = ("rank", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels")
+    rows = [
+        (
+            _text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
+            duration(rank.span_seconds),
+            percent(rank.busy_ratio),
+            percent(rank.idle_ratio),
+            duration(rank.compute_seconds),
+            duration(rank.communication_seconds),
+            duration(rank.exposed_communication_seconds),
+            duration(rank.copy_seconds),
+            str(rank.kernels),
+        )
+        for rank in result.ranks
+    ]
+    yield "<h2>Ranks</h2>\n"
+    if result.straggler:
+        straggler = result.straggler
+        yield f"<p>The others wait for rank {straggler.rank}, whose {straggler.kind.replace('gpu', 'GPU')} is slow: "
+        yield f"{duration(straggler.excess_seconds)} per step.</p>\n"
+    yield from _table(head, rows, "Ranks")
+
+
+def _timelines(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
+    keys = "".join(
+        f'<span class="key" style="background:{colour}"></span>{words}' for _, words, colour in (*LAYERS, IDLE)
+    )
+    yield f"<h2>Timeline</h2>\n<p>Lines mark the starts of steps.{keys}</p>\n"
+    for position, trace in enumerate(traces):
+        for device, times in devices(trace).items():
+            rank = position if trace.rank is None else trace.rank
+            title = f"GPU {device} of rank {rank} over {duration(times.span / 1e9)}"
+            yield f"<p>{title}</p>\n{timeline(times, trace.steps, times.start, times.end, title)}\n"
+
+
+def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
+    by_rank = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
+    for number, rank in enumerate(sorted(result.ranks, key=lambda each: -each.idle_ratio)):
+        yield f"<h2>Rank {rank.rank}, GPU {rank.device}</h2>\n"
+        yield from _causes(rank)
+        if number < MOST_FLAMES:
+            idle = result.idle_stacks.get(rank.rank, {})
+            if idle:
+                yield "<h3>What the host did while the GPU was idle</h3>\n"
+                yield flame_graph(_in_words(idle), f"Idle time of rank {rank.rank} by stack") + "\n"
+            yield "<h3>Which code the GPU worked for</h3>\n"
+            yield (
+                flame_graph(gpu_stacks(by_rank[rank.rank], rank.device), f"GPU time of rank {rank.rank} by stack")
+                + "\n"
+            )
+        yield from _kernels(rank)
+        yield from _memory(rank)
+
+
+def _memory(rank: RankResult) -> Iterator[str]:
+    memory = rank.memory
+    if not memory:
+        return
+    yield f"<h3>Memory at its peak</h3>\n<p>{_text(memory_words(memory))}.</p>\n"
+    if memory.failed:
+        yield f"<p>{_text(failure_words(memory.failed))}.</p>\n"
+    for head, holders in (("category", memory.by_category), ("code", memory.by_code)):
+        rows = [
+            (f'<span class="frame">{_text(each.name)}</span>', percent(each.share), size(each.bytes))
+            for each in holders
+        ]
+        yield from _table((head, "share", "bytes"), rows, f"Memory of rank {rank.rank} by {head}")
+
+
+def _in_words(stacks: Mapping[str, float]) -> Mapping[str, float]:
+    """Return folded stacks whose first frame, the cause, is in words."""
+    found: dict[str, float] = {}
+    for stack, seconds in stacks.items():
+        cause, _, frames = stack.partition(";")
+        found[";".join((TRACE_WORDS[TraceCause(cause)], frames))] = seconds
+    return found
+
+
+def _causes(rank: RankResult) -> Iterator[str]:
+    if not rank.idle_causes:
+        return
+    rows = []
+    for cause in rank.idle_causes[:MOST_CAUSES]:
+        frames = "".join(f'<br><span class="frame">{_text(frame)}</span>' for frame in cause.frames[:MOST_FRAMES])
+        words = _text(TRACE_WORDS[TraceCause(cause.cause)])
+        rows.append((f"{words}{frames}", percent(cause.share), duration(cause.seconds)))
+    yield f"<h3>Why the GPU was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})</h3>\n"
+    yield from _table(("cause", "share", "time"), rows, "Causes of idle time")
+
+
+def _kernels(rank: RankResult) -> Iterator[str]:
+    rows = [
+        (
+            f'<span class="frame">{_text(kernel.name)}</span> <small>{_text(kernel.kernel_class)}</small>',
+            percent(kernel.share),
+            duration(kernel.seconds),
+            str(kernel.count),
+        )
+        for kernel in rank.top_kernels[:MOST_KERNELS]
+    ]
+    yield "<h3>Kernels with most time</h3>\n"
+    yield from _table(("kernel", "share", "time", "launches"), rows, f"Kernels of rank {rank.rank}")
