@@ -60,15 +60,21 @@ def _synchronisation(frames: Sequence[str]) -> str:
     )
 
 
+def _launching(frames: Sequence[str]) -> str:
+    if frames and "GraphLaunch" in frames[0]:
+        return "The GPU waits between CUDA graphs: capture more work in each graph, or launch the next one earlier."
+    return (
+        "The host launches kernels more slowly than the GPU runs them: capture the step in a CUDA graph"
+        ' (torch.compile(mode="reduce-overhead"), torch.cuda.graph), or enlarge the batch.'
+    )
+
+
 _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
     TraceCause.DATA_LOADING: ("data_loading", _loader),
     TraceCause.SYNCHRONISATION: ("synchronisation", _synchronisation),
     TraceCause.LAUNCH_OVERHEAD: (
         "cuda_graphs",
-        lambda _: (
-            "The host launches kernels more slowly than the GPU runs them: capture the step in a CUDA graph"
-            ' (torch.compile(mode="reduce-overhead"), torch.cuda.graph), or enlarge the batch.'
-        ),
+        _launching,
     ),
     TraceCause.CHECKPOINT: (
         "checkpoint",

@@ -16,6 +16,7 @@ from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
 # So many events at a time are Python objects, which need far more memory than columns.
 BLOCK = 1 << 18
+STEP = "ProfilerStep"
 # What changes with each step or run: the number of a step, the address of an object.
 _CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-fA-F]+")
 
@@ -79,7 +80,8 @@ class Stacks:
         """Return the innermost frame of the user's code, and the innermost frame of all if that is another.
 
         For example `train.py(31): load_batch > <built-in function sleep>`. Before a frame without a name of its own,
-        such as <genexpr>, stands the one that it is in. Empty for the empty stack.
+        such as <genexpr>, stands the one that it is in. Without any frame of the user, the one of a library or the
+        operator stands there. Empty for the empty stack.
         """
         inner, number = self.name(stack), self._frames[stack]
         frames = [self.name(number)] if number else []
@@ -87,8 +89,9 @@ class Stacks:
             number = self._frames[self._callers[number]]
             frames.insert(0, self.name(number))
         if not frames:
-            frames = [name for name in reversed(self.names(stack)) if PYTHON_FRAME.match(name)][:1]
-        return " > ".join(frames if inner in frames[-1:] else [*frames, inner]) if inner else ""
+            outer = [name for name in reversed(self.names(stack)[:-1]) if name != STEP]
+            frames = [name for name in outer if PYTHON_FRAME.match(name)][:1] or outer[:1]
+        return " > ".join(frames if frames[-1:] == [inner] else [*frames, inner]) if inner else ""
 
     @property
     def count(self) -> int:
