@@ -114,9 +114,7 @@ def test_without_numpy() -> None:
         [sys.executable, "-c", program, "trace", "analyze", str(SLOW_LOADER)], capture_output=True, text=True
     )
     assert ran.returncode == 2
-    assert ran.stderr == (
-        "gpu-exporter: trace needs NumPy, which is not installed: pip install numpy\n"
-    )
+    assert ran.stderr == ("gpu-exporter: trace needs NumPy, which is not installed: pip install numpy\n")
 
 
 def test_serve_never_imports_numpy() -> None:
