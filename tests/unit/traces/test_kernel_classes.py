@@ -50,5 +50,5 @@ def test_short_names_have_no_arguments() -> None:
     assert short_name("void at::native::vectorized_elementwise_kernel<8, at::f<int>(x)>(int, y)") == (
         "at::native::vectorized_elementwise_kernel"
     )
-    assert short_name("Memcpy HtoD (Pinned -> Device)") == "Memcpy HtoD"
+    assert short_name("Memcpy HtoD (Pinned -> Device)") == "Memcpy HtoD (Pinned -> Device)"
     assert len(short_name("x" * 5000)) == 80
