@@ -79,7 +79,7 @@ def main() -> None:
         f" (read {float(reading):.1f}, analyse {float(analysing):.1f}), {size / 1e6 / wall:.0f} MB/s,"
         f" peak {int(peak) / 1e9:.2f} GB, {verdict}"
     )
-    # target.unlink()
+    target.unlink()
 
 
 if __name__ == "__main__":

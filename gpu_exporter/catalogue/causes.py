@@ -76,7 +76,7 @@ TRACE_WORDS = {
     TraceCause.GARBAGE_COLLECTION: "collecting garbage in Python",
     TraceCause.PYTHON: "running other code on the host",
     TraceCause.COPIES: "waiting for copies to start",
-    TraceCause.DEPENDENCY: "waiting for other work of the GPU or of another GPU",
+    TraceCause.DEPENDENCY: "waiting although its next work had been launched (for other streams, GPUs or graphs)",
     TraceCause.UNKNOWN: "for a reason that the trace does not show",
 }
 # The share of a GPU's time, as live metrics see it, that each cause in a trace belongs to.

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.device_times import NS, DeviceTimes
 from gpu_exporter.traces.intervals import subtract, union
 from gpu_exporter.traces.kernel_classes import avoids_tensor_cores, kernel_class
-from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace, distinct
 from gpu_exporter.traces.result import Advice, IdleCause, RankResult
 
 # Advice that saves less of the span is not given.
@@ -60,15 +60,21 @@ def _synchronisation(frames: Sequence[str]) -> str:
     )
 
 
+def _launching(frames: Sequence[str]) -> str:
+    if frames and "GraphLaunch" in frames[0]:
+        return "The GPU waits between CUDA graphs: capture more work in each graph, or launch the next one earlier."
+    return (
+        "The host launches kernels more slowly than the GPU runs them: capture the step in a CUDA graph"
+        ' (torch.compile(mode="reduce-overhead"), torch.cuda.graph), or enlarge the batch.'
+    )
+
+
 _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
     TraceCause.DATA_LOADING: ("data_loading", _loader),
     TraceCause.SYNCHRONISATION: ("synchronisation", _synchronisation),
     TraceCause.LAUNCH_OVERHEAD: (
         "cuda_graphs",
-        lambda _: (
-            "The host launches kernels more slowly than the GPU runs them: capture the step in a CUDA graph"
-            ' (torch.compile(mode="reduce-overhead"), torch.cuda.graph), or enlarge the batch.'
-        ),
+        _launching,
     ),
     TraceCause.CHECKPOINT: (
         "checkpoint",
@@ -157,7 +163,7 @@ def _of_kernels(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
             lost / NS,
             (),
         )
-    names = [row for row in np.unique(events.name).tolist() if avoids_tensor_cores(trace.names[row])]
+    names = [row for row in distinct(events.name).tolist() if avoids_tensor_cores(trace.names[row])]
     slow = float(duration[np.isin(events.name, names)].sum())
     if slow:
         yield (
@@ -173,7 +179,7 @@ def _chains(trace: Trace, stream: Column, name: Column, duration: Column) -> tup
     """Return the number of chains that can be fused, their time, and what is saved if only the longest kernel stays."""
     if not len(name):
         return 0, 0, 0
-    fusable_names = [row for row in np.unique(name).tolist() if kernel_class(trace.names[row]) in FUSABLE]
+    fusable_names = [row for row in distinct(name).tolist() if kernel_class(trace.names[row]) in FUSABLE]
     order = np.argsort(stream, kind="stable")
     stream, duration = stream[order], duration[order]
     fusable = np.isin(name[order], fusable_names) & (duration <= LONGEST_FUSED_NS)

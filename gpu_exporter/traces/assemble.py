@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from gpu_exporter.traces.model import (
     MemoryEvents,
     Step,
     Trace,
+    contained,
+    distinct,
 )
 
 BEFORE_WINDOW = "launched before the trace began"
@@ -80,19 +82,31 @@ def _by_time(parts: Sequence[MemoryEvents], base: int) -> MemoryEvents:
 
 def _sorted_host(parts: Sequence[HostEvents], base: int) -> HostEvents:
     """Return the events of the host by start, the outer before the inner where they start together."""
-    table = HostEvents.joined(parts)
+    if not parts:
+        return HostEvents.empty()
+    # One column at a time: all of them twice would be the largest use of memory.
+    start, end, kind = (np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "end", "kind"))
+    order = np.lexsort((kind, np.negative(end, out=end), start))
+    del start, end, kind
+    table = HostEvents(
+        **{
+            column.name: np.concatenate([getattr(part, column.name) for part in parts])[order]
+            for column in fields(HostEvents)
+        }
+    )
     if base:
-        table = replace(table, start=table.start + base, end=table.end + base)
-    return table.rows(np.lexsort((table.kind, -table.end, table.start)))
+        np.add(table.start, base, out=table.start)
+        np.add(table.end, base, out=table.end)
+    return table
 
 
 def _device(
     table: DeviceEvents, collectives: Collectives, host: HostEvents, names: Sequence[str], base: int
 ) -> tuple[DeviceEvents, Collectives, int]:
     """Return the device events to analyse, their collectives, and how many were launched before the trace began."""
-    launches = np.unique(host.correlation[host.kind == HostKind.RUNTIME])
+    launches = distinct(host.correlation[host.kind == HostKind.RUNTIME])
     launches = launches[launches != UNKNOWN]
-    kept = np.isin(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
+    kept = contained(table.correlation, launches) if len(launches) else np.ones(len(table), dtype=bool)
     kept |= table.correlation == UNKNOWN  # nobody launched it, such as copies of unified memory
     if kept.sum() * 2 < len(kept):  # the writer left out launches, too
         kept[:] = True
@@ -106,7 +120,7 @@ def _device(
     table = table.rows(order)
     communicates = np.zeros(len(names), dtype=bool)
     kernels = table.kind == DeviceKind.COMPUTE
-    for name in np.unique(table.name[kernels]):
+    for name in distinct(table.name[kernels]):
         communicates[name] = is_communication(names[name])
     kind = np.where(kernels & communicates[table.name], np.uint8(DeviceKind.COMMUNICATION), table.kind)
     start, end = (table.start + base, table.end + base) if base else (table.start, table.end)

@@ -53,7 +53,7 @@ _NO_ARGS = Args()
 _CATEGORY, _NAME, _TIME, _DURATION = map(attrgetter, ("cat", "name", "ts", "dur"))
 _THREAD = attrgetter("pid", "tid")
 NO_TIME, NOT_COMPLETE = "without a valid time", "begin or end events without the other"
-STEP_PREFIX = "ProfilerStep#"
+MOST_PARTS = 64
 
 
 class _Rows(dict[Any, int]):
@@ -77,6 +77,7 @@ class Columns:
         self.collectives: list[Collectives] = []
         self.dropped: Counter[str] = Counter()
         self._device_rows = 0
+        self._joined = 0
 
     def add(self, events: Sequence[Event]) -> None:
         """Add the events of a chunk."""
@@ -106,7 +107,14 @@ class Columns:
         names = self._name_rows(map(_NAME, complete))
         is_host = codes >= _HOST_BASE
         self._add_host(complete, np.flatnonzero(is_host), codes, begin, end, names)
+        self._join()
         self._add_device(complete, np.flatnonzero(~is_host), codes, begin, end, names)
+
+    def _join(self) -> None:
+        """Join the tables of many chunks: freed small arrays stay in the heap, large ones return to the system."""
+        if len(self.host) - self._joined >= MOST_PARTS:
+            self.host[self._joined :] = [HostEvents.joined(self.host[self._joined :])]
+            self._joined += 1
 
     def _name_rows(self, names: Iterable[str]) -> Column:
         """Return the row of each name in the table of names."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_exporter.traces.intervals import Intervals, clipped, length, subtract, union
 from gpu_exporter.traces.kernel_classes import kernel_class, short_name
-from gpu_exporter.traces.model import DeviceEvents, DeviceKind, Step, Trace
+from gpu_exporter.traces.model import DeviceEvents, DeviceKind, Step, Trace, distinct
 from gpu_exporter.traces.result import Kernels, StepTime
 
 NS = 1e9
@@ -52,7 +52,7 @@ def devices(trace: Trace) -> dict[int, DeviceTimes]:
     """Return the times of each GPU that executed something for longer than 0 ns."""
     table = trace.device_events
     times = {}
-    for device in np.unique(table.device).tolist():
+    for device in distinct(table.device).tolist():
         events = table.rows(table.device == device)
         busy = union(events.start, events.end)
         if len(busy[0]):

@@ -14,9 +14,9 @@ import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.frames import is_synchronising
-from gpu_exporter.traces.intervals import Intervals, covered, gaps, union
-from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace
-from gpu_exporter.traces.stacks import Stacks, Timeline
+from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace, distinct
+from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.waits import causing
 
 US = 1_000
@@ -70,7 +70,7 @@ class Launches:
 def attribute(trace: Trace, events: DeviceEvents, busy: Intervals, stacks: Stacks, launches: Launches) -> list[Share]:
     """Return the idle time of one GPU by cause and stack. `events` are all of that GPU, `busy` is their union."""
     found = _gaps_of(trace, events, busy, launches)
-    for thread in np.unique(found.thread[found.call != UNKNOWN]).tolist():
+    for thread in distinct(found.thread[found.call != UNKNOWN]).tolist():
         stacks.timeline(thread)  # fills in the stacks of its events
     totals: dict[tuple[TraceCause, int], int] = defaultdict(int)
     for cause, stack, nanoseconds in (*_after_launch(found, stacks), *_until_launch(trace, found, stacks)):
@@ -90,10 +90,10 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
     call_start = np.where(known, np.minimum(host.start[calls], end), UNKNOWN)
     call_end = np.where(known, np.minimum(host.end[calls], end), UNKNOWN)
     thread = np.where(known, host.thread[calls], UNKNOWN)
-    all_calls = np.unique(launches.rows_of(events))
+    all_calls = distinct(launches.rows_of(events))
     all_calls = all_calls[all_calls != UNKNOWN]
     wait = nothing.copy()
-    for one in np.unique(thread[known]).tolist():
+    for one in distinct(thread[known]).tolist():
         rows = np.flatnonzero(thread == one)
         wait[rows] = causing(trace, one, call_start[rows], all_calls, busy)
     return _Gaps(start, end, first.kind, call_start, call_end, thread, calls, wait)
@@ -102,12 +102,12 @@ def _gaps_of(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Laun
 def _after_launch(found: _Gaps, stacks: Stacks) -> Iterator[tuple[TraceCause, int, int]]:
     """Yield the time between launch and start, that of gaps in which the host was not late, and that of no launch."""
     known = found.call != UNKNOWN
-    length = found.end - found.start
-    yield TraceCause.UNKNOWN, 0, int(length[~known].sum())
+    whole = found.end - found.start
+    yield TraceCause.UNKNOWN, 0, int(whole[~known].sum())
     # If the launch was already being made, what remained of the call is launch overhead. The rest waited for the GPU.
-    waiting = np.where(found.call_start <= found.start, length, found.end - found.call_start)
+    waiting = np.where(found.call_start <= found.start, whole, found.end - found.call_start)
     calling = np.clip(found.call_end - np.maximum(found.call_start, found.start), 0, waiting)
-    overhead = np.where((length <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
+    overhead = np.where((whole <= SHORT_GAP_NS) | (waiting - calling <= SHORT_GAP_NS), waiting, calling)
     yield TraceCause.DEPENDENCY, 0, int((waiting - overhead)[known].sum())
     copies = found.kind == DeviceKind.COPY
     waited = found.wait != UNKNOWN
@@ -138,7 +138,7 @@ def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[
     if not late.any():
         return
     main = main_thread(trace, found.thread[late])
-    for thread in np.unique(found.thread[late]).tolist():
+    for thread in distinct(found.thread[late]).tolist():
         rows = np.flatnonzero(late & (found.thread == thread))
         windows = found.start[rows], found.call_start[rows]
         waits = found.wait[rows]
@@ -163,8 +163,7 @@ def main_thread(trace: Trace, threads: Column) -> int:
     if trace.steps:
         return trace.steps[0].thread
     python = trace.host_events.thread[trace.host_events.kind == HostKind.PYTHON]
-    candidates, counts = np.unique(python if len(python) else threads, return_counts=True)
-    return int(candidates[counts.argmax()])
+    return int(np.bincount(python if len(python) else threads).argmax())
 
 
 def _after_wait(
@@ -174,43 +173,38 @@ def _after_wait(
     if not len(waits):
         return
     timeline = stacks.timeline(thread)
-    inside = np.flatnonzero((timeline.event != UNKNOWN) & (covered(windows, timeline.start, timeline.end) > 0))
-    of_segment = stacks.of_event[timeline.event[inside]]
-    causes = {stack: stacks.cause(stack) for stack in np.unique(of_segment).tolist()}
-    named = inside[np.array([causes[stack] is not None for stack in of_segment.tolist()], dtype=bool)]
-    start, end = timeline.start[named], timeline.end[named]
-    spent = covered(windows, start, end)
-    for stack, nanoseconds in zip(stacks.of_event[timeline.event[named]].tolist(), spent.tolist(), strict=True):
+    used, spent = timeline.within(windows)
+    of_segment = stacks.of_event[timeline.event[used]]
+    causes = {stack: stacks.cause(stack) for stack in distinct(of_segment).tolist()}
+    named = np.isin(of_segment, [stack for stack, cause in causes.items() if cause is not None])
+    used, spent, of_segment = used[named], spent[named], of_segment[named]
+    for stack, nanoseconds in zip(of_segment.tolist(), spent.tolist(), strict=True):
         cause = causes[stack]
         if cause is not None:
             yield cause, stack, nanoseconds
-    left = windows[1] - windows[0] - covered((start, end), *windows)
+    left = windows[1] - windows[0] - covered((timeline.borders[used], timeline.borders[used + 1]), *windows)
     yield from _by_stack(TraceCause.SYNCHRONISATION, stacks, waits, left)
 
 
 def _spent(stacks: Stacks, thread: int, main: int, windows: Intervals) -> dict[int, int]:
     """Return the nanoseconds of each stack in windows; where a thread did nothing, what the main thread did."""
-    timeline = stacks.timeline(thread)
-    totals, nothing = _within(stacks, timeline, windows)
-    if thread != main and len(nothing[0]):
-        others, nothing = _within(stacks, stacks.timeline(main), nothing)
-        for stack, total in others.items():
-            totals[stack] = totals.get(stack, 0) + total
-    totals[0] = totals.get(0, 0) + int((nothing[1] - nothing[0]).sum())
+    totals: dict[int, int] = defaultdict(int)
+    left = _add(totals, stacks, thread, windows)
+    if thread != main and len(left[0]):
+        left = _add(totals, stacks, main, left)
+    totals[0] += length(left)
     return totals
 
 
-def _within(stacks: Stacks, timeline: Timeline, windows: Intervals) -> tuple[dict[int, int], Intervals]:
-    """Return the nanoseconds of each stack in windows, and the parts of these in which no event was open."""
-    inside = timeline.event != UNKNOWN
-    start, end, event = timeline.start[inside], timeline.end[inside], timeline.event[inside]
-    spent = covered(windows, start, end)
-    used = np.flatnonzero(spent)
-    totals: dict[int, int] = {}
+def _add(totals: dict[int, int], stacks: Stacks, thread: int, windows: Intervals) -> Intervals:
+    """Add the nanoseconds of each stack in windows. Returns the parts of these in which the thread was in no event."""
+    timeline = stacks.timeline(thread)
+    used, spent = timeline.within(windows)
     if len(used):
-        sums = np.bincount(stacks.of_event[event[used]], weights=spent[used])
-        totals = {stack: round(sums[stack]) for stack in np.flatnonzero(sums).tolist()}
-    return totals, difference(windows, union(start, end))
+        sums = np.bincount(stacks.of_event[timeline.event[used]], weights=spent)
+        for stack in np.flatnonzero(sums).tolist():
+            totals[stack] += round(sums[stack])
+    return difference(windows, union(timeline.borders[used], timeline.borders[used + 1]))
 
 
 def difference(windows: Intervals, others: Intervals) -> Intervals:
@@ -218,7 +212,7 @@ def difference(windows: Intervals, others: Intervals) -> Intervals:
     if not len(others[0]) or not len(windows[0]):
         return windows
     # Cut at every border, and keep the pieces inside a window and outside all others.
-    borders = np.unique(np.concatenate((*windows, *others)))
+    borders = distinct(np.concatenate((*windows, *others)))
     start, end = borders[:-1], borders[1:]
     kept = (covered(windows, start, end) > 0) & (covered(others, start, end) == 0)
     return union(start[kept], end[kept])
@@ -250,7 +244,7 @@ def launch_frames(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: 
     calls = calls[known]
     if not len(calls):
         return ()
-    for thread in np.unique(trace.host_events.thread[calls]).tolist():
+    for thread in distinct(trace.host_events.thread[calls]).tolist():
         stacks.timeline(thread)
     duration = (events.end - events.start)[known]
     shares = _by_stack(TraceCause.UNKNOWN, stacks, calls, duration)

@@ -40,10 +40,10 @@ def gaps(intervals: Intervals) -> Intervals:
 
 def covered(intervals: Intervals, start: Column, end: Column) -> Column:
     """Return for each query from `start` to `end` how much of it disjoint, ordered intervals cover, ns."""
-    return _covered_until(intervals, end) - _covered_until(intervals, start)
+    return covered_until(intervals, end) - covered_until(intervals, start)
 
 
-def _covered_until(intervals: Intervals, time: Column) -> Column:
+def covered_until(intervals: Intervals, time: Column) -> Column:
     """Return how much of the time before each moment is covered, ns."""
     begins, ends = intervals
     if not len(begins):

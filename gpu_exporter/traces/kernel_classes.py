@@ -67,7 +67,9 @@ def avoids_tensor_cores(name: str) -> bool:
 
 
 def short_name(name: str, most: int = 80) -> str:
-    """Return the name of a kernel without return type, template arguments and parameters."""
+    """Return the name of a kernel without return type, template arguments and parameters; of a copy the whole name."""
+    if name.startswith("Mem"):
+        return name[:most]
     text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth = 0
     kept: list[str] = []

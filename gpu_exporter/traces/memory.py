@@ -140,8 +140,8 @@ def _live(table: MemoryEvents, peak: int) -> Sequence[int]:
 def _names(trace: Trace, stacks: Stacks, thread: int, time: int) -> tuple[str, ...]:
     """Return the stack of a thread at a moment, without its steps."""
     timeline = stacks.timeline(thread)
-    at = int(np.searchsorted(timeline.start, time, side="right")) - 1
-    if at < 0 or timeline.end[at] < time or timeline.event[at] == UNKNOWN:
+    at = int(np.searchsorted(timeline.borders, time, side="right")) - 1
+    if not 0 <= at < len(timeline.event) or timeline.event[at] == UNKNOWN:
         return ()
     return stacks.names(int(stacks.of_event[timeline.event[at]]))
 

@@ -11,21 +11,30 @@ import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces.frames import PYTHON_FRAME, cause_of, is_user_frame
+from gpu_exporter.traces.intervals import Intervals, covered_until
 from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
 # So many events at a time are Python objects, which need far more memory than columns.
 BLOCK = 1 << 18
+STEP = "ProfilerStep"
 # What changes with each step or run: the number of a step, the address of an object.
 _CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one thread did: the innermost event of each moment. Segments are in order and disjoint."""
+    """What one thread did: the innermost event between each two of the borders, which are in order."""
 
-    start: Column  # ns
-    end: Column  # ns
-    event: Column  # row of `Trace.host_events`, or UNKNOWN while the thread is in none
+    borders: Column  # ns, one more than events
+    event: Column  # row of `Trace.host_events`, or UNKNOWN while the thread was in none
+
+    def within(self, windows: Intervals) -> tuple[Column, Column]:
+        """Return the segments with an event that overlap disjoint, ordered windows, and how much of each does, ns."""
+        if not len(self.event):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        spent = np.diff(covered_until(windows, self.borders))
+        used = np.flatnonzero((spent > 0) & (self.event != UNKNOWN))
+        return used, spent[used]
 
 
 class Stacks:
@@ -71,7 +80,8 @@ class Stacks:
         """Return the innermost frame of the user's code, and the innermost frame of all if that is another.
 
         For example `train.py(31): load_batch > <built-in function sleep>`. Before a frame without a name of its own,
-        such as <genexpr>, stands the one that it is in. Empty for the empty stack.
+        such as <genexpr>, stands the one that it is in. Without any frame of the user, the one of a library or the
+        operator stands there. Empty for the empty stack.
         """
         inner, number = self.name(stack), self._frames[stack]
         frames = [self.name(number)] if number else []
@@ -79,8 +89,9 @@ class Stacks:
             number = self._frames[self._callers[number]]
             frames.insert(0, self.name(number))
         if not frames:
-            frames = [name for name in reversed(self.names(stack)) if PYTHON_FRAME.match(name)][:1]
-        return " > ".join(frames if inner in frames[-1:] else [*frames, inner]) if inner else ""
+            outer = [name for name in reversed(self.names(stack)[:-1]) if name != STEP]
+            frames = [name for name in outer if PYTHON_FRAME.match(name)][:1] or outer[:1]
+        return " > ".join(frames if frames[-1:] == [inner] else [*frames, inner]) if inner else ""
 
     @property
     def count(self) -> int:
@@ -100,33 +111,33 @@ class Stacks:
 
     @cached_property
     def _by_thread(self) -> tuple[Column, Column]:
-        """The rows of the host events in order of thread and start, and their threads."""
-        order = np.argsort(self._trace.host_events.thread, kind="stable")
-        return order, self._trace.host_events.thread[order]
+        """The rows of the host events in order of thread and start, and where those of each thread begin."""
+        thread = self._trace.host_events.thread
+        order = np.argsort(thread, kind="stable").astype(np.int32)
+        return order, np.concatenate(([0], np.cumsum(np.bincount(thread, minlength=len(self._trace.threads)))))
 
     def _make(self, thread: int) -> Timeline:
-        order, threads = self._by_thread
-        rows = order[np.searchsorted(threads, thread) : np.searchsorted(threads, thread, side="right")]
+        order, bounds = self._by_thread
+        rows = order[bounds[thread] : bounds[thread + 1]]
         events = self._trace.host_events
         rows = rows[events.end[rows] > events.start[rows]]
-        start = events.start[rows]
-        parent, depth, end = nesting(start, events.end[rows], events.kind[rows] == HostKind.ANNOTATION)
-        self.of_event[rows] = self._number(self._plain_rows[events.name[rows]], parent, depth)
-        return _timeline(rows, start, end, parent)
+        nested = nesting(events.start[rows], events.end[rows], events.kind[rows] == HostKind.ANNOTATION)
+        self.of_event[rows] = self._number(events.name[rows], nested.parent, nested.depth)
+        return _timeline(rows, nested)
 
     def _number(self, names: Column, parent: Column, depth: Column) -> Column:
         """Return the stack of each event, by depth: that of its parent, and its name."""
-        stacks = np.zeros(len(names), dtype=np.int64)
-        by_depth = np.argsort(depth, kind="stable")
-        bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
+        stacks = np.zeros(len(names), dtype=np.int32)
+        by_depth = np.argsort(depth, kind="stable").astype(np.int32)
+        bounds = np.concatenate(([0], np.cumsum(np.bincount(depth))))
         width = len(self._plain_rows) + 1
         for begin, end in pairwise(bounds.tolist()):
             rows = by_depth[begin:end]
-            callers = np.where(parent[rows] == UNKNOWN, 0, stacks[parent[rows]])
-            keys, inverse = np.unique(callers * width + names[rows], return_inverse=True)
-            numbers = np.array([self._intern(*divmod(int(key), width)) for key in keys], dtype=np.int64)
+            callers = np.where(parent[rows] == UNKNOWN, 0, stacks[parent[rows]]).astype(np.int64)
+            keys, inverse = np.unique(callers * width + self._plain_rows[names[rows]], return_inverse=True)
+            numbers = np.array([self._intern(*divmod(int(key), width)) for key in keys], dtype=np.int32)
             stacks[rows] = numbers[inverse]
-        return stacks.astype(np.int32)
+        return stacks
 
     def _meaning(self, name: int) -> tuple[TraceCause | None, bool]:
         """Return the cause that a frame names, and whether it is of the user's code."""
@@ -148,21 +159,33 @@ def _meaning_of(name: str) -> tuple[TraceCause | None, bool]:
     return cause_of(name), is_user_frame(name)
 
 
-def nesting(start: Column, end: Column, is_range: Column) -> tuple[Column, Column, Column]:
-    """Return the parent of each event (a row, or UNKNOWN), its depth, and its end, at most that of its parent.
+@dataclass(frozen=True)
+class Nesting:
+    """How events of one thread contain each other. Rows are those of these events."""
 
-    Events are those of one thread, by start, the outer before the inner. `is_range` marks annotations of the user:
-    these begin in the frames of `__enter__`, and outlive them. Such frames end where the annotation begins.
+    parent: Column  # row, or UNKNOWN
+    depth: Column
+    times: Column  # ns, in order, perhaps equal: at each, another event becomes the innermost
+    innermost: Column  # row, or UNKNOWN, from that time on; of equal times the last counts
+
+
+def nesting(start: Column, end: Column, is_range: Column) -> Nesting:
+    """Nest events of one thread, which are in order of start, the outer before the inner.
+
+    A child that outlives its parent ends with it. `is_range` marks annotations of the user: these begin in the frames
+    of `__enter__`, and outlive them. Such frames end where the annotation begins.
     """
-    parents, depths = np.full(len(start), UNKNOWN, dtype=np.int64), np.zeros(len(start), dtype=np.int32)
-    end = end.copy()
-    open_rows: list[int] = []
-    open_ends: list[int] = []
+    parent, depth = np.full(len(start), UNKNOWN, dtype=np.int32), np.zeros(len(start), dtype=np.int32)
+    opened: list[tuple[int, int]] = []  # rows and ends
+    times, innermost = [], []
     for offset in range(0, len(start), BLOCK):
         block = slice(offset, offset + BLOCK)
-        _nest(offset, start[block], end, is_range[block], parents[block], depths[block], (open_rows, open_ends))
-    end[open_rows] = open_ends
-    return parents, depths, end
+        of_block = _nest(offset, start[block], end[block], is_range[block], (parent[block], depth[block]), opened)
+        times.append(np.array(of_block[0], dtype=np.int64))
+        innermost.append(np.array(of_block[1], dtype=np.int32))
+    times.append(np.array([stop for _, stop in reversed(opened)], dtype=np.int64))
+    innermost.append(np.array([*(row for row, _ in opened[-2::-1]), *([UNKNOWN] if opened else [])], dtype=np.int32))
+    return Nesting(parent, depth, np.concatenate(times), np.concatenate(innermost))
 
 
 def _nest(
@@ -170,46 +193,40 @@ def _nest(
     start: Column,
     end: Column,
     is_range: Column,
-    parents: Column,
-    depths: Column,
-    opened: tuple[list[int], list[int]],
-) -> None:
-    """Fill in the parents and depths of a block of events, and shorten their ends. `opened` is kept between blocks."""
-    open_rows, open_ends = opened
-    of_block: list[int] = []
-    block_depths: list[int] = []
-    ends: list[int] = end[offset : offset + len(start)].tolist()
-    for row, (begin, stop, may_outlive) in enumerate(zip(start.tolist(), ends, is_range.tolist(), strict=True), offset):
-        while open_rows and open_ends[-1] <= begin:
-            end[open_rows.pop()] = open_ends.pop()
-        if may_outlive:
-            while open_rows and stop - open_ends[-1] > open_ends[-1] - begin:
-                open_ends.pop()
-                end[open_rows.pop()] = begin
-        if open_rows:
-            of_block.append(open_rows[-1])
-            if stop > open_ends[-1]:
-                stop = open_ends[-1]
+    found: tuple[Column, Column],
+    opened: list[tuple[int, int]],
+) -> tuple[list[int], list[int]]:
+    """Fill in the parents and depths of a block of events. Returns the times and what is innermost from then on.
+
+    `opened` has the events that contain the next one; it is kept between blocks.
+    """
+    parents, depths, times, innermost = [], [], [], []
+    blocks = zip(start.tolist(), end.tolist(), is_range.tolist(), strict=True)
+    for row, (begin, stop, may_outlive) in enumerate(blocks, offset):
+        while opened and opened[-1][1] <= begin:
+            times.append(opened.pop()[1])
+            innermost.append(opened[-1][0] if opened else UNKNOWN)
+        while may_outlive and opened and stop - opened[-1][1] > opened[-1][1] - begin:
+            opened.pop()
+        depths.append(len(opened))
+        if opened:
+            parent, last = opened[-1]
+            parents.append(parent)
+            opened.append((row, min(stop, last)))
         else:
-            of_block.append(UNKNOWN)
-        block_depths.append(len(open_rows))
-        open_rows.append(row)
-        open_ends.append(stop)
-    parents[:], depths[:] = of_block, block_depths
+            parents.append(UNKNOWN)
+            opened.append((row, stop))
+        times.append(begin)
+        innermost.append(row)
+    found[0][:], found[1][:] = parents, depths
+    return times, innermost
 
 
-def _timeline(rows: Column, start: Column, end: Column, parent: Column) -> Timeline:
-    """Return the innermost event of each moment: at a start, the event; at an end, its parent."""
-    count = len(rows)
-    if not count:
-        nothing = np.empty(0, dtype=np.int64)
-        return Timeline(nothing, nothing, nothing)
-    times = np.concatenate((end, start))
-    owners = np.concatenate((parent, np.arange(count)))
-    # Where times are equal: ends before starts, the inner end first, the inner start last.
-    ties = np.concatenate((-np.arange(count) - 1, np.arange(count)))
-    order = np.lexsort((ties, times))
-    times, owners = times[order], owners[order]
-    kept = np.flatnonzero(times[1:] > times[:-1])  # the last of equal times counts
-    events = np.where(owners[kept] == UNKNOWN, UNKNOWN, rows[owners[kept]])
-    return Timeline(times[kept], times[kept + 1], events)
+def _timeline(rows: Column, nested: Nesting) -> Timeline:
+    """Return the timeline of the events in these rows of the table."""
+    times = nested.times
+    if not len(times):
+        return Timeline(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+    last = np.append(times[1:] != times[:-1], True)
+    owners = nested.innermost[last][:-1]
+    return Timeline(times[last], np.where(owners == UNKNOWN, np.int32(UNKNOWN), rows[owners]))

@@ -12,6 +12,7 @@ from gpu_exporter.traces.straggler import rank_step
 from gpu_exporter.traces.verdict import percent
 
 MOST_LINE, MOST_NAME = 160, 40
+LEAST_SHARE = 0.001
 MOST_CLASSES, MOST_CAUSES, MOST_FRAMES, MOST_KERNELS, MOST_COLLECTIVES = 8, 6, 2, 5, 5
 # Of many ranks, only these are described in detail: the one with the most idle time, and the straggler.
 MOST_DETAILED = 2
@@ -78,6 +79,8 @@ def _idle(rank: RankResult) -> Iterator[str]:
     share = f"{percent(rank.idle_ratio)} of {duration(rank.span_seconds)}"
     yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({share})"
     for cause in rank.idle_causes[:MOST_CAUSES]:
+        if cause.share < LEAST_SHARE:
+            break
         yield f"  {percent(cause.share):>6}  {duration(cause.seconds):>8}  {TRACE_WORDS[TraceCause(cause.cause)]}"
         for frame in cause.frames[:MOST_FRAMES]:
             yield f"{'':20}{printable(frame, MOST_LINE)}"
