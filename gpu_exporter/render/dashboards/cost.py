@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREY, ORANGE, About, BoardRow, Step
+from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
 from gpu_exporter.render.dashboards.panels import lines, number, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
@@ -90,6 +90,7 @@ def _time() -> list[object]:
 
 def _owners() -> list[object]:
     wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
+    idle = f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})"
     share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
     return [
         table(
@@ -109,18 +110,13 @@ def _owners() -> list[object]:
                         (a.GPUS, "GPUs"),
                     )
                 ),
-                Query(
-                    f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})",
-                    "",
-                    "short",
-                    "idle GPUs",
-                ),
+                Query(f"{idle} or 0 * {q.of(BOARD, a.GPUS)}", "", "short", "idle GPUs"),
             ],
             ("cluster", "namespace", "workload"),
-            width=12,
+            width=13,
             sort="wasted per hour",
             gauges=["wasted per hour"],
-            steps={"idle GPUs": [Step(None, GREY), Step(1, ORANGE)]},
+            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
             height=10,
         ),
         table(
@@ -136,7 +132,7 @@ def _owners() -> list[object]:
                 Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
             ],
             ("node", "gpu", "workload"),
-            width=12,
+            width=11,
             sort="wasted per hour",
             gauges=["wasted"],
             added=(LABEL,),
