@@ -129,7 +129,10 @@ IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames."""
+    """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames.
+
+    No colour is green: a GPU that throttles can be compute-bound, too.
+    """
 
     name: str
     condition: Condition
@@ -214,7 +217,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             ),
         ),
         "memory bandwidth is the limit, or the SMs wait for scattered data",
-        "#37872d",
+        "#1f7a8c",
         Cause.USEFUL,
     ),
     Bottleneck(
@@ -224,7 +227,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT), Compare(INT, ">=", BUSY_INT)),
         ),
         "the SMs are busy with arithmetic",
-        "#73bf69",
+        "#4fb3bf",
         Cause.USEFUL,
     ),
     Bottleneck(

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import lines, number, time_shares, watched
+from gpu_exporter.render.dashboards.panels import by_value, lines, number, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
@@ -119,6 +119,21 @@ def _owners() -> list[object]:
             steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
             height=10,
         ),
+        lines(
+            "Wasted spend",
+            About(
+                "Cost of idle time and fake load per hour, by workload.",
+                "low and falling.",
+                "set an idle timeout, or use smaller or shared GPUs.",
+            ),
+            [q.query(BOARD, a.WASTED_COST)],
+            width=11,
+            link=None,
+            stacked=True,
+            many=False,
+            height=10,
+            overrides=by_value(),
+        ),
         table(
             "Wasted GPUs",
             About(
@@ -132,24 +147,12 @@ def _owners() -> list[object]:
                 Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
             ],
             ("node", "gpu", "workload"),
-            width=11,
+            width=24,
             sort="wasted per hour",
             gauges=["wasted"],
             added=(LABEL,),
             texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
-            height=10,
-        ),
-        lines(
-            "Wasted spend",
-            About(
-                "Cost of idle time and fake load per hour, by workload.",
-                "low and falling.",
-                "set an idle timeout, or use smaller or shared GPUs.",
-            ),
-            [q.query(BOARD, a.WASTED_COST)],
-            width=24,
-            link=None,
-            stacked=True,
+            height=9,
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""The Fleet dashboard. It reads only aggregates and alerts, so that it scales with the number of GPUs."""
+"""The Fleet dashboard. It reads aggregates, alerts and owners, so that it scales with the number of GPUs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import coloured, lines, number, pair, time_shares
+from gpu_exporter.render.dashboards.panels import by_value, coloured, hues, lines, number, pair, time_shares
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing, table
+from gpu_exporter.render.dashboards.tables import firing, grouped, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules import allocation as al
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
-SOME = [Step(None, "text"), Step(1, RED)]
+SOME, FEW = ([Step(None, "text"), Step(1, colour)] for colour in (RED, ORANGE))
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -80,17 +80,16 @@ def _numbers() -> list[object]:
 
 
 def _alerts(severity: Severity, colour: str, cure: str) -> object:
-    """Return the number of firing alerts of a severity; no value, rather than 0, if nothing is collected."""
+    """Return the number of rows of a severity in the table; no value, rather than 0, if nothing is collected."""
+    found = q.alerts(BOARD, severities=[severity])
     return number(
         f"Firing alerts: {severity.value}",
         About(
-            f"Firing alerts of severity {severity.value}.",
+            f"Firing alerts of severity {severity.value}; an alert about several GPUs of a node counts once.",
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
             cure,
         ),
-        Query(
-            f"count({q.alerts(BOARD, severities=[severity])}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"
-        ),
+        Query(f"count({grouped(found)}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"),
         [Step(None, GREEN), Step(1, colour)],
     )
 
@@ -142,6 +141,13 @@ def _classes() -> object:
 
 
 def _utilisation() -> object:
+    queries = _named(
+        (a.CLUSTER_UTIL, "utilisation"),
+        (a.CLUSTER_GR, "engine"),
+        (a.CLUSTER_SM, "SM"),
+        (a.CLUSTER_TENSOR, "tensor"),
+        (a.CLUSTER_DRAM, "memory"),
+    )
     return lines(
         "Utilisation and real activity",
         About(
@@ -149,47 +155,48 @@ def _utilisation() -> object:
             "SM activity close to engine activity; tensor activity well above 0 in training.",
             "utilisation far above SM activity: the GPUs wait, or run fake load.",
         ),
-        _named(
-            (a.CLUSTER_UTIL, "utilisation"),
-            (a.CLUSTER_GR, "engine"),
-            (a.CLUSTER_SM, "SM"),
-            (a.CLUSTER_TENSOR, "tensor"),
-            (a.CLUSTER_DRAM, "memory"),
-        ),
+        queries,
         width=24,
         link=None,
         many=False,
+        overrides=hues(queries),
     )
 
 
 def _nodes() -> object:
-    urgent = q.alerts(BOARD, severities=[Severity.CRITICAL, Severity.WARNING])
     return table(
         "Nodes",
         About(
-            "Urgent alerts, GPUs, mean activity, total power and highest temperature by node. Missing columns were not "
-            "collected.",
+            "GPUs with critical and warning alerts, unhealthy and degraded GPUs, mean activity and "
+            "highest temperature by node. Missing columns were not collected.",
             "no alert and no unhealthy GPU; nodes of one job have similar values.",
-            "click the node with most alerts, or the one that differs.",
+            "click the first node, or the one that differs.",
         ),
         [
-            Query(f"count by (cluster, node) ({urgent}) or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", "alerts"),
+            *map(_affected, (Severity.CRITICAL, Severity.WARNING)),
             *_named(
                 (a.NODE_UNHEALTHY, "unhealthy"),
+                (a.NODE_DEGRADED, "degraded"),
                 (a.NODE_GPUS, "GPUs"),
                 (a.NODE_UTIL, "utilisation"),
                 (a.NODE_SM, "SM"),
-                (a.NODE_POWER, "power"),
                 (a.NODE_TEMP, "hottest"),
             ),
         ],
         ("cluster", "node"),
         width=15,
-        sort="alerts",
+        sort=(Severity.CRITICAL.value, Severity.WARNING.value),
         gauges=["utilisation", "SM"],
-        steps={"alerts": [Step(None, "text"), Step(1, ORANGE)], "unhealthy": SOME},
+        steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "degraded": FEW},
         height=10,
     )
+
+
+def _affected(severity: Severity) -> Query:
+    """Return the number of GPUs of each node about which alerts of this severity fire."""
+    found = q.alerts(BOARD, severities=[severity])
+    of_node = f"count by (cluster, node) (count by (cluster, node, UUID) ({found}))"
+    return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", severity.value)
 
 
 def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
@@ -228,6 +235,7 @@ def _owners() -> list[object]:
             width=12,
             link=None,
             stacked=True,
+            overrides=by_value(),
         ),
     ]
 

@@ -15,7 +15,8 @@ from gpu_exporter.render.dashboards.queries import Query
 ABSENT = "not collected"
 # By which the dashboards find each other.
 TAG = "gpu-observability"
-RED, ORANGE, GREEN, BLUE, GREY = "#e02f44", "#ff9830", "#73bf69", "#5794f2", "#8e8e8e"
+RED, ORANGE, YELLOW, GREEN = "#e02f44", "#ff9830", "#fade2a", "#73bf69"
+BLUE, PURPLE, TEAL, GREY = "#5794f2", "#b877d9", "#4fb3bf", "#8e8e8e"
 
 
 class About(NamedTuple):

@@ -16,6 +16,7 @@ from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
 from gpu_exporter.render.dashboards.panels import (
     class_timeline,
     dashed,
+    hues,
     lines,
     named,
     number,
@@ -49,7 +50,7 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: t
         about,
         queries,
         width=width,
-        overrides=dashed(queries, [prose.title(each) for each in limits]),
+        overrides=[*hues(queries), *dashed(queries, [prose.title(each) for each in limits])],
         many=False,
     )
 

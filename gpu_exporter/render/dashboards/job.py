@@ -14,13 +14,13 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, host
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREY, ORANGE, RED, About, BoardRow
+from gpu_exporter.render.dashboards.frame import GREY, RED, YELLOW, About, BoardRow
 from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 
 BOARD = JOB
-STATES = (("not waiting", GREY), ("waiting", ORANGE), ("waited for", RED))
+STATES = (("not waiting", GREY), ("waiting", YELLOW), ("waited for", RED))
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from grafanalib import core
@@ -13,11 +14,15 @@ from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
+    BLUE,
     GREEN,
     GREY,
     ORANGE,
+    PURPLE,
     RED,
+    TEAL,
     TO_GPU,
+    YELLOW,
     About,
     Step,
     common,
@@ -28,6 +33,8 @@ from gpu_exporter.render.dashboards.frame import (
 )
 from gpu_exporter.render.dashboards.queries import Query
 
+# Neither green nor orange nor red, which mean good and bad.
+HUES = (BLUE, PURPLE, TEAL, YELLOW, GREY)
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
 
@@ -38,6 +45,7 @@ def lines(
     queries: Sequence[Query],
     *,
     width: int = 8,
+    height: int = 8,
     link: Mapping[str, Any] | None = TO_GPU,
     stacked: bool = False,
     many: bool = True,
@@ -51,13 +59,13 @@ def lines(
     """Return a graph over time. Queries whose unit differs from that of the first get the right axis.
 
     With `many` series per query, a table at the right lists them, the highest first; without `legend`, only the tooltip
-    names them. `limits` are drawn as dashed lines, `empty` is shown without data. `most` is where the axis ends if
-    no value is higher: 1 for ratios.
+    names them, and they have shades of one colour. `limits` are drawn as dashed lines, `empty` is shown without data.
+    `most` is where the axis ends if no value is higher: 1 for ratios.
     """
     unit = queries[0].unit
     most = 1 if unit == "percentunit" and not stacked else most
     return core.TimeSeries(
-        **common(title, about, width, 8),
+        **common(title, about, width, height),
         targets=targets(queries),
         unit=unit,
         axisSoftMin=0,
@@ -69,7 +77,11 @@ def lines(
         legendCalcs=["lastNotNull"] if many else [],
         tooltipMode="multi",
         tooltipSort="desc",
-        overrides=[*_right_axes([query.unit for query in queries]), *overrides],
+        overrides=[
+            *_right_axes([query.unit for query in queries]),
+            *([] if legend else hues(queries)),
+            *overrides,
+        ],
         links=list(links),
         extraJson=extra(
             {"links": [dict(link)] if link else [], "noValue": empty, **_thresholds(limits)},
@@ -115,6 +127,29 @@ def dashed(queries: Sequence[Query], names: Sequence[str]) -> list[dict[str, Any
         {"matcher": {"id": "byFrameRefID", "options": ref(place)}, "properties": [style, colour]}
         for place, query in enumerate(queries)
         if query.name in names
+    ]
+
+
+def hues(queries: Sequence[Query]) -> list[dict[str, Any]]:
+    """Return overrides of `lines` that draw each query in a hue of its own, its series in shades of it.
+
+    Grafana's own order of colours has green for the first series and red for the fifth, whatever they mean.
+    """
+    return [
+        {
+            "matcher": {"id": "byFrameRefID", "options": ref(place)},
+            "properties": [{"id": "color", "value": {"mode": "shades", "fixedColor": hue}}],
+        }
+        for place, (_, hue) in enumerate(zip(queries, cycle(HUES), strict=False))
+    ]
+
+
+def by_value() -> list[dict[str, Any]]:
+    """Return an override of `lines` that draws a series the more red, the higher its last value is."""
+    colour = {"mode": "continuous-YlRd", "seriesBy": "last"}
+    limits = [{"id": "min", "value": 0}, {"id": "fieldMinMax", "value": False}]
+    return [
+        {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "color", "value": colour}, *limits]}
     ]
 
 

@@ -197,6 +197,16 @@ def alerts_since(
     return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, joined)}"
 
 
+def with_owner(found: str) -> str:
+    """Add namespace and workload to alerts that lack them, if their GPU has one owner."""
+    of_each = f"max by (cluster, UUID, namespace, workload) ({DEVICE_INFO} and on (cluster, UUID) ({found}))"
+    owner = f"({of_each} and on (cluster, UUID) count by (cluster, UUID) ({of_each}) == 1)"
+    return (
+        f"(({found}) * on (cluster, UUID) group_left (namespace, workload) {owner} "
+        f"or ignoring (namespace, workload) ({found}))"
+    )
+
+
 def _alerts(
     board: Board, begin: str, domains: tuple[Iterable[Domain], Collection[Domain]], severities: Iterable[Severity]
 ) -> str:

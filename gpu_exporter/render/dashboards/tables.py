@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grafanalib import core
@@ -50,8 +51,8 @@ HIDDEN = ("runbook", "rank")
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
-    **{"severity": 80, "alertname": 220, "cluster": 90, "gpu": 55, "action": 200},
-    **{"GPUs": 60, "since": 130, "alerts": 60, "unhealthy": 85, "health": 90, "state": 100, "cause": 210},
+    **{"severity": 80, "alertname": 200, "cluster": 90, "gpu": 55, "action": 175},
+    **{"GPUs": 60, "since": 130, "health": 90, "state": 100, "cause": 230},
 }
 NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 105, 8
 
@@ -63,7 +64,7 @@ def table(
     columns: Sequence[str],
     *,
     width: int = 12,
-    sort: str = "",
+    sort: str | Sequence[str] = "",
     gauges: Collection[str] = (),
     words: Mapping[str, Sequence[tuple[str, str]]] | None = None,
     texts: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
@@ -105,7 +106,8 @@ def firing(
 ) -> Any:
     """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
 
-    It has one row per alert, node and workload, or with `by_gpu` one per GPU. Alerts of the domains `joined` do not
+    It has one row per alert, node and workload; it names the GPU if there is only one; with `by_gpu`, one per GPU.
+    Alerts of the domains `joined` do not
     have the labels of the dashboard's variables: those of the selected GPUs are shown.
     """
     all_domains = [*domains, *joined]
@@ -116,13 +118,13 @@ def firing(
         'empty, while "GPUs monitored" shows all GPUs: without data no alert can fire.',
         "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
     )
-    columns = list(ALERT_COLUMNS)
-    if by_gpu:
-        columns.insert(columns.index("node") + 1, "gpu")
-    by = ", ".join(columns)
-    found = q.alerts(board, domains, joined=joined)
-    number = q.with_runbooks(q.with_rank(f"count by ({by}) ({found})"), modes)
-    since = f"min by ({by}) ({q.alerts_since(board, domains, joined=joined)}) * 1000"
+    columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
+    columns.insert(columns.index("node") + 1, "gpu")
+    found = q.with_owner(q.alerts(board, domains, joined=joined))
+    began = q.with_owner(q.alerts_since(board, domains, joined=joined))
+    of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
+    number = q.with_runbooks(q.with_rank(of_rows(found)), modes)
+    since = f"({of_rows(began, of='min')}) * 1000"
     queries = [Query(number, "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "since")]
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
@@ -132,6 +134,18 @@ def firing(
     ]
     empty = "no firing alerts"
     return _table(f"Firing alerts: {what}", about, queries, columns, (width, height), overrides, empty=empty)
+
+
+def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -> str:
+    """Return one series per row of a table of alerts: their number, or what else the aggregation `of` returns."""
+    return f"{of} by ({', '.join(by)}) ({alerts})"
+
+
+def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
+    """Return the rows of `grouped`; those of a single GPU have its label."""
+    key = ", ".join(ALERT_COLUMNS)
+    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, "gpu"))
+    return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
 
 
 def _numeric(query: Query, gauge: bool) -> dict[str, Any]:
@@ -197,7 +211,7 @@ def _table(
     columns: Sequence[str],
     size: tuple[int, int],
     overrides: Sequence[Any],
-    sort: str = "",
+    sort: str | Sequence[str] = "",
     empty: str = ABSENT,
 ) -> Any:
     """Return a table of queries whose labels are `columns`, so that Grafana merges their rows."""
@@ -208,10 +222,13 @@ def _table(
         **{name: TITLES[name] for name in columns if name in TITLES},
         **{field: each.name for field, each in values.items()},
     }
-    last: dict[str, object] = {"field": "rank"} if hidden else {"field": sort, "desc": True}
+    names = [sort] if isinstance(sort, str) else sort
+    last: list[dict[str, object]] = (
+        [{"field": "rank"}] if hidden else [{"field": name, "desc": True} for name in reversed(names) if name]
+    )
     # Rows with the same value are in the order of their names.
     order: list[dict[str, object]] = [{"field": TITLES.get(name, name)} for name in ("gpu", "node") if name in columns]
-    order += [last] if hidden or sort else []
+    order.extend(last)
     # By its names in old and in new versions of Grafana.
     unseen = [
         _override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))

@@ -141,6 +141,7 @@ CLUSTER_POWER = Aggregate("cluster:power:watts", "Power of all GPUs", f"sum by (
 CLUSTER_UP = _number("cluster", (), s.UP, "GPUs that can be read")
 CLUSTER_UNHEALTHY = _number("cluster", (), s.UNHEALTHY, "GPUs that are unhealthy")
 NODE_UNHEALTHY = _number("node", ("node",), s.UNHEALTHY, "GPUs that are unhealthy")
+NODE_DEGRADED = _number("node", ("node",), s.DEGRADED, "GPUs that are degraded")
 NODE_TEMP = Aggregate(
     "node:temp_max:celsius",
     "Temperature of the hottest GPU",
@@ -158,6 +159,7 @@ FLEET = (
     CLUSTER_UP,
     CLUSTER_UNHEALTHY,
     NODE_UNHEALTHY,
+    NODE_DEGRADED,
     NODE_TEMP,
     NODE_GR,
     NODE_SM,

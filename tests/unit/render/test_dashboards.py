@@ -20,6 +20,7 @@ from gpu_exporter.catalogue import bottlenecks, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
@@ -295,7 +296,8 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
-        assert {text for text in found if text.startswith("gpu:")} == xids
+        # And the owners of the GPUs that alerts are about.
+        assert {text for text in found if text.startswith("gpu:")} == {*xids, DEVICE_INFO}
 
 
 @pytest.mark.parametrize("name", BOARDS)
