@@ -5,14 +5,17 @@ A condition is true, false or unknown (Kleene's logic) for a device, which is on
 A new kind of node is a class that joins `Term` or `Condition`. Every function that distinguishes kinds of nodes ends in
 `no_case`, so mypy names each of them until it handles the new kind; everything else goes through `children` and
 `leaves`.
+
+Nodes are structs of msgspec, because a frozen dataclass takes 10 KiB more memory, and `serve` loads all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
+
+from msgspec import Struct
 
 from gpu_exporter.catalogue.signal import Signal
 
@@ -24,8 +27,7 @@ def no_case(node: NoReturn) -> TypeError:
     return TypeError(f"no case for {node!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """A number that a user may change: `name` is its key in the chart's values."""
 
     name: str
@@ -61,8 +63,7 @@ def duration(seconds: float) -> str:
 # --- terms: a number for each device, or none ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Over(Struct, frozen=True):
     """A signal over the last `window` seconds. `whole`: only if it existed at the beginning of the window already.
 
     `INCREASE` is by how much a counter has grown since its lowest value in the window, so a reset does not hide it;
@@ -84,8 +85,7 @@ class Over:
         return f"gpu:{self.signal.name}:{self.fn.value}{duration(self.window)}" if recorded else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Calc:
+class Calc(Struct, frozen=True):
     """`left operator right` of two terms of the same device. A number divided by 0 is infinite, 0 / 0 unknown."""
 
     left: Term
@@ -93,8 +93,7 @@ class Calc:
     right: Term
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Mark:
+class Mark(Struct, frozen=True, eq=False):
     """A condition with a name, recorded as 0 or 1 for each device whose engine activity is known."""
 
     name: str
@@ -113,8 +112,7 @@ class Mark:
         return self.name.removesuffix("es" if self.name.endswith("ches") else "s")
 
 
-@dataclass(frozen=True, slots=True)
-class PeerShare:
+class PeerShare(Struct, frozen=True):
     """The share of the other ranks of the job for which the mark is true. Unknown if there are no others."""
 
     mark: Mark
@@ -125,8 +123,7 @@ class PeerShare:
         return f"gpu:{self.mark.name}:others_ratio"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMedian:
+class PeerMedian(Struct, frozen=True):
     """The median of a term over those ranks of the job for which the mark is true."""
 
     of: Over
@@ -138,8 +135,7 @@ class PeerMedian:
         return f"gpu:{self.mark.name}_{self.of.signal.name}:median{duration(self.of.window)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMean:
+class PeerMean(Struct, frozen=True):
     """The mean of a term over the other ranks of the job for which the mark is true. Unknown if there are no others."""
 
     of: Over
@@ -151,8 +147,7 @@ class PeerMean:
         return f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMin:
+class PeerMin(Struct, frozen=True):
     """The minimum of a term over those ranks of the job for which the mark is true."""
 
     of: Over
@@ -173,8 +168,7 @@ Term = Leaf | Calc
 # --- conditions: true, false or unknown for each device --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Struct, frozen=True):
     """`left operator right`; the right side is a limit, a number or another term."""
 
     left: Term
@@ -200,8 +194,7 @@ class Or:
         self.conditions, self.name = conditions, name
 
 
-@dataclass(frozen=True, slots=True)
-class Unless:
+class Unless(Struct, frozen=True):
     """`condition`, and not `other`; an unknown `other` counts as false. With a `name` it is recorded, as `And` is."""
 
     condition: Condition
@@ -209,24 +202,21 @@ class Unless:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OrIfKnown:
+class OrIfKnown(Struct, frozen=True):
     """`condition`, or `other` where that is known to be true; an unknown `other` leaves it to `condition`."""
 
     condition: Condition
     other: Condition
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Classification:
+class Classification(Struct, frozen=True, eq=False):
     """Conditions by name, recorded under `record`: a device belongs to the first that is known to be true."""
 
     record: str
     conditions: Mapping[str, Condition]
 
 
-@dataclass(frozen=True, slots=True)
-class Is:
+class Is(Struct, frozen=True):
     """The device belongs to this class of a classification."""
 
     classification: Classification

@@ -8,7 +8,8 @@ Conditions compare terms (see `conditions.py`); a formula computes with them and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpu_exporter.catalogue import promql
 from gpu_exporter.catalogue.conditions import (
@@ -33,8 +34,7 @@ _ENGINE = Over(GR_ACTIVE)
 _TERMS = Leaf | Calc
 
 
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
+class Arithmetic(Struct, frozen=True):
     """`left operator right`; unknown if a side is, or after a division by 0."""
 
     left: Formula
@@ -42,8 +42,7 @@ class Arithmetic:
     right: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """`then` where the condition is known to be true, `otherwise` elsewhere."""
 
     condition: Condition
@@ -51,45 +50,39 @@ class Choice:
     otherwise: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class Least:
+class Least(Struct, frozen=True):
     """The lesser of two formulas; the second where the first is unknown."""
 
     left: Formula
     right: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class Greatest:
+class Greatest(Struct, frozen=True):
     """The greater of two formulas; the second where the first is unknown."""
 
     left: Formula
     right: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class Positive:
+class Positive(Struct, frozen=True):
     """A formula, or 0 where it is negative."""
 
     of: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """A formula, or 0 where it is unknown."""
 
     of: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class OfBoard:
+class OfBoard(Struct, frozen=True):
     """The maximum of terms of signals that have no owner, with all labels of the device."""
 
     of: tuple[Over, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
+class Recorded(Struct, frozen=True, eq=False):
     """A formula that is recorded under a name with a label, for other formulas to read."""
 
     record: str

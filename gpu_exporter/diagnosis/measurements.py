@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
@@ -15,8 +15,7 @@ FRESH_SECONDS = 3.0
 SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes", "bytes/s"
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """The sum of signals, and the sum of others as its limit (1 for a share). `short` is for narrow columns."""
 
     name: str

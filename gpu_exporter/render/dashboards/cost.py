@@ -129,8 +129,6 @@ def _owners() -> list[object]:
             [q.query(BOARD, a.WASTED_COST)],
             width=11,
             link=None,
-            stacked=True,
-            many=False,
             height=10,
             overrides=by_value(),
         ),

@@ -85,7 +85,7 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
     return number(
         f"Firing alerts: {severity.value}",
         About(
-            f"Firing alerts of severity {severity.value}; an alert about several GPUs of a node counts once.",
+            f"Firing alerts of severity {severity.value}; one about several GPUs of a node counts once.",
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
             cure,
         ),
@@ -167,7 +167,7 @@ def _nodes() -> object:
     return table(
         "Nodes",
         About(
-            "GPUs with critical and warning alerts, unhealthy and degraded GPUs, mean activity and "
+            "Critical and warning alerts, unhealthy and degraded GPUs, mean activity and "
             "highest temperature by node. Missing columns were not collected.",
             "no alert and no unhealthy GPU; nodes of one job have similar values.",
             "click the first node, or the one that differs.",
@@ -193,9 +193,8 @@ def _nodes() -> object:
 
 
 def _affected(severity: Severity) -> Query:
-    """Return the number of GPUs of each node about which alerts of this severity fire."""
-    found = q.alerts(BOARD, severities=[severity])
-    of_node = f"count by (cluster, node) (count by (cluster, node, UUID) ({found}))"
+    """Return the number of firing alerts of a severity on each node, as the table of alerts counts them."""
+    of_node = f"count by (cluster, node) ({grouped(q.alerts(BOARD, severities=[severity]))})"
     return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", severity.value)
 
 
@@ -234,7 +233,6 @@ def _owners() -> list[object]:
             [q.query(BOARD, a.NAMESPACE_WASTED)],
             width=12,
             link=None,
-            stacked=True,
             overrides=by_value(),
         ),
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render import prose
@@ -14,6 +13,7 @@ from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
 from gpu_exporter.render.dashboards.panels import (
+    LIMITS,
     class_timeline,
     dashed,
     hues,
@@ -106,11 +106,10 @@ def _numbers() -> list[object]:
 def _class() -> object:
     about = About(
         "The bottleneck class of the selected GPU; of several, the one with the highest number.",
-        "compute-bound; memory-bound when generating tokens.",
+        "compute-bound; memory-bound when generating tokens. Throttled: heat or the power supply lowers the clocks.",
         "the timeline below shows all GPUs.",
     )
-    words = [(each.name, each.colour) for each in BOTTLENECKS]
-    return named("Bottleneck now", about, Query(f"max({q.class_of(BOARD)})", "", "short"), words)
+    return named("Bottleneck now", about, Query(f"max({q.limit_of(BOARD)})", "", "short"), LIMITS)
 
 
 def _activity() -> object:

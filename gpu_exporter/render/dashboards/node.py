@@ -9,7 +9,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, lines, number, verdict, watched
+from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, gpu_colours, lines, number, verdict, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.prose import title
@@ -25,7 +25,10 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("Which GPU differs?", [_gpus(), class_timeline(BOARD, 10, 10)]),
         BoardRow(
             "What is each GPU doing?",
-            [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
+            [
+                lines(_sentence(title(each)), about, [q.query(BOARD, each)], overrides=gpu_colours())
+                for each, about in _DOING
+            ],
         ),
     ]
 
@@ -52,7 +55,7 @@ def _gpus() -> object:
         sort="health",
         gauges=["engine", "SM", "power"],
         words={"health": VERDICTS},
-        steps={"throttled": [Step(None, "text"), Step(0.05, RED)]},
+        steps={"throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, RED)]},
     )
 
 

@@ -35,8 +35,13 @@ from gpu_exporter.render.dashboards.queries import Query
 
 # Neither green nor orange nor red, which mean good and bad.
 HUES = (BLUE, PURPLE, TEAL, YELLOW, GREY)
+GPU_COLOURS = (BLUE, PURPLE, TEAL, GREY, "#8ab8ff", "#deb6f2", "#b3b9c5", "#d8d9da")
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
+
+
+# The values of `queries.limit_of`.
+LIMITS = (*((each.name, each.colour) for each in BOTTLENECKS), ("throttled", RED))
 
 
 def lines(
@@ -153,6 +158,17 @@ def by_value() -> list[dict[str, Any]]:
     ]
 
 
+def gpu_colours() -> list[dict[str, Any]]:
+    """Return overrides of `lines` that give the GPUs of a node, and their MIG instances, colours without a meaning."""
+    return [
+        {
+            "matcher": {"id": "byRegexp", "options": f"/GPU {number}( .*)?$/"},
+            "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": GPU_COLOURS[number % 8]}}],
+        }
+        for number in range(16)
+    ]
+
+
 def coloured(colours: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return overrides of `lines` that set the colours of series by name."""
     return [
@@ -211,10 +227,8 @@ def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str
 
 def class_timeline(board: Board, width: int = 24, height: int = 8) -> Any:
     """Return the bottleneck class of each GPU over time, in the colours of the classes."""
-    options = {
-        str(place): {"text": each.name, "color": each.colour, "index": place} for place, each in enumerate(BOTTLENECKS)
-    }
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
+    meanings += "\n- throttled: heat or the power supply lowers the clocks"
     about = About(
         f"The bottleneck class of each GPU over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",
@@ -224,7 +238,7 @@ def class_timeline(board: Board, width: int = 24, height: int = 8) -> Any:
     return core.StateTimeline(
         **common("Bottleneck", about, width, height),
         targets=targets([q.classes_of(board)]),
-        mappings=[{"type": "value", "options": options}],
+        mappings=[_words(LIMITS)],
         colorMode="fixed",
         extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
     )

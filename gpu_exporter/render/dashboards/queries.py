@@ -36,6 +36,9 @@ UNITS = {
     **dict.fromkeys(("cpus", "processes"), "short"),
     **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
+# The share of time with lowered clocks from which a GPU counts as throttled, and the number of that state, which
+# follows those of the classes: a GPU that throttles has a class, too.
+THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 # On a dashboard that shows one node at a time.
 GPU_LEGEND = "GPU {{gpu}}"
@@ -168,9 +171,14 @@ def class_of(board: Board) -> str:
     return f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
 
 
+def limit_of(board: Board) -> str:
+    """Return the number of the bottleneck class of each device, or that of `THROTTLED`, which says more."""
+    return f"(0 * ({throttled(board)} > {THROTTLED_SHARE}) + {THROTTLED}) or {class_of(board)}"
+
+
 def classes_of(board: Board) -> Query:
-    """Return a query for the number of the bottleneck class of each device, in their natural order."""
-    return Query(in_order(class_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
+    """Return a query for what limits each device, in their natural order."""
+    return Query(in_order(limit_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
 
 
 def alerts(

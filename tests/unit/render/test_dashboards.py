@@ -24,7 +24,8 @@ from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
-from gpu_exporter.render.dashboards import modernise
+from gpu_exporter.render.dashboards import modernise, queries
+from gpu_exporter.render.dashboards.frame import RED
 from gpu_exporter.render.rules import rules
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
@@ -312,11 +313,12 @@ def test_empty_panels_have_a_text(name: str) -> None:
 
 
 def test_the_classes_have_their_colours() -> None:
-    """Names and colours in the timeline are those of the catalogue."""
+    """Names and colours in the timeline are those of the catalogue; "throttled" follows them."""
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "Bottleneck"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
-        (str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)
+        *((str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)),
+        (str(queries.THROTTLED), "throttled", RED),
     }
 
 

@@ -155,7 +155,7 @@ export class Row {
     const urgent = gpu.health === "healthy" && URGENT[gpu.headline.severity];
     const said = this.#said(gpu);
     return [
-      badge(healthTone(gpu.health), sentence(gpu.health)),
+      badge(urgent ? "idle" : healthTone(gpu.health), sentence(gpu.health)),
       ...(urgent ? [" ", badge(...urgent)] : []),
       element("p", { class: "headline", title: said }, said),
       element("p", { class: "muted since" }, this.#since(gpu)),

@@ -110,9 +110,9 @@ function* slow(payload, now) {
       of: holder(gpus, payload.jobs),
       tone: finding.severity === "page" ? "bad" : "warn",
       badge: finding.severity === "page" ? "Critical" : "Warning",
-      words: finding.words,
+      words: gpus.length > 1 ? finding.words.replace("this GPU", "each GPU") : finding.words,
       since: Number.isFinite(began) ? clock(began, now) : "",
-      action: firstSentence(finding.advice),
+      action: repairFirst(gpus, payload) ?? firstSentence(finding.advice),
     };
   }
 }
@@ -122,8 +122,18 @@ function* heldUp(payload) {
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   for (const [number, job] of payload.jobs.entries()) {
     const { slow: held, words } = heldUpBy(job, gpus);
-    if (held) yield { name: `Job ${job.name}`, target: jobId(number), tone: "warn", badge: "Slow", words };
+    if (held) yield { name: `Job ${job.name}`, target: jobId(number), tone: "warn", badge: "Held up", words };
   }
+}
+
+/** Return what helps GPUs that wait for a GPU with a fault; undefined if they do not. */
+function repairFirst(gpus, payload) {
+  const byId = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  const causes = gpus.map(({ id }) => {
+    const ranks = payload.jobs.find((job) => job.ranks.some((rank) => rank.id === id && rank.state === "waiting"))?.ranks ?? [];
+    return ranks.map((rank) => rank.state === "waited_for" && byId.get(rank.id)).find((gpu) => gpu?.health === "unhealthy");
+  });
+  return causes.every(Boolean) ? `first repair ${gpuNames([...new Set(causes)])}, for which they wait` : undefined;
 }
 
 /** Return the job of some GPUs, or who else holds them, if that is the same for all. */

@@ -24,10 +24,11 @@ const [CELL, GAP, MARGIN] = [30, 8, 16];
 const state = { waiting: 1, panels: [], queries: [], errors: [] };
 window.boards = { ready: () => state.waiting === 0 && state.panels.every(drawn), report: () => measured(state) };
 
-/** Return whether a panel's content is there: tables measure themselves first. */
+/** Return whether a panel's content can be seen: tables measure themselves first. */
 function drawn({ id, type, frames }) {
-  const filledTable = type === 'table' && frames.some((frame) => frame.length > 0);
-  return !filledTable || document.querySelector(`[data-panel="${id}"] [role="gridcell"]`) !== null;
+  if (type !== 'table' || frames.every((frame) => frame.length === 0)) { return true; }
+  const cell = document.querySelector(`[data-panel="${id}"] [role="gridcell"]`);
+  return Boolean(cell?.offsetWidth && cell.checkVisibility({ visibilityProperty: true, opacityProperty: true }));
 }
 
 async function ask(path, parameters) {
