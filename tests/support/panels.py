@@ -146,7 +146,10 @@ class Truth:
             alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in shown)]
             if label == "gpu" and "== 1" in text:  # rows of several GPUs do not name one
                 rows = Counter(tuple(alert.get(name, "") for name in ALERT_COLUMNS) for alert in alerts)
-                return 1 in rows.values()
+                return any(
+                    alert.get(label) and rows[tuple(alert.get(name, "") for name in ALERT_COLUMNS)] == 1
+                    for alert in alerts
+                )
             return any(alert.get(label) for alert in alerts)
         if label == LABEL:
             return bool(re.search(rf"\b{LABEL}\b", text))
