@@ -45,11 +45,12 @@ def most_connections() -> int:
 @dataclass(eq=False, slots=True)
 class Connection:
     """An open connection. Busy from a complete request to the end of the response, else idle; `since` is when that
-    state began.
+    state began. `has_input` returns whether the client has sent something that was not read yet.
     """
 
     client: str
     close: Callable[[], None]
+    has_input: Callable[[], bool]
     since: float
     busy: bool = False
 
@@ -70,8 +71,9 @@ class Admission:
 
     A connection beyond a limit replaces another one: of the same address if that has used up its share, else of the
     address with the most connections, then of the next. Of an address, the connection that is idle for longest is
-    closed; if none is idle, the oldest request is cut off if it already takes long. If nothing can be closed, the new
-    connection is refused. `dropped` counts replaced and refused connections, by limit.
+    closed, if possible one that has sent nothing; if none is idle, the oldest request is cut off if it already takes
+    long. If nothing can be closed, the new connection is refused. `dropped` counts replaced and refused connections, by
+    limit.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +88,9 @@ class Admission:
         self.most = most
         self.share = max(1, most // ADDRESS_DIVISOR, min(FEW_PER_ADDRESS, most // 2))
 
-    def admit(self, client: str, close: Callable[[], None]) -> Connection | None:
+    def admit(
+        self, client: str, close: Callable[[], None], has_input: Callable[[], bool] = lambda: False
+    ) -> Connection | None:
         """Return a new connection, which may replace another one; None if it must be refused."""
         own = self._clients.get(client)
         if own and len(own) >= self.share:
@@ -97,7 +101,7 @@ class Admission:
             admitted = True
         if not admitted:
             return None
-        connection = Connection(client, close, self._clock())
+        connection = Connection(client, close, has_input, self._clock())
         self._clients.setdefault(client, _Client()).idle[connection] = None
         self._count += 1
         return connection
@@ -143,9 +147,18 @@ class Admission:
         """Close one connection of the first of these clients that has one to close; return whether one has."""
         self.dropped[limit] += 1
         for client in clients:
-            connection = next(iter(client.idle), None) or next(iter(client.busy), None)
+            connection = _longest_idle(client.idle) or next(iter(client.busy), None)
             if connection and (not connection.busy or self._clock() - connection.since > BUSY_SECONDS):
                 self.remove(connection)
                 connection.close()
                 return True
         return False
+
+
+def _longest_idle(idle: Iterable[Connection]) -> Connection | None:
+    """Return the connection to close first.
+
+    While many requests arrive, a new connection is soon idle for longest: its request waits until those of others are
+    answered, after which these count as idle from then on. So its input decides.
+    """
+    return next((connection for connection in idle if not connection.has_input()), None) or next(iter(idle), None)

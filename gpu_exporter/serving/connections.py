@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from tornado.http1connection import HTTP1ServerConnection
@@ -69,7 +71,7 @@ class BoundedServer(HTTPServer):
 
     def _take(self, connection: socket.socket, address: Any) -> None:
         peer = address[0] if isinstance(address, tuple) else "a Unix socket"
-        admitted = self._admission.admit(client_of(peer), connection.close)
+        admitted = self._admission.admit(client_of(peer), connection.close, partial(_has_input, connection.fileno()))
         if admitted is None:
             connection.close()
             return
@@ -127,6 +129,12 @@ class BoundedServer(HTTPServer):
         admitted = self._admitted.pop(stream, None)
         if admitted:
             self._admission.remove(admitted)
+
+
+def _has_input(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _stream(server_conn: object) -> IOStream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -61,6 +62,20 @@ def test_idle_time_restarts_with_each_request() -> None:
     door.admission.mark_idle(first)
     assert door.open("a5")
     assert door.closed == ["a2"]
+
+
+def test_a_connection_with_unread_input_is_not_closed_for_being_idle() -> None:
+    """Its request waits until those of others are answered, which then count as idle for less long."""
+    door = Door()
+    waiting: set[str] = {"a1"}
+    for name in ("a1", "a2", "a3", "a4", "a5"):
+        door.now += 1
+        close, has_input = partial(door.closed.append, name), partial(waiting.__contains__, name)
+        assert door.admission.admit("a", close, has_input)
+    assert door.closed == ["a2"]
+    waiting.update(("a3", "a4", "a5"))
+    assert door.open("a6")  # if all have sent something, the one that is idle for longest is closed
+    assert door.closed == ["a2", "a1"]
 
 
 def test_only_slow_requests_are_cut_off() -> None:
