@@ -72,8 +72,9 @@ class Admission:
     A connection beyond a limit replaces another one: of the same address if that has used up its share, else of the
     address with the most connections, then of the next. Of an address, the connection that is idle for longest is
     closed, if possible one that has sent nothing; if none is idle, the oldest request is cut off if it already takes
-    long. If nothing can be closed, the new connection is refused. `dropped` counts replaced and refused connections, by
-    limit.
+    long. If all connections of an address are being answered, which takes milliseconds, it may have as many again for
+    the moment. If nothing can be closed, the new connection is refused. `dropped` counts replaced and refused
+    connections, by limit.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,14 +93,14 @@ class Admission:
         self, client: str, close: Callable[[], None], has_input: Callable[[], bool] = lambda: False
     ) -> Connection | None:
         """Return a new connection, which may replace another one; None if it must be refused."""
-        own = self._clients.get(client)
-        if own and len(own) >= self.share:
-            admitted = self._replace([own], ADDRESS)
-        elif self._count >= self.most:
-            admitted = self._replace(self._largest_first(), TOTAL)
-        else:
-            admitted = True
-        if not admitted:
+        own = self._clients.get(client, _Client())
+        while len(own) >= self.share and self._close_one([own], ADDRESS):
+            pass
+        if len(own) >= 2 * self.share:
+            self.dropped[ADDRESS] += 1
+            return None
+        if self._count >= self.most and not self._close_one(self._largest_first(), TOTAL):
+            self.dropped[TOTAL] += 1
             return None
         connection = Connection(client, close, has_input, self._clock())
         self._clients.setdefault(client, _Client()).idle[connection] = None
@@ -108,7 +109,9 @@ class Admission:
 
     def make_room(self) -> bool:
         """Close one connection, because no file descriptor is free. Return whether there was one to close."""
-        return self._replace(self._largest_first(), DESCRIPTORS)
+        closed = self._close_one(self._largest_first(), DESCRIPTORS)
+        self.dropped[DESCRIPTORS] += not closed
+        return closed
 
     def mark_busy(self, connection: Connection) -> None:
         """Note that a request is complete."""
@@ -143,12 +146,12 @@ class Admission:
             yield max(self._clients.values(), key=len)  # nearly always suffices
         yield from sorted(self._clients.values(), key=len, reverse=True)
 
-    def _replace(self, clients: Iterable[_Client], limit: str) -> bool:
+    def _close_one(self, clients: Iterable[_Client], limit: str) -> bool:
         """Close one connection of the first of these clients that has one to close; return whether one has."""
-        self.dropped[limit] += 1
         for client in clients:
             connection = _longest_idle(client.idle) or next(iter(client.busy), None)
             if connection and (not connection.busy or self._clock() - connection.since > BUSY_SECONDS):
+                self.dropped[limit] += 1
                 self.remove(connection)
                 connection.close()
                 return True

@@ -79,18 +79,23 @@ def test_a_connection_with_unread_input_is_not_closed_for_being_idle() -> None:
 
 
 def test_only_slow_requests_are_cut_off() -> None:
-    """Otherwise the new connection is refused."""
-    door = Door()
-    connections = [door.open(f"a{number}") for number in range(1, 5)]
-    for connection in connections:
-        assert connection
-        door.admission.mark_busy(connection)
+    """Otherwise an address has up to twice its share, until the requests are answered."""
+    door = Door(16)  # 8 per address
+    connections = []
+    for number in range(1, 17):
+        connections.append(door.admission.admit("a", partial(door.closed.append, f"a{number}")))
+        assert connections[-1]
+        door.admission.mark_busy(connections[-1])
     assert door.admission.admit("a", lambda: None) is None
     assert door.closed == []
-    door.now += BUSY_SECONDS
-    assert door.open("a5")
-    assert door.closed == ["a1"]
-    assert door.admission.dropped["address"] == 2
+    assert door.admission.dropped == {"address": 1, "total": 0, "descriptors": 0}
+    for connection in connections[1:]:
+        assert connection
+        door.admission.mark_idle(connection)
+    door.now += BUSY_SECONDS / 2
+    assert door.open("a17")
+    assert door.closed == [f"a{number}" for number in range(2, 11)]
+    assert door.admission.dropped["address"] == 10
 
 
 def test_connections_are_closed_to_free_descriptors() -> None:
