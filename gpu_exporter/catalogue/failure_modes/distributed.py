@@ -203,10 +203,10 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} slows down job {job}: it spends more time computing than the others",
-        "If this GPU has a health problem, or is throttled by heat or by a power brake (nvidia-smi -q -d "
-        "PERFORMANCE), move the job to another GPU. If it runs at its power cap while the others draw less, it has "
-        "more work: balance the work. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, "
-        "the GPU is the cause. A lower clock alone proves nothing.",
+        "If this GPU has a health alert, or is throttled by heat or by a power brake (nvidia-smi -q -d PERFORMANCE), "
+        "move the job to another GPU. If it draws more power than the others, it has more work: balance the work. If "
+        "neither is true, swap the GPUs of two ranks: if the straggler moves with the GPU, replace the GPU; if it stays "
+        "with the rank, balance the work.",
         Inject({**profiles.SLOW, m.POWER: 560.0, m.POWER_INSTANT: 560.0}, profiles.OF_SLOW),
         SLOW_STRAGGLER,
         shows=c.SM,

@@ -96,7 +96,7 @@ const ACTIONS = {
   none: "",
   restart_app: "restart the application",
   gpu_reset: "reset the GPU",
-  node_reboot: "reboot the node",
+  node_reboot: "drain the node, which ends the work of its other GPUs, too; then reboot it",
   drain: "drain the node",
   replace: "replace the GPU",
 };

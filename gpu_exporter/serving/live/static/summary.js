@@ -5,11 +5,12 @@ import { actionWords, clock, gpuName, gpuNames, sentence } from "./format.js";
 import { heldUpBy, jobId } from "./jobs.js";
 import { healthTone } from "./rows.js";
 
+const STALL = "GpuCollectiveStall";
 const ORDER = ["unhealthy", "degraded", "unknown"];
 
 /** Show the summary of a payload. `show` opens the row of a GPU. */
 export function renderSummary(section, payload, { show, now }) {
-  const items = [...sick(payload, now), ...missing(payload), ...heldUp(payload), ...slow(payload, now)];
+  const items = [...sick(payload, now), ...missing(payload), ...heldUp(payload, now), ...slow(payload, now)];
   const data = { title: title(payload, items), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   renderIfChanged(section, data, ({ title: text, items: entries }) => [
@@ -98,7 +99,7 @@ function* slow(payload, now) {
   const groups = new Map();
   for (const gpu of payload.gpus) {
     const finding = (gpu.findings ?? []).find(({ severity }) => severity === "page" || severity === "ticket");
-    if (!finding || gpu.health === "unhealthy" || gpu.health === "degraded") continue;
+    if (!finding || gpu.health === "unhealthy" || gpu.health === "degraded" || isHeldUp(gpu, finding, payload)) continue;
     if (!groups.has(finding.name)) groups.set(finding.name, { finding, gpus: [] });
     groups.get(finding.name).gpus.push(gpu);
   }
@@ -112,28 +113,45 @@ function* slow(payload, now) {
       badge: finding.severity === "page" ? "Critical" : "Warning",
       words: gpus.length > 1 ? finding.words.replace("this GPU", "each GPU") : finding.words,
       since: Number.isFinite(began) ? clock(began, now) : "",
-      action: repairFirst(gpus, payload) ?? firstSentence(finding.advice),
+      action: firstSentence(finding.advice),
     };
   }
 }
 
 /** Yield the jobs whose ranks wait for one of them. */
-function* heldUp(payload) {
+function* heldUp(payload, now) {
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   for (const [number, job] of payload.jobs.entries()) {
     const { slow: held, words } = heldUpBy(job, gpus);
-    if (held) yield { name: `Job ${job.name}`, target: jobId(number), tone: "warn", badge: "Held up", words };
+    if (!held) continue;
+    const began = job.ranks.map(({ id }) => stallOf(gpus.get(id))?.since).filter(Boolean);
+    const stopped = job.ranks.some(({ id }) => stallOf(gpus.get(id)));
+    yield {
+      name: `Job ${job.name}`,
+      target: jobId(number),
+      tone: stopped ? "bad" : "warn",
+      badge: stopped ? "Stopped" : "Slow",
+      words: stopped ? `no progress; ${words}` : words,
+      since: began.length ? clock(Math.min(...began), now) : "",
+      action: repairFirst(job, gpus),
+    };
   }
 }
 
-/** Return what helps GPUs that wait for a GPU with a fault; undefined if they do not. */
-function repairFirst(gpus, payload) {
-  const byId = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
-  const causes = gpus.map(({ id }) => {
-    const ranks = payload.jobs.find((job) => job.ranks.some((rank) => rank.id === id && rank.state === "waiting"))?.ranks ?? [];
-    return ranks.map((rank) => rank.state === "waited_for" && byId.get(rank.id)).find((gpu) => gpu?.health === "unhealthy");
-  });
-  return causes.every(Boolean) ? `first repair ${gpuNames([...new Set(causes)])}, for which they wait` : undefined;
+/** Return what helps a job whose ranks wait for a GPU with a fault; "" if they do not. */
+function repairFirst(job, gpus) {
+  const causes = job.ranks.filter(({ state }) => state === "waited_for").map(({ id }) => gpus.get(id));
+  return causes.length && causes.every((gpu) => gpu?.health === "unhealthy") ? `first repair ${gpuNames(causes)}` : "";
+}
+
+function stallOf(gpu) {
+  return gpu?.findings?.find(({ name }) => name === STALL);
+}
+
+/** Return whether the line of its job says that this GPU waits, and for which one. */
+function isHeldUp(gpu, finding, payload) {
+  return finding.name === STALL && payload.jobs.some((job) =>
+    job.ranks.some(({ id }) => id === gpu.id) && job.ranks.some(({ state }) => state === "waiting"));
 }
 
 /** Return the job of some GPUs, or who else holds them, if that is the same for all. */
