@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import by_value, lines, number, time_shares, watched
+from gpu_exporter.render.dashboards.panels import lines, number, shades, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
@@ -130,7 +130,7 @@ def _owners() -> list[object]:
             width=11,
             link=None,
             height=10,
-            overrides=by_value(),
+            overrides=shades(),
         ),
         table(
             "Wasted GPUs",

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import by_value, coloured, hues, lines, number, pair, time_shares
+from gpu_exporter.render.dashboards.panels import coloured, hues, lines, number, pair, shades, time_shares
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, grouped, table
 from gpu_exporter.render.rules import aggregates as a
@@ -233,7 +233,7 @@ def _owners() -> list[object]:
             [q.query(BOARD, a.NAMESPACE_WASTED)],
             width=12,
             link=None,
-            overrides=by_value(),
+            overrides=shades(),
         ),
     ]
 

@@ -149,9 +149,9 @@ def hues(queries: Sequence[Query]) -> list[dict[str, Any]]:
     ]
 
 
-def by_value() -> list[dict[str, Any]]:
-    """Return an override of `lines` that draws a series the more red, the higher its last value is."""
-    colour = {"mode": "continuous-YlRd", "seriesBy": "last"}
+def shades() -> list[dict[str, Any]]:
+    """Return an override of `lines` that draws each series in another shade of orange, because more of it is worse."""
+    colour = {"mode": "shades", "fixedColor": "orange"}
     limits = [{"id": "min", "value": 0}, {"id": "fieldMinMax", "value": False}]
     return [
         {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "color", "value": colour}, *limits]}
