@@ -26,26 +26,26 @@ class Sender:
 
     @property
     def started(self) -> bool:
-        """Whether `start` was called."""
+        """Whether the thread was started, and not closed since."""
         return self._thread is not None
 
     def start(self) -> None:
-        """Start the thread, which does not keep the program from ending."""
-        self._thread = threading.Thread(target=self._run, name="gpu-exporter-steps", daemon=True)
+        """Start the thread, which does not keep the program from ending. Again after `close`, too."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="gpu-exporter-steps", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._seconds):
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(self._seconds):
             self._transport.send(self._message())
 
     def close(self) -> None:
-        """Stop, and send the last message."""
-        if self._stop.is_set():
+        """Stop, and send the last message. Nothing is sent if it was never started."""
+        thread, self._thread = self._thread, None
+        if thread is None:
             return
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(self._seconds)  # a textfile may be on a disk that hangs
-            if self._thread.is_alive():
-                return
-        self._transport.send(self._message())
-        self._transport.close()
+        thread.join(self._seconds)
+        if not thread.is_alive():  # a textfile may be on a disk that hangs
+            self._transport.send(self._message())
+            self._transport.close()

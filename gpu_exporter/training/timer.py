@@ -154,11 +154,13 @@ class StepTimer:
             return self.totals.summary(perf_counter() - self._created)
 
     def close(self) -> None:
-        """Send the last sums and stop. The exit of the program calls it as well."""
+        """Send the last sums, and stop sending until the next step. The exit of the program calls it as well.
+
+        Without it, a program that does something else after the training looks like a training that is stalled.
+        """
         if self._sender and self._process == os.getpid():  # not at the exit of a forked child
             self.recorder.collect()
             self._sender.close()
-            atexit.unregister(self.close)
 
     def __enter__(self) -> StepTimer:
         return self
