@@ -428,7 +428,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", type=int, default=0, help="default: all GPUs, or 4 on the CPU")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there are GPUs")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each case")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each case")
     parser.add_argument("--cases", default="all", help=f"of {', '.join(BY_NAME)}")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
