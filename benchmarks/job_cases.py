@@ -142,7 +142,7 @@ def slow_layer(device_kind: str, forward: float, backward: float) -> Any:
     """Return a layer that does nothing, for some time."""
     import torch
 
-    class Slow(torch.autograd.Function):
+    class Slow(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             if forward:
@@ -155,7 +155,7 @@ def slow_layer(device_kind: str, forward: float, backward: float) -> Any:
                 pause(device_kind, backward)
             return gradient
 
-    class Layer(torch.nn.Module):
+    class Layer(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return Slow.apply(x)
 

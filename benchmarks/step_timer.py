@@ -27,7 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.paired import slowdown
-from gpu_exporter.training import StepTimer, timer
+from gpu_exporter.model.job_message import SEND_SECONDS
+from gpu_exporter.training import StepTimer
 
 STEP_SECONDS, BLOCK_STEPS, BLOCKS = 0.020, 20, 18
 CPU_STEPS, CPU_ROUNDS = 20_000, 5
@@ -113,8 +114,8 @@ def gpu_step() -> tuple[Callable[[], None], Callable[[], None]]:
 def paired_blocks(path: str, *, synced: bool = False) -> dict[str, Any]:
     """Return the slowdown of a GPU step, and the seconds of a step without the timer.
 
-    A loop that reads its loss waits for the GPU: after each step if `synced`, so that no cost on the CPU is hidden, else
-    after each block.
+    A loop that reads its loss waits for the GPU: after each step if `synced`, so that no cost on the CPU is hidden,
+    else after each block.
     """
     import torch
 
@@ -216,7 +217,7 @@ def main() -> int:
             if "synced" in found:
                 print(f"; synced every step {found['synced']['slowdown']:+.3%}", end="")
         print(flush=True)
-    print(f"limits: {MOST_CPU_SECONDS * 1e6:.0f} µs, {MOST_SHARE:.1%}; messages every {timer.SEND_SECONDS:g} s")
+    print(f"limits: {MOST_CPU_SECONDS * 1e6:.0f} µs, {MOST_SHARE:.1%}; messages every {SEND_SECONDS:g} s")
     if options.json:
         options.json.write_text(json.dumps({"python": sys.version.split()[0], "gpu": on_gpu, **results}, indent=2))
     return 0 if is_good else 1

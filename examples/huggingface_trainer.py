@@ -17,7 +17,7 @@ from gpu_exporter.training.huggingface import StepTimerCallback
 STEPS, BATCH, LENGTH, WORDS = 20, 4, 64, 1000
 
 
-class RandomText(torch.utils.data.Dataset[dict[str, Any]]):
+class RandomText(torch.utils.data.Dataset):  # type: ignore[misc]
     """Sequences of random tokens."""
 
     def __len__(self) -> int:

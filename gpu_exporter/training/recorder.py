@@ -132,6 +132,10 @@ class Recorder:
                 parts[outer] -= part
             if name == EXCLUDED:
                 seconds -= part
-        phases = [(section[NAME], part) for section, part in zip(sections, parts, strict=True) if section[NAME] and section[END]]
+        phases = [
+            (section[NAME], part)
+            for section, part in zip(sections, parts, strict=True)
+            if section[NAME] and section[END]
+        ]
         with self._lock:
             self._totals.add_step(max(seconds, 0.0), phases, self.waits)

@@ -35,7 +35,7 @@ def GPT2Config(**sizes: int) -> Any:
     return SimpleNamespace(**sizes)
 
 
-class GPT2LMHeadModel(torch.nn.Module):
+class GPT2LMHeadModel(torch.nn.Module):  # type: ignore[misc]
     """A model of two layers."""
 
     def __init__(self, config: Any) -> None:
@@ -44,7 +44,7 @@ class GPT2LMHeadModel(torch.nn.Module):
         self.head = torch.nn.Linear(config.n_embd, config.vocab_size)
 
     def num_parameters(self, exclude_embeddings: bool = False) -> int:
-        return self.head.weight.numel()
+        return int(self.head.weight.numel())
 
     def forward(self, input_ids: Any, labels: Any) -> Any:
         scores = self.head(self.embedding(input_ids))
