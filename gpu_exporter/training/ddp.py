@@ -23,25 +23,26 @@ from gpu_exporter.training.totals import WAITING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu_exporter.training.timer import StepTimer
+    from gpu_exporter.training.recorder import Recorder
 
 # An output may be nested: a dict of losses, tuples of hidden states. One tensor of the backward pass is enough.
 MOST_TENSORS = 16
 DEEPEST = 3
 
 
-def watch(model: Any, timer: StepTimer) -> None:
-    """Time the waiting of a DDP model. Other models are left alone."""
-    if isinstance(model, DistributedDataParallel):
-        timer.know_waiting()
-        model.register_forward_hook(_Backward(timer).on_output)
+def watch(model: Any, recorder: Recorder) -> bool:
+    """Time the waiting of a DDP model. Other models are left alone; returns whether it is one."""
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    model.register_forward_hook(_Backward(recorder).on_output)
+    return True
 
 
 class _Backward:
     """The callbacks of a model's backward passes."""
 
-    def __init__(self, timer: StepTimer) -> None:
-        self._recorder = timer.recorder
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._is_queued = False
 
     def on_output(self, module: Any, inputs: Any, output: Any) -> None:

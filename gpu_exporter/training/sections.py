@@ -10,12 +10,29 @@ from gpu_exporter.model.job_message import TRAINING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any, Generic, TypeVar
+    from typing import Any, Generic, Protocol, TypeVar
 
     from gpu_exporter.training.recorder import Recorder
-    from gpu_exporter.training.timer import StepTimer
 
     Item = TypeVar("Item")
+
+    class Timer(Protocol):
+        """What sections tell the timer."""
+
+        recorder: Recorder
+
+        def begin_step(self) -> None:
+            """Begin a step."""
+
+        def end_step(self, step: Step) -> None:
+            """Count a step that is over."""
+
+        def add_data(self, seconds: float) -> None:
+            """Count time in the loader."""
+
+        def switch(self, activity: str) -> str:
+            """Change the activity. Returns the one before."""
+
 else:
 
     class Generic:
@@ -31,7 +48,7 @@ class Step:
 
     __slots__ = ("_timer", "flops", "samples", "tokens")
 
-    def __init__(self, timer: StepTimer) -> None:
+    def __init__(self, timer: Timer) -> None:
         self._timer = timer
         self.tokens: float = 0
         self.samples: float = 0
@@ -66,7 +83,7 @@ class Activity:
 
     __slots__ = ("_before", "_name", "_timer")
 
-    def __init__(self, timer: StepTimer, name: str) -> None:
+    def __init__(self, timer: Timer, name: str) -> None:
         self._timer, self._name, self._before = timer, name, TRAINING
 
     def __enter__(self) -> None:
@@ -79,7 +96,7 @@ class Activity:
 class Loader(Generic[Item]):
     """A loader whose batches are timed. Everything else of the loader can be used through it: `len`, `sampler`, …"""
 
-    def __init__(self, timer: StepTimer, loader: Iterable[Item]) -> None:
+    def __init__(self, timer: Timer, loader: Iterable[Item]) -> None:
         self._timer, self._loader = timer, loader
 
     def __iter__(self) -> Iterator[Item]:

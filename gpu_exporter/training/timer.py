@@ -142,7 +142,8 @@ class StepTimer:
         """
         from gpu_exporter.training.ddp import watch  # imports torch, which the model's owner has imported
 
-        watch(model, self)
+        if watch(model, self.recorder):
+            self.know_waiting()
 
     def summary(self) -> dict[str, float]:
         """Return means per step in seconds, shares and rates of this rank since the timer was created.
