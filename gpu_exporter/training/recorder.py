@@ -93,8 +93,8 @@ class Recorder:
         outer = self._open[-1] if self._open else NO_SECTION
         self._sections.append([EXCLUDED, self._paused, self._clock.mark(), outer])
 
-    def end_step(self) -> None:
-        """End a step. One that ends during a pause has no times."""
+    def end_step(self, *, is_timed: bool = True) -> None:
+        """End a step. One that ends during a pause has no times, nor has one that is not to be timed."""
         if self._is_paused:
             self._restart = True
             return
@@ -102,7 +102,8 @@ class Recorder:
         marks = self._clock.cut()
         if len(self._pending) >= MOST_PENDING:
             self._pending.popleft()
-        self._pending.append((self._begin, end, sections, marks))
+        if is_timed:
+            self._pending.append((self._begin, end, sections, marks))
         self._begin, self._sections, self._open = end, [], []
         self.collect()
 

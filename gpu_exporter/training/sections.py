@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         def end_step(self, step: Step) -> None:
             """Count a step that is over."""
 
+        def fail_step(self) -> None:
+            """End a step that does not count."""
+
         def add_data(self, seconds: float) -> None:
             """Count time in the loader."""
 
@@ -61,6 +64,8 @@ class Step:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._timer.end_step(self)
+        else:
+            self._timer.fail_step()
 
 
 class Phase:

@@ -20,6 +20,7 @@ from gpu_exporter.model.job_message import (
 from gpu_exporter.training.clocks import cuda, gpu_uuid
 from gpu_exporter.training.launcher import Place, place, process_group, visible_uuid
 from gpu_exporter.training.message import State, message
+from gpu_exporter.training.profiled import Sampler
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
 from gpu_exporter.training.sections import Activity, Loader, Phase, Step
 from gpu_exporter.training.sender import Sender
@@ -40,9 +41,11 @@ class StepTimer:
     `job_id` is the same on all ranks; by default the launcher's, or the name of the program. Rank, number of ranks and
     local rank are those of torchrun, MPI or Slurm, unless given. `socket` is the exporter's socket, or the path of a
     textfile (`*.prom`), by default $GPU_EXPORTER_JOB_SOCKET; without it, the timer only measures. `dtype` (`bf16`) is
-    that of the matrix products, for the peak that MFU refers to. `waits_in` are phases that contain collectives, for
-    loops whose waiting is not known better. `uuid` is the GPU, where PyTorch does not say. With `gpu=False`, CUDA
-    events are not used.
+    that of the matrix products, for the peak that MFU refers to. `uuid` is the GPU, where PyTorch does not say.
+
+    If neither `watch` nor `waiting` tells how long this rank waits, `waits_in` are phases that contain collectives, and
+    do not count as self time. Or of `sample_every` steps on a GPU one is profiled, and only these have a self time.
+    With `gpu=False`, times are those of the CPU.
 
     Use it in the thread of the loop. Nothing of it waits for the GPU or the exporter.
     """
@@ -58,13 +61,17 @@ class StepTimer:
         dtype: str = "",
         uuid: str = "",
         waits_in: Iterable[str] = (),
+        sample_every: int = 0,
         gpu: bool = True,
     ) -> None:
         self.place = self._place(job_id, rank, world_size, local_rank)
         self.totals, self._lock = Totals(), threading.Lock()
-        waits = frozenset(waits_in)
         alone = self.place.world_size == 1
-        self.recorder = Recorder(self.totals, self._lock, waits | ONLY_WAITING if waits or alone else None, gpu=gpu)
+        sampler = Sampler(sample_every) if sample_every else None
+        self._sampler = None if alone else sampler
+        self._data_of_step = 0.0
+        waits = frozenset(waits_in) | ONLY_WAITING if (waits_in or alone) and not self._sampler else None
+        self.recorder = Recorder(self.totals, self._lock, waits, gpu=gpu)
         self._uuid, self._dtype = uuid or visible_uuid(os.environ, self.place.local_rank), dtype
         self._attempt, self._process = os.urandom(8).hex(), os.getpid()
         self._created = self._step_ended = self._activity_began = perf_counter()
@@ -172,21 +179,27 @@ class StepTimer:
     # --- for sections and callbacks -----------------------------------------------------------------------------------
 
     def know_waiting(self) -> None:
-        """Note that the phase `waiting` has all the time in which this rank waits, unless `waits_in` says otherwise."""
-        if self.recorder.waits is None:
+        """Note that the phase `waiting` has all the time in which this rank waits, unless told otherwise."""
+        if self.recorder.waits is None and not self._sampler:
             self.recorder.waits = ONLY_WAITING
 
     def begin_step(self) -> None:
         """Begin the first step, or go on with one."""
         self.recorder.start()
+        if self._sampler and self.recorder.on_gpu and self._activity == TRAINING:
+            self._sampler.begin(self.totals.steps)
         if self._sender and not self._sender.started:
             self._begin_sending()
 
     def end_step(self, step: Step) -> None:
         """Count a step that is over."""
-        self.recorder.end_step()
+        own = self._sampler.end() if self._sampler else None
+        self.recorder.end_step(is_timed=own is None)
         with self._lock:
             totals = self.totals
+            if own is not None:
+                totals.own.add(own + self._data_of_step)
+            self._data_of_step = 0.0
             totals.steps += 1
             # A comparison leaves out NaN as well.
             totals.tokens += step.tokens if step.tokens > 0 else 0
@@ -199,6 +212,12 @@ class StepTimer:
         if self._activity == TRAINING:
             with self._lock:
                 self.totals.data += seconds
+                self._data_of_step += seconds
+
+    def fail_step(self) -> None:
+        """End a step that does not count."""
+        if self._sampler:
+            self._sampler.end()
 
     def switch(self, activity: str) -> str:
         """Change the activity. Returns the one before."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.job_cases import verdict
+from benchmarks.job_verdict import verdict
 from tests.support import torch_python
 
 pytestmark = pytest.mark.slow
@@ -55,3 +55,5 @@ def test_equal_ranks_and_a_slow_gpu() -> None:
     assert verdict({**ranks, 5: rank(forward=0.006, backward=0.012)}) == (5, "gpu")
     assert verdict({0: rank(), 1: rank(data=0.02)}) == (1, "data")
     assert verdict({0: rank(), 1: {**rank(), "self": float("nan")}}) == (None, "")
+    same_phases = {number: {**rank(), "self": 0.01 + 0.01 * (number == 2)} for number in range(8)}
+    assert verdict(same_phases) == (2, "unknown")
