@@ -14,7 +14,7 @@ FEW_RANKS, LEAST_SHARE_OF_FEW = 4, 0.2
 # A slow GPU is slow in all that it computes: both passes have at least this share of the larger excess.
 COMPUTE = ("forward", "backward")
 GPU_SHARE = 0.2
-# A part is named if it explains this share of the excess. Where phases contain waiting, as with FSDP, none but data may.
+# A part is named if it explains this share of the excess. Phases that contain waiting, as with FSDP, do not.
 EXPLAINED = 0.5
 UNKNOWN = "unknown"
 

@@ -63,7 +63,7 @@ class CudaClock:
     """The clock of the GPU: a mark is a CUDA event on the current stream, or None while a graph is captured.
 
     During a capture, events with times are illegal, and a query from any thread would break it. So this is used only
-    in the threads of the loop.
+    in the threads of the loop. After an error of the GPU, each call raises it: that is for the loop's own calls to do.
     """
 
     __slots__ = ("_capturing", "_event", "_marked_at", "_marks", "_pool")
@@ -82,7 +82,10 @@ class CudaClock:
         if self._capturing():
             return None
         event = self._pool.pop() if self._pool else self._event(enable_timing=True)
-        event.record()
+        try:
+            event.record()
+        except RuntimeError:
+            return None
         self._marks.append(event)
         self._marked_at = perf_counter()
         return event
@@ -98,7 +101,12 @@ class CudaClock:
 
     def passed(self, mark: Any) -> bool:
         """Return whether the GPU has passed an event. What was not recorded is nothing to wait for."""
-        return mark is None or (not self._capturing() and bool(mark.query()))
+        if mark is None:
+            return True
+        try:
+            return not self._capturing() and bool(mark.query())
+        except RuntimeError:
+            return True
 
     def between(self, begin: Any, end: Any) -> float:
         """Return the seconds between events. Raises RuntimeError if the GPU has not passed both."""

@@ -122,4 +122,6 @@ class Loader(Generic[Item]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # in a copy that is not filled yet
+            raise AttributeError(name)
         return getattr(self._loader, name)

@@ -24,7 +24,7 @@ from gpu_exporter.training.profiled import Sampler
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
 from gpu_exporter.training.sections import Activity, Loader, Phase, Step
 from gpu_exporter.training.sender import Sender
-from gpu_exporter.training.totals import LONGEST_PHASE, WAITING, Totals
+from gpu_exporter.training.totals import LONGEST_PHASE, MOST_PHASES, WAITING, Totals, amount
 from gpu_exporter.training.transport import transport
 
 TYPE_CHECKING = False
@@ -116,7 +116,9 @@ class StepTimer:
         """Measure a phase of a step: `with timer.phase("forward"):`. Phases may be nested; times do not overlap."""
         phase = self._phases.get(name)
         if phase is None:
-            phase = self._phases[name] = Phase(self.recorder, str(name)[:LONGEST_PHASE] or "unnamed")
+            phase = Phase(self.recorder, str(name)[:LONGEST_PHASE] or "unnamed")
+            if len(self._phases) < MOST_PHASES:
+                self._phases[name] = phase
         return phase
 
     def waiting(self) -> Phase:
@@ -201,10 +203,9 @@ class StepTimer:
                 totals.own.add(own + self._data_of_step)
             self._data_of_step = 0.0
             totals.steps += 1
-            # A comparison leaves out NaN as well.
-            totals.tokens += step.tokens if step.tokens > 0 else 0
-            totals.samples += step.samples if step.samples > 0 else 0
-            totals.flops += step.flops if step.flops > 0 else 0
+            totals.tokens += amount(step.tokens)
+            totals.samples += amount(step.samples)
+            totals.flops += amount(step.flops)
             self._step_ended = perf_counter()
 
     def add_data(self, seconds: float) -> None:

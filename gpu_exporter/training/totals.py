@@ -17,6 +17,13 @@ LONGEST_PHASE = 48
 OTHER = "other"
 
 
+def amount(value: float) -> float:
+    """Return an amount of a step; 0 for one that makes no sense, and for a tensor on a GPU, for which it would wait."""
+    if type(value) is not int and type(value) is not float:
+        value = 0.0 if getattr(value, "is_cuda", False) else float(value)
+    return value if 0 < value < float("inf") else 0
+
+
 class Histogram:
     """Counts times, in seconds, by the bounds of STEP_BUCKETS; as in Prometheus, a bound belongs to its bucket."""
 

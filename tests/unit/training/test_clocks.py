@@ -152,3 +152,18 @@ def test_without_events(gpu: Gpu, time: Time) -> None:
     step(timer, gpu, time)
     assert gpu.events == []
     assert timer.message()["step"]["sum"] == pytest.approx(4e-4)
+
+
+def test_an_error_of_the_gpu_is_left_to_the_loop(gpu: Gpu, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call raises it from then on; a loop that ends with it must see its own traceback."""
+
+    def fail(*events: Event) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    timer = StepTimer("job")
+    step(timer, gpu, time)
+    for method in ("record", "query", "elapsed_time"):
+        monkeypatch.setattr(Event, method, fail)
+    step(timer, gpu, time)
+    assert timer.message()["steps"] == 2
+    assert sum(timer.message()["step"]["counts"]) == 0

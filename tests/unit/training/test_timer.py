@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import pytest
@@ -148,6 +149,8 @@ def test_amounts_that_are_known_later_and_those_that_make_no_sense(time: Time) -
         step.tokens = 7
     with timer.step(tokens=float("nan"), samples=-3):
         pass
+    with timer.step(tokens=type("Tensor", (), {"is_cuda": True})(), samples=float("inf")):
+        pass
     assert timer.totals.tokens == 7
     assert "samples" not in timer.message()
 
@@ -194,6 +197,7 @@ def test_the_loader_keeps_its_length_and_attributes(time: Time) -> None:
         sampler = "distributed"
 
     data: Any = StepTimer("job").data(Batches([1, 2, 3]))
+    assert copy(data).sampler == "distributed"
     assert (len(data), data.sampler, list(data), list(data)) == (3, "distributed", [1, 2, 3], [1, 2, 3])
 
 
