@@ -20,7 +20,6 @@ from gpu_exporter.model.job_message import (
 from gpu_exporter.training.clocks import cuda, gpu_uuid
 from gpu_exporter.training.launcher import Place, place, process_group, visible_uuid
 from gpu_exporter.training.message import State, message
-from gpu_exporter.training.profiled import Sampler
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
 from gpu_exporter.training.sections import Activity, Loader, Phase, Step
 from gpu_exporter.training.sender import Sender
@@ -31,6 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, TypeVar
+
+    from gpu_exporter.training.profiled import Sampler
 
     Item = TypeVar("Item")
 
@@ -67,8 +68,7 @@ class StepTimer:
         self.place = self._place(job_id, rank, world_size, local_rank)
         self.totals, self._lock = Totals(), threading.Lock()
         alone = self.place.world_size == 1
-        sampler = Sampler(sample_every) if sample_every else None
-        self._sampler = None if alone else sampler
+        self._sampler = self._sampler_of(sample_every, alone=alone)
         self._data_of_step = 0.0
         waits = frozenset(waits_in) | ONLY_WAITING if (waits_in or alone) and not self._sampler else None
         self.recorder = Recorder(self.totals, self._lock, waits, gpu=gpu)
@@ -95,6 +95,15 @@ class StepTimer:
             raise ValueError(f"rank {rank} of {world_size} ranks: ranks count from 0 to world_size - 1")
         local_rank = said.local_rank if local_rank is None else local_rank
         return Place(job_id or said.job_id, rank, world_size, local_rank, said.pod_uid)
+
+    @staticmethod
+    def _sampler_of(every: int, *, alone: bool) -> Sampler | None:
+        if not every:
+            return None
+        from gpu_exporter.training.profiled import Sampler  # few jobs need it
+
+        sampler = Sampler(every)
+        return None if alone else sampler  # a single rank waits for none
 
     # --- what a loop calls --------------------------------------------------------------------------------------------
 

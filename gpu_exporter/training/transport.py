@@ -1,16 +1,17 @@
-"""Ways of a message to the exporter: a datagram socket, or a textfile. Neither waits, and neither raises."""
+"""Ways of a message to the exporter: a datagram socket, or a textfile. Neither waits, and neither raises.
+
+The modules that only one of them needs are imported with the first message, in the thread that sends.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 
 from gpu_exporter.model.job_message import MOST_BYTES
-from gpu_exporter.training.textfile import render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from socket import socket
     from typing import Any, Protocol
 
     class Transport(Protocol):
@@ -31,7 +32,7 @@ class DatagramSocket:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._socket: socket.socket | None = None
+        self._socket: socket | None = None
 
     def send(self, message: dict[str, Any]) -> bool:
         """Send a message. Connects again if the exporter was restarted, because its socket is another one then."""
@@ -41,6 +42,8 @@ class DatagramSocket:
         return self._sent(datagram, is_new=self._socket is None)
 
     def _sent(self, datagram: bytes, *, is_new: bool) -> bool:
+        import socket
+
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -63,6 +66,8 @@ class DatagramSocket:
 
 def _encoded(message: dict[str, Any]) -> bytes:
     """Return the JSON of a message, without its phases if it would be too large with them."""
+    import json
+
     datagram = json.dumps(message, separators=(",", ":")).encode()
     if len(datagram) <= MOST_BYTES:
         return datagram
@@ -82,6 +87,8 @@ class Textfile:
 
     def send(self, message: dict[str, Any]) -> bool:
         """Replace the file at once, so that no half of it is ever read."""
+        from gpu_exporter.training.textfile import render
+
         try:
             with open(self._draft, "w", encoding="utf-8") as draft:
                 draft.write(render(message))
