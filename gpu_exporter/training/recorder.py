@@ -55,7 +55,7 @@ class Recorder:
         """Begin the first step here, unless it has begun."""
         if self._gpu and not self.on_gpu and (module := cuda()):
             self._clock, self._begin = CudaClock(module), None
-            self._sections, self._open = [], []
+            self._sections, self._open, self._restart = [], [], True
         if self._begin is None and not self._is_paused:
             self._begin = self._clock.mark()
 

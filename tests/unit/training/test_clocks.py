@@ -167,3 +167,21 @@ def test_an_error_of_the_gpu_is_left_to_the_loop(gpu: Gpu, time: Time, monkeypat
     step(timer, gpu, time)
     assert timer.message()["steps"] == 2
     assert sum(timer.message()["step"]["counts"]) == 0
+
+
+def test_cuda_that_starts_later(gpu: Gpu, time: Time) -> None:
+    """Also during the warm-up: marks of both clocks are never compared."""
+    cuda: Any = sys.modules["torch"].cuda
+    cuda.is_initialized = lambda: False
+    timer = StepTimer("job")
+    with timer.step():
+        time.pass_(1.0)
+    with timer.compile():
+        cuda.is_initialized = lambda: True
+        with timer.phase("forward"):
+            timer.begin_step()
+    for _ in range(2):
+        step(timer, gpu, time)
+    gpu.arrived = gpu.queued
+    timer.recorder.collect()
+    assert timer.message()["step"]["sum"] == pytest.approx(1.0 + 2 * 0.8)
