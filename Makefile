@@ -118,7 +118,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium .tools/torch ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium, PyTorch
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -163,6 +163,11 @@ TEMPLATES := share/prometheus/alertmanager
 # Shows the live page in the tests. Installed, not unpacked: it needs dozens of libraries.
 .tools/chromium:
 	@command -v chromium >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y chromium; }
+	@mkdir -p .tools && touch $@
+
+# PyTorch without CUDA, for the system's Python. With its libraries it is a download of 150 MB, where PyPI's has gigabytes.
+.tools/torch:
+	@/usr/bin/python3 -c 'import torch' 2>/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y --no-install-recommends python3-torch; }
 	@mkdir -p .tools && touch $@
 
 # Runs rules over weeks of generated scrapes, for `make soak` and `make boards`.

@@ -5,19 +5,32 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.catalogue.readable import readable as readable_name
 from gpu_exporter.collection.monitor import Monitor
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import Source
+from gpu_exporter.model.source_kind import REPLAY
 from gpu_exporter.sources.choice import local_gpus
+from gpu_exporter.sources.choice import recording as recording_path
+from gpu_exporter.sources.recording.format import job_of
+from gpu_exporter.sources.subset import Subset
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.presence import Absent
 
 INTERVAL_SECONDS = 1.0
+# The source of the GPUs of this machine.
+LOCAL = "local"
 # Two first calls at the same time would start two loops.
 ONE_AT_A_TIME = threading.Lock()
 
@@ -41,18 +54,28 @@ class GpuReading:
         state = f"{len(self.samples)} samples" if self.up else f"down: {self.reason}"
         return f"<GPU {self.index}, {self.gpu.model or 'not identified'}, {state}>"
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self, *, readable: bool = False) -> dict[str, float]:
         """Return values by metric name and the labels beyond the GPU's: `gpu_clock_event_seconds_total{reason="…"}`.
 
-        Names, units and ranges are those of the metric reference. A metric that could not be read has no entry.
+        Names, units and ranges are those of the metric reference. A metric that could not be read has no entry. If
+        `readable`, names are short, end in their unit, and suit experiment trackers: `sm_active` (0 to 1),
+        `power_watts`, `memory_used_bytes`, `clock_event_seconds_total/sw_power_cap`.
         """
-        return {_key(sample): sample.value for sample in self.samples}
+        return dict(_readable(sample) if readable else (_key(sample), sample.value) for sample in self.samples)
 
 
 def _key(sample: Sample) -> str:
-    metric = sample.series.metric
-    labels = ",".join(f'{name}="{text}"' for name, text in metric.labels + sample.series.labels)
+    labels = ",".join(f'{name}="{text}"' for name, text in _labels(sample))
     return f"{sample.series.name}{{{labels}}}" if labels else sample.series.name
+
+
+def _readable(sample: Sample) -> tuple[str, float]:
+    name, factor = readable_name(sample.series.metric, sample.series.name, dict(_labels(sample)))
+    return name, sample.value * factor
+
+
+def _labels(sample: Sample) -> Sequence[tuple[str, str]]:
+    return sample.series.metric.labels + sample.series.labels
 
 
 def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
@@ -68,7 +91,13 @@ def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
     )
 
 
-def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tuple[GpuReading, ...]:
+def read(
+    *,
+    metrics: str = "default",
+    gpus: Sequence[int] | None = None,
+    source: str = LOCAL,
+    recording: str | os.PathLike[str] | None = None,
+) -> tuple[GpuReading, ...]:
     """Return the current state of this machine's GPUs, which a loop in the background collects once a second.
 
     The first call starts the loop and takes up to a second; later calls take 0.3 ms and never wait for a driver.
@@ -79,16 +108,44 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
     `CUDA_VISIBLE_DEVICES` is set, only the GPUs that it names are read, in its order. `index` of a reading is always
     the index of nvidia-smi. `CUDA_DEVICE_ORDER` is taken to be the order of nvidia-smi, and MIG instances are ignored.
 
+    With `source="replay"`, the GPUs are those of `recording`, a file or the name of a packaged recording
+    (`h200_workloads`), which is played in real time, again and again; `gpus` are their indices.
+
     Raises GpuExporterError, in one line, if there is no driver, no GPU, or not every one of `gpus`. A GPU that is lost
     or stuck is `up=False`.
     """
     if metrics not in (names := [each.value for each in (MetricSet.DEFAULT, MetricSet.FULL)]):
         raise GpuExporterError(f"metrics: {metrics!r} is not a set of metrics: use {' or '.join(names)}")
-    chosen = _chosen(gpus, visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    file = _recording(source, recording)
+    chosen = _chosen(gpus, None if file else visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
     with ONE_AT_A_TIME:
-        monitor = _monitor(MetricSet(metrics), chosen, os.getpid())
+        monitor = _monitor(MetricSet(metrics), chosen, file, os.getpid())
     found = readings(monitor.snapshot())
     return found if chosen is None else tuple(sorted(found, key=lambda reading: _place(reading.gpu, chosen)))
+
+
+def _recording(source: str, named: str | os.PathLike[str] | None) -> Path | None:
+    """Return the recording to replay; None for the GPUs of this machine. Raises GpuExporterError."""
+    if source not in (LOCAL, REPLAY.name):
+        raise GpuExporterError(f"source: {source!r} is not a source: use {LOCAL} or {REPLAY.name}")
+    if source == LOCAL and named is not None:
+        raise GpuExporterError('recording: needs source="replay": a recording is never mistaken for GPUs')
+    if source == LOCAL:
+        return None
+    if named is None:
+        raise GpuExporterError('source: "replay" needs a recording: a file, or a packaged one such as "h200_workloads"')
+    return recording_path(Path(named))
+
+
+def _source(gpus: tuple[int | str, ...] | None, recording: Path | None) -> Source:
+    """Return the chosen GPUs of this machine, or of a recording. Raises GpuExporterError."""
+    if recording is None:
+        return local_gpus(gpus=gpus)
+    from gpu_exporter.sources.recording.format import load  # only replays need these
+    from gpu_exporter.sources.recording.replay import ReplaySource
+
+    source = ReplaySource(load(recording))
+    return source if gpus is None else Subset(source, gpus, setting="gpus")
 
 
 def _place(gpu: Gpu, chosen: Sequence[int | str]) -> int:
@@ -130,10 +187,83 @@ def _chosen(gpus: Sequence[int] | None, named: Sequence[int | str] | None) -> tu
     return tuple(gpus) if named is None else tuple(named[index] for index in gpus)
 
 
+@dataclass(frozen=True, slots=True)
+class GpuDiagnosis:
+    """What limits one GPU or MIG instance, and what is wrong with it.
+
+    `bottleneck` is the class, such as `data-loading-bound`; "" if it is unknown. `findings` are the names of the
+    failure modes that match, `advice` has what to do about each. `details` are as in `gpu-exporter diagnose --json`.
+    """
+
+    gpu: str
+    uuid: str
+    bottleneck: str
+    findings: tuple[str, ...]
+    advice: tuple[str, ...]
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDiagnosis:
+    """The GPUs, those that could not be judged with the reason, and the report as text, which `print` shows."""
+
+    gpus: tuple[GpuDiagnosis, ...]
+    absent: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def diagnose(
+    *,
+    seconds: float = 20.0,
+    gpus: Sequence[int] | None = None,
+    recording: str | os.PathLike[str] | None = None,
+    phase: str = "",
+    one_job: bool = False,
+) -> NodeDiagnosis:
+    """Watch this machine's GPUs for `seconds`, and return what limits each and what is wrong: `print(diagnose())`.
+
+    `gpus` are chosen as in `read`. With `one_job`, they are ranks of one job: a rank that the others wait for is named.
+    With `recording`, a file or the name of a packaged recording, nothing is watched: the recording is diagnosed, or one
+    `phase` of it. Raises GpuExporterError, in one line, as `read` does.
+    """
+    from gpu_exporter.diagnosis import gather, judge, report  # `read` needs none of these
+    from gpu_exporter.diagnosis.presence import present
+    from gpu_exporter.diagnosis.window import seen
+
+    if recording is not None:
+        if gpus is not None:
+            raise GpuExporterError("gpus: a recording is diagnosed as a whole: leave out gpus")
+        path = recording_path(Path(recording))
+        window = seen(gather.RecordedScrapes(path, phase), {}, job=job_of(path))
+        absent: Sequence[Absent] = ()
+    else:
+        if phase:
+            raise GpuExporterError("phase: selects a phase of a recording: name it with recording=")
+        if not 0 < seconds <= gather.LONGEST_SECONDS:
+            raise GpuExporterError(f"seconds: {seconds} is not between 0 and {gather.LONGEST_SECONDS:.0f}")
+        chosen = _chosen(gpus, visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
+        scrapes, absent = present(gather.of_source(_source(chosen, None), seconds, threading.Event())[0])
+        window = seen(scrapes, {}, job="all" if one_job else "")
+    diagnoses = judge.diagnose(window)
+    text = "\n".join([*report.absences(absent), *report.lines(diagnoses)])
+    found = report.as_dict(diagnoses, absent)["gpus"]
+    return NodeDiagnosis(tuple(map(_gpu_diagnosis, found)), tuple(report.absences(absent)), text)
+
+
+def _gpu_diagnosis(found: Mapping[str, Any]) -> GpuDiagnosis:
+    """Return a diagnosis from its JSON."""
+    modes = found["modes"]
+    names, advice = tuple(mode["name"] for mode in modes), tuple(mode["advice"] for mode in modes)
+    return GpuDiagnosis(found["gpu"], found["UUID"], found["class"] or "", names, advice, found)
+
+
 @cache
-def _monitor(metrics: MetricSet, gpus: tuple[int | str, ...] | None, process: int) -> Monitor:
+def _monitor(metrics: MetricSet, gpus: tuple[int | str, ...] | None, recording: Path | None, process: int) -> Monitor:
     """Return the monitor of this process: a forked child needs its own, since threads do not survive a fork."""
-    monitor = Monitor(local_gpus(gpus=gpus), selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
+    monitor = Monitor(_source(gpus, recording), selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
     try:
         monitor.start()
     except GpuExporterError:

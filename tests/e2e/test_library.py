@@ -184,3 +184,82 @@ def test_wrong_arguments_are_one_line(driver: FakeDriver, arguments: str, visibl
 def test_readings_are_short_in_a_prompt(driver: FakeDriver) -> None:
     shown = program(driver, "import gpu_exporter, json\nprint(json.dumps(repr(gpu_exporter.read())))\n")
     assert re.fullmatch(r"\(<GPU 0, NVIDIA H200, [0-9]+ samples>,\)", shown)
+
+
+def test_readable_names(driver: FakeDriver) -> None:
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "(gpu,) = gpu_exporter.read()\n"
+        "print(json.dumps([gpu.as_dict(), gpu.as_dict(readable=True)]))\n",
+    )
+    assert found[1]["sm_active"] == found[0]["DCGM_FI_PROF_SM_ACTIVE"]
+    assert found[1]["power_watts"] == found[0]["DCGM_FI_DEV_POWER_USAGE"]
+    assert found[1]["memory_used_bytes"] == found[0]["DCGM_FI_DEV_FB_USED"] * 2**20
+    assert found[1]["utilization"] == pytest.approx(found[0]["DCGM_FI_DEV_GPU_UTIL"] / 100)
+    assert len(found[0]) == len(found[1])
+
+
+def test_a_recording_is_read_without_a_driver(driver: FakeDriver) -> None:
+    driver.unload()
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "gpus = gpu_exporter.read(source='replay', recording='h200_x2_ddp', gpus=[1, 0])\n"
+        "print(json.dumps([[gpu.index for gpu in gpus], [gpu.gpu.model for gpu in gpus], gpus[0].as_dict()]))\n",
+        CUDA_VISIBLE_DEVICES="",  # is of this machine's GPUs
+    )
+    assert found[0] == [1, 0]
+    assert found[1] == ["NVIDIA H200"] * 2
+    assert "DCGM_FI_PROF_SM_ACTIVE" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("read(source='dcgm')", "source: 'dcgm' is not a source: use local or replay"),
+        ("read(recording='h200_x2_ddp')", 'recording: needs source="replay"'),
+        ("read(source='replay')", 'source: "replay" needs a recording: a file, or a packaged one'),
+        ("read(source='replay', recording='h200_nod')", "recording h200_nod: no such file"),
+        ("read(source='replay', recording='h200_workloads', gpus=[7])", "gpus: there is no GPU 7"),
+        ("diagnose(phase='x')", "phase: selects a phase of a recording: name it with recording="),
+        ("diagnose(seconds=0)", "seconds: 0 is not between 0 and 3600"),
+        ("diagnose(recording='h200_x2_ddp', gpus=[0])", "gpus: a recording is diagnosed as a whole: leave out gpus"),
+    ],
+)
+def test_wrong_sources_are_one_line(driver: FakeDriver, call: str, message: str) -> None:
+    code = (
+        f"import gpu_exporter, json\ntry: gpu_exporter.{call}\n"
+        "except gpu_exporter.GpuExporterError as error: print(json.dumps(str(error)))\n"
+    )
+    found = program(driver, code)
+    assert message in found
+    assert "\n" not in found
+
+
+def test_diagnose_a_recording_as_the_command_does(driver: FakeDriver) -> None:
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "found = gpu_exporter.diagnose(recording='h200_workloads')\n"
+        "print(json.dumps([found.gpus[0].details, found.gpus[0].bottleneck, found.gpus[0].findings, str(found)]))\n",
+    )
+    command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--recording", "h200_workloads", "--json"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (gpu,) = json.loads(printed.stdout)["gpus"]
+    assert found[0] == gpu
+    assert found[1] == gpu["class"]
+    assert found[2] == [mode["name"] for mode in gpu["modes"]]
+    assert f"GPU 0 (NVIDIA H200, h200_workloads)  {gpu['class']}" in found[3]
+
+
+def test_diagnose_this_machine(driver: FakeDriver) -> None:
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "found = gpu_exporter.diagnose(seconds=2)\n"
+        "print(json.dumps([[gpu.gpu for gpu in found.gpus], found.gpus[0].bottleneck, found.absent]))\n",
+    )
+    assert found[0] == ["0"]
+    assert found[1]
+    assert found[2] == []

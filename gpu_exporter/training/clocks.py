@@ -1,0 +1,128 @@
+"""Two clocks for sections of a step: that of the CPU, and that of the GPU, which the CPU runs ahead of.
+
+A kernel launch returns at once, so on a GPU the CPU's clock tells only when work was queued. A CUDA event tells when
+the GPU arrived there. Nothing here waits for the GPU: an event is read later, when it is over.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    class Clock(Protocol):
+        """Marks moments in the order of work, to be compared when they are over."""
+
+        def mark(self) -> Any:
+            """Return a mark of this moment."""
+
+        def cut(self) -> list[Any]:
+            """Return the marks since the last cut, without the last one, with which the next step begins."""
+
+        def reuse(self, marks: list[Any]) -> None:
+            """Take back marks that nobody needs any more."""
+
+        def passed(self, mark: Any) -> bool:
+            """Return whether a mark has been passed."""
+
+        def between(self, begin: Any, end: Any) -> float:
+            """Return the seconds between marks. Raises RuntimeError if one has not been passed."""
+
+
+# Two marks within this time are the same event. It is the time from one `with` statement to the next: no kernel is
+# launched within it.
+SAME_SECONDS = 4e-6
+
+
+class HostClock:
+    """The clock of the CPU."""
+
+    __slots__ = ()
+    mark = staticmethod(perf_counter)
+
+    def cut(self) -> list[float]:
+        """Return nothing: these marks are not used again."""
+        return []
+
+    def reuse(self, marks: list[float]) -> None:
+        """Do nothing."""
+
+    def passed(self, mark: float) -> bool:
+        """Return True."""
+        return True
+
+    def between(self, begin: float, end: float) -> float:
+        """Return the seconds between marks."""
+        return end - begin
+
+
+class CudaClock:
+    """The clock of the GPU: a mark is a CUDA event on the current stream, or None while a graph is captured.
+
+    During a capture, events with times are illegal, and a query from any thread would break it. So this is used only
+    in the threads of the loop. After an error of the GPU, each call raises it: that is for the loop's own calls to do.
+    """
+
+    __slots__ = ("_capturing", "_event", "_marked_at", "_marks", "_pool")
+
+    def __init__(self, cuda: Any) -> None:
+        self._event, self._capturing = cuda.Event, cuda.is_current_stream_capturing
+        self._pool: list[Any] = []
+        self._marks: list[Any] = []
+        self._marked_at = 0.0
+
+    def mark(self) -> Any:
+        """Record an event and return it."""
+        now = perf_counter()
+        if now - self._marked_at < SAME_SECONDS and self._marks:
+            return self._marks[-1]
+        if self._capturing():
+            return None
+        event = self._pool.pop() if self._pool else self._event(enable_timing=True)
+        try:
+            event.record()
+        except RuntimeError:
+            return None
+        self._marks.append(event)
+        self._marked_at = perf_counter()
+        return event
+
+    def cut(self) -> list[Any]:
+        """Return the events since the last cut, without the last one, with which the next step begins."""
+        marks, self._marks = self._marks[:-1], self._marks[-1:]
+        return marks
+
+    def reuse(self, marks: list[Any]) -> None:
+        """Keep events to record them again: making one costs as much as recording it."""
+        self._pool.extend(marks)
+
+    def passed(self, mark: Any) -> bool:
+        """Return whether the GPU has passed an event. What was not recorded is nothing to wait for."""
+        if mark is None:
+            return True
+        try:
+            return not self._capturing() and bool(mark.query())
+        except RuntimeError:
+            return True
+
+    def between(self, begin: Any, end: Any) -> float:
+        """Return the seconds between events. Raises RuntimeError if the GPU has not passed both."""
+        if begin is None or end is None:
+            raise RuntimeError("not recorded, because a graph was being captured")
+        return float(begin.elapsed_time(end)) / 1000
+
+
+def cuda() -> Any:
+    """Return `torch.cuda` if the job uses it already, else None. Never imports PyTorch or starts CUDA."""
+    torch = sys.modules.get("torch")
+    module = getattr(torch, "cuda", None)
+    return module if module is not None and module.is_initialized() else None
+
+
+def gpu_uuid(module: Any) -> str:
+    """Return the UUID of the current GPU as NVML prints it; "" if this version of PyTorch does not say."""
+    uuid = str(getattr(module.get_device_properties(module.current_device()), "uuid", ""))
+    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

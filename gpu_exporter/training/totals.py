@@ -1,0 +1,110 @@
+"""The sums that a message contains, and the summary made of them. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WAITING = "waiting"
+# Names of phases become labels, and a message has a limited size. Further names are added up as `other`.
+MOST_PHASES = 24
+LONGEST_PHASE = 48
+OTHER = "other"
+
+
+def amount(value: float) -> float:
+    """Return an amount of a step; 0 for one that makes no sense, and for a tensor on a GPU, for which it would wait."""
+    if type(value) is not int and type(value) is not float:
+        value = 0.0 if getattr(value, "is_cuda", False) else float(value)
+    return value if 0 < value < float("inf") else 0
+
+
+class Histogram:
+    """Counts times, in seconds, by the bounds of STEP_BUCKETS; as in Prometheus, a bound belongs to its bucket."""
+
+    __slots__ = ("counts", "most", "sum")
+
+    def __init__(self) -> None:
+        self.sum, self.most = 0.0, 0.0
+        self.counts = [0] * (len(STEP_BUCKETS) + 1)
+
+    def add(self, seconds: float) -> None:
+        """Count a time."""
+        self.sum += seconds
+        if seconds > self.most:
+            self.most = seconds
+        self.counts[bisect_left(STEP_BUCKETS, seconds)] += 1
+
+    @property
+    def count(self) -> int:
+        """How many times were counted."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """The mean, 0 if nothing was counted."""
+        return self.sum / self.count if self.count else 0.0
+
+
+class Totals:
+    """Sums since the timer was created; times in seconds.
+
+    `own` has the self times, and only of steps whose waiting is known. `phases` do not overlap: time in a nested
+    phase is not part of the outer one.
+    """
+
+    __slots__ = ("activities", "data", "flops", "own", "phases", "samples", "step", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.step, self.own = Histogram(), Histogram()
+        self.data = 0.0
+        self.activities = dict.fromkeys(ACTIVITIES, 0.0)
+        self.phases: dict[str, float] = {}
+        self.tokens = self.samples = self.flops = 0.0
+
+    def add_step(self, seconds: float, phases: Iterable[tuple[str, float]], waits: frozenset[str] | None) -> None:
+        """Add a step. `waits` are the phases in which it waited for other ranks, None if that is unknown."""
+        waiting = 0.0
+        for name, part in phases:
+            self.add_phase(name, part)
+            if waits is not None and name in waits:
+                waiting += part
+        self.step.add(seconds)
+        self.activities[TRAINING] += seconds
+        if waits is not None:
+            self.own.add(max(seconds - waiting, 0.0))
+
+    def add_phase(self, name: str, seconds: float) -> None:
+        """Add time to a phase."""
+        if name not in self.phases and len(self.phases) >= MOST_PHASES and name != WAITING:
+            name = OTHER
+        self.phases[name] = self.phases.get(name, 0.0) + max(seconds, 0.0)
+
+    def summary(self, elapsed: float) -> dict[str, float]:
+        """Return means per step and shares, `elapsed` seconds after the timer was created.
+
+        A value that is unknown has no entry. Goodput is the share of the elapsed time that was spent in training steps.
+        """
+        steps, trained = self.step.count, self.activities[TRAINING]
+        found: dict[str, float] = {"steps": self.steps, "elapsed_seconds": elapsed}
+        if elapsed:
+            found["goodput"] = min(trained / elapsed, 1.0)
+        if not steps:
+            return found
+        found |= {"step_seconds": self.step.mean, "step_seconds_max": self.step.most}
+        if self.own.count:
+            found["self_seconds"] = self.own.mean
+        if trained:
+            found["data_share"] = min(self.data / trained, 1.0)
+            for name in ("tokens", "samples", "flops"):
+                if getattr(self, name):
+                    found[f"{name}_per_second"] = getattr(self, name) / trained
+        found |= {f"phase_seconds/{name}": seconds / steps for name, seconds in self.phases.items()}
+        others = {name: seconds for name, seconds in self.activities.items() if name != TRAINING and seconds}
+        return found | {f"{name}_seconds": seconds for name, seconds in others.items()}

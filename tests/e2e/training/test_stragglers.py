@@ -1,0 +1,59 @@
+"""Eight ranks with gloo: the slow rank is known from the messages that a Unix datagram socket receives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.job_verdict import verdict
+from tests.support import torch_python
+
+pytestmark = pytest.mark.slow
+CASES = "ddp-data,ddp-forward,ddp-backward,pipeline-uneven"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("cases") / "cases.json"
+    options = ["--device", "cpu", "--ranks", "8", "--seconds", "3", "--cases", CASES, "--json", str(file)]
+    torch_python.run("benchmarks/job_cases.py", *options)
+    return {each["case"]: each for each in json.loads(file.read_text())["results"]}
+
+
+@pytest.mark.parametrize("case", CASES.split(","))
+def test_the_slow_rank_has_the_longest_self_time(results: dict[str, Any], case: str) -> None:
+    result = results[case]
+    by_rank = result["milliseconds"]
+    assert len(by_rank) == 8
+    own = {rank: times["self"] for rank, times in by_rank.items()}
+    assert max(own, key=lambda rank: own[rank]) == "1"
+    assert result["named"]["rank"] == 1
+
+
+@pytest.mark.parametrize("case", ["ddp-data", "ddp-forward", "ddp-backward"])
+def test_step_times_do_not_tell(results: dict[str, Any], case: str) -> None:
+    """Which is why self time exists: in synchronous training, all ranks take as long as the slowest."""
+    steps = [times["step"] for times in results[case]["milliseconds"].values()]
+    assert max(steps) < 1.3 * min(steps)
+
+
+@pytest.mark.parametrize("part", ["data", "forward", "backward"])
+def test_the_part_of_the_step_is_named(results: dict[str, Any], part: str) -> None:
+    assert results[f"ddp-{part}"]["named"]["cause"] == part
+
+
+def rank(**parts: float) -> dict[str, float]:
+    base = {"data": 0.001, "forward": 0.004, "backward": 0.008, "optimizer": 0.001, "rest": 0.0, **parts}
+    return {**base, "self": sum(base.values()), "step": 0.03}
+
+
+def test_equal_ranks_and_a_slow_gpu() -> None:
+    ranks = {number: rank(data=0.001 + number * 1e-5) for number in range(8)}
+    assert verdict(ranks) == (None, "")
+    assert verdict({**ranks, 5: rank(forward=0.006, backward=0.012)}) == (5, "gpu")
+    assert verdict({0: rank(), 1: rank(data=0.02)}) == (1, "data")
+    assert verdict({0: rank(), 1: {**rank(), "self": float("nan")}}) == (None, "")
+    same_phases = {number: {**rank(), "self": 0.01 + 0.01 * (number == 2)} for number in range(8)}
+    assert verdict(same_phases) == (2, "unknown")
