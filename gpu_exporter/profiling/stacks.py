@@ -1,0 +1,156 @@
+"""What the threads of a process did, from the folded stacks of py-spy. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.decoding import printable
+from gpu_exporter.traces.frames import PYTHON_FRAME, is_user_frame, stack_cause_of
+
+MAIN = "MainThread"
+MOST_NAME, MOST_FRAME, MOST_STACKS = 60, 300, 200_000
+_THREAD = re.compile(r"thread \((?P<id>[0-9a-fA-FxX]+)\)(?:: (?P<name>.*))?", re.DOTALL)
+# A native function without a symbol.
+_ADDRESS = "0x"
+# `function (path:line)` of Python, `function (library)` of native code.
+_FRAME = re.compile(r"(?P<function>[^;]*?) \((?P<path>[^;]*?)(?::(?P<line>\d+))?\)", re.DOTALL)
+# Of paths in packages and the standard library, what comes before these says nothing.
+_INSTALLED = re.compile(r"^.*/(?=(?:site|dist)-packages/|lib/python3[^/]*/)")
+# The innermost function of a thread that waits for another thread or process, or for time to pass.
+_WAITING = re.compile(
+    r"lib/python3[^/]*/(?:threading|queue|selectors|socket|subprocess|concurrent/futures/\w+|multiprocessing/\w+)\.py"
+    r"\(\d+\): (?:\w+\.)*_?(?:wait\w*|try_wait|acquire|get|put|join|select|poll|recv\w*|accept|worker)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One stack of one thread, frames from the outermost to the innermost, and how often it was seen."""
+
+    thread: str
+    is_main: bool
+    frames: tuple[str, ...]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineTime:
+    """A line of code, and how long a thread was there. `share` is of the time of the thread."""
+
+    frame: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class CauseTime:
+    """What a thread did, how long, and where, the most costly lines first. `share` is of the time of the thread."""
+
+    cause: TraceCause
+    seconds: float
+    share: float
+    lines: tuple[LineTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadProfile:
+    """Where the time of one thread went. `waits`: it waited for other threads or processes nearly all the time."""
+
+    name: str
+    is_main: bool
+    seconds: float
+    causes: tuple[CauseTime, ...]
+    waits: bool
+
+
+def parse(folded: str) -> tuple[Stack, ...]:
+    """Return the stacks in the raw format of py-spy. What is not in this format is left out."""
+    found = []
+    for line in folded.split("\n", MOST_STACKS)[:MOST_STACKS]:
+        text, _, count = line.rpartition(" ")
+        if count.isascii() and count.isdecimal() and (stack := _stack(text, int(count))):
+            found.append(stack)
+    return tuple(found)
+
+
+def _stack(text: str, samples: int) -> Stack | None:
+    first, *others = text.split(";")
+    thread = _THREAD.fullmatch(first)
+    if not thread:
+        return None
+    name = thread["name"] or f"thread {thread['id']}"
+    # A thread may have a name with semicolons, whose parts are no frames.
+    while others and not _FRAME.fullmatch(others[0]):
+        name = f"{name};{others.pop(0)}"
+    frames = tuple(printable(_frame(frame), MOST_FRAME) for frame in others if not frame.startswith(_ADDRESS))
+    return Stack(printable(name, MOST_NAME), name == MAIN, frames, samples)
+
+
+def _frame(text: str) -> str:
+    """Return a frame of Python in the form of the profiler of PyTorch, and the name alone of a native one."""
+    match = _FRAME.fullmatch(text)
+    if not match:
+        return text
+    if match["line"] is None:
+        return match["function"]
+    return f"{_INSTALLED.sub('', match['path'])}({match['line']}): {match['function']}"
+
+
+def cause_of(frames: Sequence[str]) -> TraceCause:
+    """Return what a thread with these frames does: what the innermost frame that names a cause says."""
+    named = next((cause for frame in reversed(frames) if (cause := stack_cause_of(frame))), None)
+    return named or (TraceCause.PYTHON if frames else TraceCause.UNKNOWN)
+
+
+def responsible(frames: Sequence[str]) -> str:
+    """Return the innermost frame of the user's code, and the innermost frame of all if that is another."""
+    if not frames:
+        return ""
+    outer = next((frame for frame in reversed(frames) if is_user_frame(frame)), "") or _python_frame(frames)
+    return " > ".join(dict.fromkeys(frame for frame in (outer, frames[-1]) if frame))
+
+
+def _python_frame(frames: Sequence[str]) -> str:
+    """Return the innermost frame of Python; empty if there is none."""
+    return next((frame for frame in reversed(frames) if PYTHON_FRAME.match(frame)), "")
+
+
+def profiles(stacks: Sequence[Stack], rate: float) -> tuple[ThreadProfile, ...]:
+    """Return where the time of each thread went: the main thread first, then those with most time."""
+    by_thread: dict[tuple[bool, str], list[Stack]] = defaultdict(list)
+    for stack in stacks:
+        by_thread[stack.is_main, stack.thread].append(stack)
+    found = [_profile(name, is_main, of_thread, rate) for (is_main, name), of_thread in by_thread.items()]
+    return tuple(sorted(found, key=lambda thread: (not thread.is_main, thread.waits, -thread.seconds, thread.name)))
+
+
+def _profile(name: str, is_main: bool, stacks: Sequence[Stack], rate: float) -> ThreadProfile:
+    total = sum(stack.samples for stack in stacks)
+    times: dict[TraceCause, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    waiting = 0
+    for stack in stacks:
+        times[cause_of(stack.frames)][responsible(stack.frames)] += stack.samples
+        waiting += stack.samples if _WAITING.search(_python_frame(stack.frames)) else 0
+    causes = [_cause_time(cause, lines, total, rate) for cause, lines in times.items()]
+    causes.sort(key=lambda cause: -cause.seconds)
+    return ThreadProfile(name, is_main, total / rate, tuple(causes), not is_main and waiting >= 0.98 * total)
+
+
+def _cause_time(cause: TraceCause, lines: Mapping[str, int], total: int, rate: float) -> CauseTime:
+    found = [LineTime(frame, samples / rate, samples / total) for frame, samples in lines.items() if frame]
+    found.sort(key=lambda line: (-line.seconds, line.frame))
+    samples = sum(lines.values())
+    return CauseTime(cause, samples / rate, samples / total, tuple(found))
+
+
+def folded(stacks: Sequence[Stack], rate: float) -> dict[str, float]:
+    """Return seconds by folded stack: the thread, then the frames from the outermost to the innermost."""
+    found: dict[str, float] = defaultdict(float)
+    for stack in stacks:
+        names = (f"thread {stack.thread}" if not stack.is_main else "main thread", *stack.frames)
+        found[";".join(name.replace(";", ":") for name in names)] += stack.samples / rate
+    return dict(found)
