@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpu_exporter.profiling.kineto_ipc import TraceOptions
     from gpu_exporter.profiling.processes import Process
     from gpu_exporter.profiling.pyspy import Sampling
+    from gpu_exporter.profiling.targets import Wanted
 
 STACK_SECONDS, TRACE_SECONDS = 5.0, 0.5
 MOST_STACK_SECONDS, MOST_TRACE_SECONDS, MOST_RATE = 600.0, 10.0, 1000
@@ -58,32 +59,15 @@ def _file(name: str, text: str) -> Callable[[Any], Any]:
 @click.option("--native", is_flag=True, help="Sample functions of C and C++, too. This stops the process briefly.")
 @click.option("--trace", is_flag=True, help="Have PyTorch record a trace. The job needs KINETO_USE_DAEMON=1.")
 @click.option("--no-stacks", is_flag=True, help="With --trace: record no Python frames, which costs the job less.")
-@click.option(
-    "--keep", type=click.Path(path_type=Path, file_okay=False), help="With --trace: keep traces in this folder."
-)
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="With --trace: keep traces here.")
 @click.option(
     "--socket-dir",
     type=click.Path(path_type=Path, file_okay=False),
     help="With --trace: the job's KINETO_IPC_SOCKET_DIR, if it has one that cannot be read from the process.",
 )
-@click.option(
-    "--trace-dir", help="With --trace: folder, as the job sees it, that it writes the trace to.  [default: /tmp]"
-)
+@click.option("--trace-dir", help="With --trace: folder in which the job writes, as the job sees it.  [default: /tmp]")
 def profile_command(
-    gpu: int | None,
-    pids: tuple[int, ...],
-    pod: str,
-    job: str,
-    seconds: float | None,
-    as_json: bool,
-    rate: int,
-    native: bool,
-    trace: bool,
-    no_stacks: bool,
-    keep: Path | None,
-    socket_dir: Path | None,
-    trace_dir: str | None,
-    **values: Any,
+    pids: tuple[int, ...], seconds: float | None, as_json: bool, rate: int, native: bool, trace: bool, **values: Any
 ) -> None:
     """Profile running Python jobs on the GPUs: what they do, by function and line.
 
@@ -92,48 +76,52 @@ def profile_command(
     """
     require_numpy()
     from gpu_exporter.cli.profile_targets import holding, named
+    from gpu_exporter.profiling import pyspy
+    from gpu_exporter.profiling.kineto_ipc import TraceOptions
     from gpu_exporter.profiling.targets import Wanted
 
     files = {name: path for name in FILES if (path := values.pop(name))}
-    if not trace and (no_stacks or keep or socket_dir or trace_dir):
-        raise click.UsageError("--no-stacks, --keep, --socket-dir and --trace-dir need --trace")
-    if trace and native:
-        raise click.UsageError("--native and --trace exclude each other: a trace has its own events of C and C++")
-    if pids and (gpu is not None or pod or job):
-        raise click.UsageError("--pid names processes: leave out --gpu, --pod and --job")
-    if pod and not all(pod.partition("/")):
-        raise click.UsageError("--pod: give the namespace, too, as in --pod training/trainer-0")
-    config = Config(**values)
-    wanted = [*files, "json" if as_json else "text"]
+    wanted = Wanted(values.pop("gpu"), values.pop("pod"), values.pop("job"))
+    places = _Places(*(values.pop(name) for name in ("no_stacks", "keep", "socket_dir", "trace_dir")))
+    _refuse(bool(pids), wanted, trace, native, places)
     length = _length(seconds, trace)
+    outputs = [*files, "json" if as_json else "text"]
+    config = Config(**values)
     if not trace:
-        from gpu_exporter.profiling.pyspy import Sampling, program
-
-        program()  # before anything else is asked
-    found = named(pids, config) if pids else holding(Wanted(gpu, pod, job), config)
-    errors = list(found.errors)
+        pyspy.program()  # if it is missing, nothing else is asked
+    found = named(pids, config) if pids else holding(wanted, config)
+    outcome = _Outcome({}, ())
     if found.processes:
         _audit(trace, found.processes, length)
         if trace:
-            from gpu_exporter.profiling.kineto_ipc import TraceOptions
-
-            options = TraceOptions(length, stacks=not no_stacks)
-            folder = PurePosixPath(trace_dir) if trace_dir else None
-            outcome = _traced(found.processes, options, config, wanted, _Places(keep, socket_dir, folder))
+            options = TraceOptions(length, stacks=not places.no_stacks)
+            outcome = _traced(found.processes, options, config, outputs, places)
         else:
-            outcome = _sampled(found.processes, Sampling(length, rate, native), config, wanted)
-        errors += outcome.errors
+            outcome = _sampled(found.processes, pyspy.Sampling(length, rate, native), config, outputs)
         _write(outcome.outputs, files)
-    _finish(errors, found.clean, failed=not found.processes or not outcome.outputs)
+    _finish([*found.errors, *outcome.errors], found.clean, failed=not outcome.outputs)
+
+
+def _refuse(by_pid: bool, wanted: Wanted, trace: bool, native: bool, places: _Places) -> None:
+    """Raise UsageError for options that exclude each other."""
+    if not trace and places != _Places():
+        raise click.UsageError("--no-stacks, --keep, --socket-dir and --trace-dir need --trace")
+    if trace and native:
+        raise click.UsageError("--native and --trace exclude each other: a trace has its own events of C and C++")
+    if by_pid and (wanted.gpu is not None or wanted.pod or wanted.job):
+        raise click.UsageError("--pid names processes: leave out --gpu, --pod and --job")
+    if wanted.pod and not all(wanted.pod.partition("/")):
+        raise click.UsageError("--pod: give the namespace, too, as in --pod training/trainer-0")
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where traces are kept, where the socket is, and where the job writes; None for the defaults."""
+    """Options of --trace: where traces are kept, where the socket is, and where the job writes."""
 
-    keep: Path | None
-    socket: Path | None
-    trace: PurePosixPath | None
+    no_stacks: bool = False
+    keep: Path | None = None
+    socket: Path | None = None
+    trace: str | None = None
 
 
 def _length(seconds: float | None, trace: bool) -> float:
@@ -167,7 +155,7 @@ def _sampled(processes: Sequence[Process], sampling: Sampling, config: Config, w
         if isinstance(answer, GpuExporterError):
             errors.append(answer)
         else:
-            profiles.append(process_profile(process, stacks.parse(answer), sampling))
+            profiles.append(process_profile(process, stacks.parse(answer, native=sampling.native), sampling))
     return _Outcome(_stack_outputs(profiles, wanted) if profiles else {}, errors)
 
 
@@ -199,7 +187,8 @@ def _traced(
 
     files = HostFiles(config.procfs, config.sysfs)
     folder = places.socket or socket_folder([environment(files, process.pid) for process in processes])
-    session = TraceSession(processes, options, files, config.procfs, places.trace)
+    trace_dir = PurePosixPath(places.trace) if places.trace else None
+    session = TraceSession(processes, options, files, config.procfs, trace_dir)
     try:
         with DaemonSocket(folder) as socket, Progress("Waiting for traces"):
             session.run(socket)

@@ -24,6 +24,7 @@ MOST_ANSWER_BYTES = 256 << 20
 MOST_ERROR_BYTES = 64 << 10
 PRIVATE = 0o600
 BLOCK_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"
 
 
 def analyze(taken: Sequence[TakenTrace], outputs: Collection[str]) -> Mapping[str, bytes]:
@@ -81,7 +82,8 @@ def keep(taken: Sequence[TakenTrace], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = []
     for trace in taken:
-        path = folder / f"trace_{trace.process.pid}.json"
+        suffix = ".json.gz" if os.pread(trace.descriptor, 2, 0) == GZIP else ".json"
+        path = folder / f"trace_{trace.process.pid}{suffix}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         target = os.open(path, flags, PRIVATE)
         with os.fdopen(target, "wb") as copy, open(f"/proc/self/fd/{trace.descriptor}", "rb") as source:

@@ -54,10 +54,20 @@ def _limit(cpu_seconds: int) -> None:
 
 def _answer(names: Mapping[str, str], outputs: frozenset[str]) -> dict[str, Any]:
     from gpu_exporter.traces.analysis import analyze
-    from gpu_exporter.traces.reader import read
 
-    traces = [replace(read(Path(path)), path=name) for path, name in names.items()]
+    traces = [_trace(Path(path), name) for path, name in names.items()]
     return _outputs(traces, analyze(traces), outputs)
+
+
+def _trace(path: Path, name: str) -> Trace:
+    """Read a trace of PyTorch: no other reader sees the file. Raises GpuExporterError with its name."""
+    from gpu_exporter.model.errors import GpuExporterError
+    from gpu_exporter.traces.kineto import read
+
+    try:
+        return replace(read(path), path=name)
+    except GpuExporterError as error:
+        raise GpuExporterError(f"{name}: {error}") from error
 
 
 def _outputs(traces: Sequence[Trace], result: AnalysisResult, outputs: frozenset[str]) -> dict[str, Any]:

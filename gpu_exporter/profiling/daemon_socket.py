@@ -67,14 +67,14 @@ class DaemonSocket:
 
     def receive(self, seconds: float) -> tuple[Peer, bytes] | None:
         """Return the next datagram and its sender; None if there is none within so many seconds, or it is unusable."""
-        if not select.select([self._socket], [], [], max(0.0, seconds))[0]:
-            return None
         try:
-            content, ancillary, flags, address = self._socket.recvmsg(
-                MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_CMSG_CLOEXEC
-            )
+            content, ancillary, flags, address = self._receive()
         except BlockingIOError:
-            return None
+            select.select([self._socket], [], [], max(0.0, seconds))
+            try:
+                content, ancillary, flags, address = self._receive()
+            except BlockingIOError:
+                return None
         credentials = None
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
@@ -85,6 +85,9 @@ class DaemonSocket:
         if credentials is None or flags & socket.MSG_TRUNC or not address:
             return None
         return Peer(credentials[0], credentials[1], address), content
+
+    def _receive(self) -> tuple[bytes, list[tuple[int, int, bytes]], int, str | bytes]:
+        return self._socket.recvmsg(MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_CMSG_CLOEXEC)
 
     def may_reply(self, peer: Peer) -> bool:
         """Return whether a reply is safe.

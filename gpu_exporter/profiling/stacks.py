@@ -67,24 +67,27 @@ class ThreadProfile:
     waits: bool
 
 
-def parse(folded: str) -> tuple[Stack, ...]:
-    """Return the stacks in the raw format of py-spy. What is not in this format is left out."""
+def parse(folded: str, *, native: bool = False) -> tuple[Stack, ...]:
+    """Return the stacks in the raw format of py-spy. What is not in this format is left out.
+
+    `native` says whether there are frames of native code, which have no line.
+    """
     found = []
     for line in folded.split("\n", MOST_STACKS)[:MOST_STACKS]:
         text, _, count = line.rpartition(" ")
-        if count.isascii() and count.isdecimal() and (stack := _stack(text, int(count))):
+        if count.isascii() and count.isdecimal() and (stack := _stack(text, int(count), native)):
             found.append(stack)
     return tuple(found)
 
 
-def _stack(text: str, samples: int) -> Stack | None:
+def _stack(text: str, samples: int, native: bool) -> Stack | None:
     first, *others = text.split(";")
     thread = _THREAD.fullmatch(first)
     if not thread:
         return None
     name = thread["name"] or f"thread {thread['id']}"
     # A thread may have a name with semicolons, whose parts are no frames.
-    while others and not _FRAME.fullmatch(others[0]):
+    while others and not ((frame := _FRAME.fullmatch(others[0])) and (native or frame["line"])):
         name = f"{name};{others.pop(0)}"
     frames = tuple(printable(_frame(frame), MOST_FRAME) for frame in others if not frame.startswith(_ADDRESS))
     return Stack(printable(name, MOST_NAME), name == MAIN, frames, samples)

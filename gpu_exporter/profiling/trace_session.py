@@ -74,12 +74,14 @@ class TraceSession:
         """Fill in `taken` and `errors`: each process is in one of them."""
         try:
             self._open()
+            checked = 0.0
             while any(not target.settled for target in self._targets.values()):
                 if received := socket.receive(TICK_SECONDS):
                     self._handle(socket, *received)
-                for target in self._targets.values():
-                    if not target.settled:
-                        self._check(target, time.monotonic())
+                # Whoever floods the socket must not delay its reading.
+                if (now := time.monotonic()) >= checked + TICK_SECONDS:
+                    self._check_all(now)
+                    checked = now
         finally:
             for target in self._targets.values():
                 target.file.close()
@@ -110,18 +112,19 @@ class TraceSession:
                 self._fail(target, error)
 
     def _handle(self, socket: DaemonSocket, peer: Peer, datagram: bytes) -> None:
-        """Answer a datagram. Nothing is requested from processes that are no targets."""
+        """Answer a datagram. Processes that are no targets get no answer, which libkineto does not mind."""
         target = self._targets.get(peer.pid)
+        if target is None:
+            return
         try:
             message = kineto_ipc.decode(datagram)
         except ValueError as error:
-            if target:
-                target.complaint = f"it sent garbage: {error}"
+            target.complaint = f"it sent garbage: {error}"
             return
         if isinstance(message, Registration):
             socket.reply(peer, kineto_ipc.registered(1))
             return
-        if target is None or target.settled or target.answered:
+        if target.settled or target.answered:
             socket.reply(peer, configuration(""))
             return
         target.polled = True
@@ -151,6 +154,11 @@ class TraceSession:
         target.latest = target.deadline - self.write_seconds + MOST_WRITE_SECONDS
 
     # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _check_all(self, now: float) -> None:
+        for target in self._targets.values():
+            if not target.settled:
+                self._check(target, now)
 
     def _check(self, target: _Target, now: float) -> None:
         """Take the trace of a target if it is complete, or find out why there will be none."""
