@@ -155,7 +155,8 @@ def _sampled(processes: Sequence[Process], sampling: Sampling, config: Config, w
         if isinstance(answer, GpuExporterError):
             errors.append(answer)
         else:
-            profiles.append(process_profile(process, stacks.parse(answer, native=sampling.native), sampling))
+            seen = stacks.parse(answer, {process.pid, process.inner_pid}, native=sampling.native)
+            profiles.append(process_profile(process, seen, sampling))
     return _Outcome(_stack_outputs(profiles, wanted) if profiles else {}, errors)
 
 

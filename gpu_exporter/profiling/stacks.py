@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import TraceCause
@@ -67,30 +67,33 @@ class ThreadProfile:
     waits: bool
 
 
-def parse(folded: str, *, native: bool = False) -> tuple[Stack, ...]:
+def parse(folded: str, main_ids: Collection[int] = (), *, native: bool = False) -> tuple[Stack, ...]:
     """Return the stacks in the raw format of py-spy. What is not in this format is left out.
 
-    `native` says whether there are frames of native code, which have no line.
+    The main thread has one of `main_ids`: the PIDs of its process. `native` says whether there are frames of native
+    code, which have no line.
     """
     found = []
     for line in folded.split("\n", MOST_STACKS)[:MOST_STACKS]:
         text, _, count = line.rpartition(" ")
-        if count.isascii() and count.isdecimal() and (stack := _stack(text, int(count), native)):
+        if count.isascii() and count.isdecimal() and (stack := _stack(text, int(count), main_ids, native)):
             found.append(stack)
     return tuple(found)
 
 
-def _stack(text: str, samples: int, native: bool) -> Stack | None:
+def _stack(text: str, samples: int, main_ids: Collection[int], native: bool) -> Stack | None:
     first, *others = text.split(";")
     thread = _THREAD.fullmatch(first)
     if not thread:
         return None
-    name = thread["name"] or f"thread {thread['id']}"
+    # Threads have names only if the process has imported `threading`.
+    is_main = thread["name"] == MAIN or (thread["id"].isdecimal() and int(thread["id"]) in main_ids)
+    name = MAIN if is_main else thread["name"] or f"thread {thread['id']}"
     # A thread may have a name with semicolons, whose parts are no frames.
     while others and not ((frame := _FRAME.fullmatch(others[0])) and (native or frame["line"])):
         name = f"{name};{others.pop(0)}"
     frames = tuple(printable(_frame(frame), MOST_FRAME) for frame in others if not frame.startswith(_ADDRESS))
-    return Stack(printable(name, MOST_NAME), name == MAIN, frames, samples)
+    return Stack(printable(name, MOST_NAME), is_main, frames, samples)
 
 
 def _frame(text: str) -> str:

@@ -44,7 +44,6 @@ class _Target:
     environment: Mapping[str, str] | None
     deadline: float
     answered: bool = False
-    polled: bool = False
     complaint: str = ""
     written: int = 0
     latest: float = 0.0
@@ -127,7 +126,6 @@ class TraceSession:
         if target.settled or target.answered:
             socket.reply(peer, configuration(""))
             return
-        target.polled = True
         if not message.accepts:
             target.complaint = "another profiler is active in it: try again when that has ended"
             socket.reply(peer, configuration(""))
