@@ -31,10 +31,15 @@ TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TakenTrace:
-    """A trace that a process wrote: an open file without a name, which the receiver closes."""
+    """A trace that a process wrote: an open file without a name, which the receiver closes.
+
+    `requested_at` and `taken_at` are monotonic seconds.
+    """
 
     process: Process
     descriptor: int
+    requested_at: float = 0.0
+    taken_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -43,7 +48,7 @@ class _Target:
     file: TraceFile
     environment: Mapping[str, str] | None
     deadline: float
-    answered: bool = False
+    requested_at: float = 0.0
     complaint: str = ""
     written: int = 0
     latest: float = 0.0
@@ -123,7 +128,7 @@ class TraceSession:
         if isinstance(message, Registration):
             socket.reply(peer, kineto_ipc.registered(1))
             return
-        if target.settled or target.answered:
+        if target.settled or target.requested_at:
             socket.reply(peer, configuration(""))
             return
         if not message.accepts:
@@ -145,7 +150,7 @@ class TraceSession:
         if not socket.reply(peer, configuration(text)):
             target.complaint = "it did not read the answer"
             return
-        target.answered = True
+        target.requested_at = time.monotonic()
         # Without a start, libkineto adds two seconds to the warm-up.
         delay = self._start - now if self._start else options.warm_up + 2.0
         target.deadline = time.monotonic() + delay + options.seconds + self.write_seconds
@@ -161,20 +166,20 @@ class TraceSession:
     def _check(self, target: _Target, now: float) -> None:
         """Take the trace of a target if it is complete, or find out why there will be none."""
         process, file = target.process, target.file
-        if target.answered and file.is_complete():
+        if target.requested_at and file.is_complete():
             try:
                 descriptor = file.take()
             except GpuExporterError as error:
                 self._fail(target, error)
                 return
-            self.taken.append(TakenTrace(process, descriptor))
+            self.taken.append(TakenTrace(process, descriptor, target.requested_at, now))
             target.settled = True
             return
         if not is_alive(self.files, process):
-            when = "while it recorded its trace" if target.answered else "before it was asked for a trace"
+            when = "while it recorded its trace" if target.requested_at else "before it was asked for a trace"
             self._fail(target, GpuExporterError(f"{process.title}: it ended {when}"))
             return
-        if not target.answered:
+        if not target.requested_at:
             if now > target.deadline:
                 why = no_answer(target.complaint, target.environment)
                 self._fail(target, GpuExporterError(f"{process.title}: {why}"))

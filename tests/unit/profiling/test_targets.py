@@ -68,7 +68,7 @@ def test_pods_that_share_a_gpu() -> None:
 
 
 def test_none_and_too_many() -> None:
-    with pytest.raises(GpuExporterError, match="^no process holds a GPU now$"):
+    with pytest.raises(GpuExporterError, match=r"^no process holds a GPU now$"):
         chosen(Wanted(), Holders({}), Owned())
     with pytest.raises(GpuExporterError, match="but 3 processes have PIDs of another PID namespace: share the host's"):
         chosen(Wanted(), Holders({}, unresolved=3), Owned())
