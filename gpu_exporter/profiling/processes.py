@@ -10,7 +10,7 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.sample import ENDED
 from gpu_exporter.model.errors import GpuExporterError
 
-MOST_COMMAND = 200
+MOST_COMMAND = 80
 MOST_ENVIRONMENT = 4 << 20
 NO_PROCESS = (
     "check the PID; a container sees only its own processes unless it shares those of the host (hostPID: true in a pod)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_why_py_spy_failed() -> None:
 def test_py_spy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the interpreter, in PATH, or below a folder of packages that `pip --target` made."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(pyspy.sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     with pytest.raises(GpuExporterError, match="py-spy, which is not installed: pip install py-spy"):
