@@ -57,6 +57,7 @@ def _file(name: str, text: str) -> Callable[[Any], Any]:
 @_file("--report", "Write a page of HTML with flame graphs, without any other file.")
 @click.option("--rate", type=click.IntRange(1, MOST_RATE), default=50, show_default=True, help="Samples per second.")
 @click.option("--native", is_flag=True, help="Sample functions of C and C++, too. This stops the process briefly.")
+@click.option("--no-workers", is_flag=True, help="Do not sample child processes, such as those of a data loader.")
 @click.option("--trace", is_flag=True, help="Have PyTorch record a trace. The job needs KINETO_USE_DAEMON=1.")
 @click.option("--no-stacks", is_flag=True, help="With --trace: record no Python frames, which costs the job less.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="With --trace: keep traces here.")
@@ -83,6 +84,7 @@ def profile_command(
     files = {name: path for name in FILES if (path := values.pop(name))}
     wanted = Wanted(values.pop("gpu"), values.pop("pod"), values.pop("job"))
     places = _Places(*(values.pop(name) for name in ("no_stacks", "keep", "socket_dir", "trace_dir")))
+    workers = not values.pop("no_workers")
     _refuse(bool(pids), wanted, trace, native, places)
     length = _length(seconds, trace)
     outputs = [*files, "json" if as_json else "text"]
@@ -97,7 +99,7 @@ def profile_command(
             options = TraceOptions(length, stacks=not places.no_stacks)
             outcome = _traced(found.processes, options, config, outputs, places)
         else:
-            outcome = _sampled(found.processes, pyspy.Sampling(length, rate, native), config, outputs)
+            outcome = _sampled(found.processes, pyspy.Sampling(length, rate, native, workers), config, outputs)
         _write(outcome.outputs, files)
     _finish([*found.errors, *outcome.errors], found.clean, failed=not outcome.outputs)
 
@@ -150,13 +152,15 @@ def _sampled(processes: Sequence[Process], sampling: Sampling, config: Config, w
     with Progress("Sampling stacks", sampling.seconds):
         answers = pyspy.sample(pyspy.program(), processes, sampling, HostFiles(config.procfs, config.sysfs))
     profiles, errors = [], []
+    targets = {process.pid for process in processes}
     for process in processes:
         answer = answers[process.pid]
         if isinstance(answer, GpuExporterError):
             errors.append(answer)
         else:
             seen = stacks.parse(answer, {process.pid, process.inner_pid}, native=sampling.native)
-            profiles.append(process_profile(process, seen, sampling))
+            own = [stack for stack in seen if stack.worker not in targets]  # ranks may be children of another target
+            profiles.append(process_profile(process, own, sampling))
     return _Outcome(_stack_outputs(profiles, wanted) if profiles else {}, errors)
 
 

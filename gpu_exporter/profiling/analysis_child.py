@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NICENESS = 10
 MOST_MEMORY = 4 << 30
+NO_GPU_WORK = "no work began on a GPU while it was recorded: leave out --trace to see what the host does"
 
 
 def main() -> int:
@@ -53,9 +54,12 @@ def _limit(cpu_seconds: int) -> None:
 
 
 def _answer(names: Mapping[str, str], outputs: frozenset[str]) -> dict[str, Any]:
+    from gpu_exporter.model.errors import GpuExporterError
     from gpu_exporter.traces.analysis import analyze
 
     traces = [_trace(Path(path), name) for path, name in names.items()]
+    if not any(len(trace.device_events) for trace in traces):
+        raise GpuExporterError(f"{', '.join(names.values())}: {NO_GPU_WORK}")
     return _outputs(traces, analyze(traces), outputs)
 
 

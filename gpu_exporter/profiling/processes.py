@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gpu_exporter.decoding import printable
@@ -12,6 +13,7 @@ from gpu_exporter.model.errors import GpuExporterError
 
 MOST_COMMAND = 80
 MOST_ENVIRONMENT = 4 << 20
+RANK = re.compile(r"[0-9]{1,6}", re.ASCII)
 NO_PROCESS = (
     "check the PID; a container sees only its own processes unless it shares those of the host (hostPID: true in a pod)"
 )
@@ -21,7 +23,7 @@ NO_PROCESS = (
 class Process:
     """A process at one moment. `started`, in ticks since the boot, tells it from a later one with the same PID.
 
-    `inner_pid` is its PID in its own PID namespace.
+    `inner_pid` is its PID in its own PID namespace, and `rank` the variable that torchrun sets.
     """
 
     pid: int
@@ -30,13 +32,15 @@ class Process:
     command: str
     inner_pid: int
     gpus: tuple[int, ...] = ()
+    rank: str = ""
 
     @property
     def title(self) -> str:
         """The process for people: its PID, its command and its GPUs."""
         numbers = ", ".join(map(str, self.gpus))
         on = f" on GPU{'s' if len(self.gpus) > 1 else ''} {numbers}" if self.gpus else ""
-        return f"process {self.pid} ({self.command}){on}"
+        rank = f", rank {self.rank}" if self.rank else ""
+        return f"process {self.pid} ({self.command}{rank}){on}"
 
 
 def look_up(files: HostFiles, pid: int, gpus: tuple[int, ...] = ()) -> Process:
@@ -51,7 +55,10 @@ def look_up(files: HostFiles, pid: int, gpus: tuple[int, ...] = ()) -> Process:
         raise GpuExporterError(f"process {pid} has ended")
     text = (words or stat.name).decode("utf-8", "replace")
     inner = _numbers(status, b"NSpid:") or (pid,)
-    return Process(pid, stat.started, _numbers(status, b"Uid:")[1], printable(text, MOST_COMMAND), inner[-1], gpus)
+    rank = (environment(files, pid) or {}).get("RANK", "")
+    command = printable(text, MOST_COMMAND)
+    user = _numbers(status, b"Uid:")[1]
+    return Process(pid, stat.started, user, command, inner[-1], gpus, rank if RANK.fullmatch(rank) else "")
 
 
 def is_alive(files: HostFiles, process: Process) -> bool:

@@ -32,12 +32,14 @@ PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 class Sampling:
     """How to sample: for how many seconds, how often per second, and whether also frames of C and C++.
 
-    Native frames need the process to be stopped for each sample; without them it never is.
+    Native frames need the process to be stopped for each sample; without them it never is. `workers`: also sample
+    child processes.
     """
 
     seconds: float = 5.0
     rate: int = 50
     native: bool = False
+    workers: bool = True
 
 
 def program() -> Path:
@@ -136,5 +138,5 @@ def _arguments(process: Process, sampling: Sampling, output: Path) -> list[str]:
         "record",
         *("--pid", str(process.pid), "--format", "raw", "--output", str(output)),
         *("--duration", str(max(1, round(sampling.seconds))), "--rate", str(sampling.rate)),
-        *("--threads", "--idle", "--full-filenames", how),
+        *("--threads", "--idle", "--full-filenames", how, *(["--subprocesses"] if sampling.workers else [])),
     ]

@@ -36,6 +36,7 @@ class ProcessProfile:
             "uid": self.process.uid,
             "command": self.process.command,
             "gpus": list(self.process.gpus),
+            "rank": self.process.rank,
             "seconds": self.sampling.seconds,
             "rate": self.sampling.rate,
             "samples": self.samples,
@@ -48,7 +49,7 @@ def process_profile(process: Process, stacks: Sequence[Stack], sampling: Samplin
     threads = profiles(stacks, sampling.rate)
     totals: Counter[str] = Counter()
     for stack in stacks:
-        totals[stack.thread] += stack.samples
+        totals[stack.thread] += 0 if stack.worker else stack.samples
     samples = max(totals.values(), default=0)
     return ProcessProfile(process, sampling, samples, threads, folded(stacks, sampling.rate))
 

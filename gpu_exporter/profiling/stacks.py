@@ -12,8 +12,10 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.traces.frames import PYTHON_FRAME, is_user_frame, stack_cause_of
 
 MAIN = "MainThread"
+WAITING_SHARE = 0.98
 MOST_NAME, MOST_FRAME, MOST_STACKS = 60, 300, 200_000
 _THREAD = re.compile(r"thread \((?P<id>[0-9a-fA-FxX]+)\)(?:: (?P<name>.*))?", re.DOTALL)
+_PROCESS = re.compile(r'process (?P<pid>[0-9]{1,10}):?"?')
 # A native function without a symbol.
 _ADDRESS = "0x"
 # `function (path:line)` of Python, `function (library)` of native code.
@@ -29,12 +31,16 @@ _WAITING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One stack of one thread, frames from the outermost to the innermost, and how often it was seen."""
+    """One stack of one thread, frames from the outermost to the innermost, and how often it was seen.
+
+    `is_main`: the main thread of the process itself. `worker` is the PID if it is of a child process, otherwise 0.
+    """
 
     thread: str
     is_main: bool
     frames: tuple[str, ...]
     samples: int
+    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +64,17 @@ class CauseTime:
 
 @dataclass(frozen=True, slots=True)
 class ThreadProfile:
-    """Where the time of one thread went. `waits`: it waited for other threads or processes nearly all the time."""
+    """Where the time of one thread went, or of the threads with one name of all `workers`, which are child processes.
+
+    `waits`: it waited for other threads or processes nearly all the time.
+    """
 
     name: str
     is_main: bool
     seconds: float
     causes: tuple[CauseTime, ...]
     waits: bool
+    workers: int = 0
 
 
 def parse(folded: str, main_ids: Collection[int] = (), *, native: bool = False) -> tuple[Stack, ...]:
@@ -82,18 +92,37 @@ def parse(folded: str, main_ids: Collection[int] = (), *, native: bool = False) 
 
 
 def _stack(text: str, samples: int, main_ids: Collection[int], native: bool) -> Stack | None:
-    first, *others = text.split(";")
-    thread = _THREAD.fullmatch(first)
+    worker, others = _process_of(text.split(";"))
+    thread = _THREAD.fullmatch(others.pop(0)) if others else None
     if not thread:
         return None
+    if worker in main_ids:
+        worker = 0
     # Threads have names only if the process has imported `threading`.
-    is_main = thread["name"] == MAIN or (thread["id"].isdecimal() and int(thread["id"]) in main_ids)
+    its_pids = (worker,) if worker else main_ids
+    is_main = thread["name"] == MAIN or (thread["id"].isdecimal() and int(thread["id"]) in its_pids)
     name = MAIN if is_main else thread["name"] or f"thread {thread['id']}"
     # A thread may have a name with semicolons, whose parts are no frames.
     while others and not ((frame := _FRAME.fullmatch(others[0])) and (native or frame["line"])):
         name = f"{name};{others.pop(0)}"
     frames = tuple(printable(_frame(frame), MOST_FRAME) for frame in others if not frame.startswith(_ADDRESS))
-    return Stack(printable(name, MOST_NAME), is_main, frames, samples)
+    return Stack(printable(name, MOST_NAME), is_main and not worker, frames, samples, worker)
+
+
+def _process_of(parts: list[str]) -> tuple[int, list[str]]:
+    """Return the PID of the innermost process, 0 if there is none, and the parts from the thread on.
+
+    A command in the name of a process may contain semicolons.
+    """
+    worker = 0
+    for number, part in enumerate(parts):
+        if _THREAD.fullmatch(part):
+            return worker, parts[number:]
+        if process := _PROCESS.match(part):
+            worker = int(process["pid"])
+        elif not number:
+            break
+    return worker, []
 
 
 def _frame(text: str) -> str:
@@ -127,10 +156,10 @@ def _python_frame(frames: Sequence[str]) -> str:
 
 def profiles(stacks: Sequence[Stack], rate: float) -> tuple[ThreadProfile, ...]:
     """Return where the time of each thread went: the main thread first, then those with most time."""
-    by_thread: dict[tuple[bool, str], list[Stack]] = defaultdict(list)
+    by_thread: dict[tuple[bool, bool, str], list[Stack]] = defaultdict(list)
     for stack in stacks:
-        by_thread[stack.is_main, stack.thread].append(stack)
-    found = [_profile(name, is_main, of_thread, rate) for (is_main, name), of_thread in by_thread.items()]
+        by_thread[stack.is_main, bool(stack.worker), stack.thread].append(stack)
+    found = [_profile(name, is_main, of_thread, rate) for (is_main, _, name), of_thread in by_thread.items()]
     return tuple(sorted(found, key=lambda thread: (not thread.is_main, thread.waits, -thread.seconds, thread.name)))
 
 
@@ -143,7 +172,9 @@ def _profile(name: str, is_main: bool, stacks: Sequence[Stack], rate: float) -> 
         waiting += stack.samples if _WAITING.search(_python_frame(stack.frames)) else 0
     causes = [_cause_time(cause, lines, total, rate) for cause, lines in times.items()]
     causes.sort(key=lambda cause: -cause.seconds)
-    return ThreadProfile(name, is_main, total / rate, tuple(causes), not is_main and waiting >= 0.98 * total)
+    waits = not is_main and waiting >= WAITING_SHARE * total
+    workers = len({stack.worker for stack in stacks if stack.worker})
+    return ThreadProfile(name, is_main, total / rate, tuple(causes), waits, workers)
 
 
 def _cause_time(cause: TraceCause, lines: Mapping[str, int], total: int, rate: float) -> CauseTime:
@@ -157,6 +188,7 @@ def folded(stacks: Sequence[Stack], rate: float) -> dict[str, float]:
     """Return seconds by folded stack: the thread, then the frames from the outermost to the innermost."""
     found: dict[str, float] = defaultdict(float)
     for stack in stacks:
-        names = (f"thread {stack.thread}" if not stack.is_main else "main thread", *stack.frames)
+        thread = "main thread" if stack.is_main else f"thread {stack.thread}"
+        names = (*(("workers",) if stack.worker else ()), thread, *stack.frames)
         found[";".join(name.replace(";", ":") for name in names)] += stack.samples / rate
     return dict(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -38,6 +40,20 @@ PROGRAMS: Mapping[str, str] = {
         def train_step():
             save_checkpoint(__file__ + ".data")
     """,
+    "workers": """
+        import multiprocessing
+        def decode(queue):
+            while True:
+                sum(range(100_000))  # HOT
+                queue.put(1)
+        def train_step():
+            context = multiprocessing.get_context("fork")
+            queue = context.Queue(1 << 20)
+            for _ in range(2):
+                context.Process(target=decode, args=(queue,), daemon=True).start()
+            while True:
+                queue.get()
+    """,
     "thread": """
         import threading, time
         def waits_for_ever():
@@ -65,11 +81,11 @@ def busy_job(name: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], s
     path = folder / f"job_{name}.py"
     text = textwrap.dedent(PROGRAMS[name]).lstrip() + "print('ready', flush=True)\ntrain_step()\n"
     path.write_text(text)
-    job = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+    job = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert job.stdout
         assert job.stdout.readline() == "ready\n"
         yield job, f"{path}({hot_line(text)})"
     finally:
-        job.kill()
+        os.killpg(job.pid, signal.SIGKILL)  # its children, too
         job.communicate()

@@ -74,6 +74,18 @@ def test_other_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_child_processes(tmp_path: Path) -> None:
+    """The line that is too slow is in the workers of a loader."""
+    with busy_job("workers", tmp_path) as (job, line):
+        found = threads_of(job.pid)
+        alone = threads_of(job.pid, Sampling(1.0, 50, workers=False))
+    workers = next(thread for thread in found if thread.workers and thread.name == "MainThread")
+    assert workers.workers == 2
+    assert workers.causes[0].lines[0].frame == f"{line}: decode"
+    assert not any(thread.workers for thread in alone)
+
+
+@pytest.mark.slow
 def test_a_process_that_is_not_python() -> None:
     with subprocess.Popen(["sleep", "60"]) as job:
         try:

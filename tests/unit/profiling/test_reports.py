@@ -41,7 +41,7 @@ def test_text() -> None:
         "  <b>watch, 5 s",
         "     100 %       5 s  running other code",
         "               100 %  /home/u/watch.py(3): watch",
-        "  1 thread waited for other threads all the time: pool",
+        "  waited for other threads or processes all the time: pool",
     ]
 
 

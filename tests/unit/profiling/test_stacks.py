@@ -96,6 +96,22 @@ def test_hostile_names() -> None:
     assert max(len(frame) for stack in found for frame in stack.frames) <= MOST_FRAME
 
 
+def test_child_processes() -> None:
+    """Their threads are grouped by name; the command of a process may contain anything."""
+    one, two = 'process 7:"train; thread (x.py";', 'process 7:"a";process {}:"b; c (/d.py:3)";'
+    frames = "f (/a.py:1)"
+    found = parse(
+        f"{one}thread (7): MainThread;{frames} 10\n"
+        f"{two.format(8)}thread (8): MainThread;{frames} 10\n"
+        f"{two.format(9)}thread (9): MainThread;{frames} 30\n",
+        {7},
+    )
+    main, workers = profiles(found, rate=10)
+    assert (main.is_main, main.seconds, main.workers) == (True, 1.0, 0)
+    assert (workers.is_main, workers.seconds, workers.workers) == (False, 4.0, 2)
+    assert folded(found, rate=10)["workers;thread MainThread;/a.py(1): f"] == 4.0
+
+
 def test_native_functions_without_a_name_are_left_out() -> None:
     (stack,) = parse("thread (7): MainThread;f (/a.py:1);0x7f88b044524a (libc.so.6);sleep (libc.so.6) 3", native=True)
     assert stack.frames == ("/a.py(1): f", "sleep")
