@@ -23,6 +23,8 @@ from gpu_exporter.profiling.processes import Process, is_alive
 MISSING = "stacks are sampled by py-spy, which is not installed: pip install py-spy"
 # How much longer than the sampling py-spy may take: it reads symbols first.
 SLACK_SECONDS = 20.0
+DUMP_SECONDS = 5.0
+NONE_FOUND = "no python processes"
 MOST_OUTPUT_BYTES = 64 << 20
 MOST_ERROR_BYTES = 64 << 10
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -72,7 +74,7 @@ class _Run:
     """One run of py-spy, from the start on. It cannot write more than a limit."""
 
     def __init__(self, py_spy: Path, process: Process, sampling: Sampling, folder: Path) -> None:
-        self.process = process
+        self.process, self._py_spy = process, py_spy
         self._output, self._errors = folder / f"{process.pid}.folded", folder / f"{process.pid}.errors"
         with self._errors.open("wb") as errors:
             self._running = subprocess.Popen(
@@ -107,7 +109,20 @@ class _Run:
             text = self._errors.read_bytes()[:MOST_ERROR_BYTES].decode("utf-8", "replace")
         except OSError:
             text = ""
+        if NONE_FOUND in text.lower():  # it does not say why while it looks for child processes
+            text = self._one_dump()
         return reason(text, _ptrace_scope())
+
+    def _one_dump(self) -> str:
+        """Return what py-spy writes to stderr when it shall print the stacks of the process alone, once."""
+        command = [str(self._py_spy), "dump", "--pid", str(self.process.pid), "--nonblocking"]
+        try:
+            ran = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DUMP_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        return ran.stderr[:MOST_ERROR_BYTES].decode("utf-8", "replace")
 
 
 def reason(text: str, ptrace_scope: int) -> str:
@@ -118,7 +133,7 @@ def reason(text: str, ptrace_scope: int) -> str:
         return f"not permitted: run as root, or as its user; in a container, add the capability SYS_PTRACE{scope}"
     if "failed to find python version" in lowered or "failed to find a python" in lowered:
         return "it does not run Python"
-    if "unsupported version" in lowered or "no python processes" in lowered:
+    if "unsupported version" in lowered:
         return "py-spy does not know its version of Python: upgrade py-spy"
     line = next((line for line in text.splitlines() if line.lower().startswith(("error", "caused by"))), "")
     return f"py-spy returned no stacks: {printable(line or 'no reason given', 160)}"
