@@ -18,6 +18,7 @@ from gpu_exporter.profiling import analysis, analysis_child
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.trace_session import TakenTrace
 from tests.support.kineto_jobs import SLOW_LOADER
+from tests.support.traces import SyntheticTrace
 
 pytestmark = pytest.mark.slow
 Take = Callable[[bytes], TakenTrace]
@@ -102,3 +103,12 @@ def test_kept_traces_are_private(take: Take, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
         analysis.keep([trace], tmp_path / "kept")
+
+
+def test_a_trace_without_gpu_work(take: Take, tmp_path: Path) -> None:
+    """The process hung, or has no GPU: its stacks help, its trace does not."""
+    trace = SyntheticTrace()
+    trace.host("train.py(3): load_batch", 0, 100)
+    content = trace.write(tmp_path / "host.json").read_bytes()
+    with pytest.raises(GpuExporterError, match="process 42: no work began on a GPU while it was recorded: leave out"):
+        analysis.analyze([take(content)], ["text"])
