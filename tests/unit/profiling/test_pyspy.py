@@ -18,6 +18,7 @@ from gpu_exporter.profiling.processes import Process, environment, is_alive, loo
 from gpu_exporter.profiling.pyspy import Sampling, reason
 from gpu_exporter.profiling.stacks import ThreadProfile, parse, profiles
 from tests.support.busy_jobs import busy_job
+from tests.support.tools import until
 
 FILES = HostFiles(Path("/proc"), Path("/sys"))
 ONE_SECOND = Sampling(1.0, 50)
@@ -89,6 +90,7 @@ def test_child_processes(tmp_path: Path) -> None:
 def test_a_process_that_is_not_python() -> None:
     with subprocess.Popen(["sleep", "60"]) as job:
         try:
+            until(lambda: FILES.process(f"{job.pid}/cmdline"), what="the command line of the new program")
             answer = sampled(job.pid)
         finally:
             job.kill()
