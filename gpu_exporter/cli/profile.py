@@ -188,10 +188,12 @@ def _traced(
     from gpu_exporter.profiling import analysis
     from gpu_exporter.profiling.daemon_socket import DaemonSocket
     from gpu_exporter.profiling.processes import environment
-    from gpu_exporter.profiling.trace_session import TraceSession, socket_folder
+    from gpu_exporter.profiling.trace_session import TraceSession, check_socket_folder, socket_folder
 
     files = HostFiles(config.procfs, config.sysfs)
-    folder = places.socket or socket_folder([environment(files, process.pid) for process in processes])
+    folder = places.socket
+    if folder is None and (folder := socket_folder([environment(files, process.pid) for process in processes])):
+        check_socket_folder(folder, processes)
     trace_dir = PurePosixPath(places.trace) if places.trace else None
     session = TraceSession(processes, options, files, config.procfs, trace_dir)
     try:
@@ -201,10 +203,11 @@ def _traced(
             for path in analysis.keep(session.taken, places.keep):
                 click.echo(f"gpu-exporter: kept {path}", err=True)
         with Progress("Analysing"):
-            outputs = analysis.analyze(session.taken, wanted) if session.taken else {}
+            return _Outcome(analysis.analyze(session.taken, wanted) if session.taken else {}, session.errors)
+    except GpuExporterError as error:
+        return _Outcome({}, [*session.errors, error])
     finally:
         session.close()
-    return _Outcome(outputs, session.errors)
 
 
 def _write(outputs: Mapping[str, bytes], files: Mapping[str, Path]) -> None:

@@ -20,8 +20,8 @@ NAME = "dynolog"
 # libkineto binds and sends to names of abstract sockets that end with a null byte.
 ABSTRACT = f"\0{NAME}\0"
 _CREDENTIALS = struct.Struct("=3i")
-# Processes of all users poll, each as itself.
-_EVERYBODY = 0o666
+# Processes of all users poll, each as itself: the socket gets the mode 0666.
+_NOT_EVERYBODY = 0o111
 MOST_PATH = 106
 ANOTHER_DAEMON = "another daemon, such as dynolog, has"
 OTHER_FOLDER = "stop it, or set KINETO_IPC_SOCKET_DIR in the job to a folder without one"
@@ -122,8 +122,12 @@ class DaemonSocket:
             raise GpuExporterError(f"--socket-dir {self._path.parent}: the path is too long for a socket")
         self._remove_stale(self._path)
         try:
-            self._socket.bind(str(self._path))
-            os.chmod(self._path, _EVERYBODY)
+            # Not chmod: who owns the folder could replace the socket by a link in between.
+            previous = os.umask(_NOT_EVERYBODY)
+            try:
+                self._socket.bind(str(self._path))
+            finally:
+                os.umask(previous)
             self._inode = _inode(self._path)
         except OSError as error:
             raise GpuExporterError(f"--socket-dir {self._path.parent}: {error.strerror}") from error

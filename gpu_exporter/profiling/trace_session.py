@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class TraceSession:
             target.complaint = "another profiler is active in it: try again when that has ended"
             socket.reply(peer, configuration(""))
         elif not socket.may_reply(peer):
-            target.complaint = f"its {SOCKET_DIR} is written differently: give exactly the same --socket-dir"
+            target.complaint = f"its {SOCKET_DIR} is written differently: write it without a slash at the end"
         else:
             self._request(socket, peer, target)
 
@@ -227,6 +228,22 @@ def socket_folder(environments: Sequence[Mapping[str, str] | None]) -> Path | No
         raise GpuExporterError(f"the processes have different {SOCKET_DIR}: choose some of them with --pid")
     text = folders.pop() if folders else ""
     return Path(text) if text else None
+
+
+def check_socket_folder(folder: Path, processes: Sequence[Process]) -> None:
+    """Raise GpuExporterError for a folder that a job named, but its user may not write to.
+
+    A job could otherwise make root create a socket anywhere.
+    """
+    try:
+        about = folder.stat()
+    except OSError as error:
+        fix = "it must be the same folder in the job and here"
+        raise GpuExporterError(f"{SOCKET_DIR}={printable(str(folder), 100)}: {error.strerror}", fix=fix) from error
+    for process in processes:
+        if about.st_uid != process.uid and not about.st_mode & stat.S_IWOTH:
+            text = f"its user {process.uid} may not write to its {SOCKET_DIR}, {printable(str(folder), 100)}"
+            raise GpuExporterError(f"{process.title}: {text}", fix="if you trust it, give the folder with --socket-dir")
 
 
 def is_without_daemon(started_with: Mapping[str, str] | None) -> bool:

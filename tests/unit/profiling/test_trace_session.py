@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -18,8 +19,14 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.daemon_socket import DaemonSocket
 from gpu_exporter.profiling.kineto_ipc import TraceOptions
-from gpu_exporter.profiling.processes import look_up
-from gpu_exporter.profiling.trace_session import TraceSession, no_answer, socket_folder, trace_folder
+from gpu_exporter.profiling.processes import Process, look_up
+from gpu_exporter.profiling.trace_session import (
+    TraceSession,
+    check_socket_folder,
+    no_answer,
+    socket_folder,
+    trace_folder,
+)
 from tests.support.kineto_jobs import SLOW_LOADER, jobs, short_folder, traces_in
 
 pytestmark = pytest.mark.slow
@@ -244,6 +251,18 @@ def test_the_socket_of_the_jobs() -> None:
     assert socket_folder([{"KINETO_IPC_SOCKET_DIR": "/run/kineto"}, None]) == Path("/run/kineto")
     with pytest.raises(GpuExporterError, match="different KINETO_IPC_SOCKET_DIR"):
         socket_folder([{"KINETO_IPC_SOCKET_DIR": "/run/kineto"}, {}])
+
+
+def test_a_socket_folder_that_the_job_could_not_use(folder: Path) -> None:
+    """A job of another user must not make root write anywhere."""
+    process = Process(7, 1, os.getuid() + 1, "t.py", 7)
+    with pytest.raises(GpuExporterError, match="may not write to its KINETO_IPC_SOCKET_DIR"):
+        check_socket_folder(folder, [process])
+    check_socket_folder(folder, [replace(process, uid=os.getuid())])
+    folder.chmod(0o777)
+    check_socket_folder(folder, [process])
+    with pytest.raises(GpuExporterError, match="No such file or directory: it must be the same folder in the job"):
+        check_socket_folder(folder / "gone", [process])
 
 
 def test_why_there_is_no_answer() -> None:
