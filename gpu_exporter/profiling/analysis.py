@@ -49,6 +49,7 @@ def _answer(request: str, descriptors: Sequence[int], seconds: float) -> Mapping
             stderr=errors,
             pass_fds=descriptors,
             env=_environment(),
+            cwd="/",  # Python imports from the current folder first
         )
         assert child.stdout
         timer = threading.Timer(seconds, child.kill)
@@ -73,7 +74,7 @@ def _answer(request: str, descriptors: Sequence[int], seconds: float) -> Mapping
 
 def _environment() -> dict[str, str]:
     """Return the environment of the child: it finds the same packages, and starts no threads."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     return {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
 
 
