@@ -17,13 +17,14 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
-OPTIONAL = ("dashboards", "plots", "top", "trace")
+OPTIONAL = ("dashboards", "plots", "profile", "top", "trace")
 DEVELOPMENT = ("dev", "release", "bench")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 
 SPDX = {
     "Apache": "Apache-2.0",
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
+    "License :: OSI Approved :: MIT License": "MIT",
     "3-Clause BSD License": "BSD-3-Clause",
     "BSD 2-Clause License": "BSD-2-Clause",
     "GNU LGPL v3+": "LGPL-3.0-or-later",
@@ -107,8 +108,8 @@ image. [The SBOM of a release](releases.md#verify-a-release) has the exact versi
 
 ## What do optional features need?
 
-`dashboards` and `plots` are for rendering dashboards and plots, `top` for the live view in the terminal. The image has
-none of these extras.
+`dashboards` and `plots` are for rendering dashboards and plots, `top` for the live view in the terminal, `trace` for
+profiler traces, `profile` for profiles of running jobs. The image has none of these extras.
 
 {table(optional)}
 

@@ -64,6 +64,7 @@ class TraceCause(Enum):
     PYTHON = "python"
     COPIES = "copies"
     DEPENDENCY = "dependency"
+    COLLECTIVES = "collectives"
     UNKNOWN = "unknown"
 
 
@@ -77,10 +78,20 @@ TRACE_WORDS = {
     TraceCause.PYTHON: "running other code on the host",
     TraceCause.COPIES: "waiting for copies to start",
     TraceCause.DEPENDENCY: "waiting although its next work had been launched (for other streams, GPUs or graphs)",
+    TraceCause.COLLECTIVES: "waiting for other ranks in a collective",
     TraceCause.UNKNOWN: "for a reason that the trace does not show",
 }
+# What a thread of the host does, according to its stack.
+STACK_WORDS = TRACE_WORDS | {
+    TraceCause.SYNCHRONISATION: "waiting for the GPU (synchronisation)",
+    TraceCause.PYTHON: "running other code",
+    TraceCause.UNKNOWN: "in no frame",
+}
+# What a thread of a child process does, such as one of a data loader.
+WORKER_WORDS = STACK_WORDS | {TraceCause.DATA_LOADING: "loading data"}
 # The share of a GPU's time, as live metrics see it, that each cause in a trace belongs to.
 TRACE_SHARES = dict.fromkeys(TraceCause, Cause.HOST) | {
     TraceCause.COPIES: Cause.COPIES,
     TraceCause.DEPENDENCY: Cause.PEERS,
+    TraceCause.COLLECTIVES: Cause.PEERS,
 }

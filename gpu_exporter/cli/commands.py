@@ -21,6 +21,7 @@ from gpu_exporter.cli import local_exporter, tables
 from gpu_exporter.cli.bundle import bundle_command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.profile import profile_command
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.cli.top import top_command
@@ -345,6 +346,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
 
 commands.add_command(top_command)
 commands.add_command(trace_command)
+commands.add_command(profile_command)
 commands.add_command(bundle_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,6 @@ from gpu_exporter.cli.trace import GATE_FAILED, read_all, require_numpy
 from gpu_exporter.inputs import ratio
 
 if TYPE_CHECKING:
-    from gpu_exporter.traces.model import Trace
     from gpu_exporter.traces.result import AnalysisResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,6 +78,7 @@ def analyze_command(
     require_numpy()
     from gpu_exporter.traces import gate
     from gpu_exporter.traces.analysis import analyze
+    from gpu_exporter.traces.exports import folded_lines, pprof_profile
     from gpu_exporter.traces.verdict import Thresholds
 
     try:
@@ -89,13 +89,13 @@ def analyze_command(
     traces = read_all(files)
     result = analyze(traces, Thresholds(least_share, compute_bound, straggler))
     if folded:
-        _write_folded(folded, result)
+        folded.write_text("\n".join(folded_lines(result)) + "\n", encoding="utf-8")
     if report:
         from gpu_exporter.traces.html_report.page import page
 
         report.write_text(page(traces, result), encoding="utf-8")
     if pprof:
-        pprof.write_bytes(_profile(traces, result))
+        pprof.write_bytes(pprof_profile(traces, result))
     _print(result, as_json)
     failures = [line for condition in conditions for line in condition.failures(result)]
     if before:
@@ -112,36 +112,3 @@ def _print(result: AnalysisResult, as_json: bool) -> None:
     from gpu_exporter.traces.text_report import lines
 
     click.echo("\n".join(lines(result)))
-
-
-def _write_folded(path: Path, result: AnalysisResult) -> None:
-    """Write a line for each stack: the rank, the cause and the frames, and whole microseconds."""
-    path.write_text("\n".join(folded_lines(result)) + "\n", encoding="utf-8")
-
-
-def _profile(traces: Sequence[Trace], result: AnalysisResult) -> bytes:
-    from gpu_exporter.traces.gpu_stacks import gpu_stacks
-    from gpu_exporter.traces.pprof import profile
-
-    positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
-    gpu = {
-        f"rank {rank.rank};{stack}": seconds
-        for rank in result.ranks
-        for stack, seconds in gpu_stacks(positions[rank.rank], rank.device).items()
-    }
-    idle = {
-        f"rank {rank};{stack}": seconds
-        for rank, stacks in result.idle_stacks.items()
-        for stack, seconds in stacks.items()
-    }
-    return profile({"gpu_time": gpu, "gpu_idle": idle}, max(rank.span_seconds for rank in result.ranks))
-
-
-def folded_lines(result: AnalysisResult) -> Sequence[str]:
-    """Return the folded stacks of all ranks, the most costly first."""
-    found = [
-        (round(seconds * 1e6), f"rank {rank};{stack}")
-        for rank, stacks in result.idle_stacks.items()
-        for stack, seconds in stacks.items()
-    ]
-    return [f"{' '.join(stack.split())} {number}" for number, stack in sorted(found, reverse=True) if number]

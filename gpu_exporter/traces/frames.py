@@ -48,6 +48,21 @@ _CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
         re.compile(r"built-in (?:function|method) collect|\bgc\.collect|Python GC|garbage_?collect", re.IGNORECASE),
     ),
 )
+# What the stack of a running process shows, beyond the causes above. A trace has the calls of CUDA instead.
+_STACK_CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
+    (
+        TraceCause.COLLECTIVES,
+        re.compile(
+            r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|rendezvous)\.py"
+            r"|torch/distributed/algorithms/join\.py|^nccl[A-Z]|^c10d::|^gloo::|^MPI_|mpi4py|horovod"
+        ),
+    ),
+    (
+        TraceCause.SYNCHRONISATION,
+        re.compile(r"torch/cuda/(?:__init__|streams)\.py\(\d+\): (?:\w+\.)?(?:synchronize|wait)$"),
+    ),
+    (TraceCause.GARBAGE_COLLECTION, re.compile(r"^gc_collect_|^PyGC_Collect")),
+)
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages/|/lib/python3|lib/python3|^<frozen|^<built-in|^(?:torch|torchvision|numpy|scipy|PIL|triton)/"
 )
@@ -62,6 +77,18 @@ def cause_of(name: str) -> TraceCause | None:
     match = PYTHON_FRAME.match(name)
     text = match["function"] if match and is_user_frame(name) else name
     return next((cause for cause, pattern in _CAUSES if pattern.search(text)), None)
+
+
+def stack_cause_of(name: str) -> TraceCause | None:
+    """Return the cause that a frame of a running process names; None if it names none.
+
+    Frames of Python are in Kineto's form, `path(line): function`; native frames are the names of functions.
+    """
+    if cause := cause_of(name):
+        return cause
+    if is_synchronising(name):
+        return TraceCause.SYNCHRONISATION
+    return next((cause for cause, pattern in _STACK_CAUSES if pattern.search(name)), None)
 
 
 def is_synchronising(name: str) -> bool:

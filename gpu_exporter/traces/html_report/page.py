@@ -2,69 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
-from gpu_exporter.decoding import printable
 from gpu_exporter.traces.device_times import devices
 from gpu_exporter.traces.gpu_stacks import gpu_stacks
+from gpu_exporter.traces.html_report.document import page_foot, page_head
+from gpu_exporter.traces.html_report.document import safe_text as _text
 from gpu_exporter.traces.html_report.flame import flame_graph
 from gpu_exporter.traces.html_report.timeline import IDLE, LAYERS, timeline
 from gpu_exporter.traces.model import Trace
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 from gpu_exporter.traces.text_report import duration, failure_words, memory_words, sentence, size
 from gpu_exporter.traces.verdict import percent
-from gpu_exporter.version import __version__
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-LONGEST = 400
 # Flame graphs take some 100 kB each: these ranks have them, the one with most idle time first.
 MOST_FLAMES = 4
 MOST_KERNELS, MOST_CAUSES, MOST_FRAMES = 12, 6, 3
-STYLE = """
-:root { font: 15px/1.5 system-ui, sans-serif; --line: #8885; color-scheme: light dark; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1060px; padding: 1rem; overflow-wrap: anywhere; }
-h1 small, td small { font-weight: normal; opacity: .75; }
-table { border-collapse: collapse; margin: .5rem 0; }
-th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide { overflow-x: auto; }
-.verdict { border-left: .4rem solid #d2691e; padding: .2rem .8rem; }
-.verdict.compute-bound { border-color: #4f9d4f; }
-svg { display: block; width: 100%; height: auto; margin: .2rem 0 1rem; }
-svg.timeline { height: 44px; }
-.step { stroke: #0006; stroke-width: 1; vector-effect: non-scaling-stroke; }
-.flame text { font: 11px ui-monospace, monospace; fill: #1a1a1a; pointer-events: none; }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
-code, .frame { font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anywhere; }
-"""
 
 
 def page(traces: Sequence[Trace], result: AnalysisResult) -> str:
     """Return the whole document."""
-    return "".join(_document(traces, result)) + "\n"
-
-
-def _text(text: str) -> str:
-    """Return text from outside, without control characters and harmless in HTML."""
-    return escape(printable(text, LONGEST), quote=True)
+    return "".join(_document(traces, result))
 
 
 def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
     names = ", ".join(Path(trace.path).name for trace in traces[:3]) + (" …" if len(traces) > 3 else "")
     verdict = result.verdict
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield '<meta name="color-scheme" content="light dark">\n'
-    yield f"<title>{_text(verdict.trace_class.value)}: {_text(names)}</title>\n<style>{STYLE}</style>\n</head>\n"
-    yield "<body>\n"
-    yield f"<main>\n<h1>Where the GPU time went <small>{_text(names)}</small></h1>\n"
+    yield from page_head(f"{verdict.trace_class.value}: {names}")
+    yield f"<h1>Where the GPU time went <small>{_text(names)}</small></h1>\n"
     yield f'<div class="verdict {verdict.trace_class.value}"><h2>{verdict.trace_class.value}</h2>\n'
     yield f"<p>{_text(sentence(verdict.because))}</p></div>\n"
     yield from _advice(result)
@@ -73,9 +40,7 @@ def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
     yield from _details(traces, result)
     for reason, count in result.dropped_reasons.items():
         yield f"<p>Not analysed: {count} events {_text(reason)}</p>\n"
-    yield f"<p><small>gpu-exporter {__version__}. The source of this page contains the analysis as JSON.</small></p>"
-    safe = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(result.to_json(), indent=1))
-    yield f'</main>\n<script type="application/json" id="analysis">{safe}</script>\n</body>\n</html>'
+    yield from page_foot(result.to_json())
 
 
 def _advice(result: AnalysisResult) -> Iterator[str]:

@@ -1,0 +1,70 @@
+"""Sampled stacks as a page of HTML with flame graphs, without any other file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpu_exporter.catalogue.causes import STACK_WORDS, WORKER_WORDS
+from gpu_exporter.profiling.ranks import odd_ones
+from gpu_exporter.profiling.result import ProcessProfile
+from gpu_exporter.profiling.stacks import ThreadProfile
+from gpu_exporter.profiling.text_report import title
+from gpu_exporter.traces.html_report.document import page_foot, page_head, safe_text
+from gpu_exporter.traces.html_report.flame import flame_graph
+from gpu_exporter.traces.text_report import duration
+from gpu_exporter.traces.verdict import percent
+
+MOST_PROCESSES, MOST_THREADS, MOST_LINES = 16, 8, 8
+MAIN_THREAD = "main thread"
+
+
+def page(found: Sequence[ProcessProfile]) -> str:
+    """Return the whole document."""
+    return "".join(_document(found))
+
+
+def _document(found: Sequence[ProcessProfile]) -> Iterator[str]:
+    yield from page_head("Where the time of the host went")
+    yield "<h1>Where the time of the host went</h1>\n"
+    for odd in odd_ones(found):
+        yield f'<div class="verdict"><p>{odd.others} of {len(found)} processes are at <span class="frame">'
+        yield f"{safe_text(odd.others_line)}</span>, but {safe_text(odd.process.title)} is at"
+        yield f' <span class="frame">{safe_text(odd.line)}</span>.</p></div>\n'
+    for profile in found[:MOST_PROCESSES]:
+        yield from _process(profile)
+    if len(found) > MOST_PROCESSES:
+        yield f"<p>{len(found) - MOST_PROCESSES} more processes are only in the JSON.</p>\n"
+    yield from page_foot([profile.to_json() for profile in found])
+
+
+def _process(profile: ProcessProfile) -> Iterator[str]:
+    heading = profile.process.title
+    yield f"<h2>{safe_text(heading[:1].upper() + heading[1:])}</h2>\n"
+    yield f"<p>Sampled {profile.samples} times in {profile.sampling.seconds:g} s.</p>\n"
+    busy = [thread for thread in profile.threads if not thread.waits]
+    for thread in busy[:MOST_THREADS]:
+        yield from _thread(thread)
+    for caption, is_main in (("Stacks of the main thread", True), ("Stacks of other threads and processes", False)):
+        stacks = {
+            stack: seconds
+            for stack, seconds in profile.stacks.items()
+            if (stack.partition(";")[0] == MAIN_THREAD) is is_main
+        }
+        if stacks:
+            yield f"<h3>{caption}</h3>\n{flame_graph(stacks, f'{caption} of process {profile.process.pid}')}\n"
+
+
+def _thread(thread: ThreadProfile) -> Iterator[str]:
+    name = title(thread)
+    words = WORKER_WORDS if thread.workers else STACK_WORDS
+    yield f'<h3>{safe_text(name[:1].upper() + name[1:])}</h3>\n<div class="wide" role="region"'
+    yield f' aria-label="{safe_text(name)}" tabindex="0"><table>\n<thead><tr><th scope="col">what it did</th>'
+    yield '<th scope="col" class="number">share</th><th scope="col" class="number">time</th></tr></thead>\n<tbody>\n'
+    for cause in thread.causes:
+        frames = "".join(
+            f'<br><span class="frame">{percent(line.share)} {safe_text(line.frame)}</span>'
+            for line in cause.lines[:MOST_LINES]
+        )
+        yield f'<tr><td>{words[cause.cause]}{frames}</td><td class="number">{percent(cause.share)}</td>'
+        yield f'<td class="number">{duration(cause.seconds)}</td></tr>\n'
+    yield "</tbody></table></div>\n"
