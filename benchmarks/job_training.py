@@ -12,6 +12,8 @@ from benchmarks.job_verdict import UNKNOWN
 SLOW_RANK = 1
 # What the cause costs the slow rank, in seconds per step.
 COST_SECONDS = {"cuda": 0.008, "cpu": 0.03}
+# As a multiple of that cost: a loader that takes less than the GPU's work of a step hides behind it, and slows nobody.
+LOADER_COSTS = 3
 # Every so many steps of FSDP on GPUs, one is profiled; 0 for none.
 SAMPLE_EVERY = int(os.environ.get("SAMPLE_EVERY", "20"))
 
@@ -135,9 +137,10 @@ def competitor(device_kind: str) -> Callable[[], None]:
 
     import torch
 
-    stop = threading.Event()
+    stop, device = threading.Event(), torch.cuda.current_device()
 
     def compete() -> None:
+        torch.cuda.set_device(device)  # in a new thread, it is the first GPU
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             x = torch.randn(4096, 4096, device="cuda")
@@ -197,7 +200,7 @@ def run_parallel(case: Case, device_kind: str, seconds: float) -> None:
 
     def load() -> Any:
         if slow == "data":
-            time.sleep(cost)
+            time.sleep(LOADER_COSTS * cost)
         return batch
 
     def step() -> None:
