@@ -69,9 +69,11 @@ ENGINE, SM = Least(c.GR, 1.0), c.SM
 # Of a link, the busier direction counts. NVLink has no share: its capacity is not a signal.
 _LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
 _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
-# GPU utilisation counts copy engines, too, but too many of the gaps between short kernels.
+# GPU utilisation counts copy engines, too, but too many of the gaps between short kernels. Where no kernel runs, it
+# needs no help of the link, which other copies on the same host slow down.
 _COPY_ENGINE = _minus(mean(s.UTIL), ENGINE)
-_COPIES = Choice(_BETWEEN_GPUS, _COPY_ENGINE, Least(_LINK, _COPY_ENGINE))
+_ONLY_COPIES = And(Compare(c.GR, "<", c.IDLE_ENGINE), c.COPYING)
+_COPIES = Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), _COPY_ENGINE, Least(_LINK, _COPY_ENGINE))
 _THROTTLING = Known(OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE))))
 # Without traffic, a rank waits for its first message, if it has peers at all.
 _WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))

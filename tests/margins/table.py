@@ -58,17 +58,36 @@ def right(compare: Compare) -> str:
 REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "reduce_1m bulk_late_10ms train_loader_30 copy_back copy_then_compute copy_pageable ddp_jitter decode_eager "
-        "serving_50 tensor_parallel_serving ddp_all_late tensor_parallel_decode",
+        "serving_50 tensor_parallel_serving ddp_all_late tensor_parallel_decode duty_50 ddp_late_20ms short_gaps",
         "halfEngine busyEngine",
         "idle for a part of each step by construction: both classes are right, and the time shares grade it",
     ),
     (
         "bulk_slow_50 bulk_late_10ms copy_back train_loader_30 tensor_parallel_graph ddp_jitter expert_parallel "
-        "ddp_slow_40 ddp_slow_150 ddp_late_20ms ddp_straggler_slow_gpu",
+        "ddp_slow_40 ddp_slow_150 ddp_late_20ms ddp_straggler_slow_gpu tensor_parallel",
         "busySm",
         "waits for a part of each step by construction: both classes are right, and the time shares grade it",
     ),
-    ("softmax sort gelu alternating", "busyFloat busyDram", "between memory and arithmetic: both classes are right"),
+    (
+        "reduce_4k reduce_1m",
+        "launchingBytes",
+        "small all-reduces, launched one by one: launches and the other rank limit them in turn, and both are right",
+    ),
+    (
+        "bulk_even",
+        "slowerGap",
+        "a rank of the H100s measured that it waits 11 % of the time: a matter of degree",
+    ),
+    (
+        "duty_seconds",
+        "stalled",
+        "only whole intervals between two reads count as idle, and its pauses are three of them long",
+    ),
+    (
+        "softmax sort gelu alternating",
+        "busyFloat busyDram mostlyTensor",
+        "between memory and arithmetic: both classes are right",
+    ),
     ("*", "powerSwing", "how far power swings is a matter of degree, and the alert is an information"),
     (
         "evaluation_items gemm_small tiny_kernels",

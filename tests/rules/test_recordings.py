@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.catalogue.metrics import BY_KEY, ENERGY
-from gpu_exporter.model.metric import Metric
 from tests.conftest import RECORDINGS
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing
+from tests.rules.recorded import values_by_phase
 from tests.rules.series import Device, Generation, minutes, rank
 
 HELD = 120.0
-# Ticks dropped at the beginning of a phase: work starts once, and not every few minutes.
-START = 10
 
 
 class Truth(NamedTuple):
@@ -58,27 +52,9 @@ AT_ITS_POWER_CAP: Mapping[str, Mapping[str, str]] = {"ddp_straggler_slow_gpu": {
 EITHER = ("GpuPowerOscillation",)
 
 
-def phases() -> Mapping[tuple[str, int], Mapping[Metric, Sequence[float]]]:
-    """Return the values of each metric, tick by tick, of each phase and GPU."""
-    found: dict[tuple[str, int], dict[Metric, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(RECORDINGS.glob("*.jsonl.gz")):
-        with gzip.open(path, "rt") as lines:
-            next(lines)
-            for tick in map(json.loads, lines):
-                for key, value in tick["samples"].items():
-                    if BY_KEY[key] is not ENERGY:  # it is the integral of power
-                        found[tick["phase"], tick["gpu"]][BY_KEY[key]].append(value)
-    return {key: {row: _odd(values[START:]) for row, values in rows.items()} for key, rows in found.items()}
-
-
-def _odd(values: Sequence[float]) -> Sequence[float]:
-    """Make the length odd: rules read every second value, and thus all values of a repeated odd number."""
-    return values if len(values) % 2 else values[:-1]
-
-
 @pytest.mark.parametrize("generation", [Generation.GPU_EXPORTER, Generation.DCGM_4_9], ids=lambda each: each.value)
 def test_each_phase_held_for_two_hours(tmp_path: Path, generation: Generation) -> None:
-    known = phases()
+    known = values_by_phase(sorted(RECORDINGS.glob("*.jsonl.gz")))
     assert {phase for phase, _ in known} == set(TRUTH)
     fleet, found = [], []
     for phase, truths in TRUTH.items():

@@ -1,0 +1,127 @@
+"""A job that hangs is named by `diagnose` from a few seconds, and by the alert in its time; no other job is.
+
+Jobs of two and four ranks on H100s and H200s, that wait with messages of 4 KiB to 1 GiB and each protocol of NCCL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.bottlenecks import WINDOW
+from gpu_exporter.catalogue.failure_modes import MODES, profiles
+from gpu_exporter.catalogue.failure_modes.mode import Values
+from gpu_exporter.diagnosis import gather
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.model.metric import Metric
+from tests import ROOT
+from tests.rules.promtool import Case, Expect, check
+from tests.rules.recorded import values_by_phase
+from tests.rules.series import Device, Stretch, minutes, rank
+from tests.rules.shapes import Shape
+from tests.support.truth import TRUTH
+
+STALL = next(mode for mode in MODES if mode.name == "GpuCollectiveStall")
+SOON = 60.0
+JOBS = [path for path in TRUTH if "_x2_" in path.name or "_x4_" in path.name]
+PHASES = [(path, phase) for path in JOBS for phase in TRUTH[path]]
+# Minutes of work before, and then of the phase, until the alert has to fire: its window is full of the hang, and its
+# hold is over. Rules are evaluated once a minute, and some read what others recorded the minute before.
+BEFORE, EVALUATIONS = 20.0, 3.0
+IN_TIME = (WINDOW + STALL.hold) / 60 + EVALUATIONS
+# Jobs in one run of promtool, which limits the number of samples.
+MANY = 16
+RULES = [ROOT / "alerts" / f"{name}.yaml" for name in ("recording", "distributed")]
+FIRED = f'group by (node, gpu) (last_over_time(ALERTS{{alertstate="firing", alertname="{STALL.name}"}}[1d]))'
+# Three of four ranks of an H100 wait in an all-reduce. What the fourth, which never came, read was not measured.
+WAITING_H100: Values = {**profiles.HANGING, m.SM_ACTIVE: 0.182, m.SM_OCCUPANCY: 0.057}
+FOUR_H100: tuple[Values, ...] = (
+    *({**WAITING_H100, m.POWER: watts} for watts in (205.0, 210.0, 215.0)),
+    profiles.ABSENT,
+)
+
+
+def hangs(phase: str) -> bool:
+    return phase.startswith("hang")
+
+
+@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+def test_diagnose_names_hangs_and_nothing_else(path: Path, phase: str) -> None:
+    recorded = list(gather.RecordedScrapes(path, phase))
+    assert recorded[-1].at - recorded[0].at < SOON
+
+    found = diagnose(seen(recorded, {}, job="job"))
+
+    assert [STALL.name in {match.mode.name for match in of_gpu.matches} for of_gpu in found] == [hangs(phase)] * len(
+        found
+    )
+
+
+@pytest.mark.parametrize("model", ["h100", "h200"])
+def test_every_kind_of_hang_was_recorded(model: str) -> None:
+    recorded = {phase for path, phase in PHASES if hangs(phase) and path.name.startswith(f"{model}_x2_phases")}
+
+    sizes, protocols = ("4k", "1m", "64m", "1g"), ("1m_LL", "1m_LL128", "1m_Simple")
+    assert recorded == {f"hang_{kind}" for kind in (*sizes, *protocols, "gather", "receive", "crossed")}
+
+
+def test_diagnose_names_a_hang_of_four_h100_ranks() -> None:
+    scrapes = [Scrape(1000.0 + second, list(_scraped(FOUR_H100))) for second in range(8)]
+
+    found = diagnose(seen(scrapes, {}, job="job"))
+
+    assert [[match.mode.name for match in of_gpu.matches] for of_gpu in found] == [[STALL.name]] * 4
+
+
+def _scraped(ranks: tuple[Values, ...]) -> Iterator[ScrapedSample]:
+    for gpu, values in enumerate(ranks):
+        labels = {"gpu": str(gpu), "UUID": f"GPU-{gpu}", "modelName": "NVIDIA H100 80GB HBM3", "Hostname": "node"}
+        for row, value in {**profiles.HEALTHY, **values}.items():
+            if isinstance(value, float | int):
+                yield ScrapedSample(row.name, labels, float(value))
+
+
+@pytest.mark.slow
+def test_the_alert_fires_in_time_and_for_nothing_else(tmp_path: Path) -> None:
+    fleet = [*_recorded_jobs(), *_of_four()]
+    jobs = [list(ranks) for _, ranks in groupby(fleet, lambda device: device.node)]
+
+    check(tmp_path, [_case(jobs[start : start + MANY]) for start in range(0, len(jobs), MANY)], rules=RULES)
+
+
+def _case(jobs: Sequence[Sequence[Device]]) -> Case:
+    """Return a case in which the alert has fired on all ranks of the jobs that hang, and on no other."""
+    fleet = [device for ranks in jobs for device in ranks]
+    expected = [({"node": each.node, "gpu": str(each.gpu)}, 1.0) for each in fleet if "-hang" in each.node]
+    return Case(fleet[0].node, fleet, [Expect(FIRED, expected)])
+
+
+def _recorded_jobs() -> Iterator[Device]:
+    """Yield the ranks of a job for each phase: it works, then the phase goes on until the alert has to fire."""
+    for path in JOBS:
+        recording = path.name.partition(".")[0]
+        known = values_by_phase([path])
+        for phase, truths in TRUTH[path].items():
+            node = f"{recording}-{phase}"
+            for gpu in range(len(truths)):
+                yield Device(node, gpu, _story(known[phase, gpu]), owner=rank(node, gpu))
+
+
+def _of_four() -> Iterator[Device]:
+    for gpu, values in enumerate(FOUR_H100):
+        yield Device("four-hanging", gpu, _story(values), owner=rank("four", gpu))
+
+
+def _story(values: Mapping[Metric, Shape]) -> Sequence[Stretch]:
+    return [minutes(BEFORE, _gauges(profiles.BALANCED)), minutes(IN_TIME, _gauges(values))]
+
+
+def _gauges(values: Mapping[Metric, Shape]) -> Mapping[Metric, Shape]:
+    """Return the values that depend on the load, on a healthy board."""
+    return {**profiles.HEALTHY, **{row: value for row, value in values.items() if row in profiles.BALANCED}}
