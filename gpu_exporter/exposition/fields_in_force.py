@@ -127,4 +127,10 @@ def _file(config: Config) -> FieldsFile:
     )
 
     assert config.collectors is not None
-    return FieldsFile(config.collectors, config.metrics, processes=config.processes, schema=config.schema)
+    return FieldsFile(
+        config.collectors,
+        config.metrics,
+        processes=config.processes,
+        jobs=config.job_socket is not None,
+        schema=config.schema,
+    )

@@ -28,7 +28,7 @@ class Result(Enum):
     TOO_LARGE = "too_large"
     VERSION = "version"
     UNKNOWN_GPU = "unknown_gpu"
-    OTHER_USER = "other_user"
+    OTHER_SENDER = "other_sender"
     OLD_ATTEMPT = "old_attempt"
     BACKWARDS = "backwards"
     LIMIT = "limit"
@@ -82,10 +82,10 @@ class RankStore:
         """Add a message that was received at `now` (monotonic seconds), which is `at` in unix time."""
         key = RankKey(message.job_id, message.rank, sender.uuid)
         before = self._ranks.get(key)
+        if before is not None and not _may_continue(before, message, sender, now):
+            return Result.OTHER_SENDER
         if before is not None and before.sender.uid != sender.uid:
-            if before.sender.verified or not sender.verified:
-                return Result.OTHER_USER
-            del self._ranks[key]  # what a user only claimed belongs to the one whose process is on the GPU
+            del self._ranks[key]
             before = None
         if before is None:
             if not self._has_room(key, sender):
@@ -131,6 +131,19 @@ class RankStore:
         if len(self._ranks) >= MOST_RANKS or (key.job_id not in jobs and len(jobs) >= MOST_JOBS):
             return list(self._ranks)
         return None
+
+
+def _may_continue(before: RankState, message: Message, sender: Sender, now: float) -> bool:
+    """Return whether this sender may send for a rank, or take it over.
+
+    While a rank sends, another user may not, unless only the other user's process is on the GPU. Nor may another
+    process without proof, where the present one is on the GPU.
+    """
+    if now - before.heard_at > SILENT_SECONDS:
+        return True
+    if before.sender.uid != sender.uid:
+        return sender.verified and not before.sender.verified
+    return sender.verified or not before.sender.verified or message.attempt == before.message.attempt
 
 
 def advance(before: RankState | None, message: Message, sender: Sender, now: float, at: float) -> RankState | Result:

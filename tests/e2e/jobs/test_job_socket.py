@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -70,10 +71,15 @@ def test_a_rank_has_series(serve: Serve, driver: FakeDriver, path: Path) -> None
     assert not any("job" in have for name, have, _ in page.samples if name.startswith("gpu_job_"))
 
 
-def test_the_driver_says_which_gpu_a_process_uses(serve: Serve, driver: FakeDriver, path: Path) -> None:
+@pytest.mark.parametrize("with_file", [False, True], ids=["", "file of fields"])
+def test_the_driver_says_which_gpu_a_process_uses(
+    serve: Serve, driver: FakeDriver, path: Path, with_file: bool
+) -> None:
     """This process sends, and the driver lists it. Its series of --processes are not exposed."""
+    file = path.parent / "fields.csv"
+    file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, Temperature\n")
     driver.set("ComputeRunningProcesses", f"{os.getpid()}:1000")
-    exporter = start(serve, driver, path)
+    exporter = start(serve, driver, path, *(("--collectors", str(file)) if with_file else ()))
     page = told(exporter, path, "accepted", encoded(message()))
     assert page.value("gpu_job_rank_info", UUID=UUID, verified="true") == 1
     assert not page.values("gpu_process_memory_used_bytes")
@@ -81,8 +87,8 @@ def test_the_driver_says_which_gpu_a_process_uses(serve: Serve, driver: FakeDriv
 
 def test_a_process_on_no_gpu_is_dropped(serve: Serve, driver: FakeDriver, path: Path) -> None:
     exporter = start(serve, driver, path)
-    for changes in ({}, {"uuid": "GPU-of-another-node"}):
-        assert not told(exporter, path, "unknown_gpu", encoded(message(**changes))).values(STEPS)
+    for content in (message(), message(uuid="GPU-of-another-node")):
+        assert not told(exporter, path, "unknown_gpu", encoded(content)).values(STEPS)
 
 
 def test_counters_continue_when_the_rank_is_started_again(serve: Serve, driver: FakeDriver, path: Path) -> None:
@@ -136,7 +142,8 @@ def test_ten_thousand_jobs_do_not_become_series(serve: Serve, driver: FakeDriver
     for number in range(10_000):
         send(path, rank(job_id=f"job-{number}"))
     for number in range(2 * MOST_JOBS):
-        until(lambda number=number: send(path, rank(job_id=f"more-{number}")), what="room in the socket", every=0.02)
+        datagram = rank(job_id=f"more-{number}")
+        until(partial(send, path, datagram), what="room in the socket", every=0.02)
     page = exporter.until(lambda page: page.value(MESSAGES, result="limit") > 0)
     assert len(page.values(STEPS)) == MOST_JOBS
 

@@ -99,9 +99,22 @@ def test_a_silent_rank_is_not_shown_and_continues_later() -> None:
 def test_another_user_cannot_write_to_a_rank() -> None:
     store = RankStore()
     take(store, steps=5)
-    assert take(store, Sender(1001, "GPU-1", verified=True), steps=9) is Result.OTHER_USER
-    assert take(store, Sender(1001, "GPU-1", verified=False), steps=9) is Result.OTHER_USER
+    assert take(store, Sender(1001, "GPU-1", verified=True), steps=9) is Result.OTHER_SENDER
+    assert take(store, Sender(1001, "GPU-1", verified=False), steps=9) is Result.OTHER_SENDER
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 5}
+    later = SILENT_SECONDS + 1
+    assert take(store, Sender(1001, "GPU-1", verified=True), later, steps=1) is Result.ACCEPTED
+    assert steps(store, later) == {("llm-7b", 0, "GPU-1"): 1}
+
+
+def test_another_process_needs_proof_where_the_first_one_has_it() -> None:
+    """All containers of a node often run as root, so the user alone proves little."""
+    store = RankStore()
+    take(store, steps=5)
+    assert take(store, CLAIMED, attempt="b", steps=1) is Result.OTHER_SENDER
+    assert take(store, CLAIMED, steps=6) is Result.ACCEPTED  # the driver need not list it at all times
+    assert take(store, GPU, attempt="b", steps=1) is Result.ACCEPTED
+    assert steps(store) == {("llm-7b", 0, "GPU-1"): 7}
 
 
 def test_a_process_on_the_gpu_displaces_a_claim_of_another_user() -> None:
