@@ -63,6 +63,7 @@ class JobWatch(threading.Thread):
         self._published: Sequence[Sample] = ()
         self._stopping = threading.Event()
         self._logged_at = -math.inf
+        self._broken = False
 
     # --- the clock's thread -----------------------------------------------------------------------------------------
 
@@ -87,8 +88,11 @@ class JobWatch(threading.Thread):
                 poll.poll(IDLE_SECONDS * 1000)
                 try:
                     self._read()
+                    self._broken = False
                 except Exception:  # telemetry of jobs is optional: everything else goes on
-                    log.exception("job socket: unexpected error, please report it")
+                    if not self._broken:
+                        log.exception("job socket: unexpected error, please report it")
+                    self._broken = True
                 self._stopping.wait(PAUSE_SECONDS)
         finally:
             self._socket.close()
