@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gpu_exporter.model.job_message import STEP_BUCKETS
 from gpu_exporter.model.metric import (
     UNBOUNDED,
     Buffered,
@@ -31,7 +32,7 @@ from gpu_exporter.model.metric import (
 GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
-FULL, NAMED, HOST = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST
+FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -284,6 +285,25 @@ HOST_LOCAL_CPUS     = _host("local_cpus_ratio",                 GAUGE,   "ratio"
 HOST_SHM_USED       = _host("shm_used_bytes",                   GAUGE,   "bytes",   "Used bytes of /dev/shm as the process sees it.", pace=SLOW)
 HOST_SHM_LIMIT      = _host("shm_limit_bytes",                  GAUGE,   "bytes",   "Size in bytes of /dev/shm as the process sees it.", pace=SLOW)
 HOST_PROCESS        = _host("process_info",                     GAUGE,   "info",    "Process that launches most work on the GPU, with its user and the pod, container or job that it belongs to; always 1. Needs --processes, too.")
+
+# --- training loops, with --job-socket: what their ranks send, with the labels job_id and rank -------------------------------------------
+def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] = ()) -> Metric:
+    """Return a row that training loops send: jobs/ makes its samples."""
+    return Metric(f"gpu_job_{name}", kind, unit, help, set=JOB, edges=edges, rate=float("inf") if kind is COUNTER else 0.0)
+
+
+JOB_STEP       = _job("step_seconds",              HISTOGRAM, "seconds", "Duration in seconds of the steps of a rank of a training job.", STEP_BUCKETS)
+JOB_SELF       = _job("self_seconds",              HISTOGRAM, "seconds", "Self time in seconds of the steps of a rank: the duration without waiting for other ranks.", STEP_BUCKETS)
+JOB_DATA       = _job("data_seconds_total",        COUNTER, "seconds", "Seconds that a rank spent in its data loader.")
+JOB_PHASE      = _job("phase_seconds_total",       COUNTER, "seconds", "Seconds that a rank spent in each phase of its steps.")
+JOB_ACTIVITY   = _job("activity_seconds_total",    COUNTER, "seconds", "Seconds that a rank spent in training, evaluation, checkpoint and compile.")
+JOB_STEPS      = _job("steps_total",               COUNTER, "steps",   "Completed steps of a rank.")
+JOB_TOKENS     = _job("tokens_total",              COUNTER, "tokens",  "Tokens processed by a rank.")
+JOB_SAMPLES    = _job("samples_total",             COUNTER, "samples", "Samples processed by a rank.")
+JOB_FLOPS      = _job("model_flops_total",         COUNTER, "flops",   "Floating-point operations of the model done by a rank, without recomputation.")
+JOB_STEPPED_AT = _job("last_step_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds at which the last step of a rank ended; absent before the first step.")
+JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; verified=\"true\" if the driver lists its process on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
+JOB_MESSAGES   = Metric("gpu_exporter_job_messages_total", COUNTER, "messages", "Messages of training loops by result: accepted, or why the message was dropped (docs/jobs.md).", entity=NODE, set=JOB)
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
 XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "XID errors by code; codes that require a drain start at 0.")

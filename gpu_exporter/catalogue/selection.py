@@ -74,18 +74,20 @@ def everything(
     *,
     processes: bool = False,
     host: bool = False,
+    jobs: bool = False,
     schema: Schema = Schema.CLASSIC,
 ) -> Selection:
     """Return the selection without a file of fields: the rows that `--metrics` chooses."""
     shown = catalogue(schema)
-    families = {row.name: shown[row.name] for row in METRICS if not hidden(row, processes=processes, host=host)}
-    rows = (*selected(choice, processes=processes or host, host=host), *histograms(choice))
+    listed = host or jobs
+    families = {row.name: shown[row.name] for row in METRICS if not hidden(row, processes=processes, listed=listed)}
+    rows = (*selected(choice, processes=processes or listed, host=host), *histograms(choice))
     return Selection(rows, families, schema=schema)
 
 
-def hidden(row: Metric, *, processes: bool, host: bool) -> bool:
-    """Return whether a row is read only for host evidence, which needs to know the processes on each GPU."""
-    return host and not processes and isinstance(row.nvml, PerProcess)
+def hidden(row: Metric, *, processes: bool, listed: bool) -> bool:
+    """Return whether a row is only read because host evidence and the job socket need the processes on each GPU."""
+    return listed and not processes and isinstance(row.nvml, PerProcess)
 
 
 def detail(gpu: Gpu, what: str) -> str:

@@ -17,6 +17,7 @@ SETS = {
     MetricSet.FULL: "--metrics full",
     MetricSet.NAMED: "--collectors",
     MetricSet.HOST: "--host-evidence",
+    MetricSet.JOB: "--job-socket",
 }
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue.dcgm_exporter.fields import DcgmField, DcgmFields, load
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 from gpu_exporter.catalogue.metrics import FB_RESERVED, FB_TOTAL, GPU_COUNT, METRICS, histograms, selected
-from gpu_exporter.catalogue.selection import Family, Selection, ValueLabel, catalogue
+from gpu_exporter.catalogue.selection import Family, Selection, ValueLabel, catalogue, hidden
 from gpu_exporter.inputs import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Pace, Schema
@@ -167,12 +167,17 @@ class FieldsFile:
         choice: MetricSet = MetricSet.DEFAULT,
         *,
         processes: bool = False,
+        jobs: bool = False,
         schema: Schema = Schema.CLASSIC,
     ) -> None:
         self.path = path
         self._schema = schema
-        self._base = (*selected(choice, processes=processes), *histograms(choice))
-        self._default_families = _families_of(self._base)
+        self._base = (*selected(choice, processes=processes or jobs), *histograms(choice))
+        self._default_families = {
+            name: family
+            for name, family in _families_of(self._base).items()
+            if not hidden(BY_NAME[name], processes=processes, listed=jobs)
+        }
         self._fields: DcgmFields | None = None
         self._made: dict[tuple[int, Kind], Metric] = {}
 

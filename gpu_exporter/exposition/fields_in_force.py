@@ -35,7 +35,11 @@ class Fields:
     def __init__(self, config: Config) -> None:
         self._file = _file(config) if config.collectors else None
         self.selection = everything(
-            config.metrics, processes=config.processes, host=config.host_evidence, schema=config.schema
+            config.metrics,
+            processes=config.processes,
+            host=config.host_evidence,
+            jobs=config.job_socket is not None,
+            schema=config.schema,
         )
         self.subscribers: Sequence[Callable[[Selection], None]] = ()
         self._asked: SimpleQueue[None] = SimpleQueue()
@@ -123,4 +127,10 @@ def _file(config: Config) -> FieldsFile:
     )
 
     assert config.collectors is not None
-    return FieldsFile(config.collectors, config.metrics, processes=config.processes, schema=config.schema)
+    return FieldsFile(
+        config.collectors,
+        config.metrics,
+        processes=config.processes,
+        jobs=config.job_socket is not None,
+        schema=config.schema,
+    )

@@ -28,12 +28,13 @@ class Pace(Enum):
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
-    exposed if the fields file names it. Nor is HOST: it needs `--host-evidence`."""
+    exposed if the fields file names it. Nor are HOST and JOB: they need `--host-evidence` and `--job-socket`."""
 
     DEFAULT = "default"
     FULL = "full"
     NAMED = "named"
     HOST = "host"
+    JOB = "job"
 
 
 class Schema(Enum):

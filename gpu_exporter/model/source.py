@@ -33,6 +33,19 @@ class HostEvidence(Protocol):
         """Request the end; does not wait for it."""
 
 
+class JobTelemetry(Protocol):
+    """Receives what training loops send, on its own thread."""
+
+    def start(self) -> None:
+        """Start to receive."""
+
+    def samples(self, gpus: Sequence[GpuSamples]) -> Sequence[Sample]:
+        """Return the latest samples, and note the processes of each GPU. Never blocks, never raises."""
+
+    def stop(self) -> None:
+        """Request the end; does not wait for it."""
+
+
 class Device(Protocol):
     """One attached GPU. Used by one thread at a time."""
 

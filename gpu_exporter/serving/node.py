@@ -22,9 +22,10 @@ from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import HostEvidence, Source, Staged
+from gpu_exporter.model.source import HostEvidence, JobTelemetry, Source, Staged
 from gpu_exporter.serving.endpoint import Endpoint, Health, never
 from gpu_exporter.sources.choice import is_remote
 
@@ -75,6 +76,7 @@ class Node:
         self._process = process
         self._attributor = _attributor(source, config)
         self._host = _host(source, config)
+        self._jobs = _jobs(source, config, alone=alone)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
         self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
         pages = Pages()
@@ -93,6 +95,7 @@ class Node:
             events=events,
             attribution=self._attributor,
             host=self._host,
+            jobs=self._jobs,
             extra_metrics=extra_metrics,
             every_tick_wanted=pages.followed,
         )
@@ -125,6 +128,8 @@ class Node:
             self._attributor.start()
         if self._host:
             self._host.start()
+        if self._jobs:
+            self._jobs.start()
         self._collector.start(LIBRARY_SECONDS, stop)
 
     def begin_to_stop(self) -> None:
@@ -136,6 +141,8 @@ class Node:
             self._attributor.stop()
         if self._host:
             self._host.stop()
+        if self._jobs:
+            self._jobs.stop()
 
     def stop(self) -> bool:
         """Stop the collection loop. Return False if a driver call is stuck."""
@@ -201,3 +208,18 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
     from gpu_exporter.attribution.host_owner import host_watch
 
     return host_watch(config.procfs, config.sysfs, names=config.processes)
+
+
+def _jobs(source: Source, config: Config, *, alone: bool) -> JobTelemetry | None:
+    """Return what receives the messages of training loops; None if that is off. Raises GpuExporterError."""
+    if config.job_socket is None:
+        return None
+    if not alone:
+        raise GpuExporterError("--job-socket: jobs belong to one node", fix="remove it, or use --nodes 1")
+    if is_remote(config, source.name):
+        raise GpuExporterError(
+            "--job-socket: the GPUs are those of another machine", fix="run an exporter on the machine of the jobs"
+        )
+    from gpu_exporter.jobs.watch import JobWatch
+
+    return JobWatch(config.job_socket)

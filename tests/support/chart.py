@@ -156,6 +156,7 @@ SETS: Mapping[str, Values] = {
         "namespaceOverride": "elsewhere",
     },
     "host-evidence": {"hostEvidence": {"enabled": True}, "openShift": {"scc": True}},
+    "job-socket": {"jobSocket": {"enabled": True}, "openShift": {"scc": True}},
     "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "xids": {"keep": "none"}},
     "overridden": {
         "prometheusRule": {

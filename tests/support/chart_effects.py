@@ -110,6 +110,10 @@ OWNERS: Mapping[str, Effect] = {
     "slurm.jobMappingPath": Effect("/run/jobs", f"{POD} volumes jobs hostPath path", "/run/jobs"),
     "processes.enabled": Effect(True, f"{POD} hostPID", True),
     "hostEvidence.enabled": Effect(True, f"{POD} volumes sys hostPath path", "/sys"),
+    "jobSocket.enabled": Effect(True, f"{CONFIG} job_socket", "/host/job-socket/jobs.sock"),
+    "jobSocket.path": Effect(
+        "/run/jobs", f"{POD} volumes job-socket hostPath path", "/run/jobs", {"jobSocket": {"enabled": True}}
+    ),
     "kernelLog.mode": Effect("kmsg", f"{EXPORTER} securityContext privileged", True),
     "kernelLog.path": Effect(
         "/logs/kernel", f"{POD} volumes kernel-log hostPath path", "/logs", {"kernelLog": {"mode": "file"}}

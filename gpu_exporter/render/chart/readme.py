@@ -61,6 +61,7 @@ while it is on:
 | `slurm.jobMappingPath` | read-only hostPath |
 | `processes.enabled` | hostPID |
 | `hostEvidence.enabled` | hostPID, read-only hostPath of /sys; storage reads and /dev/shm of other users also need SYS_PTRACE (`securityContext`) |
+| `jobSocket.enabled` | hostPID, writable hostPath, uid 0 |
 | `kernelLog.mode: file` | read-only hostPath, the group of the file |
 | `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |
 | `xids.keep: node` | writable hostPath, uid 0 |

@@ -103,12 +103,13 @@ imagePullSecrets:
 {{- if .Values.attribution.enabled }}attribution.enabled {{ end }}
 {{- if eq .Values.kernelLog.mode "kmsg" }}kernelLog.mode {{ end }}
 {{- if eq .Values.xids.keep "node" }}xids.keep {{ end }}
+{{- if .Values.jobSocket.enabled }}jobSocket.enabled {{ end }}
 {{- if .Values.dcgm.profiling }}dcgm.profiling {{ end }}
 {{- end }}
 
 {{/* Whether a feature mounts a part of the node. */}}
 {{- define "gpu-exporter.hostPath" -}}
-{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
+{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
 {{- end }}
 
 {{/* A name for objects that belong to no namespace. */}}
@@ -223,6 +224,7 @@ httpGet:
 {{- if .Values.slurm.jobMappingPath }}{{ $_ := set $found "hpc_job_mapping_dir" "/host/jobs" }}{{ end }}
 {{- if .Values.processes.enabled }}{{ $_ := set $found "processes" "true" }}{{ end }}
 {{- if .Values.hostEvidence.enabled }}{{ $_ := set $found "host_evidence" "true" }}{{ $_ := set $found "sysfs" "/host/sys" }}{{ end }}
+{{- if .Values.jobSocket.enabled }}{{ $_ := set $found "job_socket" "/host/job-socket/jobs.sock" }}{{ end }}
 {{- if eq .Values.kernelLog.mode "kmsg" }}{{ $_ := set $found "kernel_log" "/dev/kmsg" }}
 {{- else if eq .Values.kernelLog.mode "file" }}{{ $_ := set $found "kernel_log" (printf "/host/log/%s" (base .Values.kernelLog.path)) }}
 {{- else }}{{ $_ := set $found "kernel_log" "none" }}{{ end }}

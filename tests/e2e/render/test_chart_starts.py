@@ -241,7 +241,7 @@ def allowed(found: list[Object]) -> set[tuple[str, str, str]]:
 def test_other_sets_start_the_same() -> None:
     """Sets with other monitoring have the same pods as above; on OpenShift, the pods only demand their SCC."""
     assert {*chart.SETS} - {*ASKED} == {
-        *("monitored", "pod-monitor", "openshift", "restricted", "overridden", "host-evidence")
+        *("monitored", "pod-monitor", "openshift", "restricted", "overridden", "host-evidence", "job-socket")
     }
     for name in ("monitored", "pod-monitor", "restricted", "overridden"):
         assert pod(made(name)) == pod(made("defaults"))

@@ -24,7 +24,8 @@ from gpu_exporter.model.snapshot import Snapshot
 GPU = Gpu(0, "GPU-0")
 MADE = histograms_of(m.METRICS)
 SM, POWER = Series(m.SM_ACTIVE, GPU), Series(m.POWER_SAMPLES, GPU)
-ROWS = [row for row in m.METRICS if row.edges]
+# Those of training loops are not made here.
+ROWS = [row for row in m.METRICS if row.edges and row.set is not MetricSet.JOB]
 
 
 def of(samples: tuple[Sample, ...], metric: Metric, part: str) -> list[float]:

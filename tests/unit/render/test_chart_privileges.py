@@ -50,6 +50,7 @@ BEYOND: Mapping[str, set[str]] = {
         "capabilities kept",
     },
     "host-evidence": {"hostPID", "hostPath /sys"},
+    "job-socket": {"hostPID", "hostPath /run/gpu-exporter-jobs", "uid 0", "not runAsNonRoot"},
     "host-network": {"hostNetwork", "hostPID", "hostPath /dev/null"},
 }
 
@@ -84,7 +85,7 @@ def test_no_other_privileges(name: str) -> None:
     context = exporter(found)["securityContext"]
     assert context["readOnlyRootFilesystem"] is True
     assert context.get("privileged", False) is (name == "kernel-log")
-    writable = {"/run/gpu-exporter", "/var/lib/gpu-exporter", "/more"}
+    writable = {"/run/gpu-exporter", "/var/lib/gpu-exporter", "/more", "/host/job-socket"}
     mounts = exporter(found)["volumeMounts"]
     assert {each["mountPath"] for each in mounts if not each.get("readOnly")} - writable <= {
         "/var/run/nvidia-container-devices/all"

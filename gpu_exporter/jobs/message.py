@@ -1,0 +1,162 @@
+"""Decode and check a message of a rank. Its sender may be any program on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpu_exporter.decoding import json_as
+from gpu_exporter.model.job_message import ACTIVITIES, MOST_BYTES, STEP_BUCKETS, VERSION
+
+MOST_PHASES = 16
+MOST_TEXT = 128
+MOST_RANKS = 1 << 20
+# No process has run for longer than this.
+MOST_SECONDS = 10 * 365.25 * 86400
+MOST_COUNT = 2.0**53
+MOST_FLOPS = 1e30
+
+# A cumulative value: the key of the message, and its part: a phase, an activity, a bucket, or "sum".
+Sums = Mapping[tuple[str, str], float]
+
+
+class UnknownVersion(ValueError):
+    """The message is of another version of the training library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that passed all checks. `since_step` is in seconds; `sums` has all cumulative values."""
+
+    job_id: str
+    attempt: str
+    rank: int
+    world_size: int
+    uuid: str
+    pod_uid: str
+    dtype: str
+    since_step: float
+    sums: Sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    sum: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The keys of a message, as `model/job_message.py` describes them."""
+
+    version: int
+    job_id: str
+    attempt: str
+    rank: int
+    world_size: int
+    activity: str
+    elapsed: float
+    since_step: float
+    steps: int
+    step: _Times
+    data_seconds: float
+    activity_seconds: dict[str, float]
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    self: _Times | None = None
+    uuid: str | None = None
+    pod_uid: str | None = None
+    dtype: str | None = None
+    tokens: float | None = None
+    samples: float | None = None
+    flops: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    version: int
+
+
+def decode(content: bytes) -> Message:
+    """Return the message in a datagram. Raises UnknownVersion, or ValueError that names the faulty key."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES} bytes")
+    version = json_as(_Version, content).version
+    if version != VERSION:
+        raise UnknownVersion(f"version {version}, but this exporter reads version {VERSION}")
+    message = json_as(_Content, content)
+    _check_identity(message)
+    _check_names(message)
+    sums = dict(_sums(message))
+    for key, value in sums.items():
+        name = ".".join(filter(None, key))
+        _check_range(name, value, _most(key))
+    _check_range("elapsed", message.elapsed, MOST_SECONDS)
+    _check_range("since_step", message.since_step, MOST_SECONDS)
+    return Message(
+        message.job_id,
+        message.attempt,
+        message.rank,
+        message.world_size,
+        message.uuid or "",
+        message.pod_uid or "",
+        message.dtype or "",
+        message.since_step,
+        sums,
+    )
+
+
+def _check_identity(message: _Content) -> None:
+    for name in ("job_id", "attempt", "uuid", "pod_uid", "dtype"):
+        text = getattr(message, name)
+        if text is None and name not in ("job_id", "attempt"):
+            continue
+        _check_text(name, text)
+    if not 1 <= message.world_size <= MOST_RANKS:
+        raise ValueError(f"world_size: must be 1 to {MOST_RANKS}")
+    if not 0 <= message.rank < message.world_size:
+        raise ValueError("rank: must be from 0 to world_size - 1")
+
+
+def _check_names(message: _Content) -> None:
+    if message.activity not in ACTIVITIES or not set(message.activity_seconds) <= set(ACTIVITIES):
+        raise ValueError(f"activity: must be one of {', '.join(ACTIVITIES)}")
+    if len(message.phase_seconds) > MOST_PHASES:
+        raise ValueError(f"phase_seconds: more than {MOST_PHASES} phases")
+    for name in message.phase_seconds:
+        _check_text("phase_seconds", name)
+    for name, times in (("step", message.step), ("self", message.self)):
+        if times is not None and len(times.counts) != len(STEP_BUCKETS) + 1:
+            raise ValueError(f"{name}.counts: must have {len(STEP_BUCKETS) + 1} values")
+
+
+def _check_text(name: str, text: str) -> None:
+    if not 0 < len(text) <= MOST_TEXT or not text.isprintable():
+        raise ValueError(f"{name}: must be 1 to {MOST_TEXT} printable characters")
+
+
+def _check_range(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:  # NaN is not, either
+        raise ValueError(f"{name}: must be 0 to {most:g}")
+
+
+def _most(key: tuple[str, str]) -> float:
+    name, part = key
+    if name == "flops":
+        return MOST_FLOPS
+    counted = name in ("steps", "tokens", "samples") or (name in ("step", "self") and part != "sum")
+    return MOST_COUNT if counted else MOST_SECONDS
+
+
+def _sums(message: _Content) -> Iterator[tuple[tuple[str, str], float]]:
+    yield ("steps", ""), message.steps
+    yield ("data_seconds", ""), message.data_seconds
+    for name, times in (("step", message.step), ("self", message.self)):
+        if times is not None:
+            yield (name, "sum"), times.sum
+            yield from (((name, str(bucket)), count) for bucket, count in enumerate(times.counts))
+    yield from ((("activity_seconds", name), value) for name, value in message.activity_seconds.items())
+    yield from ((("phase_seconds", name), value) for name, value in message.phase_seconds.items())
+    for name in ("tokens", "samples", "flops"):
+        value = getattr(message, name)
+        if value is not None:
+            yield (name, ""), value

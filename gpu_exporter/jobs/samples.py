@@ -1,0 +1,74 @@
+"""The samples of a rank, from its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.jobs.message import Sums
+from gpu_exporter.jobs.store import RankKey, RankState
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.job_message import STEP_BUCKETS
+from gpu_exporter.model.metric import Labels, Metric
+
+# By key of the message: the metric, and the label that has the part.
+COUNTERS: Mapping[str, tuple[Metric, str]] = {
+    "steps": (m.JOB_STEPS, ""),
+    "data_seconds": (m.JOB_DATA, ""),
+    "activity_seconds": (m.JOB_ACTIVITY, "activity"),
+    "phase_seconds": (m.JOB_PHASE, "phase"),
+    "tokens": (m.JOB_TOKENS, ""),
+    "samples": (m.JOB_SAMPLES, ""),
+    "flops": (m.JOB_FLOPS, ""),
+}
+HISTOGRAMS: Mapping[str, Metric] = {"step": m.JOB_STEP, "self": m.JOB_SELF}
+# More digits would only be noise that every scrape transfers.
+DIGITS = 6
+
+
+class RankSeries:
+    """The series of one rank; each is the same object in all snapshots."""
+
+    def __init__(self, key: RankKey, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._labels: Labels = (("job_id", key.job_id), ("rank", str(key.rank)))
+        self._series: dict[tuple[Metric, Labels, str], Series] = {}
+
+    def samples(self, state: RankState) -> tuple[Sample, ...]:
+        """Return the samples of this state."""
+        return tuple(self._samples(state))
+
+    def _samples(self, state: RankState) -> Iterator[Sample]:
+        totals, message = state.totals(), state.message
+        for (name, part), value in totals.items():
+            if name in COUNTERS:
+                metric, label = COUNTERS[name]
+                yield self._sample(metric, round(value, DIGITS), ((label, part),) if label else ())
+        for name, metric in HISTOGRAMS.items():
+            if (name, "sum") in totals:
+                yield from self._histogram(metric, name, totals)
+        if state.stepped_at is not None:
+            yield self._sample(m.JOB_STEPPED_AT, round(state.stepped_at, 3))
+        facts = {
+            "world_size": str(message.world_size),
+            "dtype": message.dtype,
+            "pod_uid": message.pod_uid,
+            "verified": str(state.sender.verified).lower(),
+        }
+        yield self._sample(m.JOB_RANK_INFO, 1, tuple((label, text) for label, text in facts.items() if text))
+
+    def _histogram(self, metric: Metric, name: str, totals: Sums) -> Iterator[Sample]:
+        edges = (*map(repr, STEP_BUCKETS), "+Inf")
+        below = list(accumulate(totals[name, str(bucket)] for bucket in range(len(edges))))
+        for edge, count in zip(edges, below, strict=True):
+            yield self._sample(metric, count, (("le", edge),), "_bucket")
+        yield self._sample(metric, round(totals[name, "sum"], DIGITS), (), "_sum")
+        yield self._sample(metric, below[-1], (), "_count")
+
+    def _sample(self, metric: Metric, value: float, labels: Labels = (), part: str = "") -> Sample:
+        key = (metric, labels, part)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series(metric, self.gpu, self._labels + labels, part)
+        return Sample(series, value)

@@ -1,0 +1,167 @@
+"""Training loops send to a running exporter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gpu_exporter.jobs.store import MOST_JOBS
+from tests.conftest import Exporter, Page, Serve, run
+from tests.support.fakes.driver import FakeDriver, identity
+from tests.support.job_sender import encoded, message, send
+from tests.support.tools import until
+
+UUID = str(identity(0)["UUID"])
+MESSAGES, STEPS = "gpu_exporter_job_messages_total", "gpu_job_steps_total"
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A path that is short enough for a socket."""
+    with TemporaryDirectory() as directory:
+        yield Path(directory) / "jobs.sock"
+
+
+def start(serve: Serve, driver: FakeDriver, path: Path, *options: str) -> Exporter:
+    procfs = path.parent / "proc"
+    for pid in (2, os.getpid()):
+        (procfs / str(pid)).mkdir(parents=True, exist_ok=True)
+        (procfs / str(pid) / "comm").write_text("kthreadd\n" if pid == 2 else "python3\n")
+    return serve(
+        *("--job-socket", str(path), "--interval", "200ms", "--procfs", str(procfs), *options), env=driver.environment
+    )
+
+
+def counted(exporter: Exporter, path: Path, result: str, datagram: bytes) -> Page:
+    """Send a datagram until it is counted with this result; return the page."""
+    before = exporter.page().value(MESSAGES, result=result)
+    until(lambda: send(path, datagram), what="room in the socket")
+    return exporter.until(lambda page: page.value(MESSAGES, result=result) > before)
+
+
+def rank(**changes: Any) -> bytes:
+    return encoded(message(uuid=UUID, **changes))
+
+
+def test_a_rank_has_series(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    assert exporter.page().value(MESSAGES, result="accepted") == 0
+    page = counted(exporter, path, "accepted", rank(dtype="bf16"))
+    labels = {"job_id": "llm-7b", "rank": "0", "gpu": "0", "UUID": UUID}
+    assert page.value(STEPS, **labels) == 3
+    assert page.value("gpu_job_step_seconds_bucket", le="0.16", **labels) == 0
+    assert page.value("gpu_job_step_seconds_bucket", le="0.32", **labels) == 3
+    assert page.value("gpu_job_step_seconds_bucket", le="+Inf", **labels) == 3
+    assert page.value("gpu_job_self_seconds_sum", **labels) == 0.75
+    assert page.value("gpu_job_self_seconds_count", **labels) == 3
+    assert page.value("gpu_job_phase_seconds_total", phase="backward", **labels) == 0.1875
+    assert page.value("gpu_job_activity_seconds_total", activity="training", **labels) == 0.75
+    assert page.value("gpu_job_data_seconds_total", **labels) == 0.075
+    assert page.value("gpu_job_tokens_total", **labels) == 12288
+    assert page.value("gpu_job_samples_total", **labels) == 24
+    assert page.value("gpu_job_model_flops_total", **labels) == 3e15
+    assert page.value("gpu_job_last_step_timestamp_seconds", **labels) > 1e9
+    assert page.value("gpu_job_rank_info", verified="false", world_size="2", dtype="bf16", **labels) == 1
+    assert not any("job" in have for name, have, _ in page.samples if name.startswith("gpu_job_"))
+
+
+@pytest.mark.parametrize("with_file", [False, True], ids=["", "file of fields"])
+def test_the_driver_says_which_gpu_a_process_uses(
+    serve: Serve, driver: FakeDriver, path: Path, with_file: bool
+) -> None:
+    """This process sends, and the driver lists it. Its series of --processes are not exposed."""
+    file = path.parent / "fields.csv"
+    file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, Temperature\n")
+    driver.set("ComputeRunningProcesses", f"{os.getpid()}:1000")
+    exporter = start(serve, driver, path, *(("--collectors", str(file)) if with_file else ()))
+    page = counted(exporter, path, "accepted", encoded(message()))
+    assert page.value("gpu_job_rank_info", UUID=UUID, verified="true") == 1
+    assert not page.values("gpu_process_memory_used_bytes")
+
+
+def test_a_process_on_no_gpu_is_dropped(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    for content in (message(), message(uuid="GPU-of-another-node")):
+        assert not counted(exporter, path, "unknown_gpu", encoded(content)).values(STEPS)
+
+
+def test_counters_continue_when_the_rank_is_started_again(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    counted(exporter, path, "accepted", rank(steps=5))
+    assert counted(exporter, path, "accepted", rank(steps=2, attempt="b")).value(STEPS) == 7
+    assert counted(exporter, path, "old_attempt", rank(steps=6)).value(STEPS) == 7
+    assert counted(exporter, path, "backwards", rank(steps=1, attempt="b")).value(STEPS) == 7
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_series_return_after_a_restart_of_the_exporter(
+    serve: Serve, driver: FakeDriver, path: Path, kill: bool
+) -> None:
+    """A killed exporter leaves its socket, which the next one replaces."""
+    exporter = start(serve, driver, path)
+    counted(exporter, path, "accepted", rank(steps=5))
+    if kill:
+        exporter.process.kill()
+        exporter.process.wait()
+        assert path.is_socket()
+    else:
+        assert exporter.stop()[0] == 0
+        assert not path.exists()
+    exporter = start(serve, driver, path)
+    assert not exporter.page().values(STEPS)
+    assert counted(exporter, path, "accepted", rank(steps=6)).value(STEPS) == 6
+
+
+@pytest.mark.slow
+def test_a_silent_rank_expires(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    assert counted(exporter, path, "accepted", rank()).values(STEPS)
+    exporter.until(lambda page: not page.values(STEPS), 60)
+
+
+def test_hostile_messages_are_counted_and_dropped(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    counted(exporter, path, "invalid", b"\xff garbage")
+    counted(exporter, path, "invalid", rank(data_seconds=float("nan")))
+    counted(exporter, path, "invalid", b"")
+    counted(exporter, path, "too_large", rank() + b" " * 9000)
+    page = counted(exporter, path, "version", encoded({"version": 99}))
+    assert not page.values(STEPS)
+    assert exporter.log.read_text().count("job socket: message of PID") == 1
+
+
+def test_ten_thousand_jobs_do_not_become_series(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """The exporter pauses between batches, so a sender that does not wait loses most of its messages."""
+    exporter = start(serve, driver, path)
+    for number in range(10_000):
+        send(path, rank(job_id=f"job-{number}"))
+    for number in range(2 * MOST_JOBS):
+        datagram = rank(job_id=f"more-{number}")
+        until(partial(send, path, datagram), what="room in the socket", every=0.02)
+    page = exporter.until(lambda page: page.value(MESSAGES, result="limit") > 0)
+    assert len(page.values(STEPS)) == MOST_JOBS
+
+
+def test_errors_have_one_line(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    def error(*options: str) -> str:
+        ended = run("serve", "--source", "simulated", "--address", "127.0.0.1:0", *options)
+        assert ended.returncode == 1
+        return ended.stderr.strip().splitlines()[-1]
+
+    start(serve, driver, path)
+    assert f"{path}: another process listens on it: use another path" in error("--job-socket", str(path))
+    assert path.is_socket()
+    missing = path.parent / "missing" / "jobs.sock"
+    assert "No such file or directory: create its directory first" in error("--job-socket", str(missing))
+    file = path.parent / "file"
+    file.write_text("kept")
+    assert "exists, and is not a socket: use another path or remove it" in error("--job-socket", str(file))
+    assert file.read_text() == "kept"
+    assert "longer than 107 bytes: use a shorter path" in error("--job-socket", str(path.parent / ("x" * 200)))
+    assert "jobs belong to one node" in error("--job-socket", str(path), "--nodes", "2")

@@ -1,0 +1,88 @@
+"""Messages of ranks are decoded and checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.jobs.message import MOST_PHASES, UnknownVersion, decode
+from gpu_exporter.model.job_message import KEYS, MOST_BYTES
+from tests.support.job_sender import encoded, message
+
+
+def test_a_message_has_all_sums() -> None:
+    decoded = decode(encoded(message(uuid="GPU-1", dtype="bf16", pod_uid="p")))
+    assert (decoded.job_id, decoded.rank, decoded.world_size, decoded.uuid) == ("llm-7b", 0, 2, "GPU-1")
+    assert (decoded.dtype, decoded.pod_uid, decoded.since_step) == ("bf16", "p", 0.5)
+    assert decoded.sums["steps", ""] == 3
+    assert decoded.sums["step", "sum"] == decoded.sums["self", "sum"] == 0.75
+    assert decoded.sums["step", "8"] == 3  # 0.16 < 0.25 <= 0.32
+    assert decoded.sums["phase_seconds", "forward"] == 0.375
+
+
+def test_every_key_of_the_contract_is_read() -> None:
+    """The message of the tests, with the optional keys, has the keys that both sides agreed on."""
+    assert set(message(uuid="GPU-1", dtype="bf16", pod_uid="p")) == set(KEYS)
+
+
+def test_optional_keys_may_be_absent() -> None:
+    content = {key: value for key, value in message().items() if key not in ("self", "tokens", "samples", "flops")}
+    assert {name for name, _ in decode(encoded(content)).sums}.isdisjoint({"self", "tokens", "samples", "flops"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"job_id": ""}, "job_id: must be 1 to 128"),
+        ({"job_id": "x" * 129}, "job_id: must be 1 to 128"),
+        ({"job_id": "a\nb"}, "job_id: must be 1 to 128 printable"),
+        ({"attempt": ""}, "attempt: must"),
+        ({"rank": 2}, "rank: must be from 0 to world_size - 1"),
+        ({"rank": -1}, "rank: must be"),
+        ({"world_size": 0}, "world_size: must be 1"),
+        ({"activity": "sleep"}, "activity: must be one of training"),
+        ({"activity_seconds": {"sleep": 1}}, "activity: must be one of training"),
+        ({"steps": -1}, "steps: must be 0 to"),
+        ({"data_seconds": 1e12}, "data_seconds: must be 0 to"),
+        ({"tokens": 1e17}, "tokens: must be 0 to"),
+        ({"flops": 1e31}, "flops: must be 0 to"),
+        ({"since_step": -1}, "since_step: must be"),
+        ({"step": {"sum": 1, "counts": [1]}}, "step.counts: must have 20 values"),
+        ({"self": {"sum": 1, "counts": [0] * 21}}, "self.counts: must have 20 values"),
+        ({"phase_seconds": {str(n): 1 for n in range(MOST_PHASES + 1)}}, "phase_seconds: more than"),
+        ({"phase_seconds": {"x" * 129: 1}}, "phase_seconds: must be 1"),
+        ({"phase_seconds": {"forward": -1}}, "phase_seconds.forward: must be"),
+        ({"rank": "0"}, "Expected `int`"),
+        ({"step": None}, "Expected `object`"),
+    ],
+)
+def test_a_faulty_key_is_named(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        decode(encoded(message(**changes)))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_are_finite(number: str) -> None:
+    content = json.dumps(message(data_seconds=0.125)).replace("0.125", number)
+    with pytest.raises(ValueError, match=r"JSON|out of range"):
+        decode(content.encode())
+
+
+def test_another_version_is_told_apart() -> None:
+    with pytest.raises(UnknownVersion, match="version 2, but this exporter reads version 1"):
+        decode(encoded({"version": 2, "shape": "unknown"}))
+
+
+def test_a_message_that_is_too_large_is_not_decoded() -> None:
+    with pytest.raises(ValueError, match="larger than 8192 bytes"):
+        decode(encoded(message()) + b" " * MOST_BYTES)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(content)
