@@ -48,7 +48,10 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     summary = page.locator("#summary")
     expect(summary.get_by_role("heading")).to_have_text("7 of 8 GPUs healthy")
     sick = summary.get_by_role("listitem").filter(has_text="Unhealthy")
-    said = r"GPU 5 \(simulated/injected-node-000-0\): XID 79.* Since \d\d:\d\d\. What to do: drain the node, .*; then reboot it\."
+    said = (
+        r"GPU 5 \(simulated/injected-node-000-0\): XID 79.* Since \d\d:\d\d\. "
+        r"What to do: drain the node, .*; then reboot it\."
+    )
     expect(sick).to_contain_text(re.compile(said))
     expect(summary).to_contain_text(re.compile("Job .*GPUs 0\N{EN DASH}2, 4, 6\N{EN DASH}7 wait for GPU 3"))
     slow = r"GPU 3 \(simulated/injected-node-000\): This GPU slows down job .* Since .* What to do: "

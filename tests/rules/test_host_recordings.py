@@ -16,8 +16,8 @@ from tests.support.truth import MORE
 # The same cases on an H200 and on an H100.
 FOLDERS = (MORE / "host", MORE / "host_h100")
 TRUTH = json.loads((FOLDERS[0] / "truth.json").read_text())
-# Five seconds with host evidence, which is read once a second, are too few for these two: what is at work for all of the
-# time is read as half of it, or not at all. `diagnose` named both while they ran.
+# Five seconds with host evidence, which is read once a second, are too few for these two: what is always at work
+# is read as half of the time, or not at all. `diagnose` named both while they ran.
 TOO_SHORT = {("host_h100", "tiny_kernels"), ("host_h100", "one_worker")}
 OF_HOST = {mode.name for mode in host.MODES}
 
