@@ -8,7 +8,7 @@ from functools import partial
 from tornado.web import HTTPError
 
 from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.serving import api
+from gpu_exporter.serving import api, node_state
 from gpu_exporter.serving.endpoint import NO_METRICS_YET, Health
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.negotiation import accepts_gzip, accepts_openmetrics
@@ -54,6 +54,30 @@ class Gpus(Handler):
         else:
             compose = partial(api.gpus, snapshot)
         answer = endpoint.gpus.get(snapshot, compose)
+        if answer.problem:
+            await self.send(f"{answer.problem}\n", TEXT, 503)
+        else:
+            await self.send(answer.body, JSON)
+
+    head = get
+
+
+class NodeState(Handler):
+    """What a controller needs in order to decide about the node."""
+
+    async def get(self, prefix: str) -> None:
+        endpoint = self.endpoint(prefix)
+        snapshot, problem = endpoint.health.snapshot, endpoint.health.liveness_problem()
+        if snapshot is None or problem:
+            await self.send(f"{problem or NO_METRICS_YET}\n", TEXT, 503)
+            return
+        events, ready = endpoint.events, endpoint.health.readiness_problem()
+        answer = endpoint.state.get(
+            snapshot,
+            lambda: node_state.node(
+                endpoint.node, endpoint.boot_id, snapshot, endpoint.since, events.recent() if events else (), ready
+            ),
+        )
         if answer.problem:
             await self.send(f"{answer.problem}\n", TEXT, 503)
         else:
