@@ -1,0 +1,67 @@
+"""A client of the API server that also writes, with a limit on its rate. A write is never repeated by itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.answers import decoded
+from gpu_exporter.kubernetes.client import PATIENCE, TOTAL_TIMEOUT_FACTOR, Api, Content
+from gpu_exporter.kubernetes.objects import Object
+from gpu_exporter.kubernetes.rate_limit import RateLimit
+
+T = TypeVar("T")
+
+PER_SECOND, BURST = 5.0, 10
+JSON_PATCH = "application/json-patch+json"
+JSON = "application/json"
+# The owner of what this client writes, in `metadata.managedFields`.
+FIELD_MANAGER = "gpu-exporter-remediation"
+
+Operation = Mapping[str, Any]
+
+
+class Writer(Api):
+    """An `Api` whose requests are limited in rate, and that writes.
+
+    If the answer of a write is lost, LookupFailed is raised although the write may have been carried out: read the
+    object again. With `dry_run` the server checks everything, rights and admission included, and stores nothing.
+    """
+
+    def __init__(
+        self, host: str, port: int, account: Path, patience: float = PATIENCE, rate: RateLimit | None = None
+    ) -> None:
+        super().__init__(host, port, account, patience)
+        self._rate = rate or RateLimit(PER_SECOND, BURST)
+
+    def get(self, path: str, kind: type[T], **query: str) -> T:
+        """Return one object as the server has it, not as in a cache. Raises LookupFailed."""
+        self._rate.take()
+        return super().get(path, kind, **query)
+
+    def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
+        """Return a list and its version, as `Api` does. Raises LookupFailed."""
+        self._rate.take()
+        return super().list_objects(path, **query)
+
+    def patch(self, path: str, operations: Sequence[Operation], kind: type[T], *, dry_run: bool = False) -> T:
+        """Apply a JSON patch; return the new object. Raises LookupFailed: `conflict` if a `test` of it fails."""
+        return self._write(Content("PATCH", json.dumps(operations).encode(), JSON_PATCH), path, kind, dry_run)
+
+    def create(self, path: str, item: Mapping[str, Any], kind: type[T], *, dry_run: bool = False) -> T:
+        """Create an object; return it. Raises LookupFailed: `conflict` if there is one of this name."""
+        return self._write(Content("POST", json.dumps(item).encode(), JSON), path, kind, dry_run)
+
+    def replace(self, path: str, item: Mapping[str, Any], kind: type[T], *, dry_run: bool = False) -> T:
+        """Replace an object; return it. Raises LookupFailed: `conflict` if its resourceVersion is not the current."""
+        return self._write(Content("PUT", json.dumps(item).encode(), JSON), path, kind, dry_run)
+
+    def _write(self, content: Content, path: str, kind: type[T], dry_run: bool) -> T:
+        self._rate.take()
+        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
+        return decoded(self._body(path, query, limits.MOST_EVENT_BYTES, deadline, content), kind, path)
