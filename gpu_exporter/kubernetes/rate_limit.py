@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ class RateLimit:
         per_second: float,
         burst: int,
         now: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], object] = threading.Event().wait,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._rate, self._burst, self._now, self._wait = per_second, burst, now, wait
         self._tokens, self._at = float(burst), now()

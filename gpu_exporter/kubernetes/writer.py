@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.answers import decoded
-from gpu_exporter.kubernetes.client import PATIENCE, TOTAL_TIMEOUT_FACTOR, Api, Content
-from gpu_exporter.kubernetes.objects import Object
+from gpu_exporter.kubernetes.answers import decoded, too_large
+from gpu_exporter.kubernetes.client import PAGE, PATIENCE, TOTAL_TIMEOUT_FACTOR, Api, Content
+from gpu_exporter.kubernetes.objects import ListHead
 from gpu_exporter.kubernetes.rate_limit import RateLimit
 
 T = TypeVar("T")
@@ -43,10 +43,21 @@ class Writer(Api):
         self._rate.take()
         return super().get(path, kind, **query)
 
-    def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
-        """Return a list and its version, as `Api` does. Raises LookupFailed."""
-        self._rate.take()
-        return super().list_objects(path, **query)
+    def pages(self, path: str, kind: type[T], **query: str) -> list[T]:
+        """Return the pages of a list, from the server's cache, which may be old. Raises LookupFailed."""
+        found: list[T] = []
+        start, left = {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
+        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
+        for _ in range(limits.MOST_PAGES):
+            self._rate.take()
+            body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
+            left -= len(body)
+            found.append(decoded(body, kind, path))
+            token = decoded(body, ListHead, path)["metadata"].get("continue", "")
+            if not token:
+                return found
+            start = {"continue": token}
+        raise too_large(path, f"more than {limits.MOST_PAGES} pages")
 
     def patch(self, path: str, operations: Sequence[Operation], kind: type[T], *, dry_run: bool = False) -> T:
         """Apply a JSON patch; return the new object. Raises LookupFailed: `conflict` if a `test` of it fails."""
@@ -55,10 +66,6 @@ class Writer(Api):
     def create(self, path: str, item: Mapping[str, Any], kind: type[T], *, dry_run: bool = False) -> T:
         """Create an object; return it. Raises LookupFailed: `conflict` if there is one of this name."""
         return self._write(Content("POST", json.dumps(item).encode(), JSON), path, kind, dry_run)
-
-    def replace(self, path: str, item: Mapping[str, Any], kind: type[T], *, dry_run: bool = False) -> T:
-        """Replace an object; return it. Raises LookupFailed: `conflict` if its resourceVersion is not the current."""
-        return self._write(Content("PUT", json.dumps(item).encode(), JSON), path, kind, dry_run)
 
     def _write(self, content: Content, path: str, kind: type[T], dry_run: bool) -> T:
         self._rate.take()

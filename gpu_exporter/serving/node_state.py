@@ -18,6 +18,7 @@ from gpu_exporter.version import __version__
 VERSION = 1
 # The last XIDs of a GPU that the answer has.
 MOST_XIDS = 20
+MISSING = ("", "missing")
 
 
 class Since:
@@ -31,8 +32,10 @@ class Since:
 
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot. The mapping is replaced, never changed: other threads read it."""
-        before = self.times
-        self.times = {key: before.get(key, snapshot.at) for verdict in snapshot.verdicts for key in _keys(verdict)}
+        before, keys = self.times, [key for verdict in snapshot.verdicts for key in _keys(verdict)]
+        if judge.missing(snapshot):
+            keys.append(MISSING)
+        self.times = {key: before.get(key, snapshot.at) for key in keys}
 
     def verdict(self, verdict: Verdict) -> float | None:
         """Return since when a GPU has this verdict; None if no snapshot shows it yet."""
@@ -78,6 +81,7 @@ def node(
             "problem": problem,
             "expected": int(values.get(m.EXPECTED, 0)),
             "missing": judge.missing(snapshot),
+            "missing_since": since.times.get(MISSING),
             "released_until": values.get(m.RELEASED_UNTIL),
             "gpus": [
                 _gpu(status, verdict, since, xids[verdict.gpu.uuid])
