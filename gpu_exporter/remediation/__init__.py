@@ -1,1 +1,1 @@
-"""Remediation: cordons nodes with unfit GPUs within strict bounds, and returns them to service. See docs/remediation.md."""
+"""Remediation: cordons nodes with unfit GPUs within strict bounds, and returns them to service."""

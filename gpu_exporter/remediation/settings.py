@@ -56,6 +56,16 @@ class Pool:
     degraded: bool = False
     windows: tuple[str, ...] = ()
 
+    @property
+    def confirm_seconds(self) -> float:
+        """For how long a fault must last before the node is cordoned."""
+        return duration(self.confirm)
+
+    @property
+    def clean_seconds(self) -> float:
+        """For how long a repaired node must be healthy."""
+        return duration(self.clean)
+
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether the selector matches these labels."""
         return all(_holds(term, labels) for term in _terms(self.selector))
@@ -167,7 +177,7 @@ def _problems(settings: Settings) -> Iterator[str]:
         ("breaker.window", settings.breaker.window),
         ("breaker.quiet", settings.breaker.quiet),
     ):
-        yield from _wrong(name, lambda text=text: duration(text))  # type: ignore[misc]
+        yield from _wrong(name, lambda text=text: duration(text))
     if settings.breaker.nodes < 2:
         yield f"breaker.nodes: {settings.breaker.nodes} would stop after a single fault; use 2 or more"
     if settings.exporters.scheme not in ("http", "https"):
@@ -177,6 +187,8 @@ def _problems(settings: Settings) -> Iterator[str]:
             yield f"{name}: {printable(text, 40)!r} is not a name; use the name of a namespace"
     if not settings.pools:
         yield "pools is empty: name at least one, such as [{name: all, mode: observe}]"
+    if settings.notify.url and not settings.notify.url.startswith(("http://", "https://")):
+        yield f"notify.url: {printable(settings.notify.url, 80)!r} is not a URL; use http://… or https://…"
     names = [pool.name for pool in settings.pools]
     for pool in settings.pools:
         if names.count(pool.name) > 1:
@@ -191,7 +203,7 @@ def _pool_problems(pool: Pool) -> Iterator[str]:
     yield from _wrong("confirm", lambda: duration(pool.confirm))
     yield from _wrong("clean", lambda: duration(pool.clean))
     for text in pool.windows:
-        yield from _wrong("windows", lambda text=text: window(text))  # type: ignore[misc]
+        yield from _wrong("windows", lambda text=text: window(text))
     budget = pool.budget
     if budget.nodes < 0 or budget.per_topology < 0:
         yield "budget: numbers of nodes are 0 or more"

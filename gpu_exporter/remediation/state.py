@@ -27,7 +27,8 @@ REPAIRED = f"{PREFIX}/repaired"
 REPEAT_SECONDS = 7 * 86400.0
 LONGEST_CLEAN = 86400.0
 MOST_HISTORY = 8
-MOST_FAULTS = 32
+# The faults of all boots since the node was cordoned.
+MOST_FAULTS = 64
 
 
 class Phase(Enum):
@@ -85,7 +86,7 @@ class State:
 def clean_seconds(base: float, history: tuple[Past, ...], now: float) -> float:
     """Return for how long a node must be clean: twice as long for each cordon that ended in the last week."""
     repeats = sum(now - past.until < REPEAT_SECONDS for past in history)
-    return max(base, min(base * 2**repeats, LONGEST_CLEAN))
+    return max(base, min(base * float(2**repeats), LONGEST_CLEAN))
 
 
 @dataclass(frozen=True, slots=True)
