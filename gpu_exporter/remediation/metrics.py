@@ -14,6 +14,7 @@ class Metrics:
     """Counters and gauges in a registry of their own."""
 
     def __init__(self) -> None:
+        self.leads = False
         self._registry = registry = CollectorRegistry()
         self.decisions = Counter(
             "gpu_remediation_decisions",
@@ -69,6 +70,13 @@ class Metrics:
         """Remove the gauges about nodes, which only the leader has."""
         for gauge in (self.nodes, self.remaining, self.breaker, self.cordoned):
             gauge.clear()
+
+    def lead(self, *, leads: bool) -> None:
+        """Set whether this process holds the Lease."""
+        self.leads = leads
+        self.leader.set(leads)
+        if not leads:
+            self.clear()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
