@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -75,8 +75,11 @@ class Site:
         self.api.put(NODES, node)
 
     def metrics(self) -> str:
-        """Return the controller's metrics."""
-        return self.post("/metrics", None)[1]
+        """Return the controller's metrics; empty while it does not listen yet."""
+        try:
+            return self.post("/metrics", None)[1]
+        except URLError:
+            return ""
 
     def post(self, path: str, body: bytes | None, token: str = "") -> tuple[int, str]:
         """Send a request to the controller."""
