@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from gpu_exporter.inputs import address, duration
@@ -36,11 +37,13 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 FOLLOW_SECONDS, LEAST_SECONDS = 5.0, 5.0
 
 
-def controller(
-    settings: Settings, metrics: Metrics, account: Path = ACCOUNT, environ: Mapping[str, str] = os.environ
-) -> Controller:
-    """Return a controller of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
-    api = Writer(*server_address(environ, "the remediation controller runs only"), account)
+def client(account: Path, environ: Mapping[str, str]) -> Writer:
+    """Return a client of the cluster that this pod runs in; close it. Raises GpuExporterError outside a cluster."""
+    return Writer(*server_address(environ, "the remediation controller runs only"), account)
+
+
+def controller(settings: Settings, metrics: Metrics, api: Writer) -> Controller:
+    """Return a controller that uses this client."""
     cluster = KubernetesCluster(api, settings)
     identity = f"{socket.gethostname()}_{random.SystemRandom().randrange(1 << 32):08x}"
     leader = Leader(cluster, settings.namespace, settings.lease, identity)
@@ -59,20 +62,21 @@ def run(
 ) -> None:
     """Run until `stop` is set. Raises GpuExporterError if it cannot start."""
     metrics, hints = Metrics(), Hints()
-    running = controller(settings, metrics, account, environ)
     token_file = Path(settings.webhook_token_file) if settings.webhook_token_file else None
     server = ControllerServer(address(settings.address), metrics, hints, token_file)
-    server.start()
-    modes = ", ".join(f"{pool.name}: {pool.mode.value}" for pool in settings.pools)
-    log.info("remediation controller %s on port %d; %s", running.leader.identity, server.port, modes)
-    try:
-        _Loop(running, metrics, hints, duration(settings.interval)).run(stop)
-    finally:
-        server.stop()
+    with closing(client(account, environ)) as api:
+        running = controller(settings, metrics, api)
+        server.start()
+        modes = ", ".join(f"{pool.name}: {pool.mode.value}" for pool in settings.pools)
+        log.info("remediation controller %s on port %d; %s", running.leader.identity, server.port, modes)
         try:
-            running.leader.stop()
-        except LookupFailed as error:
-            log.warning("the Lease is not released: %s", error)
+            _Loop(running, metrics, hints, duration(settings.interval)).run(stop)
+        finally:
+            server.stop()
+            try:
+                running.leader.stop()
+            except LookupFailed as error:
+                log.warning("the Lease is not released: %s", error)
 
 
 class _Loop:
@@ -138,13 +142,14 @@ def explain(
 
     Raises GpuExporterError.
     """
-    running = controller(settings, Metrics(), account, environ)
-    try:
-        item = running.cluster.lease()
-        running.leader.ledger = lease.read(item) if item else lease.Ledger()
-        observed = running.observe(None, {})
-    except LookupFailed as error:
-        raise GpuExporterError(error.message, fix=error.fix) from error
+    with closing(client(account, environ)) as api:
+        running = controller(settings, Metrics(), api)
+        try:
+            item = running.cluster.lease()
+            running.leader.ledger = lease.read(item) if item else lease.Ledger()
+            observed = running.observe(None, {})
+        except LookupFailed as error:
+            raise GpuExporterError(error.message, fix=error.fix) from error
     each = next((one for one in observed.assessed if one.node.name == name), None)
     if each is None or observed.plan is None:
         fix = "check its name, the selectors of the pools, and whether it has GPUs or an exporter"
