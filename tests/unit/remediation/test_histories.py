@@ -36,4 +36,3 @@ def test_foreign_cordons_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="undid a foreign cordon"):
         for seed in range(3000):
             history(seed)
-
