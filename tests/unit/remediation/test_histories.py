@@ -10,6 +10,12 @@ from gpu_exporter.remediation.leader import Leader
 from tests.support.remediation_world import history
 
 
+def run(count: int) -> None:
+    """Run this many histories."""
+    for seed in range(count):
+        history(seed)
+
+
 @given(st.integers(0, 2**32))
 def test_histories(seed: int) -> None:
     """The world checks every write, and at the end that nothing is left."""
@@ -26,13 +32,11 @@ def test_without_claims_the_budget_is_exceeded(monkeypatch: pytest.MonkeyPatch) 
     """The histories are hard enough to find a controller that trusts its own copy of the cluster."""
     monkeypatch.setattr(Leader, "claim", lambda *_: None)
     with pytest.raises(AssertionError, match="over budget"):
-        for seed in range(3000):
-            history(seed)
+        run(3000)
 
 
 def test_foreign_cordons_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """And hard enough to find one that undoes the cordon of a person."""
     monkeypatch.setattr("gpu_exporter.remediation.state._is_foreign", lambda _: False)
     with pytest.raises(AssertionError, match="undid a foreign cordon"):
-        for seed in range(3000):
-            history(seed)
+        run(3000)

@@ -25,7 +25,7 @@ FAULTY = Evidence(Finding.FAULTY, "b1", (FAULT,), gpus=frozenset({"GPU-1"}), exp
 CLEAN = Evidence(Finding.CLEAN, "b2", clean_for=1e4, gpus=frozenset({"GPU-1"}), expected=1)
 STATE = State(Phase.CORDONED, "id", NOW - 3600, "b1", "node_reboot", (("GPU-1", "stalled"),), 1)
 CORDONED = replace(NODE, unschedulable=True, state=STATE)
-REPLACE = replace(STATE, action="replace")
+WORN = replace(CORDONED, state=replace(STATE, action="replace"))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ REPLACE = replace(STATE, action="replace")
         (CORDONED, replace(CLEAN, clean_for=60.0), Verb.NONE, Reason.VERIFYING),
         (CORDONED, replace(CLEAN, gpus=frozenset({"GPU-2"})), Verb.NONE, Reason.GPU_ABSENT),
         (CORDONED, replace(CLEAN, expected=0), Verb.NONE, Reason.GPU_ABSENT),
-        (replace(CORDONED, state=REPLACE), CLEAN, Verb.NONE, Reason.NEEDS_REPLACEMENT),
+        (WORN, CLEAN, Verb.NONE, Reason.NEEDS_REPLACEMENT),
         (
             replace(CORDONED, state=REPLACE, annotations={s.REPAIRED: "other"}),
             CLEAN,
