@@ -263,7 +263,7 @@ class World:
     def _store(self, name: str, item: Any, manager: str = "") -> None:
         before = self.objects.get(name)
         if before is not None and before["spec"].get("unschedulable") != item["spec"].get("unschedulable"):
-            fields = {"f:spec": {"f:unschedulable": {}}} if item["spec"].get("unschedulable") else {}
+            fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}} if item["spec"].get("unschedulable") else {}
             item["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
         item["metadata"]["resourceVersion"] = self._next()
         self._old = [*self._old, dict(self.objects)][-MOST_OLD:]

@@ -174,7 +174,7 @@ def cordoned(site: Site) -> list[str]:
     return [name for name in ("n0", "n1", "n2") if site.node(name)["spec"].get("unschedulable")]
 
 
-def annotations(item: Mapping[str, Any]) -> Mapping[str, str]:
+def notes(item: Mapping[str, Any]) -> Mapping[str, str]:
     found: Mapping[str, str] = item["metadata"].get("annotations") or {}
     return found
 
@@ -188,18 +188,18 @@ def test_a_node_from_the_fault_to_its_return(site: Site, start: Start) -> None:
     node = site.node("n0")
     assert [taint["key"] for taint in node["spec"]["taints"]] == ["own", s.TAINT]
     assert node["metadata"]["labels"][s.REPAIR_LABEL] == "node-reboot"
-    repair = json.loads(annotations(node)[s.REPAIR])
+    repair = json.loads(notes(node)[s.REPAIR])
     assert (repair["gpus"][0]["serial"], repair["gpus"][0]["xids"]) == ("S-n0", [79])
-    assert json.loads(annotations(site.api.item(LEASE) or {})[CLAIMS]) == {"n0": "all"}
+    assert json.loads(notes(site.api.item(LEASE) or {})[CLAIMS]) == {"n0": "all"}
     until(lambda: bool(site.received), what="the outgoing webhook")
     assert (site.received[0]["node"], site.received[0]["verb"]) == ("n0", "cordon")
     site.repair("n0")
     until(lambda: cordoned(site) == [], what="the return to service")
-    until(lambda: annotations(site.api.item(LEASE) or {})[CLAIMS] == "{}", what="the end of the claim")
+    until(lambda: notes(site.api.item(LEASE) or {})[CLAIMS] == "{}", what="the end of the claim")
     node = site.node("n0")
     assert [taint["key"] for taint in node["spec"]["taints"]] == ["own"]
     assert s.REPAIR_LABEL not in node["metadata"]["labels"]
-    assert json.loads(annotations(node)[s.STATE])["history"][0]["reasons"] == ["stalled"]
+    assert json.loads(notes(node)[s.STATE])["history"][0]["reasons"] == ["stalled"]
     reasons = [event["reason"] for event in site.api.page(EVENTS, 0)["items"]]
     assert reasons[0] == "GpuCordoned"
     assert reasons[-1] == "GpuReturnedToService"

@@ -158,7 +158,7 @@ class FakeApiServer:
                     return 422, {"kind": "Status", "message": str(error)}
             flag = after.get("spec", {}).get("unschedulable")
             if before is not None and before.get("spec", {}).get("unschedulable") != flag:
-                fields = {"f:spec": {"f:unschedulable": {}}} if flag else {}
+                fields: Item = {"f:spec": {"f:unschedulable": {}}} if flag else {}
                 after["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
             if not dry_run:
                 self.put(collection, after)
