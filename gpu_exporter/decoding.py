@@ -38,6 +38,31 @@ def json_as(kind: type[T], content: bytes | str) -> T:
         raise ValueError("not JSON: nested too deeply") from None
 
 
+def yaml_as(kind: type[T], content: bytes | str) -> T:
+    """Decode YAML as `kind`, a dataclass. Unknown keys are errors, and so are values of other types."""
+    import msgspec
+
+    document = yaml_document(content)
+    try:
+        value = msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(printable(str(error).replace("`$.", "`").replace("Object", "it"), 200)) from None
+    _check_keys(document, msgspec.to_builtins(value), "")
+    return value
+
+
+def _check_keys(given: Any, known: Any, where: str) -> None:
+    """Raise ValueError for a key of `given` that `known` does not have."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            if key not in known:
+                raise ValueError(f"{printable(f'{where}{key}', 80)}: unknown key; use {', '.join(known)}")
+            _check_keys(value, known[key], f"{where}{key}.")
+    elif isinstance(given, list) and isinstance(known, (list, tuple)):
+        for place, (value, parsed) in enumerate(zip(given, known, strict=True)):
+            _check_keys(value, parsed, f"{where.rstrip('.')}[{place}].")
+
+
 def yaml_document(content: bytes | str) -> Any:
     """Decode YAML 1.1: booleans such as `yes` and `on` and anchors keep their meaning.
 

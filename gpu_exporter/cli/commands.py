@@ -23,6 +23,7 @@ from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.profile import profile_command
 from gpu_exporter.cli.release import release_command, resume_command
+from gpu_exporter.cli.remediate import remediate_command
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.cli.top import top_command
 from gpu_exporter.cli.trace import trace_command
@@ -350,3 +351,4 @@ commands.add_command(profile_command)
 commands.add_command(bundle_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)
+commands.add_command(remediate_command)

@@ -64,6 +64,19 @@ class _Pinned(HTTPSConnection):
             raise _OtherCertificate
 
 
+class _Named(HTTPSConnection):
+    """A connection to a server by address, whose certificate has this name."""
+
+    def __init__(self, host: str, port: int | None, name: str, timeout: float, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._name, self._tls = name, context
+
+    def connect(self) -> None:
+        """Connect, and verify the certificate by name."""
+        HTTPConnection.connect(self)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Response:
     """A whole response. `sized`: it says where it ends; otherwise it ends where the connection does."""
@@ -92,7 +105,7 @@ class Remote:
     """A running exporter or Prometheus, and the credentials: a token, or a user with a password.
 
     If `certificate` (DER) is set, only a server with exactly this certificate is accepted; issuer and names do not
-    matter.
+    matter. `server_name` is the name in the certificate, if it is not the host of the URL.
     """
 
     url: str
@@ -101,6 +114,7 @@ class Remote:
     password_file: Path | None = None
     ca_file: Path | None = None
     certificate: bytes = b""
+    server_name: str = ""
 
     @property
     def credentials(self) -> tuple[Path | None, str, Path | None, Path | None]:
@@ -241,6 +255,8 @@ class Remote:
             raise GpuExporterError(
                 f"{self.ca_file}: {error.strerror or 'not a certificate'}; name a file in PEM format with --ca-file"
             ) from error
+        if self.server_name:
+            return _Named(parts.hostname, port, self.server_name, seconds, context)
         return HTTPSConnection(parts.hostname, port, timeout=seconds, context=context)
 
 

@@ -1,4 +1,4 @@
-"""A read-only client of the API server, with the token of the pod's service account."""
+"""A client of the API server that reads, with the token of the pod's service account. `writer.py` adds writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.objects import Event, EventHead, FailureEvent, Object, ObjectList
+from gpu_exporter.kubernetes.answers import decoded, event, refused, too_large
+from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.version import __version__
@@ -57,6 +58,17 @@ class _TimedSocket(ssl.SSLSocket):
         return super().recv_into(buffer, nbytes, flags)
 
 
+class Content(NamedTuple):
+    """What a request sends: its method, and its body with the content type."""
+
+    method: str = "GET"
+    body: bytes | None = None
+    kind: str = ""
+
+
+GET = Content()
+
+
 class Api:
     """Makes one request at a time, on a connection that is kept. Token and CA are read each time, as both rotate."""
 
@@ -69,7 +81,7 @@ class Api:
     def get(self, path: str, kind: type[T], **query: str) -> T:
         """Return one object. Raises LookupFailed."""
         deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
-        return _decoded(self._body(path, query, limits.MOST_LIST_BYTES, deadline), kind, path)
+        return decoded(self._body(path, query, limits.MOST_LIST_BYTES, deadline), kind, path)
 
     def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return all items of a list, and its resource version. Raises LookupFailed.
@@ -83,14 +95,14 @@ class Api:
             start = {"continue": token} if token else {"resourceVersion": "0"}
             body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
             left -= len(body)
-            page = _decoded(body, ObjectList, path)
+            page = decoded(body, ObjectList, path)
             items += page["items"] or ()
             token = page["metadata"].get("continue", "")
             if len(items) > limits.MOST_OBJECTS:
-                raise _too_large(path, f"more than {limits.MOST_OBJECTS} objects")
+                raise too_large(path, f"more than {limits.MOST_OBJECTS} objects")
             if not token:
                 return items, page["metadata"].get("resourceVersion", "")
-        raise _too_large(path, f"more than {limits.MOST_PAGES} pages")
+        raise too_large(path, f"more than {limits.MOST_PAGES} pages")
 
     def watch(self, path: str, seconds: float, **query: str) -> Generator[Event | None, None, None]:
         """Yield None once the server answers, then events for about `seconds`. Raises LookupFailed.
@@ -107,28 +119,41 @@ class Api:
             yield None
             while line := response.readline(limits.MOST_EVENT_BYTES):
                 if len(line) == limits.MOST_EVENT_BYTES:
-                    raise _too_large(path, f"an event larger than {limits.MOST_EVENT_BYTES >> 20} MiB")
+                    raise too_large(path, f"an event larger than {limits.MOST_EVENT_BYTES >> 20} MiB")
                 if line.strip():
-                    yield _event(line, path)
+                    yield event(line, path)
 
-    def _body(self, path: str, query: Mapping[str, str], most: int, deadline: float) -> bytes:
-        with self._as_lookup_failed(path), self._request(path, query, self._patience, deadline) as response:
+    def _body(self, path: str, query: Mapping[str, str], most: int, deadline: float, content: Content = GET) -> bytes:
+        reads = content.method == "GET"  # a write may have been carried out although its answer was lost
+        with (
+            self._as_lookup_failed(path),
+            self._request(path, query, self._patience, deadline, reconnect=reads, content=content) as response,
+        ):
             body = response.read(most + 1)
         if len(body) > most:
-            raise _too_large(path, f"more than {limits.MOST_LIST_BYTES >> 20} MiB")
+            raise too_large(path, f"more than {limits.MOST_LIST_BYTES >> 20} MiB")
         return body
 
     @contextmanager
     def _request(
-        self, path: str, query: Mapping[str, str], patience: float, deadline: float, *, reconnect: bool = True
+        self,
+        path: str,
+        query: Mapping[str, str],
+        patience: float,
+        deadline: float,
+        *,
+        reconnect: bool = True,
+        content: Content = GET,
     ) -> Iterator[HTTPResponse]:
         headers = {"Accept": "application/json", "User-Agent": f"gpu-exporter/{__version__}"}
+        if content.kind:
+            headers["Content-Type"] = content.kind
         url = f"{path}?{urlencode(query)}" if query else path
         complete = False
         try:
-            with self._respond(url, headers, patience, deadline, reconnect=reconnect) as response:
-                if response.status != 200:
-                    raise _refused(response, path)
+            with self._respond(url, headers, patience, deadline, reconnect=reconnect, content=content) as response:
+                if response.status not in (200, 201):
+                    raise refused(response, path, content.method)
                 yield response
                 complete = response.isclosed()  # the whole body was read
         finally:
@@ -136,21 +161,31 @@ class Api:
                 self.close()
 
     def _respond(
-        self, url: str, headers: Mapping[str, str], patience: float, deadline: float, *, reconnect: bool
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        patience: float,
+        deadline: float,
+        *,
+        reconnect: bool,
+        content: Content,
     ) -> HTTPResponse:
         """Send a request on the kept connection; if the server has closed that, `reconnect` tries a new one."""
         kept = self._connection is not None
         try:
-            return self._send(url, headers, patience, deadline)
+            return self._send(url, headers, patience, deadline, content)
         except (ConnectionError, ssl.SSLEOFError):
             if not (kept and reconnect):
                 raise
         self.close()
-        return self._send(url, headers, patience, deadline)
+        return self._send(url, headers, patience, deadline, content)
 
-    def _send(self, url: str, headers: Mapping[str, str], patience: float, deadline: float) -> HTTPResponse:
+    def _send(
+        self, url: str, headers: Mapping[str, str], patience: float, deadline: float, content: Content
+    ) -> HTTPResponse:
         connection, token = self._connected()
-        connection.request("GET", url, headers={**headers, "Authorization": f"Bearer {token}"})
+        authorized = {**headers, "Authorization": f"Bearer {token}"}
+        connection.request(content.method, url, body=content.body, headers=authorized)
         connected = connection.sock
         assert isinstance(connected, _TimedSocket)
         for option, value in KEEPALIVE.items():
@@ -225,44 +260,18 @@ class Api:
             raise LookupFailed("unavailable", f"API server {server}: {printable(why, 200)}", fix=fix) from error
 
 
-def _refused(response: HTTPResponse, path: str) -> LookupFailed:
-    reasons = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "too_many_requests"}
-    causes = {
-        401: ("the API server rejects the token", "check that the service account still exists"),
-        403: ("forbidden", "the service account needs the verbs list and watch (a ClusterRole and its binding)"),
-        410: ("the resource version is too old; gpu-exporter lists again", ""),
-    }
-    reason = reasons.get(response.status, f"http_{response.status}")
-    cause, fix = causes.get(response.status) or (printable(response.reason, 200), "")
-    after = response.headers.get("Retry-After", "")
-    retry_after = float(after) if after.isdecimal() and len(after) < 6 else 0.0
-    return LookupFailed(reason, f"API server: {path}: {response.status}: {cause}", fix=fix, retry_after=retry_after)
-
-
-def _too_large(path: str, why: str) -> LookupFailed:
-    return LookupFailed("too_large", f"API server: {path}: {why}", fix="check KUBERNETES_SERVICE_HOST")
-
-
-def _decoded(body: bytes, kind: type[T], path: str) -> T:
-    try:
-        return json_as(kind, body)
-    except ValueError as error:
-        raise LookupFailed("malformed", f"API server: {path}: unexpected answer: {error}") from error
-
-
-def _event(line: bytes, path: str) -> Event:
-    """Return an event. Raises LookupFailed if it is an ERROR event, or malformed."""
-    if _decoded(line, EventHead, path)["type"] != "ERROR":
-        return _decoded(line, Event, path)
-    failure = _decoded(line, FailureEvent, path)["object"]
-    reason = "gone" if failure.get("code") == 410 else "refused"
-    raise LookupFailed(reason, f"API server: watch ended: {printable(failure.get('message', ''), 200)}")
-
-
 def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> Api:
     """Return a client of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
+    return Api(*server_address(environ, "pod labels and resource claims can only be read"), account, patience)
+
+
+def server_address(environ: Mapping[str, str], what: str) -> tuple[str, int]:
+    """Return host and port of the API server of this pod's cluster. `what` can only be done inside a cluster.
+
+    Raises GpuExporterError.
+    """
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         message = "KUBERNETES_SERVICE_HOST is not set, or KUBERNETES_SERVICE_PORT is not a number"
-        raise GpuExporterError(message, fix="pod labels and resource claims can only be read inside a cluster")
-    return Api(host, int(port), account, patience)
+        raise GpuExporterError(message, fix=f"{what} inside a cluster")
+    return host, int(port)

@@ -80,6 +80,12 @@ class Object(TypedDict, total=False):
 ListMetadata = TypedDict("ListMetadata", {"continue": str, "resourceVersion": str}, total=False)
 
 
+class ListHead(TypedDict):
+    """The metadata of a page of a list."""
+
+    metadata: ListMetadata
+
+
 class ObjectList(TypedDict):
     """A page of a list. Go writes an empty list as null, but never leaves it out."""
 

@@ -13,6 +13,7 @@ from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
+from gpu_exporter.serving.node_state import Since
 
 if TYPE_CHECKING:
     from gpu_exporter.serving.watch.thread import LiveNode
@@ -76,7 +77,8 @@ def never() -> bool:
 class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
 
-    `live` is the node's live page; None if that is off.
+    `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
+    exporter cannot know it.
     """
 
     node: str
@@ -85,5 +87,8 @@ class Endpoint:
     events: EventLog | None = None
     dead: Callable[[], bool] = never
     live: LiveNode | None = None
+    since: Since = field(default_factory=Since)
+    boot_id: str = ""
     gpus: Composed = field(default_factory=Composed)
+    state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

@@ -8,8 +8,9 @@ from functools import partial
 from tornado.web import HTTPError
 
 from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.serving import api
-from gpu_exporter.serving.endpoint import NO_METRICS_YET, Health
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.serving import api, node_state
+from gpu_exporter.serving.endpoint import NO_METRICS_YET, Endpoint, Health
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.negotiation import accepts_gzip, accepts_openmetrics
 
@@ -39,14 +40,32 @@ class Metrics(Handler):
     head = get
 
 
-class Gpus(Handler):
+class _OfSnapshot(Handler):
+    """An answer that is composed from the latest snapshot."""
+
+    async def latest(self, endpoint: Endpoint) -> Snapshot | None:
+        """Return the latest snapshot; if there is none, or it is too old, send why and return None."""
+        problem = endpoint.health.liveness_problem()
+        if endpoint.health.snapshot is None or problem:
+            await self.send(f"{problem or NO_METRICS_YET}\n", TEXT, 503)
+            return None
+        return endpoint.health.snapshot
+
+    async def send_answer(self, answer: api.Answer) -> None:
+        """Send JSON, or why there is none."""
+        if answer.problem:
+            await self.send(f"{answer.problem}\n", TEXT, 503)
+        else:
+            await self.send(answer.body, JSON)
+
+
+class Gpus(_OfSnapshot):
     """Identity, verdict and owners of each GPU."""
 
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
-        snapshot, problem = endpoint.health.snapshot, endpoint.health.liveness_problem()
-        if snapshot is None or problem:
-            await self.send(f"{problem or NO_METRICS_YET}\n", TEXT, 503)
+        snapshot = await self.latest(endpoint)
+        if snapshot is None:
             return
         if endpoint.live:
             endpoint.live.asked()
@@ -54,10 +73,27 @@ class Gpus(Handler):
         else:
             compose = partial(api.gpus, snapshot)
         answer = endpoint.gpus.get(snapshot, compose)
-        if answer.problem:
-            await self.send(f"{answer.problem}\n", TEXT, 503)
-        else:
-            await self.send(answer.body, JSON)
+        await self.send_answer(answer)
+
+    head = get
+
+
+class NodeState(_OfSnapshot):
+    """What a controller needs in order to decide about the node."""
+
+    async def get(self, prefix: str) -> None:
+        endpoint = self.endpoint(prefix)
+        snapshot = await self.latest(endpoint)
+        if snapshot is None:
+            return
+        events, ready = endpoint.events, endpoint.health.readiness_problem()
+        answer = endpoint.state.get(
+            snapshot,
+            lambda: node_state.node(
+                endpoint.node, endpoint.boot_id, snapshot, endpoint.since, events.recent() if events else (), ready
+            ),
+        )
+        await self.send_answer(answer)
 
     head = get
 

@@ -21,6 +21,7 @@ from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
+from gpu_exporter.health.kernel_log_reader import boot_id
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
@@ -108,6 +109,7 @@ class Node:
             self._collector.events,
             source.dead if isinstance(source, Staged) else never,
             live,
+            boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
         )
 
     @property
@@ -158,6 +160,7 @@ class Node:
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.endpoint.pages.publish(self._renderer.render(snapshot, self._process.collect()))
+        self.endpoint.since.take(snapshot)
         self.endpoint.health.snapshot = snapshot
 
 

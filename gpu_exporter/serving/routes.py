@@ -11,7 +11,7 @@ from inspect import signature
 from tornado.web import RequestHandler
 
 from gpu_exporter.serving.handler import Handler
-from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Metrics, Readyz
+from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Metrics, NodeState, Readyz
 from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
 from gpu_exporter.serving.live import assets
 from gpu_exporter.serving.live.handlers import History, Stream
@@ -68,6 +68,7 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/gpus", Gpus, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", LandingPage.NODE),
     Route("/api/v1/history", History, Needs.NODE, "the last hour of each GPU, as JSON"),
     Route("/api/v1/stream", Stream, Needs.NODE, "new values of each GPU, as server-sent events"),
+    Route("/api/v1/node", NodeState, Needs.NODE, "the state of the node for controllers, as JSON", LandingPage.NODE),
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
     Route("/", Page, Needs.NODE, "the live page, or the list of nodes if there are several"),
     *(Route(f"/static/{name}", Static, Needs.NOTHING, "a file of the live page") for name in assets.NAMES),

@@ -274,6 +274,26 @@ MONITORING: Mapping[str, Effect] = {
     "prometheusRule.alertLabels": Effect({"team": "gpu"}, f"{ALERT} labels team", "gpu", RULES),
     "prometheusRule.additionalRules": Effect([GROUP], "PrometheusRule spec groups own", GROUP, RULES),
 }
+CONTROLLER = {"remediation": {"enabled": True}}
+CONTROLLERS = f"Deployment:{NAME}-remediation spec"
+CONTROLLER_CONFIG = f"ConfigMap:{NAME}-remediation data remediation.yaml"
+CORDON = [{"name": "a", "mode": "cordon"}]
+REMEDIATION: Mapping[str, Effect] = {
+    "remediation.enabled": Effect(True, f"{CONTROLLERS} replicas", 2),
+    "remediation.replicas": Effect(3, f"{CONTROLLERS} replicas", 3, CONTROLLER),
+    "remediation.pools": Effect(CORDON, f"{CONTROLLER_CONFIG} pools", CORDON, CONTROLLER),
+    "remediation.config": Effect({"interval": "1m"}, f"{CONTROLLER_CONFIG} interval", "1m", CONTROLLER),
+    "remediation.secret": Effect(
+        "keys", f"{CONTROLLERS} template spec volumes secret secret secretName", "keys", CONTROLLER
+    ),
+    "remediation.resources": Effect(
+        {"limits": {"memory": "1Gi"}},
+        f"{CONTROLLERS} template spec containers remediation resources",
+        {"limits": {"memory": "1Gi"}, "requests": {"cpu": "20m", "memory": "64Mi"}},
+        CONTROLLER,
+    ),
+}
+
 TEST: Mapping[str, Effect] = {"test.enabled": Effect(False, "Pod kind", ABSENT)}
 EFFECTS: Mapping[str, Effect] = {
     **IMAGE,
@@ -284,5 +304,6 @@ EFFECTS: Mapping[str, Effect] = {
     **PODS,
     **ACCESS,
     **MONITORING,
+    **REMEDIATION,
     **TEST,
 }

@@ -248,3 +248,28 @@ RELABELINGS = listed(
         }
     )
 )
+
+# Pools of the remediation controller, which checks the selectors, windows and durations itself.
+POOLS = listed(
+    closed(
+        {
+            "name": DOMAIN,
+            "selector": TEXT,
+            "mode": one_of("off", "observe", "cordon"),
+            "budget": closed(
+                {
+                    "nodes": COUNT,
+                    "share": {"type": "number", "minimum": 0, "maximum": 1},
+                    "topology_key": LABEL_KEY,
+                    "per_topology": COUNT,
+                }
+            ),
+            "confirm": SECONDS,
+            "clean": SECONDS,
+            "new_boot": BOOL,
+            "degraded": BOOL,
+            "windows": TEXTS,
+        },
+        "name",
+    )
+)

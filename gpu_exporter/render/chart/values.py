@@ -235,10 +235,18 @@ RULES = (
     Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
     Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
 )
+REMEDIATION = (
+    Value("remediation.enabled", False, BOOL, "Whether to run the [remediation controller](../../docs/remediation.md), which cordons nodes with unfit GPUs: a Deployment with its own service account, which may patch nodes."),
+    Value("remediation.replicas", 2, schemas.POSITIVE, "Controllers, of which one acts and the others wait."),
+    Value("remediation.pools", [{"name": "all", "mode": "observe"}], schemas.POOLS, "Pools of nodes, each with its mode and bounds. In mode `observe`, nothing is changed."),
+    Value("remediation.config", {}, schemas.OBJECT, "The other settings of docs/remediation.md, such as `interval`, `breaker`, `exporters` and `notify`."),
+    Value("remediation.secret", "", schemas.DOMAIN, "Secret with the tokens, passwords and authorities that the settings name, mounted at /etc/gpu-exporter-secret."),
+    Value("remediation.resources", {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}, schemas.RESOURCES, "Requests and limits of the controller."),
+)
 TEST = (Value("test.enabled", True, BOOL, "Whether `helm test` scrapes the exporter."),)
 # fmt: on
 MONITORING = (*SERVICE_MONITOR, *POD_MONITOR, *DASHBOARDS, *RULES)
-BY_HAND = (*IMAGE, *NAMES, *EXPORTER, *ATTRIBUTION, *GPUS, *PODS, *ACCESS, *MONITORING, *TEST)
+BY_HAND = (*IMAGE, *NAMES, *EXPORTER, *ATTRIBUTION, *GPUS, *PODS, *ACCESS, *MONITORING, *REMEDIATION, *TEST)
 
 
 def limits() -> tuple[Limit, ...]:

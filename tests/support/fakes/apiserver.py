@@ -1,4 +1,4 @@
-"""A read-only API server: TLS, bearer token, lists and watches with resource versions, discovery."""
+"""An API server: TLS, bearer token, lists and watches with resource versions, discovery, writes, dry runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
+from tests.support.json_patch import PatchFailed, patched
+
 Item = dict[str, Any]
 PODS = "/api/v1/pods"
 GROUP = "/apis/resource.k8s.io"
+# Collections whose objects can be read one by one.
+SINGLE = ("/nodes", "/leases")
 
 
 def pod_object(
@@ -57,6 +61,7 @@ class FakeApiServer:
 
     `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set. A list at version 0
     comes whole, as from the cache of a real server, unless `page_size` is set. `may_watch` is the verb `watch` of RBAC.
+    `written` are the writes: method, path, and whether it was a dry run. Each of `refusals` answers one write instead.
     Without `versions`, the API group does not exist. `connections` counts the TLS connections.
     """
 
@@ -76,6 +81,8 @@ class FakeApiServer:
         self.connections = 0
         self.asked: list[str] = []
         self.epoch = 0
+        self.written: list[tuple[str, str, bool]] = []
+        self.refusals: list[int] = []
         self._changed = threading.Condition()
         self._version = 100
         self._oldest = 0
@@ -120,6 +127,42 @@ class FakeApiServer:
             items[name] = item
             self._events.append((self._version, path, {"type": kind, "object": json.loads(json.dumps(item))}))
             self._changed.notify_all()
+
+    def item(self, path: str) -> Item | None:
+        """Return a copy of one object by its own path."""
+        collection, _, name = path.rpartition("/")
+        with self._changed:
+            found = self._items.get(collection, {}).get(name)
+            copied: Item | None = json.loads(json.dumps(found))
+            return copied
+
+    def write(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> tuple[int, Item]:
+        """Carry out a POST, or a PATCH with a JSON patch; return the status and the object, or why not."""
+        dry_run, manager = query.get("dryRun") == "All", query["fieldManager"]
+        with self._changed:
+            self.written.append((method, path, dry_run))
+            if self.refusals and not dry_run:
+                return self.refusals.pop(0), {"kind": "Status"}
+            collection, name = (path, body["metadata"]["name"]) if method == "POST" else path.rsplit("/", 1)
+            before = self._items.get(collection, {}).get(name)
+            if method == "POST":
+                if before is not None:
+                    return 409, {"kind": "Status", "reason": "AlreadyExists"}
+                after = json.loads(json.dumps(body))
+            elif before is None:
+                return 404, {"kind": "Status"}
+            else:
+                try:
+                    after = patched(before, body)
+                except PatchFailed as error:
+                    return 422, {"kind": "Status", "message": str(error)}
+            flag = after.get("spec", {}).get("unschedulable")
+            if before is not None and before.get("spec", {}).get("unschedulable") != flag:
+                fields: Item = {"f:spec": {"f:unschedulable": {}}} if flag else {}
+                after["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
+            if not dry_run:
+                self.put(collection, after)
+            return 201 if method == "POST" else 200, after
 
     def delete(self, path: str, name: str) -> None:
         """Delete an object."""
@@ -229,8 +272,28 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"kind": "APIGroup", "versions": versions})
         elif query.get("watch"):
             self._watch(url.path, query)
+        elif url.path.rpartition("/")[0].endswith(SINGLE):
+            item = server.item(url.path)
+            self._send(200 if item else 404, item or {"kind": "Status", "code": 404})
         else:
             self._send(200, server.page(url.path, int(query.get("continue", 0)), query.get("fieldSelector", "")))
+
+    def do_PATCH(self) -> None:
+        self._write("PATCH")
+
+    def do_POST(self) -> None:
+        self._write("POST")
+
+    def _write(self, method: str) -> None:
+        url, server = urlsplit(self.path), self.server_of
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.headers.get("Authorization") != f"Bearer {server.token}":
+            self._send(401, {"kind": "Status", "code": 401})
+            return
+        kind = "application/json-patch+json" if method == "PATCH" else "application/json"
+        assert self.headers["Content-Type"] == kind
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        self._send(*server.write(method, url.path, body, query))
 
     def _send(self, status: int, content: Item) -> None:
         body = json.dumps(content).encode()

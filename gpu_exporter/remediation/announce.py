@@ -1,0 +1,169 @@
+"""Makes decisions visible: a line of JSON on stdout, a Kubernetes Event, metrics, and the outgoing webhook."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from gpu_exporter.decoding import printable
+from gpu_exporter.model.lookup import LookupFailed
+from gpu_exporter.remediation.cluster import Cluster
+from gpu_exporter.remediation.evidence import Finding
+from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.ledger import stamp
+from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.patches import repair_text
+from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
+from gpu_exporter.remediation.settings import Mode, Notify, Pool
+from gpu_exporter.remediation.state import Node
+
+log = logging.getLogger(__name__)
+
+NOTIFY_SECONDS = 5.0
+MOST_WORDS = 400
+COMPONENT = "gpu-exporter-remediation"
+# Reasons of Events.
+DONE = {Verb.CORDON: "Cordoned", Verb.UPDATE: "RepairUpdated", Verb.RETURN: "ReturnedToService", Verb.HOLD: "Held"}
+QUIET = (Reason.OFF, Reason.OPTED_OUT, Reason.HEALTHY, Reason.CONFIRMING)
+
+
+def write_line(line: str) -> None:
+    """Write a line to stdout."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+class Announcer:
+    """Reports each decision once, when it changes. What it could not report is logged and counted, and stops nothing.
+
+    `identity` is this controller, `wall` is unix time.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        metrics: Metrics,
+        notify: Notify,
+        identity: str,
+        write: Callable[[str], None] = write_line,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._metrics, self._notify = cluster, metrics, notify
+        self._identity, self._write, self._wall = identity, write, wall
+        self._last: dict[str, tuple[object, ...]] = {}
+        self._events = 0
+
+    def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+        """Log and count the decisions that are new, and set the gauges."""
+        self._metrics.set(assessed, plan)
+        self._last = {name: last for name, last in self._last.items() if name in plan.decisions}
+        for each in assessed:
+            decision = plan.decisions[each.node.name]
+            fault = each.node.state.fault if each.node.state else ""
+            key = (decision.verb, decision.reason, fault, decision.evidence.keys)
+            if self._last.get(each.node.name) == key:
+                continue
+            self._last[each.node.name] = key
+            self._metrics.decisions.labels(
+                each.pool.name, each.pool.mode.value, decision.verb.value, decision.reason.value
+            ).inc()
+            self._write(json.dumps(described(each, decision, plan, self._wall())))
+            concerns = decision.evidence.finding is Finding.FAULTY or each.node.state is not None
+            if decision.verb is Verb.NONE and concerns and decision.reason not in QUIET:
+                self._event(each.node, each.pool, "Waiting", f"{decision.reason.value}: {decision.words}", "Normal")
+
+    def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+        """Report an action."""
+        self._metrics.actions.labels(pool.name, pool.mode.value, decision.verb.value).inc()
+        kind = "Warning" if decision.verb in (Verb.CORDON, Verb.UPDATE) else "Normal"
+        self._event(node, pool, DONE[decision.verb], f"{decision.reason.value}: {decision.words}", kind)
+        if pool.mode is Mode.CORDON:
+            self._send(node, pool, decision)
+
+    def _event(self, node: Node, pool: Pool, reason: str, words: str, kind: str) -> None:
+        dry_run = pool.mode is not Mode.CORDON
+        now = self._wall()
+        self._events += 1
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{node.name[:200]}.{int(now * 1e6):x}{self._events:x}", "namespace": "default"},
+            # `kubectl describe node` selects events by this, and kubelet writes the name as UID, too.
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.name},
+            "reason": f"Gpu{'Would' if dry_run and reason != 'Waiting' else ''}{reason}",
+            "message": printable(words, MOST_WORDS),
+            "type": kind,
+            "source": {"component": COMPONENT, "host": self._identity},
+            "firstTimestamp": stamp(now)[:19] + "Z",
+            "lastTimestamp": stamp(now)[:19] + "Z",
+            "count": 1,
+        }
+        try:
+            self._cluster.create_event(event, dry_run=dry_run)
+        except LookupFailed as error:
+            self._metrics.errors.labels(f"event_{error.reason}").inc()
+            log.warning("event about node %s: %s", node.name, error)
+
+    def _send(self, node: Node, pool: Pool, decision: Decision) -> None:
+        """Send the outgoing webhook: once, because the annotations of the node remain the source of truth."""
+        if not self._notify.url or decision.state is None:
+            return
+        body = {
+            "node": node.name,
+            "pool": pool.name,
+            "verb": decision.verb.value,
+            "reason": decision.reason.value,
+            "words": decision.words,
+            "repair": json.loads(repair_text(decision.state, decision.evidence)),
+        }
+        try:
+            headers = {"Content-Type": "application/json", **self._authorization()}
+            request = Request(self._notify.url, json.dumps(body).encode(), headers)
+            with urlopen(request, timeout=NOTIFY_SECONDS) as response:
+                response.read(1)
+        except (URLError, HTTPException, OSError, ValueError) as error:
+            self._metrics.errors.labels("notify").inc()
+            log.warning("notify.url: node %s: %s", node.name, printable(str(error), 200))
+
+    def _authorization(self) -> dict[str, str]:
+        if not self._notify.token_file:
+            return {}
+        return {"Authorization": f"Bearer {Path(self._notify.token_file).read_text(encoding='ascii').strip()}"}
+
+
+def described(each: Assessed, decision: Decision, plan: Plan, now: float) -> Mapping[str, Any]:
+    """Return a decision with all its inputs, for JSON."""
+    node, evidence, use = each.node, decision.evidence, plan.pools[each.pool.name]
+    return {
+        "at": round(now, 3),
+        "node": node.name,
+        "pool": each.pool.name,
+        "mode": each.pool.mode.value,
+        "verb": decision.verb.value,
+        "reason": decision.reason.value,
+        "words": decision.words,
+        "evidence": {
+            "finding": evidence.finding.value,
+            "why": evidence.why,
+            "boot": evidence.boot,
+            "clean_for": round(evidence.clean_for, 1),
+            "faults": [
+                {"uuid": one.uuid, "reason": one.reason, "action": one.action.value, "age": round(one.age, 1)}
+                for one in evidence.faults
+            ],
+        },
+        "unschedulable": node.unschedulable,
+        "foreign": node.foreign,
+        "ready": node.ready,
+        "state": json.loads(node.state.text()) if node.state else None,
+        "budget": {"nodes": use.total, "out_of_service": use.used, "limit": use.limit},
+        "breaker": sorted(plan.breaker),
+    }

@@ -1,0 +1,141 @@
+"""The requests that the controller makes: to the API server, and to the exporter of each node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpu_exporter.decoding import printable
+from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.inputs import duration
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.node_objects import Ignored, LeaseObject, NodeList, NodeObject, PodList
+from gpu_exporter.kubernetes.writer import Operation, Writer
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.lookup import LookupFailed
+from gpu_exporter.remediation import evidence
+from gpu_exporter.remediation.evidence import Evidence
+from gpu_exporter.remediation.settings import Exporters, Pool, Settings
+from gpu_exporter.remediation.state import Node
+
+NODES = "/api/v1/nodes"
+# `kubectl describe node` looks for events in this namespace: nodes have none.
+EVENTS = "/api/v1/namespaces/default/events"
+
+
+class Cluster(Protocol):
+    """What the controller asks of the API server. Every method raises LookupFailed."""
+
+    def nodes(self) -> Sequence[NodeObject]:
+        """Return all nodes; they may be old."""
+
+    def node(self, name: str) -> NodeObject | None:
+        """Return a node as it is now; None if there is none."""
+
+    def patch_node(self, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
+        """Change a node. Raises LookupFailed with the reason `conflict` if it has changed since it was read."""
+
+    def addresses(self) -> Mapping[str, Sequence[str]]:
+        """Return the addresses of the running exporter pods of each node."""
+
+    def lease(self) -> LeaseObject | None:
+        """Return the controller's Lease; None if there is none."""
+
+    def create_lease(self, lease: LeaseObject) -> LeaseObject:
+        """Create the Lease and return it."""
+
+    def patch_lease(self, operations: Sequence[Operation]) -> LeaseObject:
+        """Change the Lease and return it."""
+
+    def create_event(self, event: Mapping[str, Any], *, dry_run: bool) -> None:
+        """Create an Event about a node."""
+
+
+class KubernetesCluster:
+    """The API server of this pod's cluster. For one thread."""
+
+    def __init__(self, api: Writer, settings: Settings) -> None:
+        self._api, self._exporters = api, settings.exporters
+        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
+        self._lease = f"{self._leases}/{settings.lease}"
+
+    def nodes(self) -> Sequence[NodeObject]:
+        """Return all nodes; they may be old."""
+        found = [item for page in self._api.pages(NODES, NodeList) for item in page["items"] or ()]
+        if len(found) > limits.MOST_OBJECTS:
+            raise LookupFailed("too_large", f"API server: more than {limits.MOST_OBJECTS} nodes")
+        return found
+
+    def node(self, name: str) -> NodeObject | None:
+        """Return a node as it is now; None if there is none."""
+        try:
+            return self._api.get(f"{NODES}/{name}", NodeObject)
+        except LookupFailed as error:
+            if error.reason == "not_found":
+                return None
+            raise
+
+    def patch_node(self, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
+        """Change a node; with `dry_run`, only check whether it could be changed."""
+        self._api.patch(f"{NODES}/{name}", operations, Ignored, dry_run=dry_run)
+
+    def addresses(self) -> Mapping[str, Sequence[str]]:
+        """Return the addresses of the running exporter pods of each node: identity is `spec.nodeName`, not a label."""
+        path = f"/api/v1/namespaces/{self._exporters.namespace}/pods"
+        found: dict[str, list[str]] = defaultdict(list)
+        for page in self._api.pages(path, PodList, labelSelector=self._exporters.selector):
+            for pod in page["items"] or ():
+                address = pod.get("status", {}).get("podIP", "")
+                running = pod.get("status", {}).get("phase") == "Running"
+                if address and running and not pod.get("metadata", {}).get("deletionTimestamp"):
+                    found[pod.get("spec", {}).get("nodeName", "")].append(address)
+        return found
+
+    def lease(self) -> LeaseObject | None:
+        """Return the controller's Lease; None if there is none."""
+        try:
+            return self._api.get(self._lease, LeaseObject)
+        except LookupFailed as error:
+            if error.reason == "not_found":
+                return None
+            raise
+
+    def create_lease(self, lease: LeaseObject) -> LeaseObject:
+        """Create the Lease and return it."""
+        return self._api.create(self._leases, lease, LeaseObject)
+
+    def patch_lease(self, operations: Sequence[Operation]) -> LeaseObject:
+        """Change the Lease and return it."""
+        return self._api.patch(self._lease, operations, LeaseObject)
+
+    def create_event(self, event: Mapping[str, Any], *, dry_run: bool) -> None:
+        """Create an Event about a node."""
+        self._api.create(EVENTS, event, Ignored, dry_run=dry_run)
+
+
+def ask(exporters: Exporters, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+    """Return what the exporter of a node says. Any failure is an unknown, with the reason. Any thread may call it."""
+    if not addresses:
+        return evidence.unknown("no exporter pod runs on it")
+    if len(addresses) > 1:
+        return evidence.unknown(f"{len(addresses)} exporter pods run on it: only one may")
+    (address,) = addresses
+    host = f"[{address}]" if ":" in address else address
+    remote = Remote(
+        f"{exporters.scheme}://{host}:{exporters.port}",
+        user=exporters.user,
+        password_file=_path(exporters.password_file),
+        ca_file=_path(exporters.ca_file),
+        server_name=exporters.server_name,
+    )
+    try:
+        answer = remote.get("/api/v1/node", duration(exporters.timeout))
+    except GpuExporterError as error:
+        return evidence.unknown(f"the exporter does not answer: {printable(str(error), 200)}")
+    return evidence.judge(answer, node.name, node.boot, degraded=pool.degraded)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,187 @@
+"""One cycle of the controller: read everything, decide, and carry the decisions out, each after another look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpu_exporter.model.lookup import LookupFailed
+from gpu_exporter.remediation import fleet, patches
+from gpu_exporter.remediation import state as s
+from gpu_exporter.remediation.cluster import Cluster
+from gpu_exporter.remediation.evidence import Evidence, unknown
+from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.leader import Leader
+from gpu_exporter.remediation.reconcile import Decision, Verb, reconcile
+from gpu_exporter.remediation.settings import Mode, Pool, Settings
+from gpu_exporter.remediation.state import Node
+
+# Exporters that are asked at the same time.
+ASKED_AT_ONCE = 16
+Addresses = Mapping[str, Sequence[str]]
+Asked = tuple[Node, Pool]
+Ask = Callable[[Node, Sequence[str], Pool], Evidence]
+
+
+class Announce(Protocol):
+    """Makes decisions visible to people."""
+
+    def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+        """Report the result of a cycle: log and count the decisions that are new."""
+
+    def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+        """Report an action that was carried out, or in observe mode would have been."""
+
+
+def several_at_once(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iterator[tuple[str, Evidence]]:
+    """Yield the name of each node and the answer, which are asked for by a few threads."""
+    with ThreadPoolExecutor(ASKED_AT_ONCE, "exporter") as executor:
+        for (node, _), answer in zip(nodes, executor.map(ask, nodes), strict=True):
+            yield node.name, answer
+
+
+@dataclass(slots=True)
+class Controller:
+    """Carries out one cycle at a time, in one thread. `ask` reads an exporter and never fails; any thread may call it.
+
+    `wall` is unix time.
+    """
+
+    cluster: Cluster
+    settings: Settings
+    leader: Leader
+    ask: Ask
+    announce: Announce
+    wall: Callable[[], float] = time.time
+    ask_all: Callable[[Callable[[Asked], Evidence], Sequence[Asked]], Iterator[tuple[str, Evidence]]] = several_at_once
+
+    def cycle(self, hinted: Collection[str] | None = None, known: Mapping[str, Evidence] | None = None) -> Observed:
+        """Do what is due, and return what was seen. Raises LookupFailed.
+
+        With `hinted`, only the exporters of these nodes are asked; for other nodes the evidence `known` is used. Before
+        a node is changed, its exporter is asked again in any case.
+        """
+        if self.leader.take() is None:
+            return Observed({}, None)
+        observed = self.observe(hinted, known or {})
+        assert observed.plan is not None
+        self.leader.set_breaker(observed.plan.breaker)
+        self.announce.planned(observed.assessed, observed.plan)
+        self._tidy(observed)
+        for each in observed.assessed:
+            decision = observed.plan.decisions[each.node.name]
+            if decision.verb is not Verb.NONE:
+                self.leader.renew()
+                if not self.leader.leads:
+                    raise LookupFailed("lost_lease", "the Lease has expired during a cycle")
+                self._act(each, observed)
+        return observed
+
+    def observe(self, hinted: Collection[str] | None, known: Mapping[str, Evidence]) -> Observed:
+        """Read nodes and exporters, and plan; write nothing. The Lease must have been read."""
+        addresses = self.cluster.addresses()
+        pools = {}
+        for item in self.cluster.nodes():
+            node = s.read(item)
+            pool = self.settings.pool(node.labels)
+            if pool and (node.has_gpus or node.name in addresses or node.state):
+                pools[node.name] = (node, pool)
+        evidence = self._evidence(pools, addresses, hinted, known)
+        now = self.wall()
+        assessed = [
+            Assessed(node, pool, reconcile(node, evidence[name], pool, now)) for name, (node, pool) in pools.items()
+        ]
+        ledger = self.leader.ledger
+        assert ledger is not None
+        return Observed(evidence, fleet.plan(assessed, ledger, self.settings, now), assessed, addresses)
+
+    def _evidence(
+        self,
+        pools: Mapping[str, tuple[Node, Pool]],
+        addresses: Addresses,
+        hinted: Collection[str] | None,
+        known: Mapping[str, Evidence],
+    ) -> Mapping[str, Evidence]:
+        """Ask the exporters, several at a time."""
+        fresh = [
+            (node, pool)
+            for name, (node, pool) in pools.items()
+            if pool.mode is not Mode.OFF and (hinted is None or name in hinted or name not in known)
+        ]
+        found = {}
+        for name, answer in self.ask_all(lambda one: self.ask(one[0], addresses.get(one[0].name, ()), one[1]), fresh):
+            found[name] = answer
+            self.leader.renew()
+        return {name: found.get(name) or known.get(name) or unknown("not asked") for name in pools}
+
+    def _act(self, each: Assessed, observed: Observed) -> None:
+        """Look at the node and its exporter again, and carry out the decision if it is still the same."""
+        item = self.cluster.node(each.node.name)
+        if item is None:
+            return
+        node = s.read(item)
+        evidence = self.ask(node, observed.addresses.get(node.name, ()), each.pool)
+        decision = reconcile(node, evidence, each.pool, self.wall())
+        if decision.verb is not each.decision.verb or self.settings.pool(node.labels) != each.pool:
+            return
+        dry_run = each.pool.mode is not Mode.CORDON
+        if decision.verb is Verb.CORDON and not dry_run:
+            self.leader.claim(node.name, each.pool.name)
+        try:
+            self.cluster.patch_node(node.name, patches.patch(node, decision), dry_run=dry_run)
+        except LookupFailed as error:
+            if error.reason != "conflict":
+                raise
+            return  # the next cycle decides anew
+        self.announce.acted(node, each.pool, decision)
+        if decision.verb in (Verb.RETURN, Verb.HOLD) and not dry_run:
+            self.leader.unclaim(node.name)
+
+    def _tidy(self, observed: Observed) -> None:
+        """Give back claims of nodes that are not cordoned, and claim those that are cordoned without a claim."""
+        plan, ledger = observed.plan, self.leader.ledger
+        assert plan is not None
+        assert ledger is not None
+        for each in observed.assessed:
+            if each.node.cordoned and each.node.name not in ledger.claims and self._is_cordoned(each.node.name):
+                self.leader.claim(each.node.name, each.pool.name)
+        listed = {each.node.name: each.node for each in observed.assessed}
+        for name in ledger.claims:
+            wanted = name in plan.decisions and plan.decisions[name].verb is Verb.CORDON
+            in_use = wanted or (name in listed and listed[name].cordoned)
+            if not in_use and self._fenced(name, ledger.claims[name]):
+                self.leader.unclaim(name)
+
+    def _is_cordoned(self, name: str) -> bool:
+        item = self.cluster.node(name)
+        return item is not None and s.read(item).cordoned
+
+    def _fenced(self, name: str, pool: str) -> bool:
+        """Return whether no earlier write can cordon the node any more: an older leader may still be about to."""
+        item = self.cluster.node(name)
+        if item is None:
+            return True
+        node = s.read(item)
+        modes = {each.mode for each in self.settings.pools if each.name == pool}
+        if node.cordoned or Mode.CORDON not in (modes or {each.mode for each in self.settings.pools}):
+            return False  # in other modes, nodes are not written
+        try:
+            self.cluster.patch_node(name, patches.fence(node, self.leader.identity), dry_run=False)
+        except LookupFailed as error:
+            if error.reason in ("conflict", "not_found"):
+                return False
+            raise
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a cycle saw: the evidence about each node, and the plan; None if another controller leads."""
+
+    evidence: Mapping[str, Evidence]
+    plan: Plan | None
+    assessed: Sequence[Assessed] = ()
+    addresses: Addresses = field(default_factory=dict)

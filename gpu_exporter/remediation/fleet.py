@@ -1,0 +1,145 @@
+"""Applies the bounds of the whole fleet to the decisions about its nodes: pause, windows, breaker, budget. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.inputs import duration
+from gpu_exporter.remediation.evidence import Finding
+from gpu_exporter.remediation.ledger import Ledger
+from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
+from gpu_exporter.remediation.settings import Breaker, Pool, Settings
+from gpu_exporter.remediation.state import Node, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """A node with its pool, and what `reconcile` decided about it."""
+
+    node: Node
+    pool: Pool
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """How many nodes a pool has, how many are out of service, and how many may be."""
+
+    total: int
+    used: int
+    limit: int
+
+    @property
+    def remaining(self) -> int:
+        """How many more nodes may be cordoned."""
+        return max(0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decisions within the bounds, by node; the new state of the breaker; and the use of each pool before them."""
+
+    decisions: Mapping[str, Decision]
+    breaker: Mapping[str, float]
+    pools: Mapping[str, PoolUse]
+
+
+class _Budget:
+    """Counts the nodes of a pool that are out of service or claimed."""
+
+    def __init__(self, pool: Pool, assessed: Sequence[Assessed], ledger: Ledger, pools: frozenset[str]) -> None:
+        self._pool, self._claims = pool, ledger.claims
+        nodes = [each.node for each in assessed if each.pool.name == pool.name]
+        listed = {node.name: node for node in nodes}
+        busy = {node.name for node in nodes if node.out_of_service}
+        # A claim counts wherever its node may be, and in every pool if its pool is unknown.
+        claimed = {name for name, of in ledger.claims.items() if of == pool.name or of not in pools or name in listed}
+        self.total, self.used = len(nodes), len(busy | claimed)
+        self._limit = pool.budget.limit(self.total)
+        self._in_place: dict[str, int] = defaultdict(int)
+        for name in busy | claimed:
+            self._in_place[self._place(listed.get(name))] += 1
+
+    @property
+    def use(self) -> PoolUse:
+        return PoolUse(self.total, self.used, self._limit)
+
+    def _place(self, node: Node | None) -> str:
+        return node.labels.get(self._pool.budget.topology_key, "") if node else ""
+
+    def problem(self, node: Node) -> str:
+        """Return why a node cannot be cordoned; empty if it can. Counts it then."""
+        if node.name in self._claims:  # counted already: the claim was made, the cordon not
+            return ""
+        key, place = self._pool.budget.topology_key, self._place(node)
+        if self.used >= self._limit:
+            return f"{self.used} of {self.total} nodes are out of service: the budget allows {self._limit}"
+        if key and self._in_place[place] >= self._pool.budget.per_topology:
+            most = self._pool.budget.per_topology
+            return f"{self._in_place[place]} nodes with {key}={place} are out of service: the budget allows {most}"
+        self.used += 1
+        self._in_place[place] += 1
+        return ""
+
+
+def plan(assessed: Sequence[Assessed], ledger: Ledger, settings: Settings, now: float) -> Plan:
+    """Return what may be done about these nodes at the unix time `now`."""
+    breaker = _breaker(assessed, ledger, settings.breaker, now)
+    names = frozenset(pool.name for pool in settings.pools)
+    budgets = {pool.name: _Budget(pool, assessed, ledger, names) for pool in settings.pools}
+    uses = {name: budget.use for name, budget in budgets.items()}
+    decisions = {}
+    # Those that have a claim first, then the oldest fault.
+    for each in sorted(assessed, key=lambda one: _order(one, ledger)):
+        refusal = _refusal(each, ledger, breaker, budgets[each.pool.name], now)
+        decisions[each.node.name] = each.decision.refused(*refusal) if refusal else each.decision
+    return Plan(decisions, breaker, uses)
+
+
+def _order(each: Assessed, ledger: Ledger) -> tuple[bool, float, str]:
+    return each.node.name not in ledger.claims, -each.decision.evidence.age, each.node.name
+
+
+def _refusal(
+    each: Assessed, ledger: Ledger, breaker: Mapping[str, float], budget: _Budget, now: float
+) -> tuple[Reason, str] | None:
+    """Return why a decision must not be carried out; None if it may be."""
+    decision, verb = each.decision, each.decision.verb
+    if verb is Verb.NONE:
+        return None
+    if ledger.problem:
+        return Reason.PAUSED, ledger.problem
+    if ledger.paused:
+        return Reason.PAUSED, f"paused: {ledger.paused}"
+    if verb is not Verb.CORDON:
+        return None
+    if not each.pool.is_open(now):
+        return Reason.WINDOW, f"outside the windows of pool {each.pool.name}"
+    tripped = [reason for _, reason in decision.evidence.keys if reason in breaker]
+    if tripped:
+        return Reason.BREAKER, f"the breaker is open: many nodes have the new fault {tripped[0]}"
+    problem = budget.problem(each.node)
+    return (Reason.BUDGET, problem) if problem else None
+
+
+def _breaker(assessed: Sequence[Assessed], ledger: Ledger, settings: Breaker, now: float) -> Mapping[str, float]:
+    """Return the reasons for which the breaker is open, and when they last had too many new faults."""
+    window, quiet = duration(settings.window), duration(settings.quiet)
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for each in assessed:
+        for reason, began in _beginnings(each, now):
+            if now - began <= window and began > ledger.reset:
+                nodes[reason].add(each.node.name)
+    kept = {reason: at for reason, at in ledger.breaker.items() if now - at < quiet and at > ledger.reset}
+    return kept | {reason: now for reason, names in nodes.items() if len(names) >= settings.nodes}
+
+
+def _beginnings(each: Assessed, now: float) -> Iterator[tuple[str, float]]:
+    """Yield the faults of a node, present and those it was cordoned for, and when each began (unix seconds)."""
+    state, evidence = each.node.state, each.decision.evidence
+    if evidence.finding is Finding.FAULTY:
+        yield from ((fault.reason, now - fault.age) for fault in evidence.faults)
+    if state is not None and state.phase is not Phase.RETURNED:
+        yield from ((reason, state.at) for reason in state.reasons)

@@ -1,0 +1,83 @@
+"""The controller's own metrics, which docs/remediation.md lists."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from gpu_exporter.remediation.fleet import Assessed, Plan
+
+
+class Metrics:
+    """Counters and gauges in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.leads = False
+        self._registry = registry = CollectorRegistry()
+        self.decisions = Counter(
+            "gpu_remediation_decisions",
+            "Decisions about nodes, each counted when it changes",
+            ("pool", "mode", "verb", "reason"),
+            registry=registry,
+        )
+        self.actions = Counter(
+            "gpu_remediation_actions",
+            "Actions carried out; in observe mode with dryRun",
+            ("pool", "mode", "verb"),
+            registry=registry,
+        )
+        self.errors = Counter("gpu_remediation_errors", "Failed cycles and reports", ("reason",), registry=registry)
+        self.webhooks = Counter(
+            "gpu_remediation_webhooks", "Requests from Alertmanager by HTTP status", ("code",), registry=registry
+        )
+        self.leader = Gauge("gpu_remediation_leader", "1 if this process holds the Lease", registry=registry)
+        self.cycled = Gauge(
+            "gpu_remediation_last_cycle_timestamp_seconds", "When the last cycle was complete", registry=registry
+        )
+        self.nodes = Gauge(
+            "gpu_remediation_nodes", "Nodes by the reason of the last decision", ("pool", "reason"), registry=registry
+        )
+        self.remaining = Gauge(
+            "gpu_remediation_budget_remaining", "How many more nodes may be cordoned", ("pool",), registry=registry
+        )
+        self.breaker = Gauge(
+            "gpu_remediation_breaker_open", "1 for each fault that the breaker stops", ("fault",), registry=registry
+        )
+        self.cordoned = Gauge(
+            "gpu_remediation_cordoned_since_timestamp_seconds",
+            "When the controller cordoned the node",
+            ("pool", "node"),
+            registry=registry,
+        )
+
+    def set(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+        """Set the gauges about nodes from a plan."""
+        self.clear()
+        counts = Count((each.pool.name, plan.decisions[each.node.name].reason.value) for each in assessed)
+        for (pool, reason), count in counts.items():
+            self.nodes.labels(pool, reason).set(count)
+        for pool, use in plan.pools.items():
+            self.remaining.labels(pool).set(use.remaining)
+        for fault in plan.breaker:
+            self.breaker.labels(fault).set(1)
+        for each in assessed:
+            if each.node.cordoned and each.node.state:
+                self.cordoned.labels(each.pool.name, each.node.name).set(each.node.state.at)
+
+    def clear(self) -> None:
+        """Remove the gauges about nodes, which only the leader has."""
+        for gauge in (self.nodes, self.remaining, self.breaker, self.cordoned):
+            gauge.clear()
+
+    def lead(self, *, leads: bool) -> None:
+        """Set whether this process holds the Lease."""
+        self.leads = leads
+        self.leader.set(leads)
+        if not leads:
+            self.clear()
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

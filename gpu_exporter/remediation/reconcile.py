@@ -1,0 +1,177 @@
+"""Decides what to do with one node, from its state and the evidence alone. Pure; `fleet.py` then applies the bounds."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from gpu_exporter.model.verdict import Action
+from gpu_exporter.remediation import state as s
+from gpu_exporter.remediation.evidence import Evidence, Finding, most_drastic
+from gpu_exporter.remediation.settings import Mode, Pool
+from gpu_exporter.remediation.state import Node, Phase, State
+
+
+class Verb(Enum):
+    """What the controller does with a node.
+
+    UPDATE: adds new faults to the node's annotations. HOLD: gives up a node that a person has uncordoned.
+    """
+
+    NONE = "none"
+    CORDON = "cordon"
+    UPDATE = "update"
+    RETURN = "return"
+    HOLD = "hold"
+
+
+class Reason(Enum):
+    """Why; a label value of `gpu_remediation_decisions_total`."""
+
+    OFF = "off"
+    OPTED_OUT = "opted_out"
+    UNREADABLE = "unreadable_state"
+    HEALTHY = "healthy"
+    UNKNOWN = "unknown"
+    HELD = "held"
+    FOREIGN = "already_cordoned"
+    CONFIRMING = "confirming"
+    FAULT = "fault"
+    NEW_FAULT = "new_fault"
+    AWAITING_REPAIR = "awaiting_repair"
+    NEEDS_REPLACEMENT = "needs_replacement"
+    GPU_ABSENT = "gpu_absent"
+    NEEDS_REBOOT = "needs_reboot"
+    VERIFYING = "verifying"
+    RECOVERED = "recovered"
+    UNCORDONED = "uncordoned_by_a_person"
+    TAKEN_OVER = "cordoned_by_a_person"
+    PAUSED = "paused"
+    WINDOW = "outside_window"
+    BREAKER = "breaker_open"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with a node, and why. `state` is the node's new state; None if it does not change."""
+
+    verb: Verb
+    reason: Reason
+    words: str
+    state: State | None = None
+    evidence: Evidence = field(default_factory=lambda: Evidence(Finding.UNKNOWN))
+
+    def refused(self, reason: Reason, words: str) -> Decision:
+        """Return that nothing is done, although it should be."""
+        return replace(self, verb=Verb.NONE, reason=reason, words=words, state=None)
+
+
+def reconcile(node: Node, evidence: Evidence, pool: Pool, now: float) -> Decision:
+    """Return what to do with a node of this pool at the unix time `now`."""
+    verb, reason, words, state = _decide(node, evidence, pool, now)
+    return Decision(verb, reason, words, state, evidence)
+
+
+_Result = tuple[Verb, Reason, str, "State | None"]
+
+
+def _nothing(reason: Reason, words: str) -> _Result:
+    return Verb.NONE, reason, words, None
+
+
+def _decide(node: Node, evidence: Evidence, pool: Pool, now: float) -> _Result:
+    if pool.mode is Mode.OFF:
+        return _nothing(Reason.OFF, f"pool {pool.name} is off")
+    if node.labels.get(s.OPT_OUT) == "disabled":
+        return _nothing(Reason.OPTED_OUT, f"the label {s.OPT_OUT}=disabled keeps the controller away")
+    if node.unreadable:
+        words = f"the annotation {s.STATE} cannot be read ({node.unreadable}): uncordon the node yourself and remove it"
+        return _nothing(Reason.UNREADABLE, words)
+    if node.state is not None and node.state.phase is Phase.CORDONED:
+        return _cordoned(node, node.state, evidence, pool, now)
+    if evidence.finding is Finding.UNKNOWN:
+        return _nothing(Reason.UNKNOWN, evidence.why)
+    if evidence.finding is Finding.CLEAN:
+        return _nothing(Reason.HEALTHY, "all GPUs are healthy")
+    if node.state is not None and node.state.phase is Phase.HELD and not _is_new(node.state, evidence):
+        return _nothing(Reason.HELD, "a person has taken over: the controller waits for a new fault or a reboot")
+    if node.unschedulable:
+        return _nothing(Reason.FOREIGN, "the node is already cordoned, not by the controller")
+    confirm = pool.confirm_seconds
+    if evidence.age < confirm:
+        return _nothing(Reason.CONFIRMING, f"the fault is {evidence.age:.0f} s old: it must last for {confirm:.0f} s")
+    return Verb.CORDON, Reason.FAULT, _words(evidence), _new_state(node, evidence, now)
+
+
+def _cordoned(node: Node, state: State, evidence: Evidence, pool: Pool, now: float) -> _Result:
+    """Decide about a node that the controller has cordoned."""
+    if not node.unschedulable:
+        return Verb.HOLD, Reason.UNCORDONED, "a person uncordoned it", state.ended(Phase.HELD, now)
+    if node.foreign:
+        return Verb.HOLD, Reason.TAKEN_OVER, "a person cordoned it again", state.ended(Phase.HELD, now)
+    if evidence.finding is Finding.UNKNOWN:
+        return _nothing(Reason.UNKNOWN, evidence.why)
+    if evidence.finding is Finding.FAULTY:
+        if _is_new(state, evidence):
+            return Verb.UPDATE, Reason.NEW_FAULT, _words(evidence), _merged(state, evidence)
+        return _nothing(Reason.AWAITING_REPAIR, f"still faulty: {_words(evidence)}")
+    confirmed = node.annotations.get(s.REPAIRED) == state.fault
+    if not confirmed and (blocked := _unproven(state, evidence, pool)):
+        return _nothing(*blocked)
+    needed = s.clean_seconds(pool.clean_seconds, state.history, now)
+    if evidence.clean_for < needed:
+        words = f"healthy for {evidence.clean_for:.0f} s: it must be for {needed:.0f} s"
+        return _nothing(Reason.VERIFYING, words)
+    words = f"healthy for {evidence.clean_for:.0f} s"
+    return Verb.RETURN, Reason.RECOVERED, words, state.ended(Phase.RETURNED, now)
+
+
+def _unproven(state: State, evidence: Evidence, pool: Pool) -> tuple[Reason, str] | None:
+    """Return why a clean node is not proven to be repaired; None if it is."""
+    confirm = f"confirm the repair with the annotation {s.REPAIRED}={state.fault}"
+    if state.action == Action.REPLACE.value:
+        return Reason.NEEDS_REPLACEMENT, f"a GPU needs replacement: {confirm}"
+    absent = {uuid for uuid, _ in state.faults if uuid} - evidence.gpus
+    if absent or evidence.expected < state.gpus:
+        return Reason.GPU_ABSENT, f"the GPU with the fault is no longer listed: if it was replaced, {confirm}"
+    if pool.new_boot and evidence.boot == state.boot:
+        return Reason.NEEDS_REBOOT, f"it has not rebooted since the fault: reboot it, or {confirm}"
+    return None
+
+
+def _is_new(state: State, evidence: Evidence) -> bool:
+    """Return whether there is a fault that the state does not have, or one on another boot."""
+    return evidence.boot != state.boot or not set(evidence.keys) <= set(state.faults)
+
+
+def _merged(state: State, evidence: Evidence) -> State:
+    # The present faults first: they always fit, so that they are not new a second time.
+    faults = tuple(dict.fromkeys((*evidence.keys, *state.faults)))[: s.MOST_FAULTS]
+    action = most_drastic(iter((Action(state.action), evidence.action)))
+    return replace(
+        state, boot=evidence.boot, faults=faults, action=action.value, gpus=max(state.gpus, evidence.expected)
+    )
+
+
+def _new_state(node: Node, evidence: Evidence, now: float) -> State:
+    keys = tuple(dict.fromkeys(evidence.keys))
+    text = f"{node.uid}{evidence.boot}{sorted(keys)}{now:.0f}"
+    return State(
+        Phase.CORDONED,
+        hashlib.sha256(text.encode()).hexdigest()[:12],
+        now,
+        evidence.boot,
+        evidence.action.value,
+        keys,
+        evidence.expected,
+        node.state.history if node.state else (),
+    )
+
+
+def _words(evidence: Evidence) -> str:
+    first = evidence.faults[0]
+    more = f" and {len(evidence.faults) - 1} more" if len(evidence.faults) > 1 else ""
+    where = f"GPU {first.uuid}: " if first.uuid else ""
+    return f"{where}{first.words or first.reason}{more}"

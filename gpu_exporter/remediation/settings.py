@@ -1,0 +1,220 @@
+"""The configuration of the controller: a YAML file that docs/remediation.md describes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from gpu_exporter.decoding import printable, yaml_as
+from gpu_exporter.inputs import address, duration, file_content
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.remediation.windows import window
+
+_LABEL = re.compile(r"(!?)([\w./-]{1,317})(?:(!?=)([\w.-]{0,63}))?", re.ASCII)
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+
+
+class Mode(Enum):
+    """What the controller does with the nodes of a pool. Each mode includes what the one before it does."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    CORDON = "cordon"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many nodes of a pool may be out of service: the smaller of a number and a share.
+
+    With `topology_key`, at most `per_topology` of them have the same value of this label.
+    """
+
+    nodes: int = 1
+    share: float = 0.1
+    topology_key: str = ""
+    per_topology: int = 1
+
+    def limit(self, total: int) -> int:
+        """Return how many of `total` nodes may be out of service. A pool of one or two nodes is never acted on."""
+        return min(self.nodes, max(int(self.share * total + 1e-9), 1 if total >= 3 and self.share > 0 else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Nodes that are treated alike. A node belongs to the first pool whose selector matches its labels."""
+
+    name: str
+    selector: str = ""
+    mode: Mode = Mode.OBSERVE
+    budget: Budget = Budget()
+    confirm: str = "60s"
+    clean: str = "15m"
+    new_boot: bool = True
+    degraded: bool = False
+    windows: tuple[str, ...] = ()
+
+    @property
+    def confirm_seconds(self) -> float:
+        """For how long a fault must last before the node is cordoned."""
+        return duration(self.confirm)
+
+    @property
+    def clean_seconds(self) -> float:
+        """For how long a repaired node must be healthy."""
+        return duration(self.clean)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether the selector matches these labels."""
+        return all(_holds(term, labels) for term in _terms(self.selector))
+
+    def is_open(self, now: float) -> bool:
+        """Return whether new nodes may be cordoned at the unix time `now`."""
+        return not self.windows or any(window(text).contains(now) for text in self.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Stops new cordons for a fault that began on this many nodes within `window`, until it is `quiet` for so long."""
+
+    nodes: int = 3
+    window: str = "10m"
+    quiet: str = "30m"
+
+
+@dataclass(frozen=True, slots=True)
+class Exporters:
+    """How to find and ask the exporters: the pods of a namespace with these labels, at their own addresses."""
+
+    namespace: str
+    selector: str = "app.kubernetes.io/component=exporter"
+    port: int = 9400
+    scheme: str = "http"
+    ca_file: str = ""
+    server_name: str = ""
+    user: str = ""
+    password_file: str = ""
+    timeout: str = "5s"
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """A URL that gets a POST request with each action, for the people or the system that repair nodes."""
+
+    url: str = ""
+    token_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings. `namespace` is that of the Lease."""
+
+    namespace: str
+    exporters: Exporters
+    pools: tuple[Pool, ...]
+    lease: str = "gpu-exporter-remediation"
+    interval: str = "30s"
+    address: str = ":9401"
+    webhook_token_file: str = ""
+    breaker: Breaker = Breaker()
+    notify: Notify = field(default_factory=Notify)
+
+    def pool(self, labels: Mapping[str, str]) -> Pool | None:
+        """Return the pool of a node with these labels; None if it belongs to none."""
+        return next((pool for pool in self.pools if pool.matches(labels)), None)
+
+
+def _terms(selector: str) -> list[re.Match[str]]:
+    """Return the parts of a label selector. Raises ValueError."""
+    terms = []
+    for term in filter(None, (part.strip() for part in selector.replace("==", "=").split(","))):
+        found = _LABEL.fullmatch(term)
+        if not found or (found[1] and found[3]):
+            raise ValueError(f"{term!r} is not a label selector; use key=value, key!=value, key or !key")
+        terms.append(found)
+    return terms
+
+
+def _holds(term: re.Match[str], labels: Mapping[str, str]) -> bool:
+    absent, key, operator, value = term.groups()
+    if operator is None:
+        return (key in labels) is not bool(absent)
+    return (labels.get(key) == value) is (operator == "=")
+
+
+def load(path: Path) -> Settings:
+    """Return the settings in a file. Raises GpuExporterError with one line that names the item and the fix."""
+    content = file_content(path)
+    if isinstance(content, str):
+        raise GpuExporterError(f"{path}: {content}", fix="give the controller's configuration with --config")
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise GpuExporterError(f"{path}: {error}") from error
+
+
+def parse(content: bytes) -> Settings:
+    """Return the settings in YAML. Raises ValueError."""
+    # In YAML 1.1, an unquoted `off` is false.
+    content = re.sub(rb"(?m)^(\s*(?:-\s+)?mode:\s*)(off|Off|OFF)\s*$", rb'\1"off"', content)
+    content = re.sub(rb"(\bmode:\s*)off(?=\s*[,}])", rb'\1"off"', content)
+    if re.search(rb"\bmode:\s*[\"']?drain\b", content):
+        raise ValueError("mode drain is not available in this version: use cordon, and drain nodes yourself")
+    settings = yaml_as(Settings, content)
+    for problem in _problems(settings):
+        raise ValueError(problem)
+    return settings
+
+
+def _problems(settings: Settings) -> Iterator[str]:
+    """Yield what is wrong with the settings, and the fix."""
+    yield from _wrong("address", lambda: address(settings.address))
+    for name, text in (
+        ("interval", settings.interval),
+        ("exporters.timeout", settings.exporters.timeout),
+        ("breaker.window", settings.breaker.window),
+        ("breaker.quiet", settings.breaker.quiet),
+    ):
+        yield from _wrong(name, lambda text=text: duration(text))
+    if settings.breaker.nodes < 2:
+        yield f"breaker.nodes: {settings.breaker.nodes} would stop after a single fault; use 2 or more"
+    if settings.exporters.scheme not in ("http", "https"):
+        yield f"exporters.scheme: {printable(settings.exporters.scheme, 20)!r}: use http or https"
+    for name, text in (("namespace", settings.namespace), ("exporters.namespace", settings.exporters.namespace)):
+        if not _NAME.fullmatch(text):
+            yield f"{name}: {printable(text, 40)!r} is not a name; use the name of a namespace"
+    if not settings.pools:
+        yield "pools is empty: name at least one, such as [{name: all, mode: observe}]"
+    if settings.notify.url and not settings.notify.url.startswith(("http://", "https://")):
+        yield f"notify.url: {printable(settings.notify.url, 80)!r} is not a URL; use http://… or https://…"
+    names = [pool.name for pool in settings.pools]
+    for pool in settings.pools:
+        if names.count(pool.name) > 1:
+            yield f"pools: two have the name {printable(pool.name, 40)!r}; rename one"
+        yield from (f"pools: {printable(pool.name, 40)}: {problem}" for problem in _pool_problems(pool))
+
+
+def _pool_problems(pool: Pool) -> Iterator[str]:
+    if not _NAME.fullmatch(pool.name):
+        yield "name: use lower-case letters, digits, dots and dashes"
+    yield from _wrong("selector", lambda: _terms(pool.selector))
+    yield from _wrong("confirm", lambda: duration(pool.confirm))
+    yield from _wrong("clean", lambda: duration(pool.clean))
+    for text in pool.windows:
+        yield from _wrong("windows", lambda text=text: window(text))
+    budget = pool.budget
+    if budget.nodes < 0 or budget.per_topology < 0:
+        yield "budget: numbers of nodes are 0 or more"
+    if not 0 <= budget.share <= 1:
+        yield f"budget.share: {budget.share:g} is not a share; use 0 to 1, such as 0.1 for a tenth"
+
+
+def _wrong(name: str, parse: object) -> Iterator[str]:
+    """Yield why a value cannot be parsed."""
+    assert callable(parse)
+    try:
+        parse()
+    except ValueError as error:
+        yield f"{name}: {error}"

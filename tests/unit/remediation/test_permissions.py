@@ -1,0 +1,98 @@
+"""The chart's controller: its rights are those of its requests, its pods are restricted, its configuration is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_exporter.remediation.settings import Mode, parse
+from tests.support.chart import NAME, NAMESPACE, beyond_restricted, kind, objects
+
+pytestmark = pytest.mark.slow
+
+OWN = f"{NAME}-remediation"
+CLUSTER = f"{NAMESPACE}-{OWN}"
+VALUES: Mapping[str, Any] = {"remediation": {"enabled": True, "secret": "keys"}}
+# What `tests/e2e/remediation` sees the controller request: (namespace, group, resource, name, verbs).
+REQUESTED = {
+    ("", "", "nodes", "", "get list patch"),
+    (NAMESPACE, "", "pods", "", "list"),
+    (NAMESPACE, "coordination.k8s.io", "leases", "", "create"),
+    (NAMESPACE, "coordination.k8s.io", "leases", OWN, "get patch"),
+    ("default", "", "events", "", "create"),
+}
+
+
+def test_rights_are_those_that_are_requested() -> None:
+    """No more, and for its own service account alone; no pod can be deleted, and none created."""
+    found = objects(VALUES)
+    roles = [*kind(found, "ClusterRole"), *kind(found, "Role")]
+    granted = {
+        (role["metadata"].get("namespace", ""), group, resource, name, " ".join(rule["verbs"]))
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+    }
+    assert granted == REQUESTED
+    bindings = [*kind(found, "ClusterRoleBinding"), *kind(found, "RoleBinding")]
+    assert len(bindings) == len(roles)
+    account = {"kind": "ServiceAccount", "name": OWN, "namespace": NAMESPACE}
+    assert all(binding["subjects"] == [account] for binding in bindings)
+    assert {binding["roleRef"]["name"] for binding in bindings} == {OWN, CLUSTER}
+
+
+def test_pods_are_restricted() -> None:
+    """The controller needs nothing of the node."""
+    (deployment,) = kind(objects(VALUES), "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert beyond_restricted(spec) == set()
+    assert spec["serviceAccountName"] == OWN
+    assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_nothing_without_it() -> None:
+    """By default, there is no controller, and no right to change anything."""
+    found = objects({})
+    assert not kind(found, "Deployment")
+    assert not kind(found, "ClusterRole")
+
+
+def test_the_configuration_is_valid() -> None:
+    """It finds the exporter's pods by their labels, and observes by default."""
+    found = objects({**VALUES, "web": {"tlsSecret": "tls"}})
+    (config,) = (each for each in kind(found, "ConfigMap") if each["metadata"]["name"] == OWN)
+    settings = parse(config["data"]["remediation.yaml"].encode())
+    assert [pool.mode for pool in settings.pools] == [Mode.OBSERVE]
+    assert (settings.lease, settings.exporters.scheme) == (OWN, "https")
+    (daemonset,) = kind(found, "DaemonSet")
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    assert all(
+        labels[key] == value for key, value in (term.split("=") for term in settings.exporters.selector.split(","))
+    )
+    assert yaml.safe_load(config["data"]["remediation.yaml"])["namespace"] == NAMESPACE
+
+
+def test_mode_off_survives_yaml() -> None:
+    """An unquoted `off` is false in YAML 1.1."""
+    found = objects({"remediation": {"enabled": True, "pools": [{"name": "a", "mode": "off"}]}})
+    (config,) = (each for each in kind(found, "ConfigMap") if each["metadata"]["name"] == OWN)
+    assert parse(config["data"]["remediation.yaml"].encode()).pools[0].mode is Mode.OFF
+
+
+def test_the_network_policy_lets_the_controller_in() -> None:
+    """Otherwise every node would be unknown."""
+    peer = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    found = objects({**VALUES, "networkPolicy": {"enabled": True, "from": [peer]}})
+    (policy,) = kind(found, "NetworkPolicy")
+    components = [
+        each.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component")
+        for each in policy["spec"]["ingress"][0]["from"]
+    ]
+    assert "remediation" in components

@@ -1,0 +1,201 @@
+"""What is decided about one node, and what the bounds of the fleet allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpu_exporter.model.verdict import Action
+from gpu_exporter.remediation import evidence as e
+from gpu_exporter.remediation import state as s
+from gpu_exporter.remediation.evidence import Evidence, Fault, Finding
+from gpu_exporter.remediation.fleet import Assessed, plan
+from gpu_exporter.remediation.ledger import Ledger
+from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
+from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
+from gpu_exporter.remediation.state import Node, Past, Phase, State
+
+NOW = 1_700_000_000.0
+POOL = Pool("all", mode=Mode.CORDON)
+NODE = Node("n", "uid", "7", "b1", {}, {}, unschedulable=False, foreign=False, ready=True, has_gpus=True)
+FAULT = Fault("GPU-1", "stalled", Action.NODE_REBOOT, 120.0)
+FAULTY = Evidence(Finding.FAULTY, "b1", (FAULT,), gpus=frozenset({"GPU-1"}), expected=1)
+CLEAN = Evidence(Finding.CLEAN, "b2", clean_for=1e4, gpus=frozenset({"GPU-1"}), expected=1)
+STATE = State(Phase.CORDONED, "id", NOW - 3600, "b1", "node_reboot", (("GPU-1", "stalled"),), 1)
+CORDONED = replace(NODE, unschedulable=True, state=STATE)
+WORN = replace(CORDONED, state=replace(STATE, action="replace"))
+
+
+@pytest.mark.parametrize(
+    ("node", "evidence", "verb", "reason"),
+    [
+        (NODE, CLEAN, Verb.NONE, Reason.HEALTHY),
+        (NODE, FAULTY, Verb.CORDON, Reason.FAULT),
+        (NODE, e.unknown("gone"), Verb.NONE, Reason.UNKNOWN),
+        (NODE, replace(FAULTY, faults=(replace(FAULT, age=1.0),)), Verb.NONE, Reason.CONFIRMING),
+        (replace(NODE, unschedulable=True), FAULTY, Verb.NONE, Reason.FOREIGN),
+        (replace(NODE, labels={s.OPT_OUT: "disabled"}), FAULTY, Verb.NONE, Reason.OPTED_OUT),
+        (replace(CORDONED, labels={s.OPT_OUT: "disabled"}), CLEAN, Verb.NONE, Reason.OPTED_OUT),
+        (replace(NODE, unreadable="broken"), FAULTY, Verb.NONE, Reason.UNREADABLE),
+        (CORDONED, FAULTY, Verb.NONE, Reason.AWAITING_REPAIR),
+        (CORDONED, replace(FAULTY, boot="b2"), Verb.UPDATE, Reason.NEW_FAULT),
+        (CORDONED, e.unknown("gone"), Verb.NONE, Reason.UNKNOWN),
+        (CORDONED, CLEAN, Verb.RETURN, Reason.RECOVERED),
+        (CORDONED, replace(CLEAN, boot="b1"), Verb.NONE, Reason.NEEDS_REBOOT),
+        (CORDONED, replace(CLEAN, clean_for=60.0), Verb.NONE, Reason.VERIFYING),
+        (CORDONED, replace(CLEAN, gpus=frozenset({"GPU-2"})), Verb.NONE, Reason.GPU_ABSENT),
+        (CORDONED, replace(CLEAN, expected=0), Verb.NONE, Reason.GPU_ABSENT),
+        (WORN, CLEAN, Verb.NONE, Reason.NEEDS_REPLACEMENT),
+        (
+            replace(WORN, annotations={s.REPAIRED: "other"}),
+            CLEAN,
+            Verb.NONE,
+            Reason.NEEDS_REPLACEMENT,
+        ),
+        (replace(WORN, annotations={s.REPAIRED: "id"}), CLEAN, Verb.RETURN, Reason.RECOVERED),
+        (replace(CORDONED, unschedulable=False), FAULTY, Verb.HOLD, Reason.UNCORDONED),
+        (replace(CORDONED, foreign=True), CLEAN, Verb.HOLD, Reason.TAKEN_OVER),
+    ],
+)
+def test_decisions(node: Node, evidence: Evidence, verb: Verb, reason: Reason) -> None:
+    decision = reconcile(node, evidence, POOL, NOW)
+    assert (decision.verb, decision.reason) == (verb, reason)
+    assert decision.words
+    assert (decision.state is None) == (verb is Verb.NONE)
+
+
+def test_a_held_node_waits_for_new_evidence() -> None:
+    """The same fault on the same boot is known to the person who uncordoned it."""
+    held = replace(NODE, state=replace(STATE, phase=Phase.HELD))
+    assert reconcile(held, FAULTY, POOL, NOW).reason is Reason.HELD
+    worse = replace(FAULTY, faults=(FAULT, replace(FAULT, reason="lost")))
+    assert reconcile(held, worse, POOL, NOW).verb is Verb.CORDON
+    assert reconcile(held, replace(FAULTY, boot="b2"), POOL, NOW).verb is Verb.CORDON
+
+
+def test_a_worse_fault_makes_the_repair_more_drastic_never_less() -> None:
+    worse = replace(FAULTY, faults=(replace(FAULT, reason="sram_threshold", action=Action.REPLACE),))
+    state = reconcile(CORDONED, worse, POOL, NOW).state
+    assert state is not None
+    assert state.action == "replace"
+    milder = replace(FAULTY, faults=(replace(FAULT, reason="ecc", action=Action.GPU_RESET),))
+    merged = reconcile(replace(CORDONED, state=state), milder, POOL, NOW).state
+    assert merged is not None
+    assert merged.action == "replace"
+
+
+@pytest.mark.parametrize(("repeats", "factor"), [(0, 1), (1, 2), (3, 8), (20, 96)])
+def test_flapping_nodes_wait_longer(repeats: int, factor: int) -> None:
+    """Twice as long for each return in the last week, at most a day; older ones do not count."""
+    history = (Past(0, NOW - 8 * 86400, ("old",)), *(Past(0, NOW - 60, ("x",)) for _ in range(repeats)))
+    assert s.clean_seconds(900, history, NOW) == 900 * factor
+
+
+def assessed(count: int, pool: Pool = POOL, **changes: Any) -> list[Assessed]:
+    """Return faulty nodes, and what `reconcile` decides about them."""
+    nodes = [replace(NODE, name=f"n{place}", **changes) for place in range(count)]
+    return [Assessed(node, pool, reconcile(node, FAULTY, pool, NOW)) for node in nodes]
+
+
+def settings(pool: Pool = POOL, breaker: int = 99) -> Settings:
+    return Settings("gpu", Exporters("gpu"), (pool,), breaker=Breaker(breaker))
+
+
+def allowed(decisions: dict[str, Decision]) -> list[str]:
+    return [name for name, decision in decisions.items() if decision.verb is Verb.CORDON]
+
+
+def test_foreign_cordons_and_nodes_that_are_not_ready_use_the_budget() -> None:
+    pool = replace(POOL, budget=Budget(2, 1.0))
+    faulty = assessed(3, pool)
+    assert len(allowed(dict(plan(faulty, Ledger(), settings(pool), NOW).decisions))) == 2
+    for busy in (replace(NODE, name="x", unschedulable=True), replace(NODE, name="x", ready=False)):
+        other = Assessed(busy, pool, reconcile(busy, CLEAN, pool, NOW))
+        assert len(allowed(dict(plan([*faulty, other], Ledger(), settings(pool), NOW).decisions))) == 1
+    ledger = Ledger(claims={"somewhere": "all", "of-no-pool": "gone"})
+    assert allowed(dict(plan(faulty, ledger, settings(pool), NOW).decisions)) == []
+
+
+def test_a_zone_loses_one_node() -> None:
+    pool = replace(POOL, budget=Budget(9, 1.0, "zone"))
+    found = [
+        Assessed(node, pool, reconcile(node, FAULTY, pool, NOW))
+        for node in (replace(NODE, name=f"n{n}", labels={"zone": f"z{n % 2}"}) for n in range(6))
+    ]
+    assert allowed(dict(plan(found, Ledger(), settings(pool), NOW).decisions)) == ["n0", "n1"]
+
+
+def test_the_breaker_stops_cordons_but_not_returns() -> None:
+    """Three nodes with the same new fault; it stays open for a while, until a person closes it."""
+    pool = replace(POOL, budget=Budget(9, 1.0))
+    back = Assessed(CORDONED, pool, reconcile(CORDONED, CLEAN, pool, NOW))
+    found = [*assessed(3, pool), back]
+    result = plan(found, Ledger(), settings(pool, 3), NOW)
+    assert result.breaker == {"stalled": NOW}
+    assert {name: each.reason for name, each in result.decisions.items() if name != "n"} == {
+        f"n{place}": Reason.BREAKER for place in range(3)
+    }
+    assert result.decisions["n"].verb is Verb.RETURN
+    one = assessed(1, pool)
+    assert allowed(dict(plan(one, Ledger(breaker=result.breaker), settings(pool, 3), NOW + 60).decisions)) == []
+    assert allowed(dict(plan(one, Ledger(breaker=result.breaker), settings(pool, 3), NOW + 1801).decisions)) == ["n0"]
+    closed = Ledger(breaker=result.breaker, reset=NOW + 1)
+    assert allowed(dict(plan(one, closed, settings(pool, 3), NOW + 60).decisions)) == ["n0"]
+
+
+def test_pause_and_windows() -> None:
+    """A pause stops everything; outside a window, only new cordons are stopped."""
+    back = Assessed(CORDONED, POOL, reconcile(CORDONED, CLEAN, POOL, NOW))
+    paused = plan([*assessed(3), back], Ledger(paused="upgrade"), settings(), NOW)
+    assert {each.reason for each in paused.decisions.values()} == {Reason.PAUSED}
+    closed = replace(POOL, windows=("Mon 00:00-00:01",))  # NOW is a Tuesday
+    outside = plan([*assessed(3, closed), replace(back, pool=closed)], Ledger(), settings(closed), NOW)
+    assert outside.decisions["n0"].reason is Reason.WINDOW
+    assert outside.decisions["n"].verb is Verb.RETURN
+    broken = plan(assessed(3), Ledger(problem="broken"), settings(), NOW)
+    assert {each.reason for each in broken.decisions.values()} == {Reason.PAUSED}
+
+
+ANSWER = (
+    '{"apiVersion": 1, "node": "n", "boot_id": "b1", "at": 100, "live": true, "ready": true, "expected": 1,'
+    ' "missing": 0, "gpus": [{"gpu": 0, "UUID": "GPU-1", "health": "healthy", "since": 40, "problems": []}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"apiVersion": 1', '"apiVersion": 2', "version 2"),
+        ('"live": true', '"live": false', "simulated"),
+        ('"node": "n"', '"node": "m"', "'m'"),
+        ('"boot_id": "b1"', '"boot_id": ""', "another machine"),
+        ('"boot_id": "b1"', '"boot_id": "b0"', "another boot"),
+        ('"missing": 0', '"missing": 0, "released_until": 500', "released"),
+        ('"ready": true', '"ready": false, "problem": "no GPU has been read"', "no GPU has been read"),
+        ('"healthy"', '"unknown"', "GPU 0 is unknown"),
+        ('"healthy"', '"degraded"', "GPU 0 is degraded"),
+        ('"gpus": [', '"gpus": [], "more": [', "lists no GPU"),
+        ('"at": 100', '"at": "now"', "cannot be read"),
+    ],
+)
+def test_what_says_nothing(old: str, new: str, why: str) -> None:
+    """Neither fault nor recovery."""
+    assert old in ANSWER
+    found = e.judge(ANSWER.replace(old, new), "n", "b1", degraded=False)
+    assert found.finding is Finding.UNKNOWN
+    assert why in found.why
+
+
+def test_what_the_exporter_says() -> None:
+    found = e.judge(ANSWER, "n", "b1", degraded=False)
+    assert (found.finding, found.clean_for) == (Finding.CLEAN, 60.0)
+    missing = e.judge(ANSWER.replace('"missing": 0', '"missing": 1, "missing_since": 90'), "n", "b1", degraded=False)
+    assert [(fault.reason, fault.age, fault.action) for fault in missing.faults] == [
+        ("missing", 10.0, Action.NODE_REBOOT)
+    ]
+    problem = '"problems": [{"reason": "heat", "health": "degraded", "action": "gpu_reset", "since": 70}]'
+    text = ANSWER.replace('"healthy"', '"degraded"').replace('"problems": []', problem)
+    assert e.judge(text, "n", "b1", degraded=False).finding is Finding.UNKNOWN
+    assert e.judge(text, "n", "b1", degraded=True).keys == (("GPU-1", "heat"),)
