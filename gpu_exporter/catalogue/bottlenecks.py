@@ -1,4 +1,4 @@
-"""What limits a GPU: one bottleneck at a time, the first that matches. Ground truth: measurements of real H200s.
+"""What limits a GPU: one bottleneck at a time, the first that matches. Ground truth: measurements of real H200s and H100s.
 
 `DRAM_ACTIVE` does not exceed 0.9, and a kernel that waits for memory keeps its SMs *active*: the activity of the pipes
 distinguishes memory-bound from compute-bound. The best GEMM has an occupancy of 0.14, so occupancy is not used.

@@ -79,7 +79,7 @@ GROUPS: tuple[Group, ...] = (
         "time shares",
         frozenset(("waitingSm", "workingSm", "linkLimit")),
         "The SM activity of ranks that wait (0.17) and work (0.94), and the share of the link that copies use (0.92), "
-        "on H200.",
+        "on H100 and H200; of an H100, 0.79 while another one copied, too.",
         "On other models, waiting ranks fill another share of the SMs, so slightly more or less time counts as waiting "
         "(see below). Kernels that leave SMs empty while they work count as waiting, too.",
     ),
@@ -94,7 +94,7 @@ GROUPS: tuple[Group, ...] = (
         "traffic in bytes per second",
         frozenset(("movingBytes", "talkingBytes", "launchingBytes", "smallTrafficBytes")),
         "Traffic differs by orders of magnitude: NVLink carries 0 in a hang and 200 MB/s or more in collectives; "
-        "launches alone move 80 to 200 MB/s over PCIe.",
+        "launches alone move 60 to 330 MB/s over PCIe.",
         "Launch traffic depends on the driver and the CPU, not on the model, unless launches go over NVLink-C2C.",
     ),
     Group(

@@ -12,7 +12,7 @@ Means over the window of the classes. A moment counts once, for the first of the
 
 A rank that waits in a collective keeps `waitingSm` of its SMs busy, one that works `workingSm`, so the SM activity of a
 rank is the mean of both, weighted by time: s = w * waitingSm + (e - w) * workingSm for an engine activity e.
-Measured on H200s against the time that workloads themselves injected: tests/recordings.
+Measured on H100s and H200s against the time that workloads themselves injected: tests/recordings.
 """
 
 from __future__ import annotations
