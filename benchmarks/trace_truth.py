@@ -40,7 +40,9 @@ def cases(folder: Path) -> Iterator[tuple[str, Mapping[str, Any], list[Path]]]:
 def judged(truth: Mapping[str, Any], result: AnalysisResult) -> tuple[bool, bool, bool]:
     """Return whether class, cause and responsible function are right. An empty one may be anything."""
     found = result.verdict.trace_class.value
-    causes = result.ranks[0].idle_causes
+    # The line that makes the others wait is that of the straggler.
+    slow = result.straggler.rank if result.straggler else result.ranks[0].rank
+    causes = next(rank for rank in result.ranks if rank.rank == slow).idle_causes
     cause, function = truth["cause"], truth.get("function", "")
     named = any(function in frame for each in causes[:1] for frame in each.frames[:2])
     named |= any(function in frame for advice in result.verdict.advice[:1] for frame in advice.frames)

@@ -19,6 +19,7 @@ from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, I
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.straggler import rank_step, straggler_of
 from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
+from gpu_exporter.traces.waits import HostTimes, host_times
 
 MOST_FRAMES, MOST_KERNELS = 5, 20
 NO_FRAMES = "(no frames)"
@@ -40,8 +41,10 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
         for device, times in devices(trace).items():
             shares = attribute(trace, times.events, times.busy, stacks, launches)
             rank = position if trace.rank is None else trace.rank
+            host = host_times(trace, launches.rows_of(times.events))
+            causes = _causes(shares, stacks, times.span)
             result = replace(
-                _measured(trace, rank, device, times, _causes(shares, stacks, times.span), collectives[position]),
+                _measured(trace, rank, device, times, host, causes, collectives[position]),
                 copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
@@ -85,6 +88,7 @@ def _measured(
     rank: int,
     device: int,
     times: DeviceTimes,
+    host: HostTimes,
     causes: tuple[IdleCause, ...],
     collectives: tuple[CollectiveTime, ...],
 ) -> RankResult:
@@ -102,7 +106,7 @@ def _measured(
         exposed_communication_seconds=exposed / NS,
         copy_seconds=length(times.copies) / NS,
         kernels=int((times.events.kind <= DeviceKind.COMMUNICATION).sum()),
-        steps=step_times(times, trace.steps, times.start),
+        steps=step_times(times, trace.steps, times.start, host),
         idle_causes=causes,
         file=trace.path,
         device_name=properties.name if properties else "",

@@ -9,8 +9,9 @@ import numpy as np
 
 from gpu_exporter.traces.intervals import Intervals, clipped, length, subtract, union
 from gpu_exporter.traces.kernel_classes import kernel_class, short_name
-from gpu_exporter.traces.model import DeviceEvents, DeviceKind, Step, Trace, distinct
+from gpu_exporter.traces.model import UNKNOWN, DeviceEvents, DeviceKind, Step, Trace, distinct
 from gpu_exporter.traces.result import Kernels, StepTime
+from gpu_exporter.traces.waits import HostTimes
 
 NS = 1e9
 
@@ -71,9 +72,10 @@ def _of_kinds(events: DeviceEvents, *kinds: DeviceKind) -> Intervals:
     return union(events.start[chosen], events.end[chosen])
 
 
-def step_times(times: DeviceTimes, steps: tuple[Step, ...], origin: int) -> tuple[StepTime, ...]:
-    """Return how each step went on one GPU. `origin` is the start of the trace, ns."""
+def step_times(times: DeviceTimes, steps: tuple[Step, ...], origin: int, host: HostTimes) -> tuple[StepTime, ...]:
+    """Return how each step went on one GPU and its host. `origin` is the start of the trace, ns."""
     found = []
+    has_launches = bool((host.launched != UNKNOWN).any())
     for step in steps:
         length_ns = step.end - step.start
         if length_ns <= 0:
@@ -88,9 +90,17 @@ def step_times(times: DeviceTimes, steps: tuple[Step, ...], origin: int) -> tupl
                 busy / length_ns,
                 exposed / NS,
                 (length_ns - exposed) / NS,
+                (length_ns - length(clipped(host.blocked, step.start, step.end))) / NS if has_launches else 0.0,
+                (_launched_in(step, times.events, host) if has_launches else busy - exposed) / NS,
             )
         )
     return tuple(found)
+
+
+def _launched_in(step: Step, events: DeviceEvents, host: HostTimes) -> int:
+    """Return how long the GPU executed what a step launched, without communication, ns; perhaps after the step."""
+    chosen = (host.launched >= step.start) & (host.launched < step.end) & (events.kind != DeviceKind.COMMUNICATION)
+    return length(union(events.start[chosen], events.end[chosen]))
 
 
 def kernels(trace: Trace, events: DeviceEvents, most: int) -> tuple[tuple[Kernels, ...], tuple[Kernels, ...]]:

@@ -48,6 +48,8 @@ class StepTime:
     busy_ratio: float
     exposed_communication_seconds: float
     self_seconds: float
+    host_seconds: float  # the step without the waits of the host for the GPU; 0 if the file has no launches
+    gpu_seconds: float  # of what the step launched, perhaps after its end, without communication
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             at = 10_000 * number
             trace.step(number, at, 10_000)
             trace.device(at + 20, 3000 + 4000 * rank, launched=at)
+            trace.host("cudaStreamSynchronize", at + 20, 9970, "cuda_runtime")
             trace.device(at + 3030 + 4000 * rank, 6000 - 4000 * rank, "ncclDevKernel", launched=at + 5, stream=9)
         files.append(trace.write(tmp_path / f"rank{rank}.json"))
     ran = _analyze(*files)

@@ -218,6 +218,7 @@ def _rank(rank: int, *, host: float = 0.0, gpu: float = 0.0, slowest: float = 0.
         trace.host("train.py(5): work", start, host + 10)
         trace.device(start + host + 20, 5000 + gpu, launched=start + host)
         begin = start + 5020 + host + gpu
+        trace.host("cudaStreamSynchronize", start + host + 20, STEP - host - 30, "cuda_runtime")
         trace.device(
             begin,
             start + 5020 + slowest + 500 - begin,
@@ -246,6 +247,43 @@ def test_the_straggler_is_named_with_its_kind_and_excess(tmp_path: Path, kind: s
     assert (result.straggler.rank, result.straggler.kind) == (2, kind)
     assert result.straggler.excess_seconds == pytest.approx(3000e-6, rel=0.01)
     assert result.verdict.trace_class is TraceClass.STRAGGLER
+
+
+def _launching(rank: int, *, leads: bool, host: float = 9000.0) -> SyntheticTrace:
+    """Return a rank whose host launches for `host` us a step. The GPU of the rank that leads waits for the other."""
+
+    def fill(trace: SyntheticTrace, start: float) -> None:
+        trace.host("train.py(5): work", start, host)
+        trace.host("cudaEventSynchronize", start + host + 10, STEP - host - 20, "cuda_runtime")
+        trace.device(start + 20, 3000, launched=start)
+        begin = start + (3020 if leads else 9000)
+        trace.device(begin, start + 9500 - begin, "ncclDevKernel_AllReduce", launched=start + 30, stream=13)
+
+    return _loop(fill, rank=rank, world_size=2)
+
+
+def test_a_host_that_only_leads_makes_no_straggler(tmp_path: Path) -> None:
+    """Hosts do not wait in collectives: one that launches as slowly as the other stays ahead of it."""
+    result = _analyzed(tmp_path, _launching(0, leads=False), _launching(1, leads=True))
+    exposed = [rank.exposed_communication_seconds for rank in result.ranks]
+    assert exposed[1] > exposed[0] + STEPS * 5000e-6
+    assert result.straggler is None
+
+
+def test_a_host_that_waits_for_the_gpu_is_not_slow(tmp_path: Path) -> None:
+    result = _analyzed(tmp_path, _launching(0, leads=False), _launching(1, leads=True, host=4000.0))
+    assert result.straggler is not None
+    assert (result.straggler.rank, result.straggler.kind) == (0, "host")
+
+
+def test_a_launch_into_a_full_queue_is_a_wait(tmp_path: Path) -> None:
+    def fill(trace: SyntheticTrace, start: float) -> None:
+        full = trace.launch(start + 1000, 4000)
+        trace.device(start + 5100, 100, correlation=full)
+
+    step = _analyzed(tmp_path, _loop(fill)).ranks[0].steps[2]
+    assert step.host_seconds == pytest.approx(6000e-6)
+    assert step.gpu_seconds == pytest.approx(100e-6)
 
 
 def test_balanced_ranks_have_no_straggler(tmp_path: Path) -> None:
