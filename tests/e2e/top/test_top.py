@@ -63,7 +63,7 @@ def test_simulated_gpus(top: Top) -> None:
     terminal.press("?s")
     terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[3].startswith("▶ 1"))
     terminal.press("\r")
-    advice = "-> If this GPU has a health problem"
+    advice = "-> If this GPU has a health alert"
     terminal.until(lambda text: "GpuStragglerSlow (warning)" in text and advice in text)
     terminal.press("\x1b[B\x1b[B")
     terminal.until(lambda text: "compute-bound (for" not in text)
