@@ -347,10 +347,10 @@ def test_hidden_processes(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> 
     assert watched.gpu.missing[m.HOST_LAUNCH_CPU] == "no_process"
 
 
-def test_many_processes_on_one_gpu(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "read"), [(500, 500), (MOST_PROCESSES + 100, MOST_PROCESSES)])
+def test_many_processes_on_one_gpu(watched: Watched, count: int, read: int) -> None:
     """Up to a limit, so that a poll takes a bounded time."""
-    monkeypatch.setattr("gpu_exporter.host.gpu.MOST_PROCESSES", 5)
-    watched.pids = dict.fromkeys(range(1000, 1010), math.inf)
+    watched.pids = dict.fromkeys(range(1000, 1000 + count), math.inf)
     for pid in watched.pids:
         watched.host.tasks[pid] = Task(pid)
 
@@ -358,10 +358,21 @@ def test_many_processes_on_one_gpu(watched: Watched, monkeypatch: pytest.MonkeyP
         for task in watched.host.tasks.values():
             task.run(0.01)
 
-    grown = watched.after(work)
+    assert watched.after(work)[m.HOST_CPU] == pytest.approx(read * 0.01)
 
-    assert MOST_PROCESSES >= 500
-    assert grown[m.HOST_CPU] == pytest.approx(0.05)
+
+def test_files_are_only_read(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a procfs or sysfs that is mounted read-only suffices."""
+    main = watched.host.add(Task(MAIN))
+    opened, modes = os.open, set[int]()
+
+    def note(path: str, flags: int, *arguments: int) -> int:
+        modes.add(flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
+        return opened(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", note)
+    assert watched.after(lambda: main.run(0.5))[m.HOST_LAUNCH_CPU] == 0.5
+    assert modes == {os.O_RDONLY}
 
 
 def test_two_processes_take_turns_as_the_leader_only_if_one_is_much_busier(watched: Watched) -> None:
