@@ -46,7 +46,9 @@ def main() -> None:
 
 def unexpected(error: BaseException) -> str:
     """Return one line about an unforeseen error."""
-    if isinstance(error, MemoryError):
+    # The parser's words for an allocation that failed, where there was no memory to read the bytecode of a module either.
+    of_parser = isinstance(error, ValueError) and " is required for " in str(error) and str(error).startswith("field '")
+    if isinstance(error, MemoryError) or of_parser:
         return "out of memory: raise the memory limit of this process (ulimit -v) or of its container"
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return (

@@ -1,0 +1,21 @@
+"""One line for each error that nobody foresaw."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_exporter.cli.main import unexpected
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "out of memory"),
+        (ValueError("field 'target' is required for AnnAssign"), "out of memory"),  # Python's parser without memory
+        (RuntimeError("can't start new thread"), "cannot start a thread"),
+        (ValueError("a\nb\x1b"), "unexpected error: ValueError: a b\N{REPLACEMENT CHARACTER}; please report it"),
+    ],
+)
+def test_an_unforeseen_error_is_one_line(error: Exception, line: str) -> None:
+    assert unexpected(error).startswith(line)
+    assert "\n" not in unexpected(error)
