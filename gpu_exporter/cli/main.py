@@ -46,7 +46,7 @@ def main() -> None:
 
 def unexpected(error: BaseException) -> str:
     """Return one line about an unforeseen error."""
-    # The parser's words for an allocation that failed, where there was no memory to read the bytecode of a module either.
+    # What the parser says if an allocation fails, where memory is too short to read the bytecode of a module, too.
     of_parser = isinstance(error, ValueError) and " is required for " in str(error) and str(error).startswith("field '")
     if isinstance(error, MemoryError) or of_parser:
         return "out of memory: raise the memory limit of this process (ulimit -v) or of its container"
