@@ -99,7 +99,7 @@ def _is_of_job(job: str, pid: int, gpus: Iterable[int], owned: Owned, on_job: fr
 
 
 def _of_pod(pod: str, held: Mapping[int, tuple[int, ...]], owned: Owned) -> dict[int, tuple[int, ...]]:
-    """Return the processes on the GPUs that kubelet gave to a pod, by its UID if the API server told it.
+    """Return the processes on the GPUs that kubelet gave to a pod, by its UID if the API server has returned it.
 
     Raises GpuExporterError if a GPU is shared and the UID is unknown.
     """

@@ -83,7 +83,7 @@ class TraceSession:
             while any(not target.settled for target in self._targets.values()):
                 if received := socket.receive(TICK_SECONDS):
                     self._handle(socket, *received)
-                # Whoever floods the socket must not delay its reading.
+                # A flood of the socket must not delay its reading.
                 if (now := time.monotonic()) >= checked + TICK_SECONDS:
                     self._check_all(now)
                     checked = now

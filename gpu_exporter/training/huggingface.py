@@ -86,7 +86,7 @@ class StepTimerCallback(TrainerCallback):  # type: ignore[misc]
         self._optimizer.__enter__()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """End the phase of the optimizer, if this version of the Trainer told its begin."""
+        """End the phase of the optimizer, if this version of the Trainer announced its begin."""
         if self._in_optimizer:
             self._in_optimizer = False
             self._optimizer.__exit__()

@@ -190,7 +190,7 @@ class StepTimer:
     # --- for sections and callbacks -----------------------------------------------------------------------------------
 
     def know_waiting(self) -> None:
-        """Note that the phase `waiting` has all the time in which this rank waits, unless told otherwise."""
+        """Note that the phase `waiting` has all the time in which this rank waits, unless it is set otherwise."""
         if self.recorder.waits is None and not self._sampler:
             self.recorder.waits = ONLY_WAITING
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from gpu_exporter.remediation.leader import Leader
 from tests.support.remediation_world import history
 
+pytestmark = pytest.mark.slow
+
 
 def run(count: int) -> None:
     """Run this many histories."""
