@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 # A rank is named if its self time is this many MADs, and this share of the step time, above the median. The floor of
-# the MAD, also a share of the step time, keeps equal ranks from being told apart by noise.
+# the MAD, also a share of the step time, keeps noise from singling out one of several equal ranks.
 MOST_MADS, MAD_FLOOR, LEAST_SHARE = 3.5, 0.01, 0.05
 PARTS = ("data", "forward", "backward", "optimizer", "rest")
 FEW_RANKS, LEAST_SHARE_OF_FEW = 4, 0.2
