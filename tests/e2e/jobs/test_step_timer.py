@@ -37,4 +37,4 @@ def test_a_loop_with_a_timer_has_series(serve: Serve, driver: FakeDriver, path: 
     forward = page.value("gpu_job_phase_seconds_total", phase="forward", **labels)
     waiting = page.value("gpu_job_phase_seconds_total", phase="waiting", **labels)
     assert 0 < forward < steps
-    assert abs(own + waiting - steps) < 1e-6
+    assert abs(own + waiting - steps) < 2e-6  # each of the three is rounded to a microsecond
