@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import lines, number, shades, time_shares, watched
+from gpu_exporter.render.dashboards.panels import hues, lines, number, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
@@ -92,6 +92,7 @@ def _owners() -> list[object]:
     wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
     idle = f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})"
     share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
+    wasters = q.ranked(BOARD, a.WASTED_COST)
     return [
         table(
             "Workloads by waste",
@@ -122,15 +123,16 @@ def _owners() -> list[object]:
         lines(
             "Wasted spend",
             About(
-                "Cost of idle time and fake load per hour, by workload.",
+                f"Cost of idle time and fake load per hour: the {q.RANKS} workloads that waste most at the end of the time "
+                "range, and the sum of the others.",
                 "low and falling.",
                 "set an idle timeout, or use smaller or shared GPUs.",
             ),
-            [q.query(BOARD, a.WASTED_COST)],
+            wasters,
             width=11,
             link=None,
             height=10,
-            overrides=shades(),
+            overrides=hues(wasters),
         ),
         table(
             "Wasted GPUs",

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import coloured, hues, lines, number, pair, shades, time_shares
+from gpu_exporter.render.dashboards.panels import coloured, hues, lines, number, pair, time_shares
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, grouped, table
 from gpu_exporter.render.rules import aggregates as a
@@ -204,6 +204,7 @@ def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
 
 
 def _owners() -> list[object]:
+    wasters = q.ranked(BOARD, a.NAMESPACE_WASTED)
     return [
         table(
             "Workloads",
@@ -226,14 +227,15 @@ def _owners() -> list[object]:
         lines(
             "Wasted spend by namespace",
             About(
-                "Cost of idle time and fake load per hour.",
+                f"Cost of idle time and fake load per hour: the {q.RANKS} namespaces that waste most at the end of the "
+                "time range, and the sum of the others.",
                 "low and falling.",
                 "the Cost dashboard shows which workloads and GPUs waste it.",
             ),
-            [q.query(BOARD, a.NAMESPACE_WASTED)],
+            wasters,
             width=12,
             link=None,
-            overrides=shades(),
+            overrides=hues(wasters),
         ),
     ]
 

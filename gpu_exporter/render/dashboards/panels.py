@@ -149,15 +149,6 @@ def hues(queries: Sequence[Query]) -> list[dict[str, Any]]:
     ]
 
 
-def shades() -> list[dict[str, Any]]:
-    """Return an override of `lines` that draws each series in another shade of orange, because more of it is worse."""
-    colour = {"mode": "shades", "fixedColor": "orange"}
-    limits = [{"id": "min", "value": 0}, {"id": "fieldMinMax", "value": False}]
-    return [
-        {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "color", "value": colour}, *limits]}
-    ]
-
-
 def gpu_colours() -> list[dict[str, Any]]:
     """Return overrides of `lines` that give the GPUs of a node, and their MIG instances, colours without a meaning."""
     return [

@@ -42,6 +42,8 @@ THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 # On a dashboard that shows one node at a time.
 GPU_LEGEND = "GPU {{gpu}}"
+# How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
+RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,23 @@ def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) 
     if grown:
         expr = f"increase({_record(what)}{{{', '.join(map(_matcher, _filters(board, what)))}}}[$__rate_interval])"
     return Query(expr, " ".join(filter(None, (name, legend(board, what)))), unit(what), name)
+
+
+def ranked(board: Board, what: Aggregate) -> list[Query]:
+    """Return one query for each of the highest series at the end of the time range, and one for the sum of the others.
+
+    A query has its own hue; the names of the series, which an override needs, are not known here.
+    """
+    series = of(board, what)
+
+    def highest(count: int) -> str:
+        return f"topk({count}, {series} @ end())"
+
+    named = legend(board, what)
+    ranks = [f"{series} and {highest(1)}"]
+    ranks += [f"{series} and ({highest(rank)} unless {highest(rank - 1)})" for rank in range(2, RANKS + 1)]
+    others = Query(f"sum({series} unless {highest(RANKS)})", "others", unit(what))
+    return [*(Query(rank, named, unit(what)) for rank in ranks), others]
 
 
 def _filters(board: Board, what: Recorded) -> list[str]:
