@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import sys
-from dataclasses import fields
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,12 +17,13 @@ from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli import local_exporter, tables
 from gpu_exporter.cli.bundle import bundle_command
+from gpu_exporter.cli.compare import compare_command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.profile import profile_command
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.remediate import remediate_command
-from gpu_exporter.cli.stop import stop_event
+from gpu_exporter.cli.stop import leave, stop_event
 from gpu_exporter.cli.top import top_command
 from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.collection import record
@@ -44,9 +43,8 @@ from gpu_exporter.model import finding
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.render import artifacts
-from gpu_exporter.sources.choice import chosen, named, only, origin
+from gpu_exporter.sources.choice import chosen, only, origin
 
 
 class _Others(click.Group):
@@ -78,7 +76,7 @@ def once(as_json: bool, **values: Any) -> None:
     else:
         page = Renderer(name, everywhere(source), selection, style(config)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
-    _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
+    leave(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 
 
 def _as_dict(snapshot: Snapshot) -> dict[str, Any]:
@@ -96,14 +94,6 @@ def _as_dict(snapshot: Snapshot) -> dict[str, Any]:
         for reading in readings(snapshot)
     ]
     return {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "gpus": gpus}
-
-
-def _exit(code: int, clean: bool) -> None:
-    """End the process. If a thread is stuck in a driver, no destructor runs, since it could wait for that thread."""
-    if clean:
-        sys.exit(code)
-    sys.stdout.flush()
-    os._exit(code)
 
 
 @commands.command("record")
@@ -131,7 +121,7 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
         source, metrics, out, interval, duration, origin=origin(source), mask=mask, host=host, stop=stop
     )
     click.echo(f"{out}: {ticks} ticks")
-    _exit(0, clean)
+    leave(0, clean)
 
 
 @commands.command("metrics")
@@ -200,7 +190,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
         click.echo(json.dumps(result, indent=2))
     elif not quiet:
         click.echo("\n".join(map(str, findings)))
-    _exit(0 if result["ok"] else 1, clean)
+    leave(0 if result["ok"] else 1, clean)
 
 
 @commands.command("check")
@@ -227,7 +217,7 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     snapshot, clean = observe(only(config), judge.ROWS, config.expected_gpus)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
-    _exit(check.EXIT_CODES[report.health], clean)
+    leave(check.EXIT_CODES[report.health], clean)
 
 
 @commands.command("events")
@@ -305,50 +295,14 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
     if what["mask_names"] and not what["report"]:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
     request = Request(Config(**values), remote.Remote(url, **credentials) if url else None, **what)
-    _exit(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
-
-
-def _side(text: str) -> str:
-    """Parse the name of a source; replay may be followed by a recording, as in replay:FILE."""
-    (source,) = (setting for setting in fields(Config) if setting.name == "source")
-    source.metadata["parse"](text.partition(":")[0])
-    return text
-
-
-@commands.command("compare")
-@settings(*(setting for setting in SOURCE_SETTINGS if setting != "source"), "metrics")
-@click.option("--a", type=parsed(_side), required=True, help="A source, as for --source, or replay:FILE.")
-@click.option("--b", type=parsed(_side), required=True, help="The other source.")
-@click.option(
-    "--seconds", type=parsed(duration), default="30s", show_default=True, help="How long to read both sources."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
-    """Read two sources over the same time, and compare each metric of each GPU.
-
-    Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; constant
-    values, such as names and limits, must be equal. docs/compare.md lists the tolerances. A metric that only one source
-    supports is shown, but is not a difference.
-
-    Exit code 0 if the sources agree; 3 if a value or the identity of a GPU differs.
-    """
-    from gpu_exporter.diagnosis import compare
-
-    config = Config(**values)
-    if a == b and SOURCE_KINDS[a.partition(":")[0]].live:
-        raise GpuExporterError(
-            f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
-        )
-    sides = ((a, named(config, a)), (b, named(config, b)))
-    result, clean = compare.compare_sources(*sides, selected(config.metrics), seconds)
-    click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
-    _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
+    leave(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
 
 
 commands.add_command(top_command)
 commands.add_command(trace_command)
 commands.add_command(profile_command)
 commands.add_command(bundle_command)
+commands.add_command(compare_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)
 commands.add_command(remediate_command)

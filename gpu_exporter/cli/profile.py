@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +14,7 @@ import click
 
 from gpu_exporter.cli.options import OWNER_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.progress import Progress
+from gpu_exporter.cli.stop import leave
 from gpu_exporter.cli.trace import require_numpy
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import duration
@@ -227,6 +227,4 @@ def _finish(errors: Sequence[GpuExporterError], clean: bool, *, failed: bool) ->
         click.echo(f"gpu-exporter: {error}", err=True)
     if failed:
         raise errors[-1]
-    if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
-        sys.stdout.flush()
-        os._exit(0)
+    leave(0, clean)

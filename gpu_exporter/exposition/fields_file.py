@@ -6,26 +6,20 @@ The format is that of dcgm-exporter's `--collectors`: CSV as Go's `encoding/csv`
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from gpu_exporter.catalogue.dcgm_exporter.fields import DcgmField, DcgmFields, load
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 from gpu_exporter.catalogue.metrics import FB_RESERVED, FB_TOTAL, GPU_COUNT, METRICS, histograms, selected
 from gpu_exporter.catalogue.selection import Family, Selection, ValueLabel, catalogue, hidden
-from gpu_exporter.inputs import nearest
+from gpu_exporter.exposition.fields_csv import FieldRow, decoded, rows, short
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Pace, Schema
 
-TYPES = ("gauge", "counter", "histogram", "summary", "label")
 # The most warnings about one file. A file in another format would cause one for each row.
 MOST_WARNINGS = 20
-# The most lines of a quoted help text, so that a quote that is never closed does not hide the rest of the file.
-MOST_LINES = 50
 LEVELS = {
     "gpu": EntityKind.GPU,
     "instance": EntityKind.GPU,
@@ -63,83 +57,6 @@ ROWS = frozenset(METRICS)
 CONSTANT = frozenset({FB_TOTAL, FB_RESERVED, GPU_COUNT})
 BY_FIELD = {row.dcgm: row for row in METRICS if row.classic and row.dcgm is not None}
 MODERN = {new: (BY_NAME[old], factor) for old, (new, factor) in RENAMED.items() if old in BY_NAME}
-
-
-class FieldRow(NamedTuple):
-    """A well-formed row. `id` is None if the row does not begin with a field id."""
-
-    line: int
-    id: int | None
-    name: str
-    type: str
-    help: str
-
-
-Warn = Callable[[int, str], None]
-
-
-def rows(text: str, warn: Warn) -> Iterator[FieldRow]:
-    """Yield the rows of a file. Call `warn` with the line number and the fault of each malformed one."""
-    for line, record in _records(text.removeprefix("\ufeff"), warn):
-        row = _row(line, [column.strip() for column in record])
-        if isinstance(row, FieldRow):
-            yield row
-        else:
-            warn(line, row)
-
-
-def _records(text: str, warn: Warn) -> Iterator[tuple[int, list[str]]]:
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    number = 0
-    while number < len(lines):
-        line, last = lines[number], number + 1
-        if line.strip() and not line.lstrip().startswith("#"):
-            record = _record(line)
-            if record is None:  # perhaps a quoted text of several lines, which ends where the number of quotes is even
-                last = _end_of_quote(lines, number)
-                record = _record("\n".join(lines[number:last]))
-            if record is None:
-                last = number + 1
-                warn(last, "a quote is not closed, or is followed by more text; the row is skipped")
-            else:
-                yield number + 1, record
-        number = last
-
-
-def _end_of_quote(lines: Sequence[str], begin: int) -> int:
-    quotes = 0
-    for number in range(begin, min(len(lines), begin + MOST_LINES)):
-        quotes += lines[number].count('"')
-        if quotes % 2 == 0:
-            return number + 1
-    return begin + 1
-
-
-def _record(line: str) -> list[str] | None:
-    """Return the columns; None if the quotes are malformed."""
-    try:
-        return next(csv.reader([line], skipinitialspace=True, strict=True), [])
-    except csv.Error:
-        return None
-
-
-def _row(line: int, columns: Sequence[str]) -> FieldRow | str:
-    """Return the row, or what is wrong with it. After a field id, the name may be missing."""
-    id, first = None, columns[0]
-    if re.fullmatch(r"[0-9]{1,9}", first) and len(columns) > 1:
-        id = int(first)
-        columns = columns[1:] if columns[1].lower() not in TYPES else ["", *columns[1:]]
-    if len(columns) != 3:
-        hint = " (quote a help text that has commas)" if len(columns) > 3 else ""
-        return f"{_short(first)}: {len(columns)} columns instead of name, type, help{hint}; the row is skipped"
-    name, type, help = columns
-    if type.lower() not in TYPES:
-        return f"{_short(name)}: {_short(type)} is not a type{nearest(type.lower(), TYPES)}; the row is skipped"
-    return FieldRow(line, id, name, type.lower(), help)
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:60]}…")
 
 
 @dataclass(slots=True)
@@ -192,7 +109,7 @@ class FieldsFile:
             faults.append((line, message))
 
         chosen = _Chosen()
-        for row in rows(_decoded(content, warn), warn):
+        for row in rows(decoded(content, warn), warn):
             problem = self._take(row, chosen, quick=len(faults) >= MOST_WARNINGS)
             if problem:
                 warn(row.line, problem)
@@ -219,7 +136,7 @@ class FieldsFile:
         metric, factor = MODERN.get(row.name) or (BY_FIELD.get(dcgm.id) if dcgm else BY_NAME.get(row.name), 1.0)
         if dcgm is None and metric is None:
             guess = "" if quick else fields.nearest(row.name)
-            return f"{_short(row.name or str(row.id))} is not a field of DCGM{guess}; the row is skipped"
+            return f"{short(row.name or str(row.id))} is not a field of DCGM{guess}; the row is skipped"
         if row.type == "label":
             problem = self._label(row, dcgm, metric, factor, chosen)
         elif metric is not None and not metric.classic:
@@ -341,13 +258,3 @@ def _why_not(dcgm: DcgmField | None) -> str:
     if dcgm is not None and dcgm.type in ("string", "binary"):
         return "not a number"
     return "a field of an unsupported entity"
-
-
-def _decoded(content: bytes, warn: Warn) -> str:
-    """Decode UTF-8. Replace invalid bytes, with one warning for the first line that has any."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        warn(line, "not UTF-8; the invalid bytes are replaced")
-        return content.decode("utf-8", "replace")

@@ -123,8 +123,8 @@ def _owners() -> list[object]:
         lines(
             "Wasted spend",
             About(
-                f"Cost of idle time and fake load per hour: the {q.RANKS} workloads that waste most at the end of the time "
-                "range, and the sum of the others.",
+                f"Cost of idle time and fake load per hour: the {q.RANKS} workloads that waste most at the end of the "
+                "time range, and the sum of the others.",
                 "low and falling.",
                 "set an idle timeout, or use smaller or shared GPUs.",
             ),

@@ -1,0 +1,55 @@
+"""`gpu-exporter compare`: whether two sources agree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.stop import leave
+from gpu_exporter.config import Config
+from gpu_exporter.inputs import duration
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.source_kind import SOURCE_KINDS
+from gpu_exporter.sources.choice import named
+
+
+def _side(text: str) -> str:
+    """Parse the name of a source; replay may be followed by a recording, as in replay:FILE."""
+    (source,) = (setting for setting in fields(Config) if setting.name == "source")
+    source.metadata["parse"](text.partition(":")[0])
+    return text
+
+
+@click.command("compare", cls=Command)
+@settings(*(setting for setting in SOURCE_SETTINGS if setting != "source"), "metrics")
+@click.option("--a", type=parsed(_side), required=True, help="A source, as for --source, or replay:FILE.")
+@click.option("--b", type=parsed(_side), required=True, help="The other source.")
+@click.option(
+    "--seconds", type=parsed(duration), default="30s", show_default=True, help="How long to read both sources."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
+    """Read two sources over the same time, and compare each metric of each GPU.
+
+    Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; constant
+    values, such as names and limits, must be equal. docs/compare.md lists the tolerances. A metric that only one source
+    supports is shown, but is not a difference.
+
+    Exit code 0 if the sources agree; 3 if a value or the identity of a GPU differs.
+    """
+    from gpu_exporter.diagnosis import compare
+
+    config = Config(**values)
+    if a == b and SOURCE_KINDS[a.partition(":")[0]].live:
+        raise GpuExporterError(
+            f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
+        )
+    sides = ((a, named(config, a)), (b, named(config, b)))
+    result, clean = compare.compare_sources(*sides, selected(config.metrics), seconds)
+    click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
+    leave(compare.EXIT_DIFFERS if result.differs else 0, clean)
