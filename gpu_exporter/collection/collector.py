@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.composer import Composer
+from gpu_exporter.collection.composer import NO_CONTEXT, Composer, Context
 from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.connector import Connector
 from gpu_exporter.collection.gpu_record import GpuRecord, Records
@@ -25,10 +25,10 @@ from gpu_exporter.collection.settings import (
     make_plan,
 )
 from gpu_exporter.collection.workers import Workers
-from gpu_exporter.health.events import EventLog, GpuState
+from gpu_exporter.health.events import GpuState
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.source import Attribution, HostEvidence, Instant, JobTelemetry, Sampled, Source
+from gpu_exporter.model.source import Instant, Sampled, Source
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,7 @@ class Collector:
         publish: Callable[[Snapshot], None],
         settings: CollectionSettings = DEFAULT_SETTINGS,
         *,
-        events: EventLog | None = None,
-        attribution: Attribution | None = None,
-        host: HostEvidence | None = None,
-        jobs: JobTelemetry | None = None,
+        context: Context = NO_CONTEXT,
         extra_metrics: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
         every_tick_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -65,17 +62,17 @@ class Collector:
             source.sample_every(settings.interval)
         self.source = source
         self.settings = settings
-        self.events = events
+        self.events = context.events
         self.stopping = threading.Event()
         self.failure = ""
         self.set_metrics(metrics)
         self.connection = Connection(source, self.stopping)
         self.release_state = self.connection.release_state
         self._records = Records(settings.gauge_window, live=source.live)
-        self._workers = Workers(self.connection, self._records, lambda: self._plan, events)
+        self._workers = Workers(self.connection, self._records, lambda: self._plan, context.events)
         self._connector = Connector(self.connection, self._workers, settings.deadline)
         self._clock = threading.Thread(target=self._run_clock, name="clock", daemon=True)
-        self._composer = Composer(source, settings, attribution, events, host, jobs)
+        self._composer = Composer(source, settings, context)
         self._publish = publish
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted

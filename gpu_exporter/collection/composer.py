@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from gpu_exporter.catalogue import metrics as m
@@ -20,27 +21,30 @@ from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What tells more about the GPUs than their source does: their events, owners, hosts and jobs, where configured."""
+
+    events: EventLog | None = None
+    attribution: Attribution | None = None
+    host: HostEvidence | None = None
+    jobs: JobTelemetry | None = None
+
+
+NO_CONTEXT = Context()
+
+
 class Composer:
     """Makes the snapshots of one source. A series is the same object in each of them."""
 
-    def __init__(
-        self,
-        source: Source,
-        settings: CollectionSettings,
-        attribution: Attribution | None = None,
-        events: EventLog | None = None,
-        host: HostEvidence | None = None,
-        jobs: JobTelemetry | None = None,
-    ) -> None:
+    def __init__(self, source: Source, settings: CollectionSettings, context: Context) -> None:
         self._source = source.name
         self._live, self._description = source.live, source.description
         self._owners = source.owners
         self._non_gpu_samples = source.non_gpu_samples
         self._settings = settings
-        self._attribution = attribution
-        self._events = events
-        self._host = host
-        self._jobs = jobs
+        self._events, self._attribution = context.events, context.attribution
+        self._host, self._jobs = context.host, context.jobs
         self._attributed: dict[Row, Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.histograms import Histogram
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
@@ -55,8 +56,7 @@ def of_source(
         (*selected(MetricSet.FULL, processes=host is not None, host=True), *histograms(MetricSet.FULL)),
         watched.take,
         CollectionSettings(TICK_SECONDS, gauge_window=TICK_SECONDS, high_resolution=True),
-        events=events,
-        host=host,
+        context=Context(events, host=host),
     )
     if host:
         host.start()

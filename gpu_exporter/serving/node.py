@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.pages import Pages
@@ -93,10 +94,7 @@ class Node:
                 xid_count_window=config.xid_count_window,
                 clock_events_count_window=config.clock_events_count_window,
             ),
-            events=events,
-            attribution=self._attributor,
-            host=self._host,
-            jobs=self._jobs,
+            context=Context(events, self._attributor, self._host, self._jobs),
             extra_metrics=extra_metrics,
             every_tick_wanted=pages.followed,
         )

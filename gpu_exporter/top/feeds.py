@@ -15,6 +15,7 @@ from typing import Protocol
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import prometheus
@@ -89,8 +90,7 @@ class SourceFeed:
             (*selected(MetricSet.FULL, processes=source.live, host=True), *histograms(MetricSet.FULL)),
             self._take,
             CollectionSettings(INTERVAL_SECONDS, gauge_window=INTERVAL_SECONDS, high_resolution=True),
-            events=events,
-            host=host,
+            context=Context(events, host=host),
         )
 
     def start(self, changed: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.exposition.pages import Variant
 from gpu_exporter.exposition.renderer import Renderer, everywhere
@@ -168,7 +169,11 @@ class Node:
         self._renderer = Renderer(self.name, everywhere(source), selection)
         settings = CollectionSettings(interval=interval, expected_gpus=GPUS)
         self._collector = Collector(
-            source, selection.read_rows, self._publish, settings, events=EventLog(load(None), lambda pci: None)
+            source,
+            selection.read_rows,
+            self._publish,
+            settings,
+            context=Context(EventLog(load(None), lambda pci: None)),
         )
 
     def connect(self) -> None:

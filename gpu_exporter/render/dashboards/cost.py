@@ -26,7 +26,10 @@ WORST = 20
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: totals, owners and wasted GPUs, causes, single GPUs."""
     return [
-        BoardRow("What do the GPUs cost, and who wastes them?", [watched(BOARD), *_numbers(), *_owners()]),
+        BoardRow(
+            "What do the GPUs cost, and who wastes them?",
+            [watched(BOARD), *_numbers(), _workloads(), _wasted_spend(), _wasted_gpus()],
+        ),
         BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
         BoardRow("Where do the GPU hours go?", _time()),
         BoardRow("How do single GPUs waste time?", _devices(), True),
@@ -88,73 +91,77 @@ def _time() -> list[object]:
     ]
 
 
-def _owners() -> list[object]:
-    wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
+def _workloads() -> object:
     idle = f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})"
-    share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
+    return table(
+        "Workloads by waste",
+        About(
+            "Cost per hour by workload, and how many of its GPUs are idle, or only look busy, according to alerts. "
+            "Unallocated GPUs have no owner.",
+            "little is wasted.",
+            "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
+        ),
+        [
+            *(
+                q.query(BOARD, each, name)
+                for each, name in (
+                    (a.WASTED_COST, "wasted per hour"),
+                    (a.GPU_COST, "cost per hour"),
+                    (a.GPUS, "GPUs"),
+                )
+            ),
+            Query(f"{idle} or 0 * {q.of(BOARD, a.GPUS)}", "", "short", "idle GPUs"),
+        ],
+        ("cluster", "namespace", "workload"),
+        width=13,
+        sort="wasted per hour",
+        gauges=["wasted per hour"],
+        steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
+        height=10,
+    )
+
+
+def _wasted_spend() -> object:
     wasters = q.ranked(BOARD, a.WASTED_COST)
-    return [
-        table(
-            "Workloads by waste",
-            About(
-                "Cost per hour by workload, and how many of its GPUs are idle, or only look busy, according to alerts. "
-                "Unallocated GPUs have no owner.",
-                "little is wasted.",
-                "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
-            ),
-            [
-                *(
-                    q.query(BOARD, each, name)
-                    for each, name in (
-                        (a.WASTED_COST, "wasted per hour"),
-                        (a.GPU_COST, "cost per hour"),
-                        (a.GPUS, "GPUs"),
-                    )
-                ),
-                Query(f"{idle} or 0 * {q.of(BOARD, a.GPUS)}", "", "short", "idle GPUs"),
-            ],
-            ("cluster", "namespace", "workload"),
-            width=13,
-            sort="wasted per hour",
-            gauges=["wasted per hour"],
-            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
-            height=10,
+    return lines(
+        "Wasted spend",
+        About(
+            f"Cost of idle time and fake load per hour: the {q.RANKS} workloads that waste most at the end of the "
+            "time range, and the sum of the others.",
+            "low and falling.",
+            "set an idle timeout, or use smaller or shared GPUs.",
         ),
-        lines(
-            "Wasted spend",
-            About(
-                f"Cost of idle time and fake load per hour: the {q.RANKS} workloads that waste most at the end of the "
-                "time range, and the sum of the others.",
-                "low and falling.",
-                "set an idle timeout, or use smaller or shared GPUs.",
-            ),
-            wasters,
-            width=11,
-            link=None,
-            height=10,
-            overrides=hues(wasters),
+        wasters,
+        width=11,
+        link=None,
+        height=10,
+        overrides=hues(wasters),
+    )
+
+
+def _wasted_gpus() -> object:
+    wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
+    share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
+    return table(
+        "Wasted GPUs",
+        About(
+            f"The {WORST} GPUs with the largest share of wasted time, their owner, and what the waste costs.",
+            "small shares.",
+            "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),
-        table(
-            "Wasted GPUs",
-            About(
-                f"The {WORST} GPUs with the largest share of wasted time, their owner, and what the waste costs.",
-                "small shares.",
-                "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
-            ),
-            [
-                Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
-                Query(wasted, "", "percentunit", "wasted"),
-                Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
-            ],
-            ("node", "gpu", "workload"),
-            width=24,
-            sort="wasted per hour",
-            gauges=["wasted"],
-            added=(LABEL,),
-            texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
-            height=9,
-        ),
-    ]
+        [
+            Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
+            Query(wasted, "", "percentunit", "wasted"),
+            Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
+        ],
+        ("node", "gpu", "workload"),
+        width=24,
+        sort="wasted per hour",
+        gauges=["wasted"],
+        added=(LABEL,),
+        texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
+        height=9,
+    )
 
 
 def _worst_cause(of: str) -> str:

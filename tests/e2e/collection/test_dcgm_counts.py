@@ -14,6 +14,7 @@ READS = """
 import sys, time
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.exposition.pages import Variant
@@ -27,7 +28,7 @@ named = [row for row in METRICS if row.set is MetricSet.NAMED]
 ticks = []
 events = EventLog(load(None), lambda pci: None)
 settings = CollectionSettings(0.2, xid_count_window=60.0)
-loop = Collector(local_gpus(), [m.POWER, *named], ticks.append, settings, events=events)
+loop = Collector(local_gpus(), [m.POWER, *named], ticks.append, settings, context=Context(events))
 loop.start()
 while len(ticks) < 5:  # with the power cap alone
     time.sleep(0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.composer import Composer
+from gpu_exporter.collection.composer import Composer, Context
 from gpu_exporter.collection.gpu_record import GpuRecord
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.health.events import EventLog
@@ -17,7 +17,7 @@ from tests.unit.collection.test_metrics_change import FakeSource
 def test_a_lost_gpu_hides_no_xid_counts_of_others() -> None:
     """NVML reports the XIDs of GPU 0 only, and there is no kernel log."""
     events = EventLog(load(None), lambda pci: None)
-    composer = Composer(FakeSource(), CollectionSettings(), events=events)
+    composer = Composer(FakeSource(), CollectionSettings(), Context(events))
     records = [GpuRecord(Gpu(index, f"GPU-{index}", f"00000000:0{index}:00.0"), 15.0) for index in range(2)]
     records[0].attached(reports_xids=True)
     gpus = [(record, GpuStatus(record.gpu, not index, "", None, 0.0)) for index, record in enumerate(records)]

@@ -21,6 +21,7 @@ from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import as_scrape, seen
@@ -72,7 +73,7 @@ def watched(
             source = fleet(FleetSettings(1, GPUS, inject=inject), KNOWN, clock.monotonic, stuck)[NODE]
             events = EventLog(load(), lambda pci: None, lambda: Now(clock.time(), clock.monotonic()))
             full = (*selected(MetricSet.FULL, host=True), *histograms(MetricSet.FULL))
-            collector = Collector(source, full, publish, CollectionSettings(interval), events=events)
+            collector = Collector(source, full, publish, CollectionSettings(interval), context=Context(events))
             assert collector.connect(60)
             yield clock, collector
             stuck.set()

@@ -17,6 +17,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.composer import Context
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import exit_code
 from gpu_exporter.diagnosis.window import as_scrape, seen
@@ -40,7 +41,7 @@ IDLE_GPU, FREE_GPU = 6, 7
 def collected(clock: Clock, source: SimulatedSource, made: list[Snapshot]) -> Iterator[Collector]:
     """Collect a node in the time of a clock, with its XIDs, as `serve` does."""
     events = EventLog(load(), lambda pci: None, lambda: Now(clock.time(), clock.monotonic()))
-    collector = Collector(source, selected(MetricSet.DEFAULT), made.append, events=events)
+    collector = Collector(source, selected(MetricSet.DEFAULT), made.append, context=Context(events))
     assert collector.connect(60)
     yield collector
     assert collector.stop(60)
