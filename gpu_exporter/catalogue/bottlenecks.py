@@ -7,7 +7,7 @@ A rank that waits in a collective spins on a few SMs with its engine busy.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
@@ -127,7 +127,8 @@ LAUNCHES = Unless(
 IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 
 
-class Bottleneck(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
     """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames.
 
     No colour is green: a GPU that throttles can be compute-bound, too.

@@ -12,10 +12,9 @@ Nodes are structs of msgspec, because a frozen dataclass takes 10 KiB more memor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
-
-from msgspec import Struct
 
 from gpu_exporter.catalogue.signal import Signal
 
@@ -27,7 +26,8 @@ def no_case(node: NoReturn) -> TypeError:
     return TypeError(f"no case for {node!r}")
 
 
-class Limit(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Limit:
     """A number that a user may change: `name` is its key in the chart's values."""
 
     name: str
@@ -63,7 +63,8 @@ def duration(seconds: float) -> str:
 # --- terms: a number for each device, or none ------------------------------------------------------------------------
 
 
-class Over(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Over:
     """A signal over the last `window` seconds. `whole`: only if it existed at the beginning of the window already.
 
     `INCREASE` is by how much a counter has grown since its lowest value in the window, so a reset does not hide it;
@@ -85,7 +86,8 @@ class Over(Struct, frozen=True):
         return f"gpu:{self.signal.name}:{self.fn.value}{duration(self.window)}" if recorded else ""
 
 
-class Calc(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Calc:
     """`left operator right` of two terms of the same device. A number divided by 0 is infinite, 0 / 0 unknown."""
 
     left: Term
@@ -93,7 +95,8 @@ class Calc(Struct, frozen=True):
     right: Term
 
 
-class Mark(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, eq=False, slots=True)
+class Mark:
     """A condition with a name, recorded as 0 or 1 for each device whose engine activity is known."""
 
     name: str
@@ -112,7 +115,8 @@ class Mark(Struct, frozen=True, eq=False):
         return self.name.removesuffix("es" if self.name.endswith("ches") else "s")
 
 
-class PeerShare(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PeerShare:
     """The share of the other ranks of the job for which the mark is true. Unknown if there are no others."""
 
     mark: Mark
@@ -123,7 +127,8 @@ class PeerShare(Struct, frozen=True):
         return f"gpu:{self.mark.name}:others_ratio"
 
 
-class PeerMedian(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PeerMedian:
     """The median of a term over those ranks of the job for which the mark is true."""
 
     of: Over
@@ -135,7 +140,8 @@ class PeerMedian(Struct, frozen=True):
         return f"gpu:{self.mark.name}_{self.of.signal.name}:median{duration(self.of.window)}"
 
 
-class PeerMean(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PeerMean:
     """The mean of a term over the other ranks of the job for which the mark is true. Unknown if there are no others."""
 
     of: Over
@@ -147,7 +153,8 @@ class PeerMean(Struct, frozen=True):
         return f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}"
 
 
-class PeerMin(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PeerMin:
     """The minimum of a term over those ranks of the job for which the mark is true."""
 
     of: Over
@@ -168,7 +175,8 @@ Term = Leaf | Calc
 # --- conditions: true, false or unknown for each device --------------------------------------------------------------
 
 
-class Compare(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Compare:
     """`left operator right`; the right side is a limit, a number or another term."""
 
     left: Term
@@ -194,7 +202,8 @@ class Or:
         self.conditions, self.name = conditions, name
 
 
-class Unless(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Unless:
     """`condition`, and not `other`; an unknown `other` counts as false. With a `name` it is recorded, as `And` is."""
 
     condition: Condition
@@ -202,21 +211,24 @@ class Unless(Struct, frozen=True):
     name: str = ""
 
 
-class OrIfKnown(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OrIfKnown:
     """`condition`, or `other` where that is known to be true; an unknown `other` leaves it to `condition`."""
 
     condition: Condition
     other: Condition
 
 
-class Classification(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, eq=False, slots=True)
+class Classification:
     """Conditions by name, recorded under `record`: a device belongs to the first that is known to be true."""
 
     record: str
     conditions: Mapping[str, Condition]
 
 
-class Is(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Is:
     """The device belongs to this class of a classification."""
 
     classification: Classification

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
-
-from msgspec import Struct
 
 # Long enough for several periods of a slow swing; also the window of the bottleneck classes.
 WINDOW_SECONDS = 300.0
@@ -14,7 +13,8 @@ WINDOW = f"{WINDOW_SECONDS / 60:.0f}m"
 Below = Mapping[float, float]
 
 
-class Within(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Within:
     """The share of observations at or below `edge`, which is an edge of the histogram."""
 
     edge: float
@@ -29,7 +29,8 @@ class Within(Struct, frozen=True):
         return below[self.edge] / below[inf] if below.get(inf) and self.edge in below else None
 
 
-class Spread(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Spread:
     """Half the distance between two quantiles: for a square wave, its amplitude and its standard deviation."""
 
     low: float = 0.1

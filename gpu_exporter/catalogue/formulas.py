@@ -8,8 +8,7 @@ Conditions compare terms (see `conditions.py`); a formula computes with them and
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from gpu_exporter.catalogue import promql
 from gpu_exporter.catalogue.conditions import (
@@ -34,7 +33,8 @@ _ENGINE = Over(GR_ACTIVE)
 _TERMS = Leaf | Calc
 
 
-class Arithmetic(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
     """`left operator right`; unknown if a side is, or after a division by 0."""
 
     left: Formula
@@ -42,7 +42,8 @@ class Arithmetic(Struct, frozen=True):
     right: Formula
 
 
-class Choice(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Choice:
     """`then` where the condition is known to be true, `otherwise` elsewhere."""
 
     condition: Condition
@@ -50,39 +51,45 @@ class Choice(Struct, frozen=True):
     otherwise: Formula
 
 
-class Least(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Least:
     """The lesser of two formulas; the second where the first is unknown."""
 
     left: Formula
     right: Formula
 
 
-class Greatest(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Greatest:
     """The greater of two formulas; the second where the first is unknown."""
 
     left: Formula
     right: Formula
 
 
-class Positive(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Positive:
     """A formula, or 0 where it is negative."""
 
     of: Formula
 
 
-class Known(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Known:
     """A formula, or 0 where it is unknown."""
 
     of: Formula
 
 
-class OfBoard(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OfBoard:
     """The maximum of terms of signals that have no owner, with all labels of the device."""
 
     of: tuple[Over, ...]
 
 
-class Recorded(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, eq=False, slots=True)
+class Recorded:
     """A formula that is recorded under a name with a label, for other formulas to read."""
 
     record: str

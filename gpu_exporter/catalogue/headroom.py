@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue.conditions import And
@@ -14,7 +14,8 @@ DRAM_PEAK, PIPE_PEAK = 0.9, 1.0
 NEAR = 0.6
 
 
-class Headroom(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Headroom:
     """The use of a chip as shares of its limits: tensor cores, memory bandwidth, other arithmetic pipes."""
 
     tensor: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
@@ -15,7 +15,8 @@ FRESH_SECONDS = 3.0
 SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes", "bytes/s"
 
 
-class Measurement(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Measurement:
     """The sum of signals, and the sum of others as its limit (1 for a share). `short` is for narrow columns."""
 
     name: str

@@ -42,9 +42,9 @@ FIRST_PAGE_SECONDS = 2.0
 # With several nodes, the delay between the starts of two nodes, and so between their collections in each interval.
 START_SECONDS = 0.01
 SIGNAL_SECONDS = 1.0
-# With several nodes, how often a thread that waits for the GIL requests it. With Python's default of 5 ms, the requests
-# of hundreds of threads would slow down the thread that holds it.
-SWITCH_SECONDS = 0.1
+# How often a thread that waits for the GIL requests it. Python's default is 5 ms: so long would a scrape wait while the
+# live page is computed. With several nodes, the requests of hundreds of threads would slow down the one that holds it.
+SWITCH_SECONDS, SWITCH_SECONDS_OF_SEVERAL = 0.001, 0.1
 
 BANNER = """
 ************************************************************************
@@ -61,8 +61,10 @@ def run(
     Return False if a driver call is stuck. Raises GpuExporterError if it cannot start.
     """
     if len(sources) > 1:
+        sys.setswitchinterval(SWITCH_SECONDS_OF_SEVERAL)
+    else:
         sys.setswitchinterval(SWITCH_SECONDS)
-    else:  # not for many nodes: their thousands of threads would contend for the one arena
+        # not for many nodes: their thousands of threads would contend for the one arena
         heap.share()
     process, admission = ProcessMetrics(config.interval), Admission()
 

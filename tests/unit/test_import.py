@@ -73,3 +73,11 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     )
 
     assert message == "module 'gpu_exporter' has no attribute 'reed'"
+
+
+def test_the_server_loads_no_parser_of_untrusted_json() -> None:
+    """It needs a MiB, but by default nothing to decode comes."""
+    modules = "gpu_exporter.serving.run, gpu_exporter.serving.watch.thread"
+    loaded, _ = fresh(f"import {modules}; print(json.dumps('msgspec' in sys.modules))")
+
+    assert loaded is False

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 # More open pages than this get 503; each holds a connection.
 MOST_STREAMS = 64
+# An event is sent to the open pages over this time, one by one, so that a scrape does not wait for all of them.
+SPREAD_SECONDS = 0.5
 
 
 class Listener:
@@ -87,5 +89,6 @@ class Stream:
     def _offer(self, kind: str, event: bytes) -> None:
         if kind == "gpus":  # a page that opens now need not wait for the next one
             self._last[kind] = event
-        for listener in self._listeners:
-            listener.offer(kind, event)
+        pause = SPREAD_SECONDS / max(len(self._listeners), 1)
+        for place, listener in enumerate(self._listeners):
+            asyncio.get_running_loop().call_later(place * pause, listener.offer, kind, event)

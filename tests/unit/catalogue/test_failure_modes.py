@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from msgspec import structs
 
 from gpu_exporter.catalogue.conditions import Compare, Limit, Over
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -29,15 +28,15 @@ def mode(name: str, limit: Limit) -> FailureMode:
     [
         ((mode("A", SWING), mode("A", SWING)), "two modes are named A: rename one"),
         (
-            (mode("A", SWING), mode("B", structs.replace(SWING, value=95.0))),
+            (mode("A", SWING), mode("B", replace(SWING, value=95.0))),
             "limit swing is 0.2 in A and 95 in B: rename one",
         ),
         (
-            (mode("A", SWING), mode("B", structs.replace(SWING, unit="watts"))),
+            (mode("A", SWING), mode("B", replace(SWING, unit="watts"))),
             "limit swing has one unit or help in A and another in B: rename one, or use the same Limit in both",
         ),
         (
-            (mode("A", structs.replace(SWING, name=PRICES[0].name)),),
+            (mode("A", replace(SWING, name=PRICES[0].name)),),
             f"limit {PRICES[0].name} is 0.2 in A and {PRICES[0].value:g} in PRICES: rename one",
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -25,7 +26,7 @@ from gpu_exporter.serving.server import Server
 from gpu_exporter.serving.watch import monitor as monitor_module
 from gpu_exporter.serving.watch.measurements import SOURCES
 from gpu_exporter.serving.watch.monitor import MOST_XIDS, TOO_MANY, Monitor
-from gpu_exporter.serving.watch.stream import MOST_STREAMS
+from gpu_exporter.serving.watch.stream import MOST_STREAMS, Listener, Stream
 from gpu_exporter.serving.watch.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
 from tests import ROOT
 from tests.support.tools import until
@@ -294,6 +295,28 @@ def test_a_page_that_does_not_read_is_cut_off(served: tuple[Server, LiveNode]) -
             while part := silent.recv(1 << 20):
                 received += len(part)
         assert received < 2 * len(big)
+
+
+def test_pages_get_an_event_one_by_one() -> None:
+    """A scrape can be answered between two of them."""
+
+    async def order() -> list[set[int]]:
+        stream, received, steps = Stream(), set[int](), list[set[int]]()
+
+        async def read(number: int, listener: Listener) -> None:
+            assert await listener.next(30)
+            received.add(number)
+
+        readers = [asyncio.create_task(read(number, stream.add() or Listener())) for number in range(3)]
+        await asyncio.sleep(0)
+        stream.post("gpus", b"{}", 1.0)
+        while not all(reader.done() for reader in readers):
+            await asyncio.sleep(0)
+            if len(received) > len(steps):
+                steps.append(set(received))
+        return steps
+
+    assert [len(received) for received in asyncio.run(order())] == [1, 2, 3]
 
 
 def test_too_many_pages(served: tuple[Server, LiveNode]) -> None:
