@@ -29,7 +29,7 @@ _ACTIONS = {
     Action.NONE: "",
     Action.RESTART_APP: "restart the application",
     Action.GPU_RESET: "reset the GPU",
-    Action.NODE_REBOOT: "reboot the node",
+    Action.NODE_REBOOT: "drain and reboot the node",
     Action.DRAIN: "drain the node",
     Action.REPLACE: "replace the GPU",
 }

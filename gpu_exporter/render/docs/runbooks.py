@@ -16,7 +16,6 @@ from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import banner, coverage, prose
 from gpu_exporter.render.coverage import Detectability
 from gpu_exporter.render.docs import markdown
@@ -29,14 +28,7 @@ FOLDER = "docs/runbooks"
 # What an alert becomes in the example for Alertmanager; a warning about costs is in a digest.
 SEVERITY = {Severity.CRITICAL: "a page", Severity.WARNING: "a ticket", Severity.INFO: "no notification"}
 DIGEST = "a digest"
-ACTION = {
-    Action.NONE: "nothing to do on the GPU",
-    Action.RESTART_APP: "restart the application",
-    Action.GPU_RESET: "reset the GPU",
-    Action.NODE_REBOOT: "reboot the node",
-    Action.DRAIN: "drain the node",
-    Action.REPLACE: "replace the GPU",
-}
+NO_ACTION = "nothing to do on the GPU"
 SCOPE = {
     Scope.DEVICE: "the metrics of one GPU",
     Scope.JOB: "comparing the ranks of a job",
@@ -154,7 +146,7 @@ def index(modes: Sequence[FailureMode] = MODES) -> str:
 
 def _suggested(mode: FailureMode) -> str:
     """Return the action for the index."""
-    return ACTION[mode.action] + (": see the runbook" if mode.action is Action.NONE else "")
+    return mode.action.words or f"{NO_ACTION}: see the runbook"
 
 
 def summary(mode: FailureMode) -> str:
@@ -193,7 +185,7 @@ def _facts(mode: FailureMode) -> str:
     held = f"{prose.span(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
     kept = f"{prose.span(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
     rows = [
-        ("Suggested action", f'{ACTION[mode.action]} (label `action="{mode.action.value}"`)'),
+        ("Suggested action", f'{mode.action.words or NO_ACTION} (label `action="{mode.action.value}"`)'),
         ("Fires", held),
         ("Resolves", kept),
         ("Domain", mode.domain.value),
