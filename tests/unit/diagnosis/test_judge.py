@@ -23,10 +23,16 @@ from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}
+# To find a phase, a recording is read from its start: those of a hundred phases take most of the time.
+LONG_BYTES = 200_000
+QUICK_AND_SLOW = [
+    pytest.param(path, phase, marks=[pytest.mark.slow] if path.stat().st_size > LONG_BYTES else [])
+    for path, phase in PHASES
+]
 GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"}
 
 
-@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("path", "phase"), QUICK_AND_SLOW, ids=lambda value: getattr(value, "name", value))
 def test_a_recorded_phase(path: Path, phase: str) -> None:
     found = diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))
 

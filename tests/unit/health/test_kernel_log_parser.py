@@ -273,6 +273,7 @@ def test_any_record(data: bytes) -> None:
     assert record is None or record.xid_line is None
 
 
+@pytest.mark.slow
 def test_twenty_thousand_lines() -> None:
     """A short `make soak`."""
     fuzz(20_000, seed=1)

@@ -56,6 +56,7 @@ def series(events: EventLog, name: object = m.XID_EVENTS) -> dict[tuple[str, str
     }
 
 
+@pytest.mark.slow
 def test_forged_codes(tmp_path: Path) -> None:
     """The first unknown codes have their own series; all further ones share one, on which the same alert fires."""
     codes = [code for code in range(1000, 21_000) if code not in XIDS.rows]
@@ -120,6 +121,7 @@ def test_long_messages(tmp_path: Path) -> None:
     assert (tmp_path / "events.jsonl").stat().st_size < 1_100_000
 
 
+@pytest.mark.slow
 def test_a_state_from_before_the_limits(tmp_path: Path) -> None:
     """Known codes keep their counts."""
     tallies = [[PCI, code, 0, 1.0, [[0.0, 0, 1]]] for code in range(1, 40_001)]

@@ -347,6 +347,7 @@ def test_hidden_processes(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> 
     assert watched.gpu.missing[m.HOST_LAUNCH_CPU] == "no_process"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "read"), [(500, 500), (MOST_PROCESSES + 100, MOST_PROCESSES)])
 def test_many_processes_on_one_gpu(watched: Watched, count: int, read: int) -> None:
     """Up to a limit, so that a poll takes a bounded time."""

@@ -93,6 +93,7 @@ def test_wrong_objects_are_detected() -> None:
             kubernetes_validate.validate(wrong, KUBERNETES[-1], strict=True)
 
 
+@pytest.mark.slow
 def test_objects_of_operators_are_valid() -> None:
     """Against the schemas of Prometheus Operator's and OpenShift's resources."""
     found = [each for name in SETS for each in made(name) if each["apiVersion"].split("/")[0] in OPERATED]

@@ -33,6 +33,7 @@ def generate(root: Path, *arguments: str) -> Result:
     return CliRunner().invoke(generate_command, ["--root", str(root), *arguments])
 
 
+@pytest.mark.slow
 def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
     """`--check` names it and fails; `generate` restores it."""
     before = (copy / MONITORING).read_text()
@@ -46,6 +47,7 @@ def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
     assert (again.exit_code, again.output) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_changed_template_makes_a_manifest_stale(copy: Path) -> None:
     """The manifests depend on the chart's templates, not only on the catalogues."""
     template = copy / "helm/gpu-exporter/templates/service.yaml"

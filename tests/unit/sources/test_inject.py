@@ -181,6 +181,7 @@ def test_injected_modes_in_histograms() -> None:
         assert found["0"] == pytest.approx(elsewhere)
 
 
+@pytest.mark.slow
 def test_xids_repeat() -> None:
     """One per minute, counted like real ones; those that require a drain start at 0 everywhere."""
     made = pages(f"GpuXidFatal:{GPU}", 5, 1.0)

@@ -233,6 +233,7 @@ def test_a_gpu_alone_has_no_link() -> None:
     assert "ddp_balanced" not in {part.segment.activity.name for part in schedule.parts(0, PERIOD_SECONDS)}
 
 
+@pytest.mark.slow
 def test_names_are_unique_and_stable() -> None:
     """Node names sort by number; UUIDs are unique and the same in each run."""
     fleet = Fleet(1001, 2)

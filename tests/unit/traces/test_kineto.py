@@ -210,6 +210,7 @@ _JSON = st.recursive(
 _KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(_KEYS, _JSON)), max_size=4), _JSON)
 def test_values_of_any_type_raise_no_other_error(tmp_path: Path, events: list[Any], other: Any) -> None:
