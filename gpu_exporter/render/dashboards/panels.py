@@ -36,6 +36,8 @@ from gpu_exporter.render.dashboards.queries import Query
 # Neither green nor orange nor red, which mean good and bad.
 HUES = (BLUE, PURPLE, TEAL, YELLOW, GREY)
 GPU_COLOURS = (BLUE, PURPLE, TEAL, GREY, "#8ab8ff", "#deb6f2", "#b3b9c5", "#d8d9da")
+# The series of one query by their last value. Grafana's own colours would have a meaning: green, orange and red.
+BY_VALUE = {"mode": "continuous-BlPu", "seriesBy": "last"}
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
 
@@ -64,8 +66,8 @@ def lines(
     """Return a graph over time. Queries whose unit differs from that of the first get the right axis.
 
     With `many` series per query, a table at the right lists them, the highest first; without `legend`, only the tooltip
-    names them, and they have shades of one colour. `limits` are drawn as dashed lines, `empty` is shown without data.
-    `most` is where the axis ends if no value is higher: 1 for ratios.
+    names them. Unless `overrides` set colours, each of several queries has its own hue. `limits` are drawn as dashed
+    lines, `empty` is shown without data. `most` is where the axis ends if no value is higher: 1 for ratios.
     """
     unit = queries[0].unit
     most = 1 if unit == "percentunit" and not stacked else most
@@ -84,12 +86,12 @@ def lines(
         tooltipSort="desc",
         overrides=[
             *_right_axes([query.unit for query in queries]),
-            *([] if legend else hues(queries)),
+            *(hues(queries) if not overrides and (len(queries) > 1 or not legend) else []),
             *overrides,
         ],
         links=list(links),
         extraJson=extra(
-            {"links": [dict(link)] if link else [], "noValue": empty, **_thresholds(limits)},
+            {"color": BY_VALUE, "links": [dict(link)] if link else [], "noValue": empty, **_thresholds(limits)},
             {"legend": _legend(many) if legend else {"showLegend": False}},
         ),
     )
