@@ -28,7 +28,7 @@ coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs;
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --cov --cov-report=term $(ARGS)
 
 quick: $(VENV)/dev ## Run the fast unit tests, which take about a minute on two idle cores
-	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 	$(BIN)/ruff check .

@@ -29,7 +29,8 @@ try {
     await page.setViewport({ width: shot.width, height });
     await page.evaluate(() => new Promise((resolve) => { requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(resolve, 300))); }));
     await page.waitForFunction('window.boards.ready()', { timeout: PATIENCE_MS });
-    await page.screenshot({ path: shot.png, clip: { x: 0, y: 0, width: shot.width, height: Math.min(shot.height ?? height, height) } });
+    // Not beyond the viewport, which would resize it: tables would measure themselves again, and be empty meanwhile.
+    await page.screenshot({ path: shot.png, captureBeyondViewport: false, clip: { x: 0, y: 0, width: shot.width, height: Math.min(shot.height ?? height, height) } });
     const report = await page.evaluate('window.boards.report()');
     console.log(JSON.stringify({ ...report, png: shot.png, height, errors: [...report.errors, ...errors] }));
     await page.close();

@@ -54,6 +54,7 @@ def settings(found: list[Object]) -> Mapping[str, str]:
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_helm_has_no_complaint(name: str) -> None:
     """`helm lint --strict`: neither errors nor warnings."""
@@ -106,6 +107,7 @@ def test_objects_of_operators_are_valid() -> None:
         jsonschema.validate(wrong, CRDS["prometheusrule"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_names_are_its_own(name: str) -> None:
     """No two objects of a kind and namespace have the same name."""
@@ -124,6 +126,7 @@ def test_common_labels_and_annotations() -> None:
         assert each["metadata"]["annotations"]["owner"] == "gpu", each["kind"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "values"),
     [
