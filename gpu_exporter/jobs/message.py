@@ -26,7 +26,7 @@ class UnknownVersion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that passed all checks. `since_step` is in seconds; `sums` has all cumulative values."""
+    """A message that passed all checks. `elapsed` and `since_step` are in seconds; `sums` has all cumulative values."""
 
     job_id: str
     attempt: str
@@ -35,6 +35,8 @@ class Message:
     uuid: str
     pod_uid: str
     dtype: str
+    activity: str
+    elapsed: float
     since_step: float
     sums: Sums
 
@@ -100,6 +102,8 @@ def decode(content: bytes) -> Message:
         message.uuid or "",
         message.pod_uid or "",
         message.dtype or "",
+        message.activity,
+        message.elapsed,
         message.since_step,
         sums,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.peaks import peak
 from gpu_exporter.jobs.message import Sums
 from gpu_exporter.jobs.store import RankKey, RankState
 from gpu_exporter.model.gpu import Gpu, Sample, Series
@@ -50,6 +51,13 @@ class RankSeries:
                 yield from self._histogram(metric, name, totals)
         if state.stepped_at is not None:
             yield self._sample(m.JOB_STEPPED_AT, round(state.stepped_at, 3))
+        yield self._sample(m.JOB_STARTED_AT, round(state.started_at, 3))
+        yield self._sample(m.JOB_RESTARTS, state.restarts)
+        for metric in m.JOB_NOW:
+            yield self._sample(metric, ("activity", message.activity) in metric.labels)
+        highest = peak(self.gpu.model, message.dtype)
+        if highest is not None:
+            yield self._sample(m.JOB_PEAK, highest)
         facts = {
             "world_size": str(message.world_size),
             "dtype": message.dtype,

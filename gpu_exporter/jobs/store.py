@@ -55,17 +55,19 @@ class RankKey(NamedTuple):
 class RankState:
     """The state of a rank. `offset` are the sums of its ended processes, `last` those of the process that runs.
 
-    `heard_at` is the monotonic time of the last message, `stepped_at` the unix time of the last step, None before the
-    first one.
+    `heard_at` is the monotonic time of the last message. Unix times: `started_at` of the start of the first process,
+    `stepped_at` of the last step, None before the first one.
     """
 
     message: Message
     sender: Sender
     heard_at: float
+    started_at: float
     stepped_at: float | None
     last: Sums
     offset: Sums = field(default_factory=dict)
     ended: tuple[str, ...] = ()
+    restarts: int = 0
 
     def totals(self) -> Sums:
         """Return the sums of all processes of this rank."""
@@ -150,7 +152,7 @@ def advance(before: RankState | None, message: Message, sender: Sender, now: flo
     """Return the state after a message, or why the message is not accepted."""
     stepped_at = at - message.since_step if message.sums["steps", ""] else None
     if before is None:
-        return RankState(message, sender, now, stepped_at, message.sums)
+        return RankState(message, sender, now, at - message.elapsed, stepped_at, message.sums)
     if message.attempt in before.ended:
         return Result.OLD_ATTEMPT
     if message.attempt != before.message.attempt:
@@ -158,7 +160,17 @@ def advance(before: RankState | None, message: Message, sender: Sender, now: flo
         offset = before.totals()
         if _phases(_added(offset, message.sums)) > 2 * MOST_PHASES:
             return Result.LIMIT
-        return RankState(message, sender, now, stepped_at or before.stepped_at, message.sums, offset, ended)
+        return RankState(
+            message,
+            sender,
+            now,
+            before.started_at,
+            stepped_at or before.stepped_at,
+            message.sums,
+            offset,
+            ended,
+            before.restarts + 1,
+        )
     if any(message.sums[key] < value - ROUNDING for key, value in before.last.items() if key in message.sums):
         return Result.BACKWARDS
     last = {**before.last, **{key: max(value, before.last.get(key, 0.0)) for key, value in message.sums.items()}}

@@ -41,6 +41,15 @@ def test_sums_continue_when_the_process_is_started_again() -> None:
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 11}
 
 
+def test_the_start_is_that_of_the_first_process() -> None:
+    """Goodput is the time in steps of all processes, since the first one started."""
+    store = RankStore()
+    take(store, now=10, steps=5, elapsed=7)
+    take(store, now=100, attempt="b", steps=2, elapsed=3)
+    ((_, state),) = store.shown(100)
+    assert (state.started_at, state.restarts) == (1003, 1)
+
+
 def test_an_ended_process_cannot_come_back() -> None:
     """Two processes that say they are the same rank would otherwise add their sums again and again."""
     store = RankStore()
