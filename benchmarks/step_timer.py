@@ -20,12 +20,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.job_receiver import Receiver
 from benchmarks.paired import slowdown
 from gpu_exporter.model.job_message import SEND_SECONDS
 from gpu_exporter.training import StepTimer
@@ -40,41 +41,32 @@ SOCKETS = ("reads", "dead", "full")
 @contextmanager
 def receiver(kind: str) -> Iterator[str]:
     """Offer the socket of an exporter that reads, is dead, or does not keep up; yields its path."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path, stop = os.path.join(folder, "jobs.sock"), threading.Event()
         if kind != "dead":
-            sock.bind(path)
-        sock.settimeout(0.05)
+            receiver = stack.enter_context(closing(Receiver(path, backlog=0)))
         if kind == "full":
-            _fill(path)
-        reader = threading.Thread(target=_read, args=(sock, stop))
+            _fill(path, stack)
         if kind == "reads":
+            reader = threading.Thread(target=_read, args=(receiver, stop))
             reader.start()
-        try:
-            yield path
-        finally:
-            stop.set()
-            if kind == "reads":
-                reader.join()
+            stack.callback(reader.join)
+            stack.callback(stop.set)
+        yield path
 
 
-def _fill(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
-        sender.connect(path)
-        try:
-            while True:
-                sender.send(b"x" * 4096)
-        except BlockingIOError:
-            return
+def _fill(path: str, stack: ExitStack) -> None:
+    """Connect until no connection fits into the queue of those that wait."""
+    with suppress(BlockingIOError):
+        while True:
+            sender = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            stack.enter_context(sender)
+            sender.connect(path)
 
 
-def _read(sock: socket.socket, stop: threading.Event) -> None:
+def _read(receiver: Receiver, stop: threading.Event) -> None:
     while not stop.is_set():
-        try:
-            sock.recv(65536)
-        except TimeoutError:
-            continue
+        receiver.receive(0.05)
 
 
 def timed_step(step_timer: StepTimer, forward: Callable[[], Any], backward: Callable[[], Any]) -> None:

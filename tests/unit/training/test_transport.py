@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.model.job_message import MOST_BYTES, SOCKET_VARIABLE, STEP_BUCKETS
 from gpu_exporter.training import StepTimer, timer
 from gpu_exporter.training.textfile import render
-from gpu_exporter.training.transport import DatagramSocket, Textfile, transport
+from gpu_exporter.training.transport import MessageSocket, Textfile, transport
 from tests.support.job_socket import JobSocket
 from tests.support.tools import until
 
@@ -27,20 +27,20 @@ def message() -> dict[str, Any]:
 
 
 @pytest.fixture
-def sender(job_socket: JobSocket) -> Iterator[DatagramSocket]:
-    sender = DatagramSocket(str(job_socket.path))
+def sender(job_socket: JobSocket) -> Iterator[MessageSocket]:
+    sender = MessageSocket(str(job_socket.path))
     yield sender
     sender.close()
 
 
-def test_a_datagram_arrives(job_socket: JobSocket, sender: DatagramSocket, message: dict[str, Any]) -> None:
+def test_a_message_arrives(job_socket: JobSocket, sender: MessageSocket, message: dict[str, Any]) -> None:
     assert sender.send(message)
     assert job_socket.wait() == [message]
 
 
 def test_an_absent_exporter_and_one_that_starts_later(tmp_path: Path, message: dict[str, Any]) -> None:
     path = tmp_path / "jobs.sock"
-    sender = DatagramSocket(str(path))
+    sender = MessageSocket(str(path))
     assert not sender.send(message)
     for _ in range(2):  # and one that restarts
         with JobSocket(path) as receiver:
@@ -49,7 +49,7 @@ def test_an_absent_exporter_and_one_that_starts_later(tmp_path: Path, message: d
         assert not sender.send(message)
 
 
-def test_a_full_queue_drops(job_socket: JobSocket, sender: DatagramSocket, message: dict[str, Any]) -> None:
+def test_a_full_queue_drops(job_socket: JobSocket, sender: MessageSocket, message: dict[str, Any]) -> None:
     assert not all(sender.send(message) for _ in range(100_000))
     arrived = len(job_socket.receive())
     assert arrived
@@ -58,7 +58,7 @@ def test_a_full_queue_drops(job_socket: JobSocket, sender: DatagramSocket, messa
 
 
 def test_phases_are_left_out_before_a_message_is(
-    job_socket: JobSocket, sender: DatagramSocket, message: dict[str, Any]
+    job_socket: JobSocket, sender: MessageSocket, message: dict[str, Any]
 ) -> None:
     assert sender.send({**message, "phase_seconds": {"x" * MOST_BYTES: 1.0}})
     assert job_socket.wait()[0]["phase_seconds"] == {}
@@ -67,7 +67,7 @@ def test_phases_are_left_out_before_a_message_is(
 
 @pytest.mark.parametrize("path", ["/nowhere/jobs.sock", "x" * 200, "/dev/null"])
 def test_paths_that_are_no_socket(path: str, message: dict[str, Any]) -> None:
-    assert not DatagramSocket(path).send(message)
+    assert not MessageSocket(path).send(message)
 
 
 def test_a_textfile(tmp_path: Path, message: dict[str, Any]) -> None:
