@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.catalogue import metrics
 from gpu_exporter.model.job_message import MOST_BYTES, SOCKET_VARIABLE, STEP_BUCKETS
+from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.training import StepTimer, timer
 from gpu_exporter.training.textfile import render
 from gpu_exporter.training.transport import MessageSocket, Textfile, transport
@@ -88,6 +90,33 @@ def test_a_textfile(tmp_path: Path, message: dict[str, Any]) -> None:
     assert buckets[-1] == 3
     way.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_textfile_has_the_metrics_of_the_exporter(message: dict[str, Any]) -> None:
+    """The names and kinds, and the labels without those of the GPU; so that rules and dashboards apply to both."""
+    whole = {**message, "self": message["step"], "samples": 1.0, "flops": 1.0, "dtype": "bf16", "pod_uid": "p"}
+    of_jobs = [
+        metric for metric in metrics.METRICS if metric.name.startswith("gpu_job_") and metric.set is MetricSet.JOB
+    ]
+    only_exporter = {"gpu_job_peak_flops_per_second", "gpu_job_restarts_total"}
+    families = {family.name: family for family in text_string_to_metric_families(render(whole))}
+    assert set(families) == {
+        metric.name.removesuffix("_total") for metric in of_jobs if metric.name not in only_exporter
+    }
+    for metric in of_jobs:
+        if metric.name not in only_exporter:
+            assert families[metric.name.removesuffix("_total")].type == metric.kind.value
+    activities = {sample.labels["activity"]: sample.value for sample in families["gpu_job_activity"].samples}
+    assert activities == {"training": 1, "evaluation": 0, "checkpoint": 0, "compile": 0}
+    (info,) = families["gpu_job_rank_info"].samples
+    assert info.labels == {
+        "job_id": 'job "7"',
+        "rank": "3",
+        "UUID": "GPU-1",
+        "world_size": "4",
+        "dtype": "bf16",
+        "pod_uid": "p",
+    }
 
 
 def test_the_time_of_the_last_step(message: dict[str, Any]) -> None:
