@@ -193,3 +193,14 @@ def test_errors_have_one_line(path: Path) -> None:
     assert file.read_text() == "kept"
     assert "longer than 107 bytes: use a shorter path" in error("--job-socket", str(path.parent / ("x" * 200)))
     assert "jobs belong to one node" in error("--job-socket", str(path), "--nodes", "2")
+
+
+def test_doctor_says_what_became_of_messages(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    counted(exporter, path, "accepted", rank())
+    counted(exporter, path, "unknown_gpu", encoded(message(uuid="GPU-of-another-node")))
+    address = f"127.0.0.1:{exporter.port}"
+    said = run("doctor", "--source", "simulated", "--job-socket", str(path), "--address", address).stdout
+    assert "messages of training loops accepted: 1; sending now: ranks 1, jobs 1" in said
+    assert "messages of training loops dropped: 1, because their GPU is unknown" in said
+    assert "not seen on a GPU (unverified): 1 of 1" in said
