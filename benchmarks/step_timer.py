@@ -6,6 +6,10 @@ Blocks of steps alternate between the plain loop and the one with a timer, in on
 is one measurement; the result is the mean slowdown with the upper end of its 95 % confidence interval. The timer sends
 to a socket that is read, to one that is absent (a dead exporter), and to one whose queue is full. Needs PyTorch with a
 GPU; without one, only the CPU per step is measured.
+
+    python3 benchmarks/step_timer.py --fake-cuda
+
+counts the calls of the driver per step, and measures the Python above them, without PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from gpu_exporter.model.job_message import SEND_SECONDS
 from gpu_exporter.training import StepTimer
 
 STEP_SECONDS, BLOCK_STEPS, BLOCKS = 0.020, 20, 18
-CPU_STEPS, CPU_ROUNDS = 20_000, 5
+CPU_STEPS, CPU_ROUNDS, FAKE_STEPS = 20_000, 5, 400
 # The project's limits.
 MOST_SHARE, MOST_CPU_SECONDS = 0.001, 30e-6
 SOCKETS = ("reads", "dead", "full")
@@ -175,6 +179,26 @@ def cpu_per_step(path: str, *, gpu: bool) -> float:
     return seconds
 
 
+def fake_cuda_costs() -> dict[str, float]:
+    """Return the CPU seconds and the calls of the driver per step of 1 ms, with a driver whose calls cost nothing."""
+    from benchmarks import fake_cuda
+
+    fake_cuda.install()
+
+    def half() -> None:
+        end = time.perf_counter() + 0.0005
+        while time.perf_counter() < end:
+            pass
+
+    step_timer = StepTimer("benchmark")
+    for warm_up in (True, False):
+        fake_cuda.CALLS.clear()
+        for _ in range(100 if warm_up else FAKE_STEPS):
+            timed_step(step_timer, half, half)
+    calls = {name: count / FAKE_STEPS for name, count in fake_cuda.CALLS.items()}
+    return {"cpu_seconds_per_step": cpu_per_step("", gpu=True), **calls}
+
+
 def cuda_is_there() -> bool:
     try:
         import torch
@@ -186,7 +210,12 @@ def cuda_is_there() -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--fake-cuda", action="store_true", help="count calls of the driver, without a GPU")
     options = parser.parse_args()
+    if options.fake_cuda:
+        for name, value in fake_cuda_costs().items():
+            print(f"{name:<24} {value:.3g}")
+        return 0
     on_gpu, results, is_good = cuda_is_there(), {}, True
     for kind in SOCKETS:
         with receiver(kind) as path:
