@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpu_exporter.model.job_message import STEP_BUCKETS
+from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS
 from gpu_exporter.model.metric import (
     UNBOUNDED,
     Buffered,
@@ -287,9 +287,9 @@ HOST_SHM_LIMIT      = _host("shm_limit_bytes",                  GAUGE,   "bytes"
 HOST_PROCESS        = _host("process_info",                     GAUGE,   "info",    "Process that launches most work on the GPU, with its user and the pod, container or job that it belongs to; always 1. Needs --processes, too.")
 
 # --- training loops, with --job-socket: what their ranks send, with the labels job_id and rank -------------------------------------------
-def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] = ()) -> Metric:
+def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] = (), labels: Labels = ()) -> Metric:
     """Return a row that training loops send: jobs/ makes its samples."""
-    return Metric(f"gpu_job_{name}", kind, unit, help, set=JOB, edges=edges, rate=float("inf") if kind is COUNTER else 0.0)
+    return Metric(f"gpu_job_{name}", kind, unit, help, set=JOB, edges=edges, labels=labels, rate=float("inf") if kind is COUNTER else 0.0)
 
 
 JOB_STEP       = _job("step_seconds",              HISTOGRAM, "seconds", "Duration in seconds of the steps of a rank of a training job.", STEP_BUCKETS)
@@ -302,7 +302,14 @@ JOB_TOKENS     = _job("tokens_total",              COUNTER, "tokens",  "Tokens p
 JOB_SAMPLES    = _job("samples_total",             COUNTER, "samples", "Samples processed by a rank.")
 JOB_FLOPS      = _job("model_flops_total",         COUNTER, "flops",   "Floating-point operations of the model done by a rank, without recomputation.")
 JOB_STEPPED_AT = _job("last_step_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds at which the last step of a rank ended; absent before the first step.")
+JOB_NOW        = tuple(
+    _job("activity", GAUGE, "bool", "What a rank does now: 1 for training, evaluation, checkpoint or compile, 0 for the others.", labels=(("activity", activity),))
+    for activity in ACTIVITIES)
+JOB_STARTED_AT = _job("start_timestamp_seconds",   GAUGE,   "seconds", "Unix time in seconds at which the first process of a rank started; its successors on the same GPU keep it, as they keep the counters.")
+JOB_RESTARTS   = _job("restarts_total",            COUNTER, "restarts", "Processes of a rank that another one has succeeded.")
+JOB_PEAK       = _job("peak_flops_per_second",     GAUGE,   "flops per second", "Peak of the rank's GPU for the data type that the rank declares, without sparsity, from the data sheet (docs/gpu-models.md); absent if either is unknown.")
 JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; verified=\"true\" if the driver lists its process on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
+JOB_SOCKET_UP  = Metric("gpu_exporter_job_socket_up", GAUGE, "bool", "1 if the exporter listens on the socket of training loops, 0 while it cannot make it.", 0, 1, NODE, set=JOB)
 JOB_MESSAGES   = Metric("gpu_exporter_job_messages_total", COUNTER, "messages", "Messages of training loops by result: accepted, or why the message was dropped (docs/jobs.md).", entity=NODE, set=JOB)
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------

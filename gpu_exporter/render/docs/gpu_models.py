@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpu_exporter.catalogue import gpu_models, model_assumptions, model_expectations
+from gpu_exporter.catalogue import gpu_models, model_assumptions, model_expectations, peaks
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.gpu_models import SLICES, WHOLE, GpuModel, Profiling
@@ -36,6 +36,13 @@ See [platforms](platforms.md) for drivers, operating systems and other environme
 
 *Profiling metrics*: where SM, pipe and DRAM activity come from. With *DCGM only*, use [DCGM](dcgm.md) or dcgm-exporter;
 without it, no class of bottleneck can be determined. NVLink traffic is the sum of both directions.
+
+"""
+PEAKS_HEAD = """
+## Peaks
+
+In TFLOP/s, without sparsity. `gpu_job_peak_flops_per_second`, to which the MFU of a [training loop](jobs.md) refers,
+has the value for the data type that the loop declares. A slice has the share of its SMs.
 
 """
 SLICES_HEAD = """
@@ -83,8 +90,10 @@ def page() -> str:
     """Return docs/gpu-models.md."""
     per_instance = ", ".join(title(each) for each in _per_instance())
     parts = (
-        banner.markdown(gpu_models, model_assumptions, model_expectations) + HEAD,
+        banner.markdown(gpu_models, model_assumptions, model_expectations, peaks) + HEAD,
         table(_MODEL_COLUMNS, map(_model, WHOLE)),
+        PEAKS_HEAD,
+        table(("model", *peaks.DTYPES), map(_peaks, WHOLE)),
         SLICES_HEAD.format(per_instance),
         table(("slice", "SMs", "memory", "memory bandwidth"), map(_slice, SLICES)),
         ASSUMPTIONS_HEAD,
@@ -131,6 +140,11 @@ def _model(model: GpuModel) -> tuple[str, ...]:
         f"generation {pcie}" + (", copies over NVLink-C2C" if model.c2c else ""),
         model.profiling.value + ("" if model.profiling is Profiling.GPM else _without(model)),
     )
+
+
+def _peaks(model: GpuModel) -> tuple[str, ...]:
+    highest = (peaks.peak_of(model, dtype) for dtype in peaks.DTYPES)
+    return (model.name, *("" if peak is None else f"{peak / gpu_models.TFLOP:g}" for peak in highest))
 
 
 def _without(model: GpuModel) -> str:
