@@ -30,6 +30,7 @@ UNITS = {
     "seconds": "s",
     "timestamp": "s",
     "kwh_per_hour": "kwatt",
+    "usd": "currencyUSD",
     "per_15m": "short",
     "per_second": "short",
     **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
