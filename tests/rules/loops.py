@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.loop_series import Loop
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
+from tests.rules.promtool import RULES
 from tests.rules.series import Device, minutes, rank
 from tests.rules.shapes import STEP, Part, notation
 
 COUNTER = re.compile(r"_(total|sum|count|bucket)\{")
+GROUPS = (
+    "gpu-identity",
+    "gpu-jobs",
+    "gpu-progress",
+    "gpu-accounting",
+    "gpu-distributed",
+    "gpu-distributed-prompt",
+    "gpu-cost",
+)
 # A GPU has to be known for its rank to have a place; other values do not matter.
 BUSY: Values = {m.GPU_UTIL: 100.0}
 
@@ -50,7 +63,17 @@ def _parts(key: str, story: Story) -> Iterable[Part]:
         done += steps
 
 
-def devices(name: str, story: Story, ranks: int = 8) -> list[Device]:
+def rules(folder: Path) -> list[Path]:
+    """Write the committed rules that training loops need, and return their files: all of them take much longer."""
+    groups = [
+        group for path in RULES for group in yaml.safe_load(path.read_text())["groups"] if group["name"] in GROUPS
+    ]
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": groups}, sort_keys=False))
+    return [path]
+
+
+def devices(name: str, story: Story, ranks: int = 4) -> list[Device]:
     """Return the GPUs of a job, which all work."""
     total = sum(stretch.minutes for stretch in story)
     return [Device(name, gpu, [minutes(total, BUSY)], owner=rank(name, gpu), full=False) for gpu in range(ranks)]

@@ -21,7 +21,7 @@ Loop = Mapping[str, "float | Ramp"]
 def loop(
     name: str,
     *,
-    ranks: int = 8,
+    ranks: int = 4,
     own: float = 1.0,
     trains: float = 1.0,
     speed: float = 1.0,
@@ -37,6 +37,8 @@ def loop(
         labels = f'job_id="{name}",rank="{rank}",gpu="{rank}",UUID="GPU-{name}-{rank}"'
         grows = 0.0 if since is not None else trains
         for key, per_second in _counters(own if rank == ranks - 1 else 1.0, speed):
+            if key[0] == f"{m.JOB_STEP}_bucket" and rank:
+                continue  # all ranks have the same, so that of one is enough
             series[_key(*key, labels)] = Ramp(PAST * per_second, grows * per_second)
         series[_key(m.JOB_ACTIVITY.name, 'activity="evaluation"', labels)] = Ramp(0.0, 1 - trains)
         for metric in m.JOB_NOW:

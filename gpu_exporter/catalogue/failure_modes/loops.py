@@ -34,13 +34,13 @@ MODES = (
         "Save the stacks of all ranks before you restart the job (gpu-exporter profile, or py-spy dump). Then look for the "
         "rank that stopped first: its GPU is idle, or it has an alert of its own.",
         Inject(series=loop("gpujobstalled", since=600.0)),
-        fleet="time() - job:progress:timestamp > job:stall_limit:seconds",
+        fleet="job:standstill:seconds > job:stall_limit:seconds",
         keep=2 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
         meaning="The training loop says that it trains, but no rank has completed a step for three times as long as usual "
-        "and 30 seconds. Steps that were longer before, such as those with a checkpoint that is not marked, raise the limit.",
+        "and 25 seconds. Steps that were longer before, such as those with a checkpoint that is not marked, raise the limit.",
         impact="The GPUs of the whole job wait. NCCL ends a stalled job after 10 minutes by default, or never.",
         diagnosis=(
             'Query `time() - gpu_job_last_step_timestamp_seconds{job_id="…"}`: a rank with a longer time than the others '

@@ -145,7 +145,7 @@ def _cost(prices: Limits) -> Iterator[Rule]:
 # For windows of five minutes or more and alerts that wait for ten, a shorter interval has no benefit.
 SLOW, RECORDED_EVERY = "1m", 60.0
 # For alerts that fire at once.
-PROMPT = "15s"
+PROMPT = "10s"
 
 
 @dataclass(frozen=True, slots=True)

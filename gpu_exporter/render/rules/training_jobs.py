@@ -199,10 +199,10 @@ LONGEST = _job(
     "Upper bound of the longest step of the last minutes",
     f"histogram_quantile(1, {_of_job('sum', _BUCKETS, 'le')}) > 0",
 )
-_THRICE, _PAST = f"(30 + 3 * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
+_THRICE, _PAST = f"(25 + 3 * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
 STALL_LIMIT = _job(
     "stall_limit:seconds",
-    "Time without a step after which a job counts as stalled: three steps and 30 s, or its longest step of the past",
+    "Time without a step after which a job counts as stalled: three steps and 25 s, or its longest step of the past",
     f"({_THRICE} >= {_PAST})\nor\n{_PAST}\nor\n{_THRICE}",
 )
 # Not the rates of all ranks: only jobs that train compare with the price of GPUs.
@@ -239,20 +239,19 @@ JOBS = (
     STALL_LIMIT,
 )
 
-# By the clock of Prometheus: that of a node may be wrong.
-_SKEW = f"(timestamp({m.RENDERED_AT}) - {m.RENDERED_AT})"
-_STEPPED_AT = f"{m.JOB_STEPPED_AT} + on (cluster, job, instance) group_left () {_SKEW}"
 PAUSED_AT = _job(
     "paused:timestamp",
     "When a rank of the job last was in an evaluation, a checkpoint or a compilation",
-    f"{_of_job('max', _placed(f'max by ({RANK_KEY}) ({m.JOB_NOW[0].name}{{{_PAUSES}}} == 1)'))} * time()",
+    f"{_of_job('max', _placed(f'max by ({RANK_KEY}) ({m.JOB_NOW[0].name}{{{_PAUSES}}} == 1)'))} * 0 + time()",
 )
-_LAST_STEP = _of_job("max", _placed(f"max by ({RANK_KEY}) ({_STEPPED_AT})"))
-_LAST_PAUSE = f"max_over_time({PAUSED_AT.record}[1h])"
-PROGRESS = _job(
-    "progress:timestamp",
-    "When the job last completed a step, or was not training",
-    f"({_LAST_STEP} >= {_LAST_PAUSE})\nor\n({_LAST_PAUSE} and {_LAST_STEP})\nor\n{_LAST_STEP}",
+# Both times are of the clock of the node and of one scrape: neither a wrong clock nor a rare scrape looks like a stall.
+_STEP_AGE = f"{m.RENDERED_AT} - on (cluster, job, instance) group_right () {m.JOB_STEPPED_AT}"
+_SINCE_STEP = _of_job("min", _placed(f"min by ({RANK_KEY}) ({_STEP_AGE})"))
+_SINCE_PAUSE = f"(time() - max_over_time({PAUSED_AT.record}[1h]))"
+STANDSTILL = _job(
+    "standstill:seconds",
+    "Time since a rank of the job last completed a step, or was not training",
+    f"({_SINCE_STEP} <= {_SINCE_PAUSE})\nor\n({_SINCE_PAUSE} and {_SINCE_STEP})\nor\n{_SINCE_STEP}",
 )
 # What says that a job stalls must be recorded soon.
-PROMPT = (PAUSED_AT, PROGRESS)
+PROMPT = (PAUSED_AT, STANDSTILL)
