@@ -111,7 +111,7 @@ CLAUSES: Mapping[str, str] = {
     "starved_straggler": "the other ranks wait for this *starved* one",
     "hangs": "the job *hangs*",
     "stalls": "the job *stalls*",
-    "loop_pauses": "the training loop *pauses*, as it says itself",
+    "loop_pauses": "the training loop is in a *pause*, as it says itself",
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",
     "traffic": "the GPU *exchanges data*",

@@ -11,11 +11,12 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
 MODES: tuple[FailureMode, ...] = (
     *health.MODES,
+    *loops.OF_JOBS,
     *distributed.MODES,
-    *loops.MODES,
     *host.MODES,
     *bottleneck.MODES,
     *cost.MODES,
+    *loops.OF_COST,
 )
 # The file with the entries of each domain.
 FILES: Mapping[Domain, ModuleType] = {

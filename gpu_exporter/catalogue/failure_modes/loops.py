@@ -23,14 +23,14 @@ DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader,
 _JOB = "on (cluster, namespace, workload, job_id)"
 _TIMER = "The alert needs a [step timer](../training.md) in the training loop and `--job-socket`."
 
-MODES = (
+OF_JOBS = (
     FailureMode(
         "GpuJobStalled",
         Domain.DISTRIBUTED,
         Severity.WARNING,
         0.0,
         Action.RESTART_APP,
-        "Job {{ $labels.job_id }} has completed no step for {{ $value | humanizeDuration }}",
+        "Job {{ $labels.job_id }} ({job}) has completed no step for {{ $value | humanizeDuration }}",
         "Save the stacks of all ranks before you restart the job (gpu-exporter profile, or py-spy dump). Then look for the "
         "rank that stopped first: its GPU is idle, or it has an alert of its own.",
         Inject(series=loop("gpujobstalled", since=600.0)),
@@ -106,7 +106,7 @@ job:pause_spread:ratio > 0.05""",
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "Job {{ $labels.job_id }} trains at only {{ $value | humanizePercentage }} of its usual speed",
+        "Job {{ $labels.job_id }} ({job}) trains at only {{ $value | humanizePercentage }} of its usual speed",
         "What changed: the nodes of the job, its configuration, its data? Compare the phases of a step with those of "
         "yesterday, then look for a straggler and for alerts about its GPUs.",
         Inject(series=loop("gpujobslower", speed=0.7), series_before=loop("gpujobslower")),
@@ -134,7 +134,7 @@ job:pause_spread:ratio > 0.05""",
     ),
     FailureMode(
         "GpuJobDataBound",
-        Domain.BOTTLENECK,
+        Domain.DISTRIBUTED,
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
@@ -162,13 +162,15 @@ job:pause_spread:ratio > 0.05""",
         wrong="With the callbacks for Hugging Face and Lightning, all time between two steps counts as data, such as logging. "
         "A loader that sends batches to the GPU itself may wait for the GPU. " + _TIMER,
     ),
+)
+OF_COST = (
     FailureMode(
         "GpuJobGoodputLow",
         Domain.COST,
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "Job {{ $labels.job_id }} lost {{ $value | humanizePercentage }} of the last hour ({{ $labels.activity }})",
+        "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of the last hour ({{ $labels.activity }})",
         "evaluation, checkpoint, compile: do it less often, or beside the training. other: restarts, stalls and steps that "
         "were lost; read the log of the job.",
         Inject(series=loop("gpujobgoodputlow", trains=0.6)),
@@ -201,7 +203,7 @@ job:pause_spread:ratio > 0.05""",
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "The MFU of job {{ $labels.job_id }} is {{ $value | humanizePercentage }} of its best hour",
+        "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best hour",
         "Compare the time by activity and by phase with that of the best hour. Each lost percent raises the cost of a token.",
         Inject(series=loop("gpujobmfudropped", trains=0.77), series_before=loop("gpujobmfudropped")),
         fleet="job:mfu_hour:ratio / max_over_time(job:mfu_hour:ratio[3d]) < 0.8",
@@ -221,3 +223,4 @@ job:pause_spread:ratio > 0.05""",
         + _TIMER,
     ),
 )
+MODES = (*OF_JOBS, *OF_COST)

@@ -73,6 +73,7 @@ UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuStragglerStarved": (SLICES, "the traffic of slices is not measured"),
     "GpuStragglerSlow": (SLICES, "the traffic of slices is not measured"),
     "GpuPowerOscillation": (SLICES, "slices have no power of their own"),
+    **{mode.name: (SLICES, "what loops say is not told apart by slice") for mode in loops.MODES},
 }
 LIST_ABSOLUTE = "fix: compare a share, or add the limit to ABSOLUTE in tests/unit/catalogue/test_model_independence.py"
 NO_POWER = "fix: compare another quantity: which share of its limit a GPU draws differs by model, cooling and clock"
