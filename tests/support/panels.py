@@ -18,7 +18,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks, evaluate
+from gpu_exporter.catalogue import bottlenecks, evaluate, job_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
@@ -29,7 +29,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
 from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
-from gpu_exporter.render.rules import aggregates, allocation, rules
+from gpu_exporter.render.rules import aggregates, allocation, rules, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
@@ -52,6 +52,7 @@ HISTOGRAMS = {
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
 }
 ALLOCATION = {each.record for each in allocation.ALLOCATION}
+LOOPS = {each.record for each in (*training_jobs.JOBS, *training_jobs.PROMPT, training_jobs.TOKEN_COST)}
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,8 @@ class Truth:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name in ALLOCATION:
             return self.allocated
+        if name in LOOPS:
+            return bool(self._where(lambda part: self._known(job_signals.DATA, part)))
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))
         if name == RECORD:

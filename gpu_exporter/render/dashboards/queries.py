@@ -33,6 +33,7 @@ UNITS = {
     "usd": "currencyUSD",
     "per_15m": "short",
     "per_second": "short",
+    "info": "short",
     **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
     **dict.fromkeys(("cpus", "processes"), "short"),
     **dict.fromkeys(("generation", "action", "status", "bool"), "short"),

@@ -21,7 +21,7 @@ from gpu_exporter.catalogue.conditions import (
     Term,
     leaves,
 )
-from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
+from gpu_exporter.catalogue.failure_modes import MODES, host, loops, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
 from gpu_exporter.catalogue.model_assumptions import GROUPS, all_comparisons, conditions, fixed_numbers, limits
