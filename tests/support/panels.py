@@ -44,7 +44,7 @@ ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels of parts or events, which not every series has.
-SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
+SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "activity")
 Devices = frozenset[DeviceKey]
 # The histograms that panels read directly, each with a signal that only devices with it have.
 HISTOGRAMS = {
@@ -156,7 +156,13 @@ class Truth:
             return bool(re.search(rf"\b{LABEL}\b", text))
         if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
+        if label == "job_id":
+            return bool(self._trained())
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
+
+    def _trained(self) -> Devices:
+        """Return the devices whose training loops say something."""
+        return self._where(lambda part: self._known(job_signals.DATA, part))
 
     def of(self, text: str) -> Devices | bool:
         """Return the devices that a query must return; for an aggregate, whether it returns any."""
@@ -220,7 +226,7 @@ class Truth:
         if name in ALLOCATION:
             return self.allocated
         if name in LOOPS:
-            return bool(self._where(lambda part: self._known(job_signals.DATA, part)))
+            return bool(self._trained())
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))
         if name == RECORD:

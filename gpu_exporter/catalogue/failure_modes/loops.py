@@ -40,7 +40,7 @@ OF_JOBS = (
         requires=LOOP,
         cause=Cause.PEERS,
         meaning="The training loop says that it trains, but no rank has completed a step for three times as long as usual "
-        "and 25 seconds. Steps that were longer before, such as those with a checkpoint that is not marked, raise the limit.",
+        "and 20 seconds. Steps that were longer before, such as those with a checkpoint that is not marked, raise the limit.",
         impact="The GPUs of the whole job wait. NCCL ends a stalled job after 10 minutes by default, or never.",
         diagnosis=(
             'Query `time() - gpu_job_last_step_timestamp_seconds{job_id="…"}`: a rank with a longer time than the others '

@@ -20,6 +20,8 @@ _PLACE = "node, gpu, modelName, namespace, workload"
 OF_RANK = ("node", "gpu", "namespace", "workload", "job_id", "rank")
 OF_JOB = ("namespace", "workload", "job_id")
 _PAUSES = f'activity=~"{"|".join(PAUSES)}"'
+# Scraped every 15 s, a stall is then noticed within a minute and three steps.
+STALL_SECONDS = 20
 # With fewer ranks, a median says little.
 FEW_RANKS = 4
 
@@ -199,10 +201,10 @@ LONGEST = _job(
     "Upper bound of the longest step of the last minutes",
     f"histogram_quantile(1, {_of_job('sum', _BUCKETS, 'le')}) > 0",
 )
-_THRICE, _PAST = f"(25 + 3 * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
+_THRICE, _PAST = f"({STALL_SECONDS} + 3 * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
 STALL_LIMIT = _job(
     "stall_limit:seconds",
-    "Time without a step after which a job counts as stalled: three steps and 25 s, or its longest step of the past",
+    "Time without a step after which a job counts as stalled: three steps and 20 s, or its longest step of the past",
     f"({_THRICE} >= {_PAST})\nor\n{_PAST}\nor\n{_THRICE}",
 )
 # Not the rates of all ranks: only jobs that train compare with the price of GPUs.
