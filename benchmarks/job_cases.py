@@ -4,7 +4,7 @@
     PYTHONPATH=. python3 benchmarks/job_cases.py --device cpu --ranks 8 --seconds 3 --cases ddp-data,ddp-backward
 
 One process per rank runs all cases, each with its own StepTimer. This process receives their messages on a Unix
-datagram socket, as the exporter does. Needs PyTorch, and only `gpu_exporter.training` of the package. SAMPLE_EVERY=0 in
+socket, as the exporter does. Needs PyTorch, and only `gpu_exporter.training` of the package. SAMPLE_EVERY=0 in
 the environment leaves out the profiled steps of FSDP.
 """
 
@@ -18,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.job_receiver import Receiver
 from benchmarks.job_training import BY_NAME, CASES, SLOW_RANK, Case, rank_main
 from benchmarks.job_verdict import PARTS, parts_of, verdict
 
@@ -28,10 +30,10 @@ from benchmarks.job_verdict import PARTS, parts_of, verdict
 def collect(cases: Sequence[Case], ranks: int, device_kind: str, seconds: float) -> dict[tuple[str, int], Any]:
     """Run the ranks, and return the last message of each case and rank. Raises RuntimeError if a rank fails."""
     latest: dict[tuple[str, int], Any] = {}
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        path = os.path.join(folder, "jobs.sock")
-        receiver.bind(path)
-        receiver.settimeout(0.2)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(Receiver(path := os.path.join(folder, "jobs.sock"))) as receiver,
+    ):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -65,14 +67,12 @@ def _start(
     return subprocess.Popen([sys.executable, os.path.abspath(__file__), *options], env=environment)
 
 
-def _receive(receiver: socket.socket, latest: dict[tuple[str, int], Any]) -> bool:
-    """Keep a message that arrives; False if none does."""
-    try:
-        message = json.loads(receiver.recv(65536))
-    except TimeoutError:
-        return False
-    latest[message["job_id"], message["rank"]] = message
-    return True
+def _receive(receiver: Receiver, latest: dict[tuple[str, int], Any]) -> bool:
+    """Keep the messages that arrive; False if none does."""
+    messages = [json.loads(content) for content in receiver.receive(0.2)]
+    for message in messages:
+        latest[message["job_id"], message["rank"]] = message
+    return bool(messages)
 
 
 def result(case: Case, messages: Mapping[int, Any]) -> dict[str, Any]:

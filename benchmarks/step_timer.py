@@ -6,6 +6,10 @@ Blocks of steps alternate between the plain loop and the one with a timer, in on
 is one measurement; the result is the mean slowdown with the upper end of its 95 % confidence interval. The timer sends
 to a socket that is read, to one that is absent (a dead exporter), and to one whose queue is full. Needs PyTorch with a
 GPU; without one, only the CPU per step is measured.
+
+    python3 benchmarks/step_timer.py --fake-cuda
+
+counts the calls of the driver per step, and measures the Python above them, without PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -20,18 +24,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.job_receiver import Receiver
 from benchmarks.paired import slowdown
 from gpu_exporter.model.job_message import SEND_SECONDS
 from gpu_exporter.training import StepTimer
 
 STEP_SECONDS, BLOCK_STEPS, BLOCKS = 0.020, 20, 18
-CPU_STEPS, CPU_ROUNDS = 20_000, 5
+CPU_STEPS, CPU_ROUNDS, FAKE_STEPS = 20_000, 5, 400
 # The project's limits.
 MOST_SHARE, MOST_CPU_SECONDS = 0.001, 30e-6
 SOCKETS = ("reads", "dead", "full")
@@ -40,41 +45,32 @@ SOCKETS = ("reads", "dead", "full")
 @contextmanager
 def receiver(kind: str) -> Iterator[str]:
     """Offer the socket of an exporter that reads, is dead, or does not keep up; yields its path."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path, stop = os.path.join(folder, "jobs.sock"), threading.Event()
         if kind != "dead":
-            sock.bind(path)
-        sock.settimeout(0.05)
+            receiver = stack.enter_context(closing(Receiver(path, backlog=0)))
         if kind == "full":
-            _fill(path)
-        reader = threading.Thread(target=_read, args=(sock, stop))
+            _fill(path, stack)
         if kind == "reads":
+            reader = threading.Thread(target=_read, args=(receiver, stop))
             reader.start()
-        try:
-            yield path
-        finally:
-            stop.set()
-            if kind == "reads":
-                reader.join()
+            stack.callback(reader.join)
+            stack.callback(stop.set)
+        yield path
 
 
-def _fill(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
-        sender.connect(path)
-        try:
-            while True:
-                sender.send(b"x" * 4096)
-        except BlockingIOError:
-            return
+def _fill(path: str, stack: ExitStack) -> None:
+    """Connect until no connection fits into the queue of those that wait."""
+    with suppress(BlockingIOError):
+        while True:
+            sender = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            stack.enter_context(sender)
+            sender.connect(path)
 
 
-def _read(sock: socket.socket, stop: threading.Event) -> None:
+def _read(receiver: Receiver, stop: threading.Event) -> None:
     while not stop.is_set():
-        try:
-            sock.recv(65536)
-        except TimeoutError:
-            continue
+        receiver.receive(0.05)
 
 
 def timed_step(step_timer: StepTimer, forward: Callable[[], Any], backward: Callable[[], Any]) -> None:
@@ -183,6 +179,26 @@ def cpu_per_step(path: str, *, gpu: bool) -> float:
     return seconds
 
 
+def fake_cuda_costs() -> dict[str, float]:
+    """Return the CPU seconds and the calls of the driver per step of 1 ms, with a driver whose calls cost nothing."""
+    from benchmarks import fake_cuda
+
+    fake_cuda.install()
+
+    def half() -> None:
+        end = time.perf_counter() + 0.0005
+        while time.perf_counter() < end:
+            pass
+
+    step_timer = StepTimer("benchmark")
+    for warm_up in (True, False):
+        fake_cuda.CALLS.clear()
+        for _ in range(100 if warm_up else FAKE_STEPS):
+            timed_step(step_timer, half, half)
+    calls = {name: count / FAKE_STEPS for name, count in fake_cuda.CALLS.items()}
+    return {"cpu_seconds_per_step": cpu_per_step("", gpu=True), **calls}
+
+
 def cuda_is_there() -> bool:
     try:
         import torch
@@ -194,7 +210,12 @@ def cuda_is_there() -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--fake-cuda", action="store_true", help="count calls of the driver, without a GPU")
     options = parser.parse_args()
+    if options.fake_cuda:
+        for name, value in fake_cuda_costs().items():
+            print(f"{name:<24} {value:.3g}")
+        return 0
     on_gpu, results, is_good = cuda_is_there(), {}, True
     for kind in SOCKETS:
         with receiver(kind) as path:

@@ -174,7 +174,7 @@ def generate_command(check: bool, root: Path) -> None:
 
 
 @commands.command("doctor", cls=local_exporter.LocalCommand, error_code=2)
-@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence")
+@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence", "job_socket")
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
@@ -194,6 +194,10 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
         from gpu_exporter.diagnosis.doctor import host
 
         around += (partial(host.checks, config),)
+    if config.job_socket is not None:
+        from gpu_exporter.diagnosis.doctor import jobs
+
+        around += (partial(jobs.checks, config.job_socket, partial(_own_metrics, config)),)
     findings, clean = examine.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:
@@ -201,6 +205,12 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     elif not quiet:
         click.echo("\n".join(map(str, findings)))
     _exit(0 if result["ok"] else 1, clean)
+
+
+def _own_metrics(config: Config) -> str:
+    """Return the /metrics response of the exporter with these settings. Raises GpuExporterError."""
+    url, leaf = local_exporter.url_and_certificate(config.address, config.web_config_file)
+    return remote.Remote(url, certificate=leaf).metrics()
 
 
 @commands.command("check")

@@ -80,7 +80,9 @@ class Composer:
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
         samples += self._event_samples([record for record, _ in gpus], xid_counts)
         owner_labels = self._attribute(seen, samples)
-        samples += self._jobs.samples(seen) if self._jobs else ()
+        if self._jobs:
+            pods = [series for series in self._attributed.values() if series.metric is m.POD_INFO]
+            samples += self._jobs.samples(seen, pods)
         statuses = tuple(status for _, status in gpus)
         return Snapshot(
             now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description

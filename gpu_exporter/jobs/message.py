@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpu_exporter.decoding import json_as
-from gpu_exporter.model.job_message import ACTIVITIES, MOST_BYTES, STEP_BUCKETS, VERSION
+from gpu_exporter.model.job_message import ACTIVITIES, MOST_BYTES, MOST_PHASES, STEP_BUCKETS, VERSION
 
-MOST_PHASES = 16
 MOST_TEXT = 128
 MOST_RANKS = 1 << 20
 # No process has run for longer than this.
 MOST_SECONDS = 10 * 365.25 * 86400
 MOST_COUNT = 2.0**53
 MOST_FLOPS = 1e30
+# The time by activity is measured with the clocks of CPU and GPU, the time since the start with that of the CPU.
+CLOCKS_DIFFER, CLOCKS_LATE = 1.01, 1.0
 
 # A cumulative value: the key of the message, and its part: a phase, an activity, a bucket, or "sum".
 Sums = Mapping[tuple[str, str], float]
@@ -79,7 +80,7 @@ class _Version:
 
 
 def decode(content: bytes) -> Message:
-    """Return the message in a datagram. Raises UnknownVersion, or ValueError that names the faulty key."""
+    """Return the message in a packet. Raises UnknownVersion, or ValueError that names the faulty key."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES} bytes")
     version = json_as(_Version, content).version
@@ -93,6 +94,9 @@ def decode(content: bytes) -> Message:
         name = ".".join(filter(None, key))
         _check_range(name, value, _most(key))
     _check_range("elapsed", message.elapsed, MOST_SECONDS)
+    _check_range(
+        "activity_seconds", sum(message.activity_seconds.values()), message.elapsed * CLOCKS_DIFFER + CLOCKS_LATE
+    )
     _check_range("since_step", message.since_step, MOST_SECONDS)
     return Message(
         message.job_id,

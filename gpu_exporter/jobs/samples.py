@@ -8,6 +8,7 @@ from itertools import accumulate
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.peaks import peak
 from gpu_exporter.jobs.message import Sums
+from gpu_exporter.jobs.places import PROFILE
 from gpu_exporter.jobs.store import RankKey, RankState
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.job_message import STEP_BUCKETS
@@ -33,7 +34,9 @@ class RankSeries:
 
     def __init__(self, key: RankKey, gpu: Gpu) -> None:
         self.gpu = gpu
-        self._labels: Labels = (("job_id", key.job_id), ("rank", str(key.rank)))
+        instance = key.place.instance
+        self._model = f"{gpu.model} MIG {dict(instance).get(PROFILE, '')}" if instance else gpu.model
+        self._labels: Labels = (("job_id", key.job_id), ("rank", str(key.rank)), *instance)
         self._series: dict[tuple[Metric, Labels, str], Series] = {}
 
     def samples(self, state: RankState) -> tuple[Sample, ...]:
@@ -52,10 +55,10 @@ class RankSeries:
         if state.stepped_at is not None:
             yield self._sample(m.JOB_STEPPED_AT, round(state.stepped_at, 3))
         yield self._sample(m.JOB_STARTED_AT, round(state.started_at, 3))
-        yield self._sample(m.JOB_RESTARTS, state.restarts)
+        yield self._sample(m.JOB_RESTARTS, state.past.processes)
         for metric in m.JOB_NOW:
             yield self._sample(metric, ("activity", message.activity) in metric.labels)
-        highest = peak(self.gpu.model, message.dtype)
+        highest = peak(self._model, message.dtype)
         if highest is not None:
             yield self._sample(m.JOB_PEAK, highest)
         facts = {

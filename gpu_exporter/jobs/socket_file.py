@@ -1,4 +1,4 @@
-"""The Unix datagram socket that training loops send to."""
+"""The Unix socket that training loops connect to. It is of the type SEQPACKET, which keeps the bounds of messages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.job_message import MOST_BYTES
 
 # pid, uid, gid
 CREDENTIALS = struct.Struct("3i")
+# Connections that wait to be accepted.
+BACKLOG = 256
 # A path is part of the address of a socket, which is as short as this.
 MOST_PATH = 107
 # Jobs run as any user.
 MODE = 0o666
+
+
+class SocketInUse(GpuExporterError):
+    """Another process listens on the path, such as an exporter that is about to end."""
 
 
 class JobSocket:
@@ -26,13 +31,13 @@ class JobSocket:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             _make_room(path)
             self.socket.bind(str(path))
+            self.socket.listen(BACKLOG)
             path.chmod(MODE)
-            self._inode = path.lstat().st_ino
+            self._file = _identity(path)
         except OSError as error:
             self.socket.close()
             raise GpuExporterError(f"--job-socket {path}: {error.strerror or error}", fix=_fix(error)) from error
@@ -40,33 +45,58 @@ class JobSocket:
             self.socket.close()
             raise
 
-    def receive(self) -> tuple[bytes, int, int] | None:
-        """Return the next datagram with the PID and the user of its sender; None if there is none now.
+    def accept(self) -> tuple[socket.socket, int, int] | None:
+        """Return the next connection with the PID and the user that opened it; None if there is none now.
 
-        The PID is 0 for a process that is not visible from this PID namespace. Of a datagram that is too large, one
-        byte more than allowed is returned.
+        The PID is 0 for a process that is not visible from this PID namespace.
         """
         try:
-            content, ancillary, _, _ = self.socket.recvmsg(MOST_BYTES + 1, socket.CMSG_SPACE(CREDENTIALS.size))
-        except (BlockingIOError, InterruptedError):
+            connection, _ = self.socket.accept()
+        except OSError:  # none waits, or this process may not open further files
             return None
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) == CREDENTIALS.size:
-                pid, uid, _ = CREDENTIALS.unpack(data)
-                return content, pid, uid
-        return content, 0, -1
+        connection.setblocking(False)
+        pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        return connection, pid, uid
 
     def wake(self) -> None:
-        """End a wait for the next datagram, from another thread. None arrives afterwards."""
+        """End a wait for the next connection, from another thread. None arrives afterwards."""
         with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RD)
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this socket, not to nothing or to another file."""
+        try:
+            return _identity(self._path) == self._file
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove the file of the socket, unless another process has replaced it."""
+        with suppress(OSError):
+            if self.is_in_place():
+                self._path.unlink()
 
     def close(self) -> None:
-        """Close the socket, and remove its file unless another process has replaced it."""
+        """Close the socket and remove its file."""
+        self.remove()
         self.socket.close()
-        with suppress(OSError):
-            if self._path.lstat().st_ino == self._inode:
-                self._path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def answers(path: Path) -> bool:
+    """Return whether a process listens on a socket. Raises OSError, also if the socket is of another type."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except BlockingIOError:  # it does not keep up
+            return True
+    return True
 
 
 def _make_room(path: Path) -> None:
@@ -79,13 +109,10 @@ def _make_room(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise GpuExporterError(f"--job-socket {path}: exists, and is not a socket", fix="use another path or remove it")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise GpuExporterError(f"--job-socket {path}: another process listens on it", fix="use another path")
+    if not answers(path):
+        path.unlink()
+        return
+    raise SocketInUse(f"--job-socket {path}: another process listens on it", fix="stop it, or use another path")
 
 
 def _fix(error: OSError) -> str:

@@ -5,17 +5,23 @@ A process that is started again begins at 0. What its predecessor reached is add
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from gpu_exporter.jobs.message import MOST_PHASES, Message, Sums
+from gpu_exporter.jobs.message import Message, Sums
+from gpu_exporter.jobs.places import Place
+from gpu_exporter.model.job_message import MOST_PHASES
 
 # A rank that sent nothing for this time has no series. Its sums are kept for longer, because restarts take minutes.
 SILENT_SECONDS, FORGET_SECONDS = 30.0, 3600.0
-MOST_RANKS, MOST_JOBS, MOST_PER_USER = 128, 32, 64
+MOST_RANKS, MOST_RANKS_OF_USER, MOST_RANKS_OF_PROCESS = 128, 64, 4
+MOST_JOBS, MOST_JOBS_OF_USER = 32, 16
 MOST_ENDED = 8
+# Another process may succeed one that was silent for as long: two messages are missing. It starts after its
+# predecessor has ended, but their clocks and messages may be late by so much.
+SUCCEED_SECONDS, LATE_SECONDS = 2.5, 5.0
 # Sums of seconds may differ by rounding.
 ROUNDING = 1e-3
 
@@ -30,48 +36,64 @@ class Result(Enum):
     UNKNOWN_GPU = "unknown_gpu"
     OTHER_SENDER = "other_sender"
     OLD_ATTEMPT = "old_attempt"
+    OVERLAP = "overlap"
     BACKWARDS = "backwards"
     LIMIT = "limit"
 
 
 class Sender(NamedTuple):
-    """Who sent a message: the user as the kernel knows it, and the UUID of the GPU. `verified`: the driver lists the
-    process on this GPU; otherwise, the sender only declared it."""
+    """Who sent a message: the user and the process (0 if it is not visible from here) as the kernel knows them, and the
+    place. `verified`: the driver lists the process, its parent or its child there; otherwise the sender says so."""
 
     uid: int
-    uuid: str
+    pid: int
+    place: Place
     verified: bool
 
 
 class RankKey(NamedTuple):
-    """Identifies a rank of a job on a GPU."""
+    """Identifies a rank of a job on a GPU or MIG instance."""
 
     job_id: str
     rank: int
-    uuid: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The ended processes of a rank: their sums, the attempts of the last ones, their seconds, and their number."""
+
+    sums: Sums = field(default_factory=dict)
+    attempts: tuple[str, ...] = ()
+    seconds: float = 0.0
+    processes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of a rank. `offset` are the sums of its ended processes, `last` those of the process that runs.
+    """The state of a rank. `last` are the sums of the process that runs.
 
-    `heard_at` is the monotonic time of the last message. Unix times: `started_at` of the start of the first process,
-    `stepped_at` of the last step, None before the first one.
+    `began` is the monotonic time at which its first process started, and `started_at` the same in unix time. `heard_at`
+    is the monotonic time of the last message, `stepped_at` the unix time of the last step, None before the first one.
     """
 
     message: Message
     sender: Sender
-    heard_at: float
+    began: float
     started_at: float
+    heard_at: float
     stepped_at: float | None
     last: Sums
-    offset: Sums = field(default_factory=dict)
-    ended: tuple[str, ...] = ()
-    restarts: int = 0
+    past: Past = Past()
 
     def totals(self) -> Sums:
         """Return the sums of all processes of this rank."""
-        return _added(self.offset, self.last)
+        return _added(self.past.sums, self.last)
+
+    def ended(self) -> Past:
+        """Return the past once the process that runs has ended."""
+        attempts = (*self.past.attempts, self.message.attempt)[-MOST_ENDED:]
+        return Past(self.totals(), attempts, self.past.seconds + self.message.elapsed, self.past.processes + 1)
 
 
 class RankStore:
@@ -82,7 +104,7 @@ class RankStore:
 
     def take(self, message: Message, sender: Sender, now: float, at: float) -> Result:
         """Add a message that was received at `now` (monotonic seconds), which is `at` in unix time."""
-        key = RankKey(message.job_id, message.rank, sender.uuid)
+        key = RankKey(message.job_id, message.rank, sender.place)
         before = self._ranks.get(key)
         if before is not None and not _may_continue(before, message, sender, now):
             return Result.OTHER_SENDER
@@ -90,7 +112,7 @@ class RankStore:
             del self._ranks[key]
             before = None
         if before is None:
-            if not self._has_room(key, sender):
+            if not self._has_room(key, sender, now):
                 return Result.LIMIT
             before = self._moved(key, message, sender)
         state = advance(before, message, sender, now, at)
@@ -115,24 +137,37 @@ class RankStore:
                 return self._ranks.pop(other)
         return None
 
-    def _has_room(self, key: RankKey, sender: Sender) -> bool:
-        """Return whether a rank may be added. For a process on a GPU, one that only declares a GPU makes room."""
+    def _has_room(self, key: RankKey, sender: Sender, now: float) -> bool:
+        """Return whether a rank may be added.
+
+        One that is silent makes room, and for a process on a GPU one that only declares a GPU.
+        """
         while (full := self._full(key, sender)) is not None:
-            claimed = [other for other in full if not self._ranks[other].sender.verified] if sender.verified else []
-            if not claimed:
+            states = {other: self._ranks[other] for other in full}
+            leaving = [
+                other
+                for other, state in states.items()
+                if now - state.heard_at > SILENT_SECONDS or (sender.verified and not state.sender.verified)
+            ]
+            if not leaving:
                 return False
-            del self._ranks[min(claimed, key=lambda other: self._ranks[other].heard_at)]
+            del self._ranks[min(leaving, key=lambda other: states[other].heard_at)]
         return True
 
     def _full(self, key: RankKey, sender: Sender) -> list[RankKey] | None:
         """Return the ranks of which one must go before this one is added; None if there is room."""
-        of_user = [other for other, state in self._ranks.items() if state.sender.uid == sender.uid]
-        if len(of_user) >= MOST_PER_USER:
-            return of_user
-        jobs = {other.job_id for other in self._ranks}
-        if len(self._ranks) >= MOST_RANKS or (key.job_id not in jobs and len(jobs) >= MOST_JOBS):
-            return list(self._ranks)
-        return None
+        of_user = {other: state for other, state in self._ranks.items() if state.sender.uid == sender.uid}
+        of_process = [other for other, state in of_user.items() if sender.pid and state.sender.pid == sender.pid]
+        if len(of_process) >= MOST_RANKS_OF_PROCESS:
+            return of_process
+        if _is_full(of_user, key, MOST_RANKS_OF_USER, MOST_JOBS_OF_USER):
+            return list(of_user)
+        return list(self._ranks) if _is_full(self._ranks, key, MOST_RANKS, MOST_JOBS) else None
+
+
+def _is_full(ranks: Collection[RankKey], key: RankKey, most: int, most_jobs: int) -> bool:
+    jobs = {other.job_id for other in ranks}
+    return len(ranks) >= most or (key.job_id not in jobs and len(jobs) >= most_jobs)
 
 
 def _may_continue(before: RankState, message: Message, sender: Sender, now: float) -> bool:
@@ -152,33 +187,43 @@ def advance(before: RankState | None, message: Message, sender: Sender, now: flo
     """Return the state after a message, or why the message is not accepted."""
     stepped_at = at - message.since_step if message.sums["steps", ""] else None
     if before is None:
-        return RankState(message, sender, now, at - message.elapsed, stepped_at, message.sums)
-    if message.attempt in before.ended:
+        began, started_at = now - message.elapsed, at - message.elapsed
+        return RankState(message, sender, began, started_at, now, stepped_at, message.sums)
+    if message.attempt in before.past.attempts:
         return Result.OLD_ATTEMPT
-    if message.attempt != before.message.attempt:
-        ended = (*before.ended, before.message.attempt)[-MOST_ENDED:]
-        offset = before.totals()
-        if _phases(_added(offset, message.sums)) > 2 * MOST_PHASES:
-            return Result.LIMIT
-        return RankState(
-            message,
-            sender,
-            now,
-            before.started_at,
-            stepped_at or before.stepped_at,
-            message.sums,
-            offset,
-            ended,
-            before.restarts + 1,
-        )
+    if message.attempt == before.message.attempt:
+        state: RankState | Result = _continued(before, message, stepped_at)
+    elif _may_succeed(before, message, sender, now):
+        stepped_at = stepped_at or before.stepped_at
+        state = replace(before, stepped_at=stepped_at, last=message.sums, past=before.ended())
+    else:
+        return Result.OVERLAP
+    if isinstance(state, Result):
+        return state
+    state = replace(state, message=message, sender=sender, heard_at=now)
+    return Result.LIMIT if _phases(state.totals()) > 2 * MOST_PHASES else state
+
+
+def _continued(before: RankState, message: Message, stepped_at: float | None) -> RankState | Result:
+    """Return the state with further sums of the same process, or why not."""
     if any(message.sums[key] < value - ROUNDING for key, value in before.last.items() if key in message.sums):
         return Result.BACKWARDS
     last = {**before.last, **{key: max(value, before.last.get(key, 0.0)) for key, value in message.sums.items()}}
-    if _phases(_added(before.offset, last)) > 2 * MOST_PHASES:
-        return Result.LIMIT
     if message.sums["steps", ""] == before.last["steps", ""]:
         stepped_at = before.stepped_at  # so that the time of one step does not vary by the transmission
-    return replace(before, message=message, sender=sender, heard_at=now, stepped_at=stepped_at, last=last)
+    return replace(before, stepped_at=stepped_at, last=last)
+
+
+def _may_succeed(before: RankState, message: Message, sender: Sender, now: float) -> bool:
+    """Return whether a process may succeed the one before.
+
+    A sender that makes up processes would otherwise raise the sums with each of them, and take the place of the one
+    that runs. All processes of a rank together cannot have run for longer than the time since the first one started.
+    """
+    is_same_process = bool(sender.pid) and sender.pid == before.sender.pid
+    is_over = is_same_process or now - before.heard_at >= SUCCEED_SECONDS
+    seconds = before.ended().seconds + message.elapsed
+    return is_over and seconds <= now - before.began + LATE_SECONDS
 
 
 def _added(left: Sums, right: Sums) -> Mapping[tuple[str, str], float]:

@@ -4,90 +4,88 @@ from __future__ import annotations
 
 import logging
 import math
-import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.decoding import printable
-from gpu_exporter.jobs.message import UnknownVersion, decode
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.jobs.connections import Connections
+from gpu_exporter.jobs.family import Family
+from gpu_exporter.jobs.message import Message, UnknownVersion, decode
+from gpu_exporter.jobs.places import Places, places
 from gpu_exporter.jobs.samples import RankSeries
-from gpu_exporter.jobs.socket_file import JobSocket
-from gpu_exporter.jobs.store import RankKey, RankStore, Result, Sender
-from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
+from gpu_exporter.jobs.store import LATE_SECONDS, RankKey, RankStore, Result, Sender
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.job_message import MOST_BYTES
 from gpu_exporter.model.snapshot import GpuSamples
 
 log = logging.getLogger(__name__)
 
-# So many messages are read at once, and then none for a moment: a flood costs no more than this.
-MOST_AT_ONCE, PAUSE_SECONDS = 256, 0.1
+# After each read of all connections, none are read for a moment: a sender gains nothing by sending more often.
+PAUSE_SECONDS = 0.1
+# Also how often the file of the socket is checked.
 IDLE_SECONDS = 1.0
 # Faulty messages are logged no more often than this.
 LOG_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The GPUs by UUID, and the UUIDs of the GPUs on which the driver lists each PID."""
-
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)
-    by_pid: Mapping[int, frozenset[str]] = field(default_factory=dict)
-
-    def of(self, pid: int, declared: str) -> tuple[str, bool] | None:
-        """Return the UUID of the GPU of a process, and whether the driver says so; None if it is unknown."""
-        listed = self.by_pid.get(pid, frozenset())
-        if declared in listed:
-            return declared, True
-        if len(listed) == 1:
-            return min(listed), True
-        return (declared, False) if declared in self.gpus else None
-
-
 class JobWatch(threading.Thread):
-    """Owns the socket. `samples` never blocks. The constructor raises GpuExporterError if the socket cannot be made."""
+    """Owns the socket. `samples` never blocks.
 
-    def __init__(self, path: Path) -> None:
+    The constructor raises GpuExporterError if the socket cannot be made, unless another process listens on it: then,
+    and when the file is deleted, the socket is made as soon as that is possible.
+    """
+
+    def __init__(self, path: Path, procfs: Path = Path("/proc")) -> None:
         super().__init__(name="jobs", daemon=True)
-        self._socket = JobSocket(path)
+        self._path, self._family = path, Family(HostFiles(procfs, Path("/sys")))
+        self._socket: JobSocket | None = None
+        self._connections: Connections | None = None
+        self._problem = ""
         self._store, self._places = RankStore(), Places()
         self._series: dict[RankKey, RankSeries] = {}
         self._counts = dict.fromkeys(Result, 0)
         self._count_series = {
             result: Series(m.JOB_MESSAGES, None, (("result", result.value),)) for result in self._counts
         }
+        self._up = Series(m.JOB_SOCKET_UP)
         self._published: Sequence[Sample] = ()
         self._stopping = threading.Event()
         self._logged_at = -math.inf
         self._broken = False
+        try:
+            self._listen()
+        except SocketInUse as error:
+            self._report(error)
 
     # --- the clock's thread -----------------------------------------------------------------------------------------
 
-    def samples(self, gpus: Sequence[GpuSamples]) -> Sequence[Sample]:
-        """Return the latest samples, and note which process is on which GPU. Never blocks, never raises."""
-        self._places = places(gpus)
+    def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series] = ()) -> Sequence[Sample]:
+        """Return the latest samples, and note which process and pod is on which GPU. Never blocks, never raises."""
+        self._places = places(gpus, pods)
         counts = [Sample(self._count_series[result], count) for result, count in self._counts.items()]
-        return [*self._published, *counts]
+        return [*self._published, *counts, Sample(self._up, self._socket is not None)]
 
     def stop(self) -> None:
-        """Request the end; does not wait for it."""
+        """Request the end and remove the file; does not wait for the thread, which the end of the process may cut."""
         self._stopping.set()
-        self._socket.wake()
+        if (made := self._socket) is not None:
+            made.remove()
+            made.wake()
 
     # --- its own thread ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         try:
-            poll = select.poll()
-            poll.register(self._socket.socket, select.POLLIN)
             while not self._stopping.is_set():
-                poll.poll(IDLE_SECONDS * 1000)
                 try:
-                    self._read()
+                    self._turn()
                     self._broken = False
                 except Exception:  # telemetry of jobs is optional: everything else goes on
                     if not self._broken:
@@ -95,21 +93,51 @@ class JobWatch(threading.Thread):
                     self._broken = True
                 self._stopping.wait(PAUSE_SECONDS)
         finally:
-            self._socket.close()
+            self._close()
 
-    def _read(self) -> None:
-        for _ in range(MOST_AT_ONCE):
-            received = self._socket.receive()
-            if received is None:
-                break
-            content, pid, uid = received
-            self._counts[self.take(content, pid, uid)] += 1
+    def _turn(self) -> None:
+        """Wait for messages, read them, and publish their samples; make the socket again if its file is gone."""
+        if self._socket is not None and not self._socket.is_in_place():
+            self._close()
+        if self._connections is None:
+            self._open()
+        if self._connections is None:
+            self._stopping.wait(IDLE_SECONDS)
+        else:
+            for received in self._connections.receive(IDLE_SECONDS):
+                self._counts[self.take(*received)] += 1
+            self._counts[Result.LIMIT] += self._connections.refused
+            self._connections.refused = 0
         now = time.monotonic()
         self._store.forget(now)
         self._publish(now)
 
+    def _listen(self) -> None:
+        self._socket = JobSocket(self._path)
+        self._connections = Connections(self._socket)
+
+    def _open(self) -> None:
+        try:
+            self._listen()
+        except GpuExporterError as error:
+            self._report(error)
+            return
+        log.warning("job socket: %s is in place again", self._path)
+        self._problem = ""
+
+    def _close(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
+        self._socket = self._connections = None
+
+    def _report(self, error: GpuExporterError) -> None:
+        if str(error) != self._problem:
+            self._problem = str(error)
+            log.error("%s; the exporter tries again", error)
+
     def take(self, content: bytes, pid: int, uid: int) -> Result:
-        """Take a datagram of a process; return what became of it."""
+        """Take a message of a process; return what became of it."""
+        now = time.monotonic()
         if len(content) > MOST_BYTES:
             return self._fault(Result.TOO_LARGE, f"larger than {MOST_BYTES} bytes", pid, uid)
         try:
@@ -118,10 +146,19 @@ class JobWatch(threading.Thread):
             return self._fault(Result.VERSION, str(error), pid, uid)
         except ValueError as error:
             return self._fault(Result.INVALID, str(error), pid, uid)
-        place = self._places.of(pid, message.uuid)
-        if place is None:
-            return Result.UNKNOWN_GPU
-        return self._store.take(message, Sender(uid, *place), time.monotonic(), time.time())
+        if message.elapsed > now + LATE_SECONDS:
+            return self._fault(Result.INVALID, "elapsed: longer than this machine runs", pid, uid)
+        sender = self._sender(message, pid, uid)
+        return Result.UNKNOWN_GPU if sender is None else self._store.take(message, sender, now, time.time())
+
+    def _sender(self, message: Message, pid: int, uid: int) -> Sender | None:
+        """Return the sender and its GPU; None if that is unknown."""
+        known = self._places
+        pids = [pid] if pid in known.by_pid else self._family.relatives(pid, uid, known.by_pid.keys())
+        if (place := known.of_processes(pids, message.uuid)) is not None:
+            return Sender(uid, pid, place, verified=True)
+        place = known.of_statement(message.uuid, message.pod_uid)
+        return None if place is None else Sender(uid, pid, place, verified=False)
 
     def _fault(self, result: Result, why: str, pid: int, uid: int) -> Result:
         now = time.monotonic()
@@ -133,7 +170,7 @@ class JobWatch(threading.Thread):
     def _publish(self, now: float) -> None:
         gpus, series, parts = self._places.gpus, dict[RankKey, RankSeries](), []
         for key, state in self._store.shown(now):
-            gpu = gpus.get(key.uuid)
+            gpu = gpus.get(key.place.uuid)
             if gpu is None:
                 continue
             of_rank = self._series.get(key)
@@ -142,14 +179,3 @@ class JobWatch(threading.Thread):
             series[key] = of_rank
             parts.append(of_rank.samples(state))
         self._series, self._published = series, tuple(chain.from_iterable(parts))
-
-
-def places(gpus: Sequence[GpuSamples]) -> Places:
-    """Return the GPUs and their processes. A GPU that cannot be read now keeps those of its last read."""
-    by_pid: dict[int, frozenset[str]] = {}
-    for seen in gpus:
-        for series, _ in seen.samples:
-            if series.metric is m.PROCESS_MEMORY or series.metric is m.PROCESS_SM:
-                pid = int(dict(series.labels)["pid"])
-                by_pid[pid] = by_pid.get(pid, frozenset()) | {seen.gpu.uuid}
-    return Places({seen.gpu.uuid: seen.gpu for seen in gpus if seen.gpu.uuid}, by_pid)

@@ -1,19 +1,21 @@
-"""What a training loop tells the exporter: one datagram of JSON per rank, about once a second, with cumulative values.
+"""What a training loop tells the exporter: one packet of JSON per rank, about once a second, with cumulative values.
 
-A lost datagram therefore loses nothing: the next one has the same sums and more. Both sides import this module, also
+A lost packet therefore loses nothing: the next one has the same sums and more. Both sides import this module, also
 inside training jobs, so it must import next to nothing.
 """
 
 VERSION = 1
 SOCKET_VARIABLE = "GPU_EXPORTER_JOB_SOCKET"
 SEND_SECONDS = 1.0
-# A datagram that is larger is neither sent nor read.
+# A packet that is larger is neither sent nor read.
 MOST_BYTES = 8192
 # Upper bounds of the histograms of step and self time, in seconds; the last bucket is unbounded.
 STEP_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0,
     600.0,
 )  # fmt: skip
+# A message with more names of phases is not accepted.
+MOST_PHASES = 32
 # What a rank does at the moment. Only time in `training` is compared between ranks.
 TRAINING, EVALUATION, CHECKPOINT, COMPILE = ACTIVITIES = ("training", "evaluation", "checkpoint", "compile")
 # The keys of a message. All sums begin at 0 when the process starts; times are in seconds. Optional keys are left out

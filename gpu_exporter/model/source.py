@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, XidEvent
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
@@ -39,8 +39,11 @@ class JobTelemetry(Protocol):
     def start(self) -> None:
         """Start to receive."""
 
-    def samples(self, gpus: Sequence[GpuSamples]) -> Sequence[Sample]:
-        """Return the latest samples, and note the processes of each GPU. Never blocks, never raises."""
+    def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
+        """Return the latest samples, and note the processes and pods of each GPU. Never blocks, never raises.
+
+        `pods` are the series of `gpu_pod_info`.
+        """
 
     def stop(self) -> None:
         """Request the end; does not wait for it."""

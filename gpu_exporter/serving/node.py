@@ -225,4 +225,4 @@ def _jobs(source: Source, config: Config, *, alone: bool) -> JobTelemetry | None
         )
     from gpu_exporter.jobs.watch import JobWatch
 
-    return JobWatch(config.job_socket)
+    return JobWatch(config.job_socket, config.procfs)

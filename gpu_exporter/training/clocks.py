@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # Two marks within this time are the same event. It is the time from one `with` statement to the next: no kernel is
 # launched within it.
 SAME_SECONDS = 4e-6
+MOST_STREAMS = 64
 
 
 class HostClock:
@@ -66,24 +67,26 @@ class CudaClock:
     in the threads of the loop. After an error of the GPU, each call raises it: that is for the loop's own calls to do.
     """
 
-    __slots__ = ("_capturing", "_event", "_marked_at", "_marks", "_pool")
+    __slots__ = ("_capturing", "_driver", "_event", "_marked_at", "_marks", "_pool")
 
     def __init__(self, cuda: Any) -> None:
         self._event, self._capturing = cuda.Event, cuda.is_current_stream_capturing
+        self._driver = _driver(cuda)
         self._pool: list[Any] = []
         self._marks: list[Any] = []
         self._marked_at = 0.0
 
     def mark(self) -> Any:
         """Record an event and return it."""
-        now = perf_counter()
-        if now - self._marked_at < SAME_SECONDS and self._marks:
+        if perf_counter() - self._marked_at < SAME_SECONDS and self._marks:
             return self._marks[-1]
-        if self._capturing():
+        driver = self._driver
+        stream = driver.stream()
+        if stream is not driver.default and self._capturing():
             return None
         event = self._pool.pop() if self._pool else self._event(enable_timing=True)
         try:
-            event.record()
+            driver.record(event, stream)
         except RuntimeError:
             return None
         self._marks.append(event)
@@ -104,7 +107,9 @@ class CudaClock:
         if mark is None:
             return True
         try:
-            return not self._capturing() and bool(mark.query())
+            driver = self._driver
+            capturing = driver.stream() is not driver.default and self._capturing()
+            return not capturing and bool(driver.query(mark))
         except RuntimeError:
             return True
 
@@ -112,7 +117,66 @@ class CudaClock:
         """Return the seconds between events. Raises RuntimeError if the GPU has not passed both."""
         if begin is None or end is None:
             raise RuntimeError("not recorded, because a graph was being captured")
-        return float(begin.elapsed_time(end)) / 1000
+        seconds: float = self._driver.elapsed(begin, end) / 1000
+        return seconds
+
+
+class _PublicDriver:
+    """Events through the public API of PyTorch."""
+
+    def __init__(self, cuda: Any) -> None:
+        self.stream, self.default = cuda.current_stream, object()
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Record an event on a stream."""
+        event.record(stream)
+
+    def query(self, event: Any) -> Any:
+        """Return whether the GPU has passed an event."""
+        return event.query()
+
+    def elapsed(self, begin: Any, end: Any) -> Any:
+        """Return the milliseconds between events."""
+        return begin.elapsed_time(end)
+
+
+class _Driver:
+    """Events through the functions in C below the public API, which takes longer than the driver.
+
+    `Event.record` asks for the current device, then for its current stream, and makes an object for it. Here, the
+    object of each stream is kept: a stream is known by its address. That of the default stream is 0; it cannot be part
+    of a graph.
+    """
+
+    __slots__ = ("_address", "_current", "_device", "_streams", "default", "elapsed", "query", "record")
+
+    def __init__(self, cuda: Any, c: Any) -> None:
+        event = c._CudaEventBase
+        self.record, self.query, self.elapsed = event.record, event.query, event.elapsed_time
+        self._address, self._device, self._current = c._cuda_getCurrentRawStream, c._cuda_getDevice, cuda.current_stream
+        self._streams: dict[tuple[int, int], Any] = {}
+        self.default: Any = None
+
+    def stream(self) -> Any:
+        """Return the current stream of the current device."""
+        device = self._device()
+        address = self._address(device)
+        stream = self._streams.get((device, address))
+        if stream is None:
+            if len(self._streams) >= MOST_STREAMS:
+                self._streams.clear()
+            stream = self._streams[device, address] = self._current()
+        if not address:
+            self.default = stream
+        return stream
+
+
+def _driver(cuda: Any) -> Any:
+    """Return the fast way to the driver; the public one where this version of PyTorch lacks a part of it."""
+    try:
+        return _Driver(cuda, sys.modules["torch"]._C)
+    except AttributeError:
+        return _PublicDriver(cuda)
 
 
 def cuda() -> Any:

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from gpu_exporter.training.totals import Totals
 
 ONLY_WAITING = frozenset({WAITING})
-# The name of sections that are not part of the step, such as an evaluation.
-EXCLUDED = ""
-NO_SECTION = -1
-# In a loop without steps, sections would pile up.
-MOST_SECTIONS = 4096
+# What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step.
+LEAVE, PAUSE, RESUME, END = object(), object(), object(), object()
+# In a loop without steps, marks would pile up.
+MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
 MOST_PENDING = 256
-# A section is [name, begin, end, index of the section around it]; a step (begin, end, sections, marks).
-NAME, BEGIN, END, OUTER = range(4)
+# On a GPU, sections of short steps are measured in one step of so many, the same on all ranks: each mark takes the CPU
+# several microseconds.
+SHORT_SECONDS, ONE_OF = 0.05, 4
 
 
 class Recorder:
@@ -32,111 +32,153 @@ class Recorder:
 
     `waits` are the phases in which this rank waits for others; None while that is unknown. Not safe for several
     threads, except that the totals are only changed with `lock`.
+
+    A step is a list of marks, each with what it begins. The time to the next mark belongs to the innermost section.
     """
 
+    __slots__ = (
+        "_begin",
+        "_clock",
+        "_depth",
+        "_ended",
+        "_gpu",
+        "_ignored",
+        "_ignores",
+        "_is_paused",
+        "_is_sampled",
+        "_is_short",
+        "_lock",
+        "_marks",
+        "_pending",
+        "_restart",
+        "_skipped",
+        "_totals",
+        "on_gpu",
+        "waits",
+    )
+
     def __init__(self, totals: Totals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
-        self.waits = waits
+        self.waits, self.on_gpu = waits, False
         self._totals, self._lock, self._gpu = totals, lock, gpu
         self._clock: Clock = HostClock()
         self._begin: Any = None
-        self._sections: list[list[Any]] = []
-        self._open: list[int] = []
-        self._pending: deque[tuple[Any, Any, list[list[Any]], list[Any]]] = deque()
-        self._paused: Any = None
+        self._marks: list[tuple[Any, Any]] = []
+        # Open sections, and those in which nothing is recorded.
+        self._depth = self._ignored = 0
+        self._pending: deque[tuple[Any, Any, list[tuple[Any, Any]], list[Any], bool]] = deque()
         self._is_paused = False
         self._restart = False
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether times are those of the GPU."""
-        return not isinstance(self._clock, HostClock)
+        # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
+        # whose sections were measured.
+        self._is_sampled, self._is_short, self._ended, self._skipped = True, False, 0, 0
+        self._ignores = False
 
     def start(self) -> None:
         """Begin the first step here, unless it has begun."""
         if self._gpu and not self.on_gpu and (module := cuda()):
-            self._clock, self._begin = CudaClock(module), None
-            self._sections, self._open, self._restart = [], [], True
+            self._clock, self._begin, self.on_gpu = CudaClock(module), None, True
+            self._marks, self._depth, self._restart = [], 0, True
         if self._begin is None and not self._is_paused:
             self._begin = self._clock.mark()
 
     def enter(self, name: str) -> None:
         """Begin a section within the one that is open."""
-        if self._is_paused or len(self._sections) >= MOST_SECTIONS:
-            self._open.append(NO_SECTION)
+        if self._ignores or len(self._marks) >= MOST_MARKS:
+            self._ignored += 1
             return
         if self._begin is None:
             self.start()
-        outer = self._open[-1] if self._open else NO_SECTION
-        self._open.append(len(self._sections))
-        self._sections.append([name, self._clock.mark(), None, outer])
+        self._depth += 1
+        self._marks.append((name, self._clock.mark()))
 
     def leave(self) -> None:
         """End the section that is open."""
-        if not self._open:  # the step ended within the section
-            return
-        place = self._open.pop()
-        if place != NO_SECTION:
-            self._sections[place][END] = self._clock.mark()
+        if self._ignored:
+            self._ignored -= 1
+        elif self._depth:  # else the step ended within the section
+            self._depth -= 1
+            self._marks.append((LEAVE, self._clock.mark()))
 
     def pause(self) -> None:
         """Begin something that is no training."""
-        self._is_paused, self._restart = True, self._begin is None
+        self._is_paused = self._ignores = True
+        self._restart = self._begin is None
         if not self._restart:
-            self._paused = self._clock.mark()
+            self._marks.append((PAUSE, self._clock.mark()))
 
     def resume(self) -> None:
         """Continue the training: what was since `pause` is not part of the step."""
-        self._is_paused = False
+        self._is_paused, self._ignores = False, not self._is_sampled
         if self._restart:
-            self._begin, self._sections, self._open = None, [], []
+            self._begin, self._marks, self._depth = None, [], 0
             return
-        outer = self._open[-1] if self._open else NO_SECTION
-        self._sections.append([EXCLUDED, self._paused, self._clock.mark(), outer])
+        self._marks.append((RESUME, self._clock.mark()))
 
     def end_step(self, *, is_timed: bool = True) -> None:
         """End a step. One that ends during a pause has no times, nor has one that is not to be timed."""
         if self._is_paused:
             self._restart = True
             return
-        end, sections = self._clock.mark(), self._sections
-        marks = self._clock.cut()
+        end = self._clock.mark()
+        if self.on_gpu:
+            self._queue(end, is_timed=is_timed)
+        elif is_timed:
+            self._add(self._begin, end, self._marks, is_sampled=True)
+        self._begin, self._marks, self._depth, self._ignored = end, [], 0, 0
+
+    def _queue(self, end: Any, *, is_timed: bool) -> None:
+        """Keep a step until the GPU has passed its end."""
         if len(self._pending) >= MOST_PENDING:
             self._pending.popleft()
+        used = self._clock.cut()
         if is_timed:
-            self._pending.append((self._begin, end, sections, marks))
-        self._begin, self._sections, self._open = end, [], []
+            self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
         self.collect()
+        self._ended += 1
+        self._is_sampled = not (self._is_short and self._ended % ONE_OF)
+        self._ignores = not self._is_sampled
 
     def collect(self) -> None:
         """Add the steps that are over to the totals. Only the thread of the loop may call it."""
         pending, clock = self._pending, self._clock
         while pending and clock.passed(pending[0][1]):
-            begin, end, sections, marks = pending.popleft()
-            self._add(begin, end, sections)
-            clock.reuse(marks)
+            begin, end, marks, used, is_sampled = pending.popleft()
+            self._add(begin, end, marks, is_sampled=is_sampled)
+            clock.reuse(used)
 
-    def _add(self, begin: Any, end: Any, sections: list[list[Any]]) -> None:
-        try:
-            seconds = self._clock.between(begin, end)
-        except RuntimeError:  # a graph was being captured: this step has no times
-            return
-        parts = [0.0] * len(sections)
-        for place, (name, entered, left, outer) in enumerate(sections):
-            if left is None:
-                continue
+    def _add(self, begin: Any, end: Any, marks: list[tuple[Any, Any]], *, is_sampled: bool) -> None:
+        phases: list[list[Any]] = []
+        opened: list[list[Any]] = []  # name and seconds
+        trained = paused = 0.0
+        is_paused, is_complete = False, True
+        between, last = self._clock.between, begin
+        marks.append((END, end))
+        for begins, mark in marks:
+            if mark is not last:
+                try:
+                    seconds = between(last, mark)
+                except RuntimeError:  # during the capture of a graph, or on a stream that the step did not wait for
+                    seconds, is_complete = 0.0, False
+                last = mark
+                if is_paused:
+                    paused += seconds
+                else:
+                    trained += seconds
+                    if opened:
+                        opened[-1][1] += seconds
+            if begins is LEAVE:
+                phases.append(opened.pop())
+            elif begins is PAUSE or begins is RESUME:
+                is_paused = begins is PAUSE
+            else:
+                opened.append([begins, 0.0])
+        if not is_complete:
             try:
-                part = self._clock.between(entered, left)
-            except RuntimeError:  # recorded on a stream that the step did not wait for
-                continue
-            parts[place] += part
-            if outer != NO_SECTION:
-                parts[outer] -= part
-            if name == EXCLUDED:
-                seconds -= part
-        phases = [
-            (section[NAME], part)
-            for section, part in zip(sections, parts, strict=True)
-            if section[NAME] and section[END]
-        ]
+                trained = between(begin, end) - paused
+            except RuntimeError:  # this step has no times
+                return
+        self._is_short = self.on_gpu and trained < SHORT_SECONDS
+        weight = self._skipped + 1 if is_sampled else 0
+        self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(seconds, 0.0), phases, self.waits)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits, weight)

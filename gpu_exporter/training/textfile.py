@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import accumulate
 
-from gpu_exporter.model.job_message import STEP_BUCKETS
+from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ BY_NAME = (
     ("gpu_job_phase_seconds_total", "phase_seconds", "phase", "Time by phase of a step."),
     ("gpu_job_activity_seconds_total", "activity_seconds", "activity", "Time by activity."),
 )
-LAST_STEP = "gpu_job_last_step_timestamp_seconds"
+NOW = "gpu_job_activity"
+START, LAST_STEP = "gpu_job_start_timestamp_seconds", "gpu_job_last_step_timestamp_seconds"
+RANK = "gpu_job_rank_info"
+FACTS = ("world_size", "dtype", "pod_uid")
 
 
 def render(message: Mapping[str, Any], now: float | None = None) -> str:
@@ -54,8 +57,16 @@ def _lines(message: Mapping[str, Any], labels: Mapping[str, str], now: float) ->
         if key in message:
             yield from _head(name, about, "histogram")
             yield from _buckets(name, message[key], labels)
-    yield from _head(LAST_STEP, "When the last step ended.", "gauge")
-    yield f"{LAST_STEP}{_braces(labels)} {now - message['since_step']!r}"
+    yield from _head(NOW, "What a rank does now.", "gauge")
+    for activity in ACTIVITIES:
+        yield f"{NOW}{_braces({**labels, 'activity': activity})} {int(activity == message['activity'])}"
+    yield from _head(RANK, "World size, data type and pod of a rank.", "gauge")
+    yield f"{RANK}{_braces({**labels, **{fact: str(message[fact]) for fact in FACTS if fact in message}})} 1"
+    yield from _head(START, "When the process of the rank started.", "gauge")
+    yield f"{START}{_braces(labels)} {now - message['elapsed']!r}"
+    if message["steps"]:
+        yield from _head(LAST_STEP, "When the last step ended.", "gauge")
+        yield f"{LAST_STEP}{_braces(labels)} {now - message['since_step']!r}"
 
 
 def _buckets(name: str, histogram: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[str]:

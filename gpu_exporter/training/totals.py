@@ -8,10 +8,12 @@ from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
 WAITING = "waiting"
-# Names of phases become labels, and a message has a limited size. Further names are added up as `other`.
+# Names of phases become labels, and a message has a limited size. Further names are added up as `other`. The exporter
+# takes 32 of each process, `waiting` and `other` included.
 MOST_PHASES = 24
 LONGEST_PHASE = 48
 OTHER = "other"
@@ -68,23 +70,32 @@ class Totals:
         self.phases: dict[str, float] = {}
         self.tokens = self.samples = self.flops = 0.0
 
-    def add_step(self, seconds: float, phases: Iterable[tuple[str, float]], waits: frozenset[str] | None) -> None:
-        """Add a step. `waits` are the phases in which it waited for other ranks, None if that is unknown."""
+    def add_step(
+        self, seconds: float, phases: Iterable[Sequence[Any]], waits: frozenset[str] | None, weight: int = 1
+    ) -> None:
+        """Add a step. `waits` are the phases in which it waited for other ranks, None if that is unknown.
+
+        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured.
+        """
         waiting = 0.0
-        for name, part in phases:
-            self.add_phase(name, part)
+        sums = self.phases
+        for name, measured in phases:
+            part = measured if measured > 0 else 0.0  # marks on different streams may be in another order
+            if name in sums:
+                sums[name] += part * weight
+            else:
+                self._add_phase(name, part * weight)
             if waits is not None and name in waits:
                 waiting += part
         self.step.add(seconds)
         self.activities[TRAINING] += seconds
-        if waits is not None:
+        if waits is not None and weight:
             self.own.add(max(seconds - waiting, 0.0))
 
-    def add_phase(self, name: str, seconds: float) -> None:
-        """Add time to a phase."""
-        if name not in self.phases and len(self.phases) >= MOST_PHASES and name != WAITING:
+    def _add_phase(self, name: str, seconds: float) -> None:
+        if len(self.phases) >= MOST_PHASES and name != WAITING:
             name = OTHER
-        self.phases[name] = self.phases.get(name, 0.0) + max(seconds, 0.0)
+        self.phases[name] = self.phases.get(name, 0.0) + seconds
 
     def summary(self, elapsed: float) -> dict[str, float]:
         """Return means per step and shares, `elapsed` seconds after the timer was created.

@@ -1,4 +1,4 @@
-"""Ways of a message to the exporter: a datagram socket, or a textfile. Neither waits, and neither raises.
+"""Ways of a message to the exporter: a socket, or a textfile. Neither waits, and neither raises.
 
 The modules that only one of them needs are imported with the first message, in the thread that sends.
 """
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 TEXTFILE_SUFFIX = ".prom"
 
 
-class DatagramSocket:
-    """Sends each message as one datagram of JSON. It is dropped if the exporter is absent or does not keep up."""
+class MessageSocket:
+    """Sends each message as one packet of JSON. It is dropped if the exporter is absent or does not keep up.
+
+    The socket is of the type SEQPACKET: like datagrams, but each connection has its own queue, so that no other sender
+    can fill it.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -36,26 +40,26 @@ class DatagramSocket:
 
     def send(self, message: dict[str, Any]) -> bool:
         """Send a message. Connects again if the exporter was restarted, because its socket is another one then."""
-        datagram = _encoded(message)
-        if len(datagram) > MOST_BYTES:
+        packet = _encoded(message)
+        if len(packet) > MOST_BYTES:
             return False
-        return self._sent(datagram, is_new=self._socket is None)
+        return self._sent(packet, is_new=self._socket is None)
 
-    def _sent(self, datagram: bytes, *, is_new: bool) -> bool:
+    def _sent(self, packet: bytes, *, is_new: bool) -> bool:
         import socket
 
         try:
             if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
                 self._socket.setblocking(False)
                 self._socket.connect(self._path)
-            self._socket.send(datagram)
+            self._socket.send(packet, socket.MSG_NOSIGNAL)
             return True
         except BlockingIOError:  # its queue is full: the next message contains these sums as well
             return False
         except OSError:
             self.close()
-            return False if is_new else self._sent(datagram, is_new=True)
+            return False if is_new else self._sent(packet, is_new=True)
 
     def close(self) -> None:
         """Close the socket."""
@@ -68,9 +72,9 @@ def _encoded(message: dict[str, Any]) -> bytes:
     """Return the JSON of a message, without its phases if it would be too large with them."""
     import json
 
-    datagram = json.dumps(message, separators=(",", ":")).encode()
-    if len(datagram) <= MOST_BYTES:
-        return datagram
+    packet = json.dumps(message, separators=(",", ":")).encode()
+    if len(packet) <= MOST_BYTES:
+        return packet
     return json.dumps({**message, "phase_seconds": {}}, separators=(",", ":")).encode()
 
 
@@ -110,4 +114,4 @@ def transport(path: str, rank: int) -> Transport | None:
     """Return the way to a destination: a textfile if the path ends in `.prom`, else a socket; None without a path."""
     if not path:
         return None
-    return Textfile(path, rank) if path.endswith(TEXTFILE_SUFFIX) else DatagramSocket(path)
+    return Textfile(path, rank) if path.endswith(TEXTFILE_SUFFIX) else MessageSocket(path)

@@ -41,15 +41,17 @@ def message(steps: int = 3, step_seconds: float = 0.25, **changes: Any) -> dict[
 
 
 def encoded(content: Mapping[str, Any]) -> bytes:
-    """Return the datagram of a message."""
+    """Return the packet of a message."""
     return json.dumps(content).encode()
 
 
-def send(path: Path, datagram: bytes) -> bool:
-    """Send a datagram as training loops do: without waiting. Return whether the exporter's queue took it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
-        with suppress(BlockingIOError):
-            sender.sendto(datagram, str(path))
-            return True
+def send(path: Path, packet: bytes) -> bool:
+    """Send a packet as training loops do: without waiting. Return whether the exporter's queue took it."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as sender,
+        suppress(BlockingIOError),
+    ):
+        sender.connect(str(path))
+        sender.send(packet)
+        return True
     return False

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.model.job_message import MOST_BYTES
+from benchmarks.job_receiver import Receiver
 from tests.support.tools import until
 
 
 class JobSocket:
-    """Binds a Unix datagram socket. `messages` are those received so far."""
+    """Listens as an exporter does. `messages` are those received so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.messages: list[dict[str, Any]] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(str(path))
+        self._receiver = Receiver(path)
 
     def receive(self) -> list[dict[str, Any]]:
         """Read what has arrived, and return all messages."""
-        while True:
-            try:
-                self.messages.append(json.loads(self._socket.recv(MOST_BYTES + 1)))
-            except BlockingIOError:
-                return self.messages
+        self.messages += map(json.loads, self._receiver.receive())
+        return self.messages
 
     def last_by_rank(self) -> dict[int, dict[str, Any]]:
         """Return the latest message of each rank."""
@@ -39,7 +33,7 @@ class JobSocket:
 
     def close(self) -> None:
         """Stop receiving and remove the socket, as an exporter does that ends."""
-        self._socket.close()
+        self._receiver.close()
         self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> JobSocket:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from gpu_exporter.jobs.store import MOST_JOBS
+from gpu_exporter.jobs.store import MOST_RANKS_OF_PROCESS
 from tests.conftest import Exporter, Page, Serve, run
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.job_sender import encoded, message, send
@@ -38,10 +39,10 @@ def start(serve: Serve, driver: FakeDriver, path: Path, *options: str) -> Export
     )
 
 
-def counted(exporter: Exporter, path: Path, result: str, datagram: bytes) -> Page:
-    """Send a datagram until it is counted with this result; return the page."""
+def counted(exporter: Exporter, path: Path, result: str, packet: bytes) -> Page:
+    """Send a packet until it is counted with this result; return the page."""
     before = exporter.page().value(MESSAGES, result=result)
-    until(lambda: send(path, datagram), what="room in the socket")
+    until(lambda: send(path, packet), what="room in the socket")
     return exporter.until(lambda page: page.value(MESSAGES, result=result) > before)
 
 
@@ -129,34 +130,61 @@ def test_hostile_messages_are_counted_and_dropped(serve: Serve, driver: FakeDriv
     exporter = start(serve, driver, path)
     counted(exporter, path, "invalid", b"\xff garbage")
     counted(exporter, path, "invalid", rank(data_seconds=float("nan")))
-    counted(exporter, path, "invalid", b"")
     counted(exporter, path, "too_large", rank() + b" " * 9000)
     page = counted(exporter, path, "version", encoded({"version": 99}))
     assert not page.values(STEPS)
     assert exporter.log.read_text().count("job socket: message of PID") == 1
 
 
-def test_ten_thousand_jobs_do_not_become_series(serve: Serve, driver: FakeDriver, path: Path) -> None:
-    """The exporter pauses between batches, so a sender that does not wait loses most of its messages."""
+FLOOD = """
+import socket, sys
+from itertools import cycle
+packets = cycle(sys.argv[2].replace("JOB", f"job-{n}").encode() for n in range(10_000))
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as flood:
+    flood.connect(sys.argv[1])
+    for packet in packets:
+        flood.send(packet)
+"""
+
+
+def test_a_flood_of_another_process_shuts_out_nobody(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """It sends as fast as it can, as ten thousand jobs. Other ranks have series meanwhile."""
     exporter = start(serve, driver, path)
-    for number in range(10_000):
-        send(path, rank(job_id=f"job-{number}"))
-    for number in range(2 * MOST_JOBS):
-        datagram = rank(job_id=f"more-{number}")
-        until(partial(send, path, datagram), what="room in the socket", every=0.02)
-    page = exporter.until(lambda page: page.value(MESSAGES, result="limit") > 0)
-    assert len(page.values(STEPS)) == MOST_JOBS
+    flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(path), rank(job_id="JOB").decode()])
+    try:
+        exporter.until(lambda page: page.value(MESSAGES, result="limit") > 3)
+        assert counted(exporter, path, "accepted", rank(rank=1)).values(STEPS, rank="1") == [3]
+        assert len(exporter.page().values(STEPS)) == MOST_RANKS_OF_PROCESS + 1
+        assert flood.poll() is None
+    finally:
+        flood.kill()
+        flood.wait()
 
 
-def test_errors_have_one_line(serve: Serve, driver: FakeDriver, path: Path) -> None:
+def test_a_deleted_socket_is_made_again(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    path.unlink()
+    until(path.is_socket, what="another socket")
+    assert counted(exporter, path, "accepted", rank()).value(STEPS) == 3
+
+
+def test_two_exporters_on_one_path(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """The second one serves everything else, and takes the path when the first one has ended."""
+    first, second = start(serve, driver, path), start(serve, driver, path)
+    assert second.page().value("gpu_exporter_job_socket_up") == 0
+    assert counted(first, path, "accepted", rank()).value(STEPS) == 3
+    assert first.stop()[0] == 0
+    second.until(lambda page: page.value("gpu_exporter_job_socket_up") == 1)
+    assert counted(second, path, "accepted", rank()).value(STEPS) == 3
+    assert f"{path}: another process listens on it: stop it, or use another path" in second.log.read_text()
+
+
+def test_errors_have_one_line(path: Path) -> None:
     def error(*options: str) -> str:
         ended = run("serve", "--source", "simulated", "--address", "127.0.0.1:0", *options)
         assert ended.returncode == 1
         return ended.stderr.strip().splitlines()[-1]
 
-    start(serve, driver, path)
-    assert f"{path}: another process listens on it: use another path" in error("--job-socket", str(path))
-    assert path.is_socket()
     missing = path.parent / "missing" / "jobs.sock"
     assert "No such file or directory: create its directory first" in error("--job-socket", str(missing))
     file = path.parent / "file"
@@ -165,3 +193,14 @@ def test_errors_have_one_line(serve: Serve, driver: FakeDriver, path: Path) -> N
     assert file.read_text() == "kept"
     assert "longer than 107 bytes: use a shorter path" in error("--job-socket", str(path.parent / ("x" * 200)))
     assert "jobs belong to one node" in error("--job-socket", str(path), "--nodes", "2")
+
+
+def test_doctor_says_what_became_of_messages(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    exporter = start(serve, driver, path)
+    counted(exporter, path, "accepted", rank())
+    counted(exporter, path, "unknown_gpu", encoded(message(uuid="GPU-of-another-node")))
+    address = f"127.0.0.1:{exporter.port}"
+    said = run("doctor", "--source", "simulated", "--job-socket", str(path), "--address", address).stdout
+    assert "messages of training loops accepted: 1; sending now: ranks 1, jobs 1" in said
+    assert "messages of training loops dropped: 1, because their GPU is unknown" in said
+    assert "not seen on a GPU (unverified): 1 of 1" in said

@@ -1,4 +1,4 @@
-"""Eight ranks with gloo: the slow rank is known from the messages that a Unix datagram socket receives."""
+"""Eight ranks with gloo: the slow rank is known from the messages that a Unix socket receives."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.jobs.message import MOST_PHASES, UnknownVersion, decode
-from gpu_exporter.model.job_message import KEYS, MOST_BYTES
+from gpu_exporter.jobs.message import UnknownVersion, decode
+from gpu_exporter.model.job_message import KEYS, MOST_BYTES, MOST_PHASES
 from tests.support.job_sender import encoded, message
 
 
@@ -46,6 +46,7 @@ def test_optional_keys_may_be_absent() -> None:
         ({"world_size": 0}, "world_size: must be 1"),
         ({"activity": "sleep"}, "activity: must be one of training"),
         ({"activity_seconds": {"sleep": 1}}, "activity: must be one of training"),
+        ({"activity_seconds": {"training": 9, "evaluation": 9}, "elapsed": 10}, "activity_seconds: must be 0 to 11.1"),
         ({"steps": -1}, "steps: must be 0 to"),
         ({"data_seconds": 1e12}, "data_seconds: must be 0 to"),
         ({"tokens": 1e17}, "tokens: must be 0 to"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from collections.abc import Iterator
@@ -11,9 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpu_exporter.jobs.socket_file import JobSocket
+from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.job_message import MOST_BYTES
 from tests.support.job_sender import send
 
 
@@ -24,33 +22,22 @@ def path() -> Iterator[Path]:
         yield Path(directory) / "jobs.sock"
 
 
-def test_a_datagram_comes_with_its_sender(path: Path) -> None:
+def test_a_connection_comes_with_its_sender(path: Path) -> None:
     jobs = JobSocket(path)
-    assert jobs.receive() is None
+    assert jobs.accept() is None
     send(path, b"x")
-    assert jobs.receive() == (b"x", os.getpid(), os.getuid())
-    send(path, b"x" * (MOST_BYTES + 1000))
-    received = jobs.receive()
-    assert received is not None
-    assert len(received[0]) == MOST_BYTES + 1
+    accepted = jobs.accept()
+    assert accepted is not None
+    connection, pid, uid = accepted
+    assert (connection.recv(10), pid, uid) == (b"x", os.getpid(), os.getuid())
+    connection.close()
     jobs.close()
     assert not path.exists()
 
 
-def test_files_that_a_sender_passes_are_not_kept(path: Path) -> None:
-    """A hostile sender could otherwise use up the exporter's file descriptors."""
-    jobs = JobSocket(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]).tobytes())]
-        before = len(os.listdir("/proc/self/fd"))
-        sender.sendmsg([b"x"], rights, 0, str(path))
-        assert jobs.receive() == (b"x", os.getpid(), os.getuid())
-        assert len(os.listdir("/proc/self/fd")) == before
-    jobs.close()
-
-
-def test_a_socket_without_a_process_is_replaced(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as old:
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_DGRAM])
+def test_a_socket_without_a_process_is_replaced(path: Path, kind: socket.SocketKind) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as old:
         old.bind(str(path))
     jobs = JobSocket(path)
     assert send(path, b"x")
@@ -59,10 +46,18 @@ def test_a_socket_without_a_process_is_replaced(path: Path) -> None:
 
 def test_the_socket_of_a_process_is_kept(path: Path) -> None:
     jobs = JobSocket(path)
-    with pytest.raises(GpuExporterError, match="another process listens on it: use another path"):
+    with pytest.raises(SocketInUse, match="another process listens on it: stop it, or use another path"):
         JobSocket(path)
     assert send(path, b"x")
     jobs.close()
+
+
+def test_the_socket_of_another_program_is_kept(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        with pytest.raises(GpuExporterError, match="Protocol wrong type for socket: use another path"):
+            JobSocket(path)
+    assert path.is_socket()
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -76,6 +71,18 @@ def test_no_other_file_is_replaced(path: Path, link: bool) -> None:
     with pytest.raises(GpuExporterError, match="exists, and is not a socket"):
         JobSocket(path)
     assert (path.read_text(), kept.read_text()) == ("kept", "kept")
+
+
+def test_a_file_that_is_deleted_or_replaced_is_noticed(path: Path) -> None:
+    jobs = JobSocket(path)
+    assert jobs.is_in_place()
+    path.unlink()
+    assert not jobs.is_in_place()
+    successor = JobSocket(path)
+    assert not jobs.is_in_place()
+    jobs.close()
+    assert successor.is_in_place()
+    successor.close()
 
 
 def test_the_file_of_a_successor_is_kept(path: Path) -> None:

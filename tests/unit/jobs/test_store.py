@@ -8,20 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.jobs.message import decode
+from gpu_exporter.jobs.places import Place
 from gpu_exporter.jobs.store import (
     FORGET_SECONDS,
+    LATE_SECONDS,
     MOST_JOBS,
-    MOST_PER_USER,
+    MOST_JOBS_OF_USER,
     MOST_RANKS,
+    MOST_RANKS_OF_PROCESS,
+    MOST_RANKS_OF_USER,
     SILENT_SECONDS,
+    SUCCEED_SECONDS,
+    RankKey,
     RankStore,
     Result,
     Sender,
 )
 from tests.support.job_sender import encoded, message
 
-GPU = Sender(1000, "GPU-1", verified=True)
-CLAIMED = Sender(1000, "GPU-1", verified=False)
+PLACE = Place("GPU-1")
+GPU = Sender(1000, 41, PLACE, verified=True)
+CLAIMED = Sender(1000, 0, PLACE, verified=False)
+OTHER_PROCESS = GPU._replace(pid=42)
+# Long enough for any process in these tests to have run.
+LATER = 60.0
 
 
 def take(store: RankStore, sender: Sender = GPU, now: float = 0.0, **changes: Any) -> Result:
@@ -29,16 +39,47 @@ def take(store: RankStore, sender: Sender = GPU, now: float = 0.0, **changes: An
 
 
 def steps(store: RankStore, now: float = 0.0) -> dict[tuple[str, int, str], float]:
-    return {key: state.totals()["steps", ""] for key, state in store.shown(now)}
+    return {(key.job_id, key.rank, key.place.uuid): state.totals()["steps", ""] for key, state in store.shown(now)}
 
 
 def test_sums_continue_when_the_process_is_started_again() -> None:
     store = RankStore()
     assert take(store, steps=5) is take(store, steps=8) is Result.ACCEPTED
-    assert take(store, attempt="b", steps=2) is Result.ACCEPTED
-    assert steps(store) == {("llm-7b", 0, "GPU-1"): 10}
-    assert take(store, attempt="c", steps=1) is Result.ACCEPTED
-    assert steps(store) == {("llm-7b", 0, "GPU-1"): 11}
+    assert take(store, OTHER_PROCESS, LATER, attempt="b", steps=2) is Result.ACCEPTED
+    assert steps(store, LATER) == {("llm-7b", 0, "GPU-1"): 10}
+    assert take(store, OTHER_PROCESS, 2 * LATER, attempt="c", steps=1) is Result.ACCEPTED
+    assert steps(store, 2 * LATER) == {("llm-7b", 0, "GPU-1"): 11}
+
+
+def test_a_process_succeeds_one_that_is_silent() -> None:
+    """A sender that makes up processes would otherwise take the place of the one that runs."""
+    store = RankStore()
+    take(store, now=100, steps=5)
+    soon, late = 100 + SUCCEED_SECONDS - 0.1, 100 + SUCCEED_SECONDS
+    assert take(store, OTHER_PROCESS, soon, attempt="b", steps=1) is Result.OVERLAP
+    assert take(store, CLAIMED._replace(pid=42), soon, attempt="b", steps=1) is Result.OTHER_SENDER
+    assert take(store, GPU, soon, attempt="b", steps=1) is Result.ACCEPTED  # a new timer in the same process
+    assert take(store, OTHER_PROCESS, late + SUCCEED_SECONDS, attempt="c", steps=1) is Result.ACCEPTED
+
+
+def test_a_process_of_which_nothing_is_known_succeeds_one_that_is_silent() -> None:
+    """PID 0 is any process that is not visible."""
+    store = RankStore()
+    take(store, CLAIMED, now=100, steps=5)
+    assert take(store, CLAIMED, 101, attempt="b", steps=1) is Result.OVERLAP
+    assert take(store, CLAIMED, 104, attempt="b", steps=1) is Result.ACCEPTED
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 400)), max_size=40))
+def test_made_up_processes_do_not_raise_the_time_beyond_the_clock(messages: list[tuple[float, int]]) -> None:
+    """Whatever a sender says about its processes, they cannot have trained for longer than the time that passed."""
+    store, now = RankStore(), 1000.0
+    take(store, now=now, steps=0, elapsed=0)
+    for number, (pause, done) in enumerate(messages):
+        now += pause
+        take(store, now=now, attempt=str(number), steps=done)
+        ((_, state),) = store.shown(0.0)
+        assert state.totals()["activity_seconds", "training"] <= now - 1000 + LATE_SECONDS
 
 
 def test_the_start_is_that_of_the_first_process() -> None:
@@ -47,16 +88,16 @@ def test_the_start_is_that_of_the_first_process() -> None:
     take(store, now=10, steps=5, elapsed=7)
     take(store, now=100, attempt="b", steps=2, elapsed=3)
     ((_, state),) = store.shown(100)
-    assert (state.started_at, state.restarts) == (1003, 1)
+    assert (state.started_at, state.past.processes) == (1003, 1)
 
 
 def test_an_ended_process_cannot_come_back() -> None:
     """Two processes that say they are the same rank would otherwise add their sums again and again."""
     store = RankStore()
     take(store, steps=5)
-    take(store, attempt="b", steps=2)
-    assert take(store, attempt="a", steps=6) is Result.OLD_ATTEMPT
-    assert steps(store) == {("llm-7b", 0, "GPU-1"): 7}
+    take(store, now=LATER, attempt="b", steps=2)
+    assert take(store, now=2 * LATER, attempt="a", steps=6) is Result.OLD_ATTEMPT
+    assert steps(store, LATER) == {("llm-7b", 0, "GPU-1"): 7}
 
 
 def test_sums_that_go_backwards_are_rejected() -> None:
@@ -71,9 +112,10 @@ def test_sums_that_go_backwards_are_rejected() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50)), max_size=30))
 def test_no_sum_ever_goes_backwards(messages: list[tuple[str, int]]) -> None:
     store, before = RankStore(), dict[tuple[str, str], float]()
-    for attempt, done in messages:
-        take(store, attempt=attempt, steps=done)
-        ((_, state),) = store.shown(0)
+    for number, (attempt, done) in enumerate(messages):
+        now = 20.0 * number
+        take(store, now=now, attempt=attempt, steps=done)
+        ((_, state),) = store.shown(0.0)
         totals = dict(state.totals())
         assert all(totals[key] >= value for key, value in before.items())
         before = totals
@@ -108,11 +150,11 @@ def test_a_silent_rank_is_not_shown_and_continues_later() -> None:
 def test_another_user_cannot_write_to_a_rank() -> None:
     store = RankStore()
     take(store, steps=5)
-    assert take(store, Sender(1001, "GPU-1", verified=True), steps=9) is Result.OTHER_SENDER
-    assert take(store, Sender(1001, "GPU-1", verified=False), steps=9) is Result.OTHER_SENDER
+    assert take(store, GPU._replace(uid=1001), steps=9) is Result.OTHER_SENDER
+    assert take(store, CLAIMED._replace(uid=1001), steps=9) is Result.OTHER_SENDER
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 5}
     later = SILENT_SECONDS + 1
-    assert take(store, Sender(1001, "GPU-1", verified=True), later, steps=1) is Result.ACCEPTED
+    assert take(store, GPU._replace(uid=1001), later, steps=1) is Result.ACCEPTED
     assert steps(store, later) == {("llm-7b", 0, "GPU-1"): 1}
 
 
@@ -122,49 +164,74 @@ def test_another_process_needs_proof_where_the_first_one_has_it() -> None:
     take(store, steps=5)
     assert take(store, CLAIMED, attempt="b", steps=1) is Result.OTHER_SENDER
     assert take(store, CLAIMED, steps=6) is Result.ACCEPTED  # the driver need not list it at all times
-    assert take(store, GPU, attempt="b", steps=1) is Result.ACCEPTED
+    assert take(store, GPU, 3, attempt="b", steps=1) is Result.ACCEPTED
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 7}
 
 
 def test_a_process_on_the_gpu_displaces_a_claim_of_another_user() -> None:
     store = RankStore()
-    take(store, Sender(1001, "GPU-1", verified=False), steps=9)
+    take(store, CLAIMED._replace(uid=1001), steps=9)
     assert take(store, GPU, steps=2) is Result.ACCEPTED
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 2}
 
 
 def test_a_rank_moves_to_the_gpu_where_the_driver_lists_it() -> None:
     store = RankStore()
-    take(store, CLAIMED._replace(uuid="GPU-2"), steps=2)
+    take(store, CLAIMED._replace(place=Place("GPU-2")), steps=2)
     take(store, GPU, steps=3)
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 3}
 
 
 def test_jobs_ranks_and_ranks_of_a_user_are_limited() -> None:
     store = RankStore()
-    results = [take(store, CLAIMED, job_id=f"job-{n}") for n in range(10_000)]
+    results = [take(store, CLAIMED, job_id=f"job-{n}") for n in range(1000)]
+    assert results.count(Result.ACCEPTED) == MOST_JOBS_OF_USER
+    assert results.count(Result.LIMIT) == 1000 - MOST_JOBS_OF_USER
+
+    store = RankStore()
+    results = [take(store, CLAIMED._replace(uid=n), job_id=f"job-{n}") for n in range(100)]
     assert results.count(Result.ACCEPTED) == MOST_JOBS
-    assert results.count(Result.LIMIT) == 10_000 - MOST_JOBS
 
     store = RankStore()
     results = [take(store, CLAIMED, rank=n, world_size=1000) for n in range(1000)]
-    assert results.count(Result.ACCEPTED) == MOST_PER_USER
+    assert results.count(Result.ACCEPTED) == MOST_RANKS_OF_USER
 
     store = RankStore()
     results = [take(store, CLAIMED._replace(uid=n), rank=n, world_size=1000) for n in range(1000)]
     assert results.count(Result.ACCEPTED) == MOST_RANKS
 
 
+def test_a_process_is_few_ranks() -> None:
+    """Otherwise one process of a user could use up the ranks and jobs of all of them. Those that ended make room."""
+    store = RankStore()
+    results = [take(store, job_id=f"job-{n}") for n in range(100)]
+    assert results.count(Result.ACCEPTED) == MOST_RANKS_OF_PROCESS
+    assert take(store, OTHER_PROCESS, job_id="other") is Result.ACCEPTED
+    assert take(store, now=SILENT_SECONDS + 1, job_id="later") is Result.ACCEPTED
+    assert ("later", 0, "GPU-1") in steps(store, SILENT_SECONDS + 1)
+
+
 def test_a_process_on_a_gpu_finds_room_although_others_claim_everything() -> None:
     store = RankStore()
     for n in range(1000):
-        take(store, CLAIMED, job_id=f"job-{n}")
+        take(store, CLAIMED._replace(uid=n), job_id=f"job-{n}")
     assert take(store, GPU, job_id="real") is Result.ACCEPTED
     assert ("real", 0, "GPU-1") in steps(store)
     assert len(steps(store)) == MOST_JOBS
 
 
+def test_ranks_on_two_instances_of_a_gpu_are_two() -> None:
+    store = RankStore()
+    for number in "12":
+        take(store, GPU._replace(place=Place("GPU-1", (("GPU_I_ID", number),))), attempt=number)
+    assert [key for key, _ in store.shown(0)] == [
+        RankKey("llm-7b", 0, Place("GPU-1", (("GPU_I_ID", number),))) for number in "12"
+    ]
+
+
 def test_phases_of_all_processes_of_a_rank_are_limited() -> None:
     store = RankStore()
-    results = [take(store, attempt=str(n), phase_seconds={f"{n}-{i}": 1 for i in range(16)}) for n in range(4)]
+    results = [
+        take(store, now=LATER * n, attempt=str(n), phase_seconds={f"{n}-{i}": 1 for i in range(32)}) for n in range(4)
+    ]
     assert results == [Result.ACCEPTED, Result.ACCEPTED, Result.LIMIT, Result.LIMIT]

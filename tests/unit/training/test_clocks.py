@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,7 @@ class Gpu:
     def __init__(self) -> None:
         self.queued, self.arrived = 0.0, 0.0
         self.events: list[Event] = []
-        self.capturing = False
+        self.capturing = self.failed = False
 
     def launch(self, seconds: float) -> None:
         """Queue work, which takes the CPU no time."""
@@ -32,13 +34,19 @@ class Event:
         self._gpu, self.at = gpu, -1.0
         gpu.events.append(self)
 
-    def record(self) -> None:
-        assert not self._gpu.capturing, "an event with time is illegal during a capture"
+    def record(self, stream: str) -> None:
+        self._check()
+        assert stream == "default", "an event with time is illegal during a capture"
         self.at = self._gpu.queued
 
     def query(self) -> bool:
+        self._check()
         assert not self._gpu.capturing, "a query breaks the capture"
         return self._gpu.arrived >= self.at
+
+    def _check(self) -> None:
+        if self._gpu.failed:
+            raise RuntimeError("CUDA error: device-side assert triggered")
 
     def elapsed_time(self, other: Event) -> float:
         if not (self.query() and other.query()):
@@ -46,17 +54,24 @@ class Event:
         return (other.at - self.at) * 1000
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, time: Time) -> Gpu:
+@pytest.fixture(params=["public", "c"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: Time) -> Gpu:
+    """A GPU that is used through PyTorch's public API, or through the functions in C below it."""
     gpu = Gpu()
     cuda: Any = ModuleType("torch.cuda")
     cuda.is_initialized = lambda: True
     cuda.is_current_stream_capturing = lambda: gpu.capturing
     cuda.current_device = lambda: 0
+    cuda.current_stream = lambda: "side" if gpu.capturing else "default"
     cuda.get_device_properties = lambda index: type("Properties", (), {"uuid": "0000"})
     cuda.Event = lambda enable_timing: Event(gpu)
     torch: Any = ModuleType("torch")
     torch.cuda = cuda
+    torch._C = ModuleType("torch._C")
+    if request.param == "c":
+        torch._C._CudaEventBase = Event
+        torch._C._cuda_getDevice = lambda: 0
+        torch._C._cuda_getCurrentRawStream = lambda device: 0x7F00 if gpu.capturing else 0
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(clocks, "perf_counter", time)
     return gpu
@@ -128,6 +143,70 @@ def test_the_capture_of_a_graph(gpu: Gpu, time: Time) -> None:
     assert timer.message()["step"]["sum"] == pytest.approx(3 * 0.8)  # all but the captured one
 
 
+def short_steps(gpu: Gpu, time: Time, count: int) -> StepTimer:
+    timer = StepTimer("job", rank=0, world_size=2)
+    for _ in range(count):
+        with timer.step():
+            with timer.phase("forward"):
+                gpu.launch(0.010)
+                time.pass_(1e-4)
+            with timer.waiting():
+                gpu.launch(0.004)
+                time.pass_(1e-4)
+        gpu.arrived = gpu.queued
+    timer.recorder.collect()
+    return timer
+
+
+def test_phases_of_short_steps_are_those_of_one_in_four(gpu: Gpu, time: Time) -> None:
+    """They stand for the others. All steps are timed and counted."""
+    message = short_steps(gpu, time, 4 * 25 + 1).message()
+    assert sum(message["step"]["counts"]) == 101
+    assert message["step"]["sum"] == pytest.approx(101 * 0.014)
+    assert 25 <= sum(message["self"]["counts"]) <= 27
+    assert message["self"]["sum"] / sum(message["self"]["counts"]) == pytest.approx(0.010)
+    assert message["phase_seconds"] == pytest.approx({"forward": 101 * 0.010, "waiting": 101 * 0.004}, rel=0.04)
+
+
+def test_short_steps_need_few_calls_of_the_driver(gpu: Gpu, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three phases took five events and six times each."""
+    calls: Counter[str] = Counter()
+    for name in ("record", "query", "elapsed_time"):
+        monkeypatch.setattr(Event, name, _counting(calls, name, getattr(Event, name)))
+    short_steps(gpu, time, 101)
+    assert calls["record"] <= 1.6 * 101
+    assert calls["elapsed_time"] <= 1.6 * 101
+
+
+def _counting(calls: Counter[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        calls[name] += 1
+        return call(*arguments)
+
+    return counted
+
+
+def test_a_pause_in_a_step_whose_phases_are_not_measured(gpu: Gpu, time: Time) -> None:
+    timer = short_steps(gpu, time, 5)
+    with timer.step(), timer.phase("forward"):
+        gpu.launch(0.010)
+        time.pass_(1e-4)
+        with timer.checkpoint(), timer.phase("forward"):
+            gpu.launch(5.0)
+            time.pass_(5.0)
+        gpu.launch(0.004)
+        time.pass_(1e-4)
+    gpu.arrived = gpu.queued
+    timer.recorder.collect()
+    assert timer.message()["step"]["sum"] == pytest.approx(6 * 0.014)
+    with timer.step():
+        gpu.launch(0.014)
+        time.pass_(1e-4)
+    gpu.arrived = gpu.queued
+    timer.recorder.collect()
+    assert timer.message()["step"]["sum"] == pytest.approx(7 * 0.014)
+
+
 def test_an_evaluation_on_the_gpu(gpu: Gpu, time: Time) -> None:
     timer = StepTimer("job")
     step(timer, gpu, time)
@@ -154,16 +233,11 @@ def test_without_events(gpu: Gpu, time: Time) -> None:
     assert timer.message()["step"]["sum"] == pytest.approx(4e-4)
 
 
-def test_an_error_of_the_gpu_is_left_to_the_loop(gpu: Gpu, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_gpu_is_left_to_the_loop(gpu: Gpu, time: Time) -> None:
     """Every call raises it from then on; a loop that ends with it must see its own traceback."""
-
-    def fail(*events: Event) -> bool:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
     timer = StepTimer("job")
     step(timer, gpu, time)
-    for method in ("record", "query", "elapsed_time"):
-        monkeypatch.setattr(Event, method, fail)
+    gpu.failed = True
     step(timer, gpu, time)
     assert timer.message()["steps"] == 2
     assert sum(timer.message()["step"]["counts"]) == 0

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.catalogue import metrics
 from gpu_exporter.model.job_message import MOST_BYTES, SOCKET_VARIABLE, STEP_BUCKETS
+from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.training import StepTimer, timer
 from gpu_exporter.training.textfile import render
-from gpu_exporter.training.transport import DatagramSocket, Textfile, transport
+from gpu_exporter.training.transport import MessageSocket, Textfile, transport
 from tests.support.job_socket import JobSocket
 from tests.support.tools import until
 
@@ -27,20 +29,20 @@ def message() -> dict[str, Any]:
 
 
 @pytest.fixture
-def sender(job_socket: JobSocket) -> Iterator[DatagramSocket]:
-    sender = DatagramSocket(str(job_socket.path))
+def sender(job_socket: JobSocket) -> Iterator[MessageSocket]:
+    sender = MessageSocket(str(job_socket.path))
     yield sender
     sender.close()
 
 
-def test_a_datagram_arrives(job_socket: JobSocket, sender: DatagramSocket, message: dict[str, Any]) -> None:
+def test_a_message_arrives(job_socket: JobSocket, sender: MessageSocket, message: dict[str, Any]) -> None:
     assert sender.send(message)
     assert job_socket.wait() == [message]
 
 
 def test_an_absent_exporter_and_one_that_starts_later(tmp_path: Path, message: dict[str, Any]) -> None:
     path = tmp_path / "jobs.sock"
-    sender = DatagramSocket(str(path))
+    sender = MessageSocket(str(path))
     assert not sender.send(message)
     for _ in range(2):  # and one that restarts
         with JobSocket(path) as receiver:
@@ -49,7 +51,7 @@ def test_an_absent_exporter_and_one_that_starts_later(tmp_path: Path, message: d
         assert not sender.send(message)
 
 
-def test_a_full_queue_drops(job_socket: JobSocket, sender: DatagramSocket, message: dict[str, Any]) -> None:
+def test_a_full_queue_drops(job_socket: JobSocket, sender: MessageSocket, message: dict[str, Any]) -> None:
     assert not all(sender.send(message) for _ in range(100_000))
     arrived = len(job_socket.receive())
     assert arrived
@@ -58,7 +60,7 @@ def test_a_full_queue_drops(job_socket: JobSocket, sender: DatagramSocket, messa
 
 
 def test_phases_are_left_out_before_a_message_is(
-    job_socket: JobSocket, sender: DatagramSocket, message: dict[str, Any]
+    job_socket: JobSocket, sender: MessageSocket, message: dict[str, Any]
 ) -> None:
     assert sender.send({**message, "phase_seconds": {"x" * MOST_BYTES: 1.0}})
     assert job_socket.wait()[0]["phase_seconds"] == {}
@@ -67,7 +69,7 @@ def test_phases_are_left_out_before_a_message_is(
 
 @pytest.mark.parametrize("path", ["/nowhere/jobs.sock", "x" * 200, "/dev/null"])
 def test_paths_that_are_no_socket(path: str, message: dict[str, Any]) -> None:
-    assert not DatagramSocket(path).send(message)
+    assert not MessageSocket(path).send(message)
 
 
 def test_a_textfile(tmp_path: Path, message: dict[str, Any]) -> None:
@@ -88,6 +90,33 @@ def test_a_textfile(tmp_path: Path, message: dict[str, Any]) -> None:
     assert buckets[-1] == 3
     way.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_textfile_has_the_metrics_of_the_exporter(message: dict[str, Any]) -> None:
+    """The names and kinds, and the labels without those of the GPU; so that rules and dashboards apply to both."""
+    whole = {**message, "self": message["step"], "samples": 1.0, "flops": 1.0, "dtype": "bf16", "pod_uid": "p"}
+    of_jobs = [
+        metric for metric in metrics.METRICS if metric.name.startswith("gpu_job_") and metric.set is MetricSet.JOB
+    ]
+    only_exporter = {"gpu_job_peak_flops_per_second", "gpu_job_restarts_total"}
+    families = {family.name: family for family in text_string_to_metric_families(render(whole))}
+    assert set(families) == {
+        metric.name.removesuffix("_total") for metric in of_jobs if metric.name not in only_exporter
+    }
+    for metric in of_jobs:
+        if metric.name not in only_exporter:
+            assert families[metric.name.removesuffix("_total")].type == metric.kind.value
+    activities = {sample.labels["activity"]: sample.value for sample in families["gpu_job_activity"].samples}
+    assert activities == {"training": 1, "evaluation": 0, "checkpoint": 0, "compile": 0}
+    (info,) = families["gpu_job_rank_info"].samples
+    assert info.labels == {
+        "job_id": 'job "7"',
+        "rank": "3",
+        "UUID": "GPU-1",
+        "world_size": "4",
+        "dtype": "bf16",
+        "pod_uid": "p",
+    }
 
 
 def test_the_time_of_the_last_step(message: dict[str, Any]) -> None:

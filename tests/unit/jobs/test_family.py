@@ -1,0 +1,98 @@
+"""Parents and children of a sender, from files like those of /proc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.jobs.family import MOST_GENERATIONS, REMEMBER_SECONDS, Family
+
+Process = Callable[..., None]
+# init, shell, torchrun, two ranks, a loader worker of the first one.
+INIT, SHELL, TORCHRUN, FIRST, SECOND, WORKER = 1, 10, 20, 31, 32, 40
+RANKS = (FIRST, SECOND)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    """Adds a process."""
+
+    def add(pid: int, parent: int, uid: int = 1000) -> None:
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (python (3)) S {parent} " + "0 " * 48)
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+    for pid, parent in ((SHELL, INIT), (TORCHRUN, SHELL), (FIRST, TORCHRUN), (SECOND, TORCHRUN), (WORKER, FIRST)):
+        add(pid, parent)
+    return add
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def family(tmp_path: Path, clock: Clock, process: Process) -> Family:
+    return Family(HostFiles(tmp_path, tmp_path), clock)
+
+
+def test_a_loader_worker_belongs_to_its_rank(family: Family) -> None:
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
+
+
+def test_the_nearest_parent_counts(family: Family) -> None:
+    assert list(family.relatives(WORKER, 1000, (TORCHRUN, FIRST))) == [FIRST]
+
+
+def test_a_launcher_has_all_its_ranks(family: Family) -> None:
+    assert list(family.relatives(TORCHRUN, 1000, RANKS)) == list(RANKS)
+    assert list(family.relatives(SHELL, 1000, RANKS)) == list(RANKS)
+
+
+def test_init_is_nobodys_parent(family: Family) -> None:
+    assert list(family.relatives(INIT, 1000, RANKS)) == []
+
+
+def test_strangers_and_processes_that_are_not_visible(family: Family, process: Process) -> None:
+    process(50, INIT)
+    for pid in (50, 51, 0):
+        assert list(family.relatives(pid, 1000, RANKS)) == []
+
+
+def test_another_user_is_no_relative(family: Family, process: Process) -> None:
+    """A service of root starts processes of users, and does not speak for them."""
+    assert list(family.relatives(TORCHRUN, 0, (SECOND,))) == []
+    process(FIRST, TORCHRUN, uid=1001)
+    assert list(family.relatives(WORKER, 1000, RANKS)) == []
+
+
+def test_distant_relatives_and_loops_end(family: Family, process: Process) -> None:
+    for pid in range(100, 100 + MOST_GENERATIONS + 1):
+        process(pid + 1, pid)
+    process(100, FIRST)
+    assert list(family.relatives(100 + MOST_GENERATIONS - 1, 1000, RANKS)) == [FIRST]
+    assert list(family.relatives(100 + MOST_GENERATIONS, 1000, RANKS)) == []
+    process(200, 201)
+    process(201, 200)
+    assert list(family.relatives(200, 1000, RANKS)) == []
+
+
+def test_a_pid_that_is_used_again_is_read_again(family: Family, process: Process, clock: Clock) -> None:
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
+    process(WORKER, SECOND)
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
+    clock.now = REMEMBER_SECONDS + 1
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [SECOND]
