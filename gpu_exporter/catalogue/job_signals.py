@@ -16,6 +16,7 @@ PAUSE = Signal(
     "ratio",
     "Share of time in which the training loop evaluates, saves a checkpoint or compiles, whichever takes most",
     (Read(m.JOB_ACTIVITY.name, rate=True, any_of=("activity", PAUSES), most=1.0),),
+    per_instance=True,
     plain="training loop in an evaluation, a checkpoint or a compilation {} of the time",
 )
 DATA = Signal(
@@ -23,6 +24,7 @@ DATA = Signal(
     "ratio",
     "Share of time in which the training loop waits for its data loader",
     (Read(m.JOB_DATA.name, rate=True, most=1.0),),
+    per_instance=True,
     plain="training loop in its data loader {} of the time",
 )
 # In the order in which they are recorded.

@@ -187,7 +187,7 @@ def _jobs() -> object:
         [q.query(COST, what, name) for what, name in shown],
         ("namespace", "workload", "job_id"),
         width=24,
-        sort="per million tokens",
+        sort="ranks",
         gauges=["MFU", "goodput"],
     )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.job_signals import PAUSES
-from gpu_exporter.catalogue.signal import DEVICE_INFO
+from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO
 from gpu_exporter.model.job_message import TRAINING
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 WINDOW = "5m"
-RANK_KEY = "cluster, job_id, rank, UUID"
+# Programs of the same name may each have a rank 0 on a MIG instance of the same GPU.
+RANK_KEY = "cluster, job_id, rank, UUID, GPU_I_ID"
 JOB_KEY = "cluster, namespace, workload, job_id"
 _PLACE = "node, gpu, modelName, namespace, workload"
 OF_RANK = ("node", "gpu", "namespace", "workload", "job_id", "rank")
@@ -63,8 +64,7 @@ def _mean(histogram: Metric) -> str:
 RANK = _rank(
     "identity:info",
     "Ranks of training loops with their GPU and its owner",
-    f"group by ({RANK_KEY}) ({m.JOB_RANK_INFO})\n"
-    f'* on (cluster, UUID) group_left ({_PLACE}) {DEVICE_INFO}{{GPU_I_ID=""}}',
+    f"group by ({RANK_KEY}) ({m.JOB_RANK_INFO})\n* on ({', '.join(DEVICE)}) group_left ({_PLACE}) {DEVICE_INFO}",
 )
 STEP = _rank("step:seconds", "Mean duration of a step", _placed(_mean(m.JOB_STEP)))
 SELF = _rank("self:seconds", "Mean duration of a step without waiting for other ranks", _placed(_mean(m.JOB_SELF)))

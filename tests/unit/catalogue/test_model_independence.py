@@ -21,7 +21,7 @@ from gpu_exporter.catalogue.conditions import (
     Term,
     leaves,
 )
-from gpu_exporter.catalogue.failure_modes import MODES, host, loops, profiles
+from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
 from gpu_exporter.catalogue.model_assumptions import GROUPS, all_comparisons, conditions, fixed_numbers, limits
@@ -73,7 +73,6 @@ UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuStragglerStarved": (SLICES, "the traffic of slices is not measured"),
     "GpuStragglerSlow": (SLICES, "the traffic of slices is not measured"),
     "GpuPowerOscillation": (SLICES, "slices have no power of their own"),
-    **{mode.name: (SLICES, "what loops say is not told apart by slice") for mode in loops.MODES},
 }
 LIST_ABSOLUTE = "fix: compare a share, or add the limit to ABSOLUTE in tests/unit/catalogue/test_model_independence.py"
 NO_POWER = "fix: compare another quantity: which share of its limit a GPU draws differs by model, cooling and clock"
