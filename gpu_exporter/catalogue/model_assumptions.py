@@ -109,6 +109,12 @@ GROUPS: tuple[Group, ...] = (
         "Nothing.",
     ),
     Group(
+        "training loops",
+        frozenset(("dataShare", "pausedLoop", "stuckPause")),
+        "Shares of the time of a loop do not depend on the GPU.",
+        "Nothing.",
+    ),
+    Group(
         "comparison with peers",
         frozenset(("victims", "allRanks", "alike", "unalike", "standsOut")),
         "All ranks of a job run on the same model, so its data cancels out.",

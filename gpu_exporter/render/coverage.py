@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import (
     And,
@@ -24,6 +25,7 @@ from gpu_exporter.catalogue.conditions import (
     Unless,
     children,
     no_case,
+    signals_of,
     terms,
 )
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
@@ -94,9 +96,11 @@ def fields(which: Generation) -> tuple[Field, ...]:
     return tuple(found.values())
 
 
-def exposed(*, full: bool = False, host: bool = False) -> frozenset[str]:
-    """Return the names of the series that gpu-exporter exposes; with `host`, those of `--host-evidence`, too."""
-    sets = {MetricSet.DEFAULT, *([MetricSet.FULL] if full else ()), *([MetricSet.HOST] if host else ())}
+def exposed(*, full: bool = False, host: bool = False, jobs: bool = False) -> frozenset[str]:
+    """Return the names of the series that gpu-exporter exposes; with `host`, those of `--host-evidence`, too, and with
+    `jobs` those of `--job-socket`."""
+    optional = {MetricSet.FULL: full, MetricSet.HOST: host, MetricSet.JOB: jobs}
+    sets = {MetricSet.DEFAULT, *(each for each, wanted in optional.items() if wanted)}
     return frozenset(row.name for row in m.METRICS if row.set in sets)
 
 
@@ -124,11 +128,16 @@ def detectability(mode: FailureMode, names: Collection[str]) -> Detectability:
 
     Modes that only Prometheus evaluates work with every exporter, unless they need gpu-exporter's own series.
     """
-    if exposed(full=True) & {name.partition("{")[0] for name in mode.inject.series} - set(names):
+    if exposed(full=True, jobs=True) & set(map(_metric, mode.inject.series)) - set(names):
         return Detectability.NO
     if mode.fleet or mode.condition is None or mode.scope is Scope.FLEET:
         return Detectability.YES
     return _judged(mode.condition, names)
+
+
+def _metric(series: str) -> str:
+    """Return the name of the metric of a series, which may be a part of a histogram."""
+    return re.sub("(_bucket|_sum|_count)?{.*", "", series)
 
 
 def _judged(condition: Condition, names: Collection[str]) -> Detectability:
@@ -143,7 +152,10 @@ def _judged(condition: Condition, names: Collection[str]) -> Detectability:
         case OrIfKnown():
             return _judged(condition.condition, names)
         case Unless():
-            return _unless(_judged(condition.condition, names), _judged(condition.other, names))
+            inner = _judged(condition.condition, names)
+            # Without a training loop that says so, there is no such exception.
+            optional = set(signals_of(condition.other)) <= set(job_signals.SIGNALS)
+            return inner if optional else _unless(inner, _judged(condition.other, names))
         case Is():
             # An earlier class that cannot be determined may be mistaken for this one.
             before = min((_judged(earlier, names) for earlier in condition.before), default=Detectability.YES)

@@ -84,19 +84,23 @@ class Rendered(Protocol):
 
 
 def check(
-    folder: Path, cases: Iterable[Rendered], programs: Sequence[Path] | None = None, rules: Sequence[Path] | None = None
+    folder: Path,
+    cases: Iterable[Rendered],
+    programs: Sequence[Path] | None = None,
+    rules: Sequence[Path] | None = None,
+    interval: str = "1m",
 ) -> None:
     """Run every case; a failure shows each expression with its actual result.
 
     By default in the newest promtool, with `--long` in both. The bundled one takes most of the time; it always runs
-    the comparison with Python, and the bundled Prometheus the e2e tests.
+    the comparison with Python, and the bundled Prometheus the e2e tests. promtool evaluates all groups at one interval.
     """
     programs = programs or promtools()[0 if is_long() else 1 :]
     runs = []
     for number, case in enumerate(cases):
         path = folder / f"{number}.yaml"
         files = [str(each) for each in rules or RULES]
-        content = {"rule_files": files, "evaluation_interval": "1m", "tests": [case.rendered()]}
+        content = {"rule_files": files, "evaluation_interval": interval, "tests": [case.rendered()]}
         path.write_text(json.dumps(content))
         runs += [(program, path, case.name) for program in programs]
     with ThreadPoolExecutor(2) as pool:

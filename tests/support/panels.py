@@ -18,7 +18,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks, evaluate
+from gpu_exporter.catalogue import bottlenecks, evaluate, job_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
@@ -29,7 +29,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
 from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
-from gpu_exporter.render.rules import aggregates, allocation, rules
+from gpu_exporter.render.rules import aggregates, allocation, rules, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
@@ -44,7 +44,7 @@ ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels of parts or events, which not every series has.
-SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
+SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "activity")
 Devices = frozenset[DeviceKey]
 # The histograms that panels read directly, each with a signal that only devices with it have.
 HISTOGRAMS = {
@@ -52,6 +52,7 @@ HISTOGRAMS = {
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
 }
 ALLOCATION = {each.record for each in allocation.ALLOCATION}
+LOOPS = {each.record for each in (*training_jobs.JOBS, *training_jobs.PROMPT, training_jobs.TOKEN_COST)}
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,13 @@ class Truth:
             return bool(re.search(rf"\b{LABEL}\b", text))
         if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
+        if label == "job_id":
+            return bool(self._trained())
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
+
+    def _trained(self) -> Devices:
+        """Return the devices whose training loops say something."""
+        return self._where(lambda part: self._known(job_signals.DATA, part))
 
     def of(self, text: str) -> Devices | bool:
         """Return the devices that a query must return; for an aggregate, whether it returns any."""
@@ -218,6 +225,8 @@ class Truth:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name in ALLOCATION:
             return self.allocated
+        if name in LOOPS:
+            return bool(self._trained())
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))
         if name == RECORD:

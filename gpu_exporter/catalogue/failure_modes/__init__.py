@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host
+from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host, loops
 from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
-MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *host.MODES, *bottleneck.MODES, *cost.MODES)
+MODES: tuple[FailureMode, ...] = (
+    *health.MODES,
+    *loops.OF_JOBS,
+    *distributed.MODES,
+    *host.MODES,
+    *bottleneck.MODES,
+    *cost.MODES,
+    *loops.OF_COST,
+)
 # The file with the entries of each domain.
 FILES: Mapping[Domain, ModuleType] = {
     Domain.HEALTH: health,
@@ -20,8 +28,8 @@ FILES: Mapping[Domain, ModuleType] = {
 
 
 def file_of(mode: FailureMode) -> ModuleType:
-    """Return the file with the entry of a mode: causes on the host have a file of their own."""
-    return host if mode in host.MODES else FILES[mode.domain]
+    """Return the file with the entry of a mode: causes on the host and training loops have files of their own."""
+    return next((file for file in (host, loops) if mode in file.MODES), FILES[mode.domain])
 
 
 check(MODES)

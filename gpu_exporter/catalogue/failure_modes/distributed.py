@@ -9,6 +9,7 @@ busy engine it is starved by its host, with busier SMs it is slow.
 from __future__ import annotations
 
 from gpu_exporter.catalogue import bottlenecks as c
+from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
@@ -47,6 +48,8 @@ STANDS_OUT    = Limit("standsOut", 0.5, "ratio", "how far the lowest of the othe
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
 POWER_CAPPED  = Limit("atPowerCap", 0.93, "ratio", "power, as a share of the power limit, from which a slow rank counts as power-capped: it has more work, and no fault")
+PAUSED        = Limit("pausedLoop", 0.05, "ratio", "share of time in an evaluation, a checkpoint or a compilation, as the training loop says, at or above which ranks are not compared; shorter pauses cannot make a difference that counts")
+STUCK_PAUSE   = Limit("stuckPause", 0.9, "ratio", "share of time that a pause takes for an hour, at or above which it no longer excuses a hang")
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
 # fmt: on
 
@@ -54,6 +57,13 @@ COMMUNICATES = Mark("communicates", And(c.BUSY, c.TRAFFIC))
 LAUNCHES = Mark("launches", c.LAUNCHES)
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
 SPINS = Mark("spins", c.SPINNING)
+PAUSES = Mark(
+    "pauses",
+    Unless(
+        Compare(mean(job_signals.PAUSE), ">=", PAUSED),
+        Compare(Over(job_signals.PAUSE, Fn.MIN, HOUR, whole=True), ">=", STUCK_PAUSE),
+    ),
+)
 STALLED = Mark("stalled", Or(c.SPINNING, c.IDLES))
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
@@ -75,6 +85,9 @@ HANGS = And(
     Or(SPINS.condition, Compare(PeerShare(SPINS), ">", 0.0)),
     name="hangs",
 )
+# The loop knows better than counters: while a rank evaluates or saves a checkpoint, the others wait for it on purpose.
+LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
+STALLS = Unless(HANGS, LOOP_PAUSES, name="stalls")
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 STARVED = And(
     Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP),
@@ -96,13 +109,16 @@ SLOWER = And(
     Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS),
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
-STARVED_STRAGGLER = Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH), name="starved_straggler")
+STARVED_STRAGGLER = Unless(Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH)), LOOP_PAUSES, name="starved_straggler")
 SLOW_STRAGGLER = Unless(
-    Or(
-        And(Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP), c.BUSY, c.FILLED, STRAGGLES),
-        SLOWER,
+    Unless(
+        Or(
+            And(Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP), c.BUSY, c.FILLED, STRAGGLES),
+            SLOWER,
+        ),
+        OTHER_TRAFFIC,
     ),
-    OTHER_TRAFFIC,
+    LOOP_PAUSES,
     name="slow_straggler",
 )
 # A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
@@ -122,7 +138,7 @@ MODES = (
         "collective: read its log. If all GPUs are busy, look for the missing rank on another node, then check "
         "the network.",
         Inject(profiles.ABSENT, profiles.HANGING, everyone=True),
-        HANGS,
+        STALLS,
         shows=c.GR,
         scope=Scope.JOB,
         cause=Cause.PEERS,
@@ -150,7 +166,8 @@ MODES = (
         ),
         wrong="A long phase in which one rank works only on its CPU while the others wait in a barrier looks the same: "
         "evaluation, a checkpoint of rank 0, compilation. If it ends by itself within its usual time, it is not "
-        "a stall. The alert needs SM activity, from gpu-exporter or from dcgm-exporter with the [recommended "
+        "a stall. A training loop with a [step timer](../training.md) says so itself, and the alert stays silent for up to "
+        "an hour. The alert needs SM activity, from gpu-exporter or from dcgm-exporter with the [recommended "
         "fields](../../alerts/dcgm-exporter.csv). It does not see a stall over TCP in which no GPU kernel spins. "
         "With PyTorch's default timeout of 10 minutes, the job ends before this alert fires; `gpu-exporter diagnose` "
         "needs no hold time.",
@@ -192,7 +209,8 @@ MODES = (
             "Data: use more loader workers, prefetching and a local cache; give each rank shards of the same size.",
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
-        wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action. Pipeline "
+        wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action; it is not "
+        "reported if a [step timer](../training.md) in its loop marks the checkpoint. Pipeline "
         "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
         "directions may still be reported.",
     ),

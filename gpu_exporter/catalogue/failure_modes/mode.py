@@ -85,7 +85,8 @@ class Inject:
 
     `peers` are the values of the other ranks of its job, and with `everyone` the mode fires for them as well. `xid` is an
     event that repeats. `fault` is a failure that no value shows: lost, wedged or down (the exporter does not answer).
-    `absent` metrics have no sample. `series` are the series of another exporter of the cluster, by name and labels.
+    `absent` metrics have no sample. `series` are the series of another exporter of the cluster or of training loops, by name
+    and labels; `series_before` are their values in the hours before, for modes that compare with the past.
     """
 
     values: Values = field(default_factory=dict)
@@ -94,7 +95,8 @@ class Inject:
     fault: str = ""
     absent: tuple[Metric, ...] = ()
     everyone: bool = False
-    series: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, float | Ramp] = field(default_factory=dict)
+    series_before: Mapping[str, float | Ramp] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

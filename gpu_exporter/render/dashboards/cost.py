@@ -9,6 +9,7 @@ from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
+from gpu_exporter.render.dashboards import loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
 from gpu_exporter.render.dashboards.panels import hues, lines, number, time_shares, watched
@@ -24,7 +25,7 @@ WORST = 20
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: totals, owners and wasted GPUs, causes, single GPUs."""
+    """Return the rows: totals, owners and wasted GPUs, causes, training jobs, single GPUs."""
     return [
         BoardRow(
             "What do the GPUs cost, and who wastes them?",
@@ -32,6 +33,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         ),
         BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
         BoardRow("Where do the GPU hours go?", _time()),
+        loops.cost_row(),
         BoardRow("How do single GPUs waste time?", _devices(), True),
     ]
 

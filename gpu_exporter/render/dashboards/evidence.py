@@ -23,6 +23,7 @@ LEGENDS = {
     "attribution": "{{instance}} {{source}}",
     "kube-state-metrics": "{{namespace}} {{resource}}",
     "inference server": q.GPU_LEGEND,
+    "training loop": "{{job_id}} {{rank}} {{activity}}",
 }
 
 

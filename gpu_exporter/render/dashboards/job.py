@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
-from gpu_exporter.render.dashboards import between_scrapes, host
+from gpu_exporter.render.dashboards import between_scrapes, host, loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREY, RED, YELLOW, About, BoardRow
 from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
@@ -24,7 +24,7 @@ STATES = (("not waiting", GREY), ("waiting", YELLOW), ("waited for", RED))
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: progress, waiting ranks, their hosts, the GPUs, traffic, activity between scrapes."""
+    """Return the rows: progress, waiting ranks, their loops and hosts, the GPUs, traffic, activity between scrapes."""
     return [
         BoardRow(
             "Is the job making progress?",
@@ -38,6 +38,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             ],
         ),
         BoardRow("Which rank do the others wait for?", _waiting()),
+        loops.job_row(),
         host.row(BOARD),
         BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
         BoardRow("How much data moves between the ranks?", _traffic(), True),

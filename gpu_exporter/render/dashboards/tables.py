@@ -94,6 +94,11 @@ def table(
     return _table(title, about, of_rows, (*columns, *added), (width, height), overrides, sort)
 
 
+def _shows(board: Board, mode: FailureMode) -> bool:
+    """Return whether alerts of a mode can be on a dashboard: those about a job or a node are not about its GPU."""
+    return "gpu" not in board.single or "{gpu}" in mode.summary
+
+
 def firing(
     board: Board,
     all_modes: Sequence[FailureMode],
@@ -111,7 +116,7 @@ def firing(
     have the labels of the dashboard's variables: those of the selected GPUs are shown.
     """
     all_domains = [*domains, *joined]
-    modes = [mode for mode in all_modes if mode.domain in all_domains]
+    modes = [mode for mode in all_modes if mode.domain in all_domains and _shows(board, mode)]
     what = ", ".join(domain.value for domain in all_domains)
     about = About(
         f"Firing alerts ({what}), with the number of GPUs and the time since when the condition holds.",

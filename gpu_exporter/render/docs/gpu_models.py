@@ -232,7 +232,7 @@ def _short(names: Sequence[str]) -> Iterator[str]:
 def series(model: GpuModel) -> frozenset[str]:
     """Return the names of the series that exist for this model, with gpu-exporter or dcgm-exporter."""
     lacking = {way.name for signal in model.lacks for way in signal.definitions if isinstance(way, Read)}
-    return (coverage.exposed(full=True, host=not model.slice_of) | coverage.DCGM_RECOMMENDED) - lacking
+    return (coverage.exposed(full=True, host=not model.slice_of, jobs=True) | coverage.DCGM_RECOMMENDED) - lacking
 
 
 def detectability(mode: FailureMode, model: GpuModel) -> Detectability:

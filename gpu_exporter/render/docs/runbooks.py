@@ -10,6 +10,7 @@ from functools import partial
 from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.loops import LOOP
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
@@ -97,7 +98,8 @@ EXPORTERS = (
     Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_RECOMMENDED),
 )
 FULL = coverage.exposed(full=True)
-EVERYTHING = coverage.exposed(full=True, host=True)
+OPTIONS = {"--host-evidence": coverage.exposed(host=True), "--job-socket": coverage.exposed(jobs=True)}
+EVERYTHING = coverage.exposed(full=True, host=True, jobs=True)
 LIMITS = """[How to change a limit](../failure-modes.md#limits).
 """
 REQUIRED = {
@@ -105,6 +107,7 @@ REQUIRED = {
     "[which workload uses a GPU](../attribution.md).",
     "inference server": "It reads the activity of the GPU, and `pod:requests:count`: the requests that the inference "
     "server of the pod runs or queues (metrics of vLLM, SGLang, TGI or Triton, which Prometheus must scrape).",
+    LOOP: "This alert reads what training loops send: see [training](../training.md) and [their metrics](../jobs.md).",
     "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
     "[allocation](../signals.md#allocation).",
 }
@@ -126,8 +129,9 @@ def works(mode: FailureMode) -> tuple[str, ...]:
     said = [WORKS[coverage.detectability(mode, each.names)] for each in EXPORTERS]
     if said[0] != "yes" and coverage.detectability(mode, FULL) is Detectability.YES:
         said[0] = f"with `--metrics {MetricSet.FULL.value}`"
-    elif said[0] != "yes" and coverage.detectability(mode, coverage.exposed(host=True)) is Detectability.YES:
-        said[0] = "with `--host-evidence`"
+    for option, names in OPTIONS.items():
+        if said[0] == "no" and coverage.detectability(mode, names) is Detectability.YES:
+            said[0] = f"with `{option}`"
     return tuple(said)
 
 

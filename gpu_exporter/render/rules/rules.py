@@ -36,7 +36,7 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity
+from gpu_exporter.render.rules import aggregates, allocation, identity, training_jobs
 
 # What replaces {gpu} and {job} in the summary of an alert.
 NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
@@ -135,7 +135,7 @@ def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
 
 def _cost(prices: Limits) -> Iterator[Rule]:
     named = {price.name: f"{prices.get(price.name, price.value):.15g}" for price in PRICES}
-    for each in aggregates.COSTS:
+    for each in (*aggregates.COSTS, training_jobs.TOKEN_COST):
         text = each.expression
         for name, price in named.items():
             text = text.replace(f"{{{name}}}", price)
@@ -144,6 +144,8 @@ def _cost(prices: Limits) -> Iterator[Rule]:
 
 # For windows of five minutes or more and alerts that wait for ten, a shorter interval has no benefit.
 SLOW, RECORDED_EVERY = "1m", 60.0
+# For alerts that fire at once.
+PROMPT = "10s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +174,29 @@ def _recorded(limits: Limits) -> Groups:
         Group(OF_GPU, list(_signals(OF_GPU))),
         Group(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
+        Group("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
+        Group("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
-        Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),
-        Group("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
+        Group("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
+        Group("gpu-allocation", _aggregates(allocation.ALLOCATION)),
     ]
 
 
+def _aggregates(of: Sequence[aggregates.Aggregate]) -> list[Rule]:
+    return [_record(each.record, each.expression) for each in of]
+
+
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
+    """Return the alerts of a domain: those that fire at once are evaluated more often, if not all are."""
+    mine = [mode for mode in modes if mode.domain is domain]
+    prompt = [mode for mode in mine if not mode.hold and domain is not Domain.HEALTH]
+    rules, soon = (
+        [rule for mode in mine if (mode in prompt) is wanted for rule in alerts_of(mode, limits)]
+        for wanted in (False, True)
+    )
     # Some health alerts must fire immediately.
-    interval = "" if domain is Domain.HEALTH else SLOW
-    rules = [rule for mode in modes if mode.domain is domain for rule in alerts_of(mode, limits)]
-    return [Group(f"gpu-{domain.value}", rules, interval)]
+    groups = [Group(f"gpu-{domain.value}", rules, "" if domain is Domain.HEALTH else SLOW)]
+    return [*groups, Group(f"gpu-{domain.value}-prompt", soon, PROMPT)] if soon else groups
 
 
 def recording(limits: Limits | None = None) -> str:

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Over, terms
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
-from gpu_exporter.catalogue.failure_modes import MODES, host
+from gpu_exporter.catalogue.failure_modes import MODES, host, loops
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.metrics import METRICS
@@ -37,7 +37,7 @@ KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
 GPU_EXPORTER_ONLY = {
     *("GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"),
-    *(mode.name for mode in host.MODES),
+    *(mode.name for mode in (*host.MODES, *loops.MODES)),
 }
 XIDS = load()
 
@@ -105,14 +105,19 @@ def test_all_modes_with_dcgm_fields_work_with_our_list(which: Generation) -> Non
 
 
 def test_all_modes_work_with_gpu_exporter() -> None:
-    """The histogram of spare rows needs the full set, and causes on the host need host evidence."""
+    """The histogram of spare rows needs the full set, causes on the host need host evidence, and jobs their loops."""
     missing = [
         {mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES}
-        for names in (coverage.exposed(), coverage.exposed(full=True), coverage.exposed(full=True, host=True))
+        for names in (
+            coverage.exposed(),
+            coverage.exposed(full=True),
+            coverage.exposed(full=True, host=True),
+            coverage.exposed(full=True, host=True, jobs=True),
+        )
     ]
-    of_host = {mode.name for mode in host.MODES}
+    of_host, of_jobs = ({mode.name for mode in file.MODES} for file in (host, loops))
 
-    assert missing == [{"GpuSpareRowsLow", *of_host}, of_host, set()]
+    assert missing == [{"GpuSpareRowsLow", *of_host, *of_jobs}, of_host | of_jobs, of_jobs, set()]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +217,7 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     "names",
     [
         coverage.exposed(),
-        coverage.exposed(full=True, host=True),
+        coverage.exposed(full=True, host=True, jobs=True),
         DEFAULT_FIELDS,
         frozenset(name for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)),
     ],

@@ -1,0 +1,226 @@
+"""What training loops with a step timer say about their job: who is slow, whether it stands still, what it loses.
+
+All but one need the ranks of all nodes, so only Prometheus evaluates them, on the series of `render/rules/training_jobs.py`.
+"""
+
+from __future__ import annotations
+
+from gpu_exporter.catalogue import job_signals
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.bottlenecks import mean
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.conditions import Compare, Limit
+from gpu_exporter.catalogue.failure_modes.loop_series import loop
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
+from gpu_exporter.model.verdict import Action
+
+MINUTE = 60.0
+# What `requires` says.
+LOOP = "training loop"
+
+DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader, as the training loop says, at or above which the loader is a bottleneck")  # fmt: skip
+
+_JOB = "on (cluster, namespace, workload, job_id)"
+_TIMER = "The alert needs a [step timer](../training.md) in the training loop and `--job-socket`."
+
+OF_JOBS = (
+    FailureMode(
+        "GpuJobStalled",
+        Domain.DISTRIBUTED,
+        Severity.WARNING,
+        0.0,
+        Action.RESTART_APP,
+        "Job {{ $labels.job_id }} ({job}) has completed no step for {{ $value | humanizeDuration }}",
+        "Save the stacks of all ranks before you restart the job (gpu-exporter profile, or py-spy dump). Then look for the "
+        "rank that stopped first: its GPU is idle, or it has an alert of its own.",
+        Inject(series=loop("gpujobstalled", since=600.0)),
+        fleet="job:standstill:seconds > job:stall_limit:seconds",
+        keep=2 * MINUTE,
+        scope=Scope.FLEET,
+        requires=LOOP,
+        cause=Cause.PEERS,
+        meaning="The training loop says that it trains, but no rank has completed a step for three times as long as usual "
+        "and 20 seconds. Steps that were longer before, such as those with a checkpoint that is not marked, raise the limit.",
+        impact="The GPUs of the whole job wait. NCCL ends a stalled job after 10 minutes by default, or never.",
+        diagnosis=(
+            'Query `time() - gpu_job_last_step_timestamp_seconds{job_id="…"}`: a rank with a longer time than the others '
+            "stopped first. If all have the same, all wait in a collective.",
+            "Query `gpu:gr_active:ratio` of the job: the rank with an idle engine never entered the collective.",
+            "Run `gpu-exporter events` on all nodes of the job: an XID on one of them usually explains the stall.",
+            "Has a rank disappeared from `gpu_job_rank_info`? Then its process has died: read its log.",
+        ),
+        mitigation=(
+            "Take stacks of all ranks *before* you kill the job: afterwards there is nothing left to inspect.",
+            "Restart the job from its last checkpoint, without any node whose rank died of a hardware fault.",
+        ),
+        wrong="A long evaluation or checkpoint that the loop does not mark with `timer.evaluation()` or `timer.checkpoint()` "
+        "is reported the first time it happens; later ones raise the limit. After the end of the training, call "
+        "`timer.close()`, or end the process. A stall within a marked evaluation or checkpoint, or before the second "
+        "step, is not reported. " + _TIMER,
+    ),
+    FailureMode(
+        "GpuJobStraggler",
+        Domain.DISTRIBUTED,
+        Severity.WARNING,
+        5 * MINUTE,
+        Action.NONE,
+        "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) makes the others wait for "
+        "{{ $value | humanizePercentage }} of each step",
+        "Which phase of this rank takes longer, and is its data loader slow? See the panels of the training loop. If all of "
+        "its phases on the GPU are longer, check the clock and the health of the GPU.",
+        Inject(series=loop("gpujobstraggler", own=1.25)),
+        fleet=f"""rank:self_excess:ratio > 0.05
+and
+rank:self_excess:seconds > {_JOB} group_left () job:self_margin:seconds
+unless {_JOB}
+job:pause_spread:ratio > 0.05""",
+        keep=10 * MINUTE,
+        scope=Scope.FLEET,
+        requires=LOOP,
+        cause=Cause.PEERS,
+        meaning="Self time is the time of a step without waiting for other ranks. That of this rank is far above the median "
+        "of its job, compared with how far the ranks usually differ (3.5 median absolute deviations, and at least 1 % "
+        "of the median); with two or three ranks, 25 % above the lowest. It costs at least 5 % of each step.",
+        impact="Every step takes as long as the step of this rank; the other GPUs wait for the rest of it.",
+        diagnosis=(
+            'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: the phase with the highest value is the cause. `data` is '
+            "the data loader. If none is high, it is code outside of the phases.",
+            f"For `data`, look at `{job_signals.DATA.record}` of all ranks, and at the alerts about the host of this rank.",
+            "For `forward` and `backward` alike: is the GPU throttled (GpuThermalThrottling), or has the rank more work, such "
+            "as longer sequences? `gpu:sm_clock:hertz` and `gpu:power_use:ratio` tell these apart.",
+            "For one phase only: what does this rank do in it that the others do not do, such as logging?",
+        ),
+        mitigation=(
+            "Data: more loader workers, a local cache, shards of equal size.",
+            "GPU: move the job to another GPU, and follow the health alert of this one.",
+            "Work: balance sequence lengths, experts or pipeline stages.",
+        ),
+        wrong="A pipeline stage or an expert that has more work by design is reported correctly. Ranks are not compared while "
+        "some of them evaluate or save checkpoints for more than 5 % of the time and others do not. Self time is unknown "
+        "for FSDP and tensor parallelism unless steps are sampled ([where self time comes from](../training.md)). "
+        + _TIMER,
+    ),
+    FailureMode(
+        "GpuJobSlower",
+        Domain.DISTRIBUTED,
+        Severity.WARNING,
+        10 * MINUTE,
+        Action.NONE,
+        "Job {{ $labels.job_id }} ({job}) trains at only {{ $value | humanizePercentage }} of its usual speed",
+        "What changed: the nodes of the job, its configuration, its data? Compare the phases of a step with those of "
+        "yesterday, then look for a straggler and for alerts about its GPUs.",
+        Inject(series=loop("gpujobslower", speed=0.7), series_before=loop("gpujobslower")),
+        fleet="avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < 0.8\nand job:speed:per_second",
+        keep=15 * MINUTE,
+        scope=Scope.FLEET,
+        requires=LOOP,
+        cause=Cause.PEERS,
+        meaning="Over 15 minutes, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
+        "median of the last day; samples if the loop does not count tokens, steps if it counts neither. Evaluations and "
+        "checkpoints do not count, and the speed is that of one rank, so more or fewer ranks do not matter.",
+        impact="The job takes longer and costs more.",
+        diagnosis=(
+            'Query `job:phase:ratio{job_id="…"}` over a day: which phase takes more of the time than before?',
+            "Is a rank slow (GpuJobStraggler), or all of them? If all are, look at what they share: storage, network, "
+            "a new version.",
+            'Query `rank:identity:info{job_id="…"}` over a day: has the job moved to other nodes or GPU models?',
+        ),
+        mitigation=(
+            "Follow the alerts about its GPUs, hosts and data loaders.",
+            "If a change of the code or its configuration is the reason, profile a step (`gpu-exporter profile`).",
+        ),
+        wrong="Longer sequences lower the number of tokens per second, and if the loop counts only steps, a larger batch looks "
+        "slower. After a day, the new speed is the usual one. The alert needs at least an hour of the past. " + _TIMER,
+    ),
+    FailureMode(
+        "GpuJobDataBound",
+        Domain.DISTRIBUTED,
+        Severity.WARNING,
+        15 * MINUTE,
+        Action.NONE,
+        "The training loop on {gpu} waits for its data loader",
+        "Add loader workers if CPUs are free; otherwise make the preprocessing cheaper or the storage faster.",
+        Inject({m.JOB_DATA: Ramp(0, 0.4)}),
+        Compare(mean(job_signals.DATA), ">=", DATA_SHARE),
+        keep=15 * MINUTE,
+        requires=LOOP,
+        cause=Cause.HOST,
+        meaning="The training loop on this GPU spends a large part of its time in its data loader, as it says itself.",
+        impact="The GPU has nothing to do in the meantime. In a synchronous job, all other ranks wait, too.",
+        diagnosis=(
+            f'Compare `{job_signals.DATA.record}{{workload="…"}}` of all ranks. If only one is high, its host is slow; if all '
+            "are, the data cannot be loaded any faster this way.",
+            "Run `top -H` on the host. Loader workers at 100 % point to decoding or augmentation; workers in state `D` point "
+            "to storage. With `--host-evidence`, an alert names the cause.",
+            "Does the time disappear with synthetic data? Then the input is certainly the cause.",
+        ),
+        mitigation=(
+            "More workers, `prefetch_factor`, `persistent_workers=True`, `pin_memory=True`, and CPU limits that let the "
+            "workers run.",
+            "Decode on the GPU (DALI, nvJPEG), store decoded data, or use larger sequential files on a local cache.",
+        ),
+        wrong="With the callbacks for Hugging Face and Lightning, all time between two steps counts as data, such as logging. "
+        "A loader that sends batches to the GPU itself may wait for the GPU. " + _TIMER,
+    ),
+)
+OF_COST = (
+    FailureMode(
+        "GpuJobGoodputLow",
+        Domain.COST,
+        Severity.WARNING,
+        15 * MINUTE,
+        Action.NONE,
+        "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of the last hour ({{ $labels.activity }})",
+        "evaluation, checkpoint, compile: do it less often, or beside the training. other: restarts, stalls and steps that "
+        "were lost; read the log of the job.",
+        Inject(series=loop("gpujobgoodputlow", trains=0.6)),
+        fleet="job:lost:ratio > 0.25",
+        keep=15 * MINUTE,
+        scope=Scope.FLEET,
+        requires=LOOP,
+        cause=Cause.HOST,
+        meaning="In the last hour, the ranks of this job spent at least a quarter of their time on something other than "
+        "training steps. The label `activity` says on what; `other` is time in which the loop was not running, or a step "
+        "that did not end.",
+        impact="The GPUs cost their full price in the meantime.",
+        diagnosis=(
+            'Query `job:time:ratio{job_id="…"}`: which activities does the loop spend its time on?',
+            'Query `changes(gpu_job_restarts_total{job_id="…"}[1h])`: was the job restarted?',
+            "How long does a single evaluation or checkpoint take, and how often does it happen?",
+        ),
+        mitigation=(
+            "Checkpoints: write them asynchronously, shard them over the ranks, use faster storage.",
+            "Evaluation: do it less often, on fewer samples, or in a job of its own.",
+            "Compilation: keep the cache of compiled kernels between restarts.",
+            "Restarts: find their cause; save checkpoints often enough that little work is lost.",
+        ),
+        wrong="A job that mostly evaluates does so on purpose. Work that is repeated after a restart counts as training. "
+        + _TIMER,
+    ),
+    FailureMode(
+        "GpuJobMfuDropped",
+        Domain.COST,
+        Severity.INFO,
+        30 * MINUTE,
+        Action.NONE,
+        "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best hour",
+        "Compare the time by activity and by phase with that of the best hour. Each lost percent raises the cost of a token.",
+        Inject(series=loop("gpujobmfudropped", trains=0.77), series_before=loop("gpujobmfudropped")),
+        fleet="job:mfu_hour:ratio / max_over_time(job:mfu_hour:ratio[3d]) < 0.8",
+        scope=Scope.FLEET,
+        requires=LOOP,
+        cause=Cause.HOST,
+        meaning="MFU (model FLOPs utilisation) is the share of the peak of the GPUs that the model uses, evaluations and "
+        "checkpoints included. In the last hour it was at least 20 % lower than in the best hour of the last three days.",
+        impact="The same training costs more GPU hours.",
+        diagnosis=(
+            'Query `job:mfu:ratio{job_id="…"}` over three days: a step, or a slow decline?',
+            'Query `job:time:ratio{job_id="…"}` and `job:phase:ratio{job_id="…"}`: what takes more time than before?',
+            "Does the job run on other GPUs now? The peak is that of the GPU model and the data type.",
+        ),
+        mitigation=("Follow GpuJobSlower, GpuJobGoodputLow and GpuJobStraggler if one of them fires.",),
+        wrong="A change of the model, of `flops=` in the loop, or of the data type changes MFU without any loss. "
+        + _TIMER,
+    ),
+)
+MODES = (*OF_JOBS, *OF_COST)

@@ -1,0 +1,105 @@
+"""Training jobs with a step timer, as input series for promtool: what their loops say in each stretch of time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.loop_series import Loop
+from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
+from tests.rules.promtool import RULES
+from tests.rules.series import Device, minutes, rank
+from tests.rules.shapes import STEP, Part, notation
+
+COUNTER = re.compile(r"_(total|sum|count|bucket)\{")
+GROUPS = (
+    "gpu-identity",
+    "gpu-jobs",
+    "gpu-progress",
+    "gpu-accounting",
+    "gpu-distributed",
+    "gpu-distributed-prompt",
+    "gpu-cost",
+)
+# A GPU has to be known for its rank to have a place; other values do not matter.
+BUSY: Values = {m.GPU_UTIL: 100.0}
+
+
+class Stretch(NamedTuple):
+    """What the loops of a job say for some minutes."""
+
+    minutes: float
+    loop: Loop
+
+
+Story = Sequence[Stretch]
+
+
+def series(name: str, story: Story) -> list[Mapping[str, str]]:
+    """Return the input series of a job on one node of its name. Counters go on from one stretch to the next."""
+    scrape = f'job="gpu-exporter",instance="{name}:9400",'
+    keys = dict.fromkeys(key for stretch in story for key in stretch.loop)
+    return [{"series": key.replace("{", f"{{{scrape}", 1), "values": notation(_parts(key, story))} for key in keys]
+
+
+def _parts(key: str, story: Story) -> Iterable[Part]:
+    done, reached = 0, None
+    for length, loop in story:
+        steps = round(length * 60 / STEP)
+        value = loop.get(key)
+        if isinstance(value, Ramp):
+            if COUNTER.search(key):
+                start = value.start if reached is None else reached
+                reached = start + value.per_second * steps * STEP
+            else:  # a time
+                start = value.start + done * STEP
+            value = Ramp(start, value.per_second)
+        yield steps, value
+        done += steps
+
+
+def rules(folder: Path) -> list[Path]:
+    """Write the committed rules that training loops need, and return their files: all of them take much longer."""
+    groups = [
+        group for path in RULES for group in yaml.safe_load(path.read_text())["groups"] if group["name"] in GROUPS
+    ]
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": groups}, sort_keys=False))
+    return [path]
+
+
+def devices(name: str, story: Story, ranks: int = 4) -> list[Device]:
+    """Return the GPUs of a job, which all work."""
+    total = sum(stretch.minutes for stretch in story)
+    return [Device(name, gpu, [minutes(total, BUSY)], owner=rank(name, gpu), full=False) for gpu in range(ranks)]
+
+
+def changed(loop: Loop, pattern: str, value: float | Ramp) -> Loop:
+    """Return a loop in which the series that match a pattern have this value."""
+    assert any(re.search(pattern, key) for key in loop), pattern
+    return {key: value if re.search(pattern, key) else before for key, before in loop.items()}
+
+
+def scaled(loop: Loop, pattern: str, factor: float) -> Loop:
+    """Return a loop in which the counters that match a pattern grow by this factor faster."""
+    assert any(re.search(pattern, key) for key in loop), pattern
+    return {
+        key: Ramp(before.start * factor, before.per_second * factor)
+        if isinstance(before, Ramp) and re.search(pattern, key)
+        else before
+        for key, before in loop.items()
+    }
+
+
+def paused(loop: Loop, activity: str = "evaluation", ranks: str = r"\d+") -> Loop:
+    """Return what some ranks say during a pause: no rank completes a step."""
+    still = {key: Ramp(value.start, 0.0) if isinstance(value, Ramp) else value for key, value in loop.items()}
+    of = rf'rank="({ranks})".*'
+    now = changed(still, rf'gpu_job_activity\{{.*{of}activity="training"', 0.0)
+    now = changed(now, rf'gpu_job_activity\{{.*{of}activity="{activity}"', 1.0)
+    return changed(now, rf'activity_seconds_total\{{.*{of}activity="{activity}"', Ramp(0.0, 1.0))

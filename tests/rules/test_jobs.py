@@ -1,0 +1,314 @@
+"""What training loops say raises the alerts about it, in time, and no others; their pauses excuse what GPUs show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import loops, profiles
+from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, loop
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Values
+from tests import ROOT
+from tests.rules.loops import BUSY, Story, Stretch, changed, devices, paused, rules, scaled, series
+from tests.rules.promtool import Case, Expect, check
+from tests.rules.series import Device, minutes, rank
+
+RULES = [ROOT / "alerts" / f"{name}.yaml" for name in ("recording", "distributed", "bottleneck", "cost")]
+NAMES = "|".join(mode.name for mode in loops.MODES)
+OF_JOBS = [mode for mode in loops.MODES if mode.fleet]
+HOUR = 60.0
+
+
+def fired(job: str, *expected: str) -> Expect:
+    """Expect that exactly these alerts about a job fired at any time."""
+    alerts = f'last_over_time(ALERTS{{alertstate="firing", alertname=~"{NAMES}", workload="{job}"}}[1d])'
+    return Expect(f"group by (alertname) ({alerts})", [({"alertname": name}, 1.0) for name in expected])
+
+
+def jobs(folder: Path, stories: Mapping[str, Story], *expected: Expect, ranks: int = 8, interval: str = "1m") -> None:
+    """Check what is expected of jobs at the end of their stories."""
+    gpus = [gpu for name, story in stories.items() for gpu in devices(name, story, ranks)]
+    said = [each for name, story in stories.items() for each in series(name, story)]
+    check(folder, [Case("jobs", gpus, expected, more=said)], rules=rules(folder), interval=interval)
+
+
+def injected(mode: FailureMode, before: float, then: float) -> Story:
+    """Return the story of an injected mode after some minutes."""
+    return [Stretch(before, mode.inject.series_before or mode.inject.series), Stretch(then, mode.inject.series)]
+
+
+def test_injected_modes_fire(tmp_path: Path) -> None:
+    """Each alone, unless it lasts; a job that trains well has no alert."""
+    stories = {mode.name.lower(): injected(mode, 2 * HOUR, 2 * HOUR) for mode in OF_JOBS}
+    # A slow job also has a low MFU after an hour, and one that stalls a low goodput.
+    stories["gpujobslower"] = injected(by_name("GpuJobSlower"), 3.3 * HOUR, 0.7 * HOUR)
+    stories["gpujobstalled"] = [
+        Stretch(3.5 * HOUR, loop("gpujobstalled")),
+        Stretch(0.2 * HOUR, by_name("GpuJobStalled").inject.series),
+        Stretch(0.3 * HOUR, loop("gpujobstalled")),
+    ]
+    stories["healthy"] = [Stretch(4 * HOUR, loop("healthy"))]
+    fires = [fired(mode.name.lower(), mode.name) for mode in OF_JOBS]
+    jobs(tmp_path, stories, *fires, fired("healthy"))
+
+
+def by_name(name: str) -> FailureMode:
+    (mode,) = (mode for mode in loops.MODES if mode.name == name)
+    return mode
+
+
+STALLED = 'group by (job_id) (ALERTS{alertstate="firing", alertname="GpuJobStalled"})'
+
+
+@dataclass(frozen=True)
+class AtTimes:
+    """A case whose results are expected at several times, in seconds."""
+
+    case: Case
+    expected: Mapping[float, Expect]
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return self.case.name
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format."""
+        tests = [expect.rendered(int(at)) for at, expect in self.expected.items()]
+        return {**self.case.rendered(), "promql_expr_test": tests}
+
+
+@pytest.mark.parametrize("step", [STEP_SECONDS, 20.0])
+def test_a_stall_is_noticed_within_three_steps_and_a_minute(tmp_path: Path, step: float) -> None:
+    """And not before three steps are over."""
+    speed, last = STEP_SECONDS / step, 20 * 60.0
+    story = [Stretch(20, loop("job", speed=speed)), Stretch(5, loop("job", speed=speed, since=last))]
+    expected = {last + 3 * step: Expect(STALLED), last + 3 * step + 60: Expect(STALLED, [({"job_id": "job"}, 1.0)])}
+    case = AtTimes(Case("stall", devices("job", story), [], more=series("job", story)), expected)
+    check(tmp_path, [case], rules=rules(tmp_path), interval="10s")
+
+
+CHECKPOINTS, BETWEEN = 3, 12.0
+
+
+def with_checkpoints(name: str) -> Story:
+    """Return the story of a job that does not say that it saves a checkpoint, which takes a minute and a half."""
+    trains, story = loop(name), list[Stretch]()
+    saves = {key: Ramp(value.start, 0.0) if isinstance(value, Ramp) else value for key, value in trains.items()}
+    long = r'step_seconds_bucket.*le="(160|600|\\+Inf)'
+    for _ in range(CHECKPOINTS):
+        story += [
+            Stretch(BETWEEN - 2, trains),
+            Stretch(1.5, saves),
+            Stretch(0.5, changed(trains, long, Ramp(0.0, 3.0))),
+        ]
+    return story
+
+
+def test_pauses_are_no_stalls(tmp_path: Path) -> None:
+    """Neither when all ranks pause nor when one does; and the first step after the pause may take its time."""
+    trains = loop("all"), loop("one")
+    stories = {
+        "all": [Stretch(20, trains[0]), Stretch(30, paused(trains[0])), Stretch(10, trains[0])],
+        "one": [Stretch(20, trains[1]), Stretch(30, paused(trains[1], "checkpoint", "0")), Stretch(10, trains[1])],
+    }
+    jobs(tmp_path, stories, fired("all"), fired("one"), interval="10s")
+
+
+def test_an_unmarked_pause_is_reported_once(tmp_path: Path) -> None:
+    """Then it is known that steps may take that long."""
+    story = with_checkpoints("job")
+    case = Case("unmarked", devices("job", story), [], more=series("job", story))
+    ever = 'group by (job_id) (max_over_time(ALERTS{alertstate="firing", alertname="GpuJobStalled"}[10m]))'
+    expected = {
+        (BETWEEN + 1) * 60: Expect(ever, [({"job_id": "job"}, 1.0)]),
+        CHECKPOINTS * BETWEEN * 60 - 30: Expect(ever),
+    }
+    check(tmp_path, [AtTimes(case, expected)], rules=rules(tmp_path), interval="10s")
+
+
+def stragglers(job: str, *ranks: int) -> Expect:
+    """Expect that exactly these ranks are stragglers of a job at the end."""
+    alert = f'ALERTS{{alertstate="firing", alertname="GpuJobStraggler", workload="{job}"}}'
+    return Expect(
+        f"group by (rank, gpu, node) ({alert})",
+        [({"rank": str(rank), "gpu": str(rank), "node": job}, 1.0) for rank in ranks],
+    )
+
+
+def rank_of(number: int) -> str:
+    """Return the pattern of the self time of a rank."""
+    return rf'self_seconds_sum{{.*rank="{number}"'
+
+
+SHORT = 20.0
+
+
+def test_stragglers_by_self_time(tmp_path: Path) -> None:
+    """Of four or more ranks; ranks that differ a little, or evenly, or by less than 5 % of a step, are none."""
+    even = loop("even")
+    for number in range(4):
+        even = scaled(even, rank_of(number), 1 + 0.05 * number)
+    noisy = loop("noisy", own=1.05)
+    for number in range(4):
+        noisy = scaled(noisy, rank_of(number), 1 + 0.002 * (number % 3))
+    cheap = scaled(loop("cheap", own=1.5), "self_seconds_sum", 0.1)
+    two = scaled(loop("two", own=1.3, ranks=6), rank_of(0), 1.2)
+    stories = {
+        name: [Stretch(SHORT, said)]
+        for name, said in {
+            "one": loop("one", own=1.2),
+            "two": two,
+            "even": even,
+            "noisy": noisy,
+            "cheap": cheap,
+        }.items()
+    }
+    jobs(
+        tmp_path,
+        stories,
+        stragglers("one", 3),
+        stragglers("two", 0, 5),
+        *map(stragglers, ("even", "noisy", "cheap")),
+        ranks=6,
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_stragglers_of_a_few_ranks(tmp_path: Path, ranks: int) -> None:
+    """By their ratio to the fastest rank."""
+    stories = {
+        "slow": [Stretch(SHORT, loop("slow", ranks=ranks, own=1.4))],
+        "alike": [Stretch(SHORT, loop("alike", ranks=ranks, own=1.15))],
+    }
+    jobs(tmp_path, stories, stragglers("slow", ranks - 1), stragglers("alike"), ranks=ranks)
+
+
+def test_one_rank_has_no_straggler(tmp_path: Path) -> None:
+    jobs(tmp_path, {"alone": [Stretch(SHORT, loop("alone", ranks=1, own=2))]}, stragglers("alone"), ranks=1)
+
+
+def test_an_evaluation_of_rank_0_makes_no_straggler(tmp_path: Path) -> None:
+    """The other rank of two waits for it outside of what it measures as waiting."""
+    one = loop("uneven", ranks=2, own=1.5)
+    evaluates = changed(one, r'rank="0".*activity="evaluation"', Ramp(0.0, 0.3))
+    both = changed(loop("both", ranks=2, own=1.5), r'seconds_total{.*activity="evaluation"', Ramp(0.0, 0.3))
+    stories = {"uneven": [Stretch(SHORT, evaluates)], "both": [Stretch(SHORT, both)]}
+    jobs(tmp_path, stories, stragglers("uneven"), stragglers("both", 1), ranks=2)
+
+
+def test_another_batch_size_is_not_slower(tmp_path: Path) -> None:
+    """Steps take twice as long with the same number of tokens per second, on half of the ranks."""
+    before, after = loop("batch"), scaled(loop("batch", speed=0.5), "tokens|flops", 2)
+    half = {key: value for key, value in after.items() if 'rank="2"' not in key and 'rank="3"' not in key}
+    stories = {
+        "batch": [Stretch(2 * HOUR, before), Stretch(0.7 * HOUR, half)],
+        "evaluates": [Stretch(2 * HOUR, loop("evaluates")), Stretch(0.7 * HOUR, loop("evaluates", trains=0.7))],
+    }
+    jobs(tmp_path, stories, fired("batch"), fired("evaluates"))
+
+
+def test_jobs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
+    """Programs of two teams may have the same name. Their ranks are not compared."""
+    slow = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in loop("slow").items()}
+    slow = scaled(slow, "self_seconds_sum", 1.2)
+    fast = {key.replace('job_id="fast"', 'job_id="train.py"'): value for key, value in loop("fast").items()}
+    jobs(
+        tmp_path,
+        {"slow": [Stretch(SHORT, slow)], "fast": [Stretch(SHORT, fast)]},
+        stragglers("slow"),
+        stragglers("fast"),
+        Expect("count by (workload) (job:step:seconds)", [({"workload": "slow"}, 1.0), ({"workload": "fast"}, 1.0)]),
+    )
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    """Of the last minutes, by job."""
+    story = [Stretch(2 * HOUR, loop("job", trains=0.8))]
+    values = {
+        "job:ranks:count": 4,
+        "job:step:seconds": 0.5,
+        "job:tokens:per_second": 25600,
+        "job:speed:per_second": 8000,
+        "job:mfu:ratio": 0.32,
+        'job:time:ratio{activity="evaluation"}': 0.2,
+        'job:lost:ratio{activity="evaluation"}': 0.2,
+        'job:phase:ratio{phase="backward"}': 0.45,
+        'job:phase:ratio{phase="data"}': 0.02,
+        "job:million_tokens:usd": 4 * 2.5 / (25600 * 3600 / 1e6),
+    }
+    rounded = [
+        Expect(f"round(sum by (job_id) ({name}), 0.0001)", [({"job_id": "job"}, round(value, 4))])
+        for name, value in values.items()
+    ]
+    jobs(tmp_path, {"job": story}, *rounded, Expect("count(job:goodput:ratio < 0.83 > 0.79)", [({}, 1.0)]))
+
+
+def test_without_loops_nothing_is_recorded(tmp_path: Path) -> None:
+    gpus = [Device("plain", gpu, [minutes(20, BUSY)], owner=rank("plain", gpu)) for gpu in range(2)]
+    check(tmp_path, [Case("plain", gpus, [Expect('{__name__=~"(rank|job):.*"}')])], rules=RULES)
+
+
+# --- the loop knows better than counters ------------------------------------------------------------------------------
+
+EVALUATES = replace(m.JOB_ACTIVITY, labels=(("activity", "evaluation"),))
+SAVES = replace(m.JOB_ACTIVITY, labels=(("activity", "checkpoint"),))
+TELEMETRY = "GpuCollectiveStall|GpuStragglerStarved|GpuStragglerSlow"
+
+
+def telemetry(name: str, ranks: Sequence[Values], said: Values) -> list[Device]:
+    """Return the ranks of a job whose first loop says this."""
+    return [
+        Device(name, gpu, [minutes(40, {**profiles.HEALTHY, **values, **({} if gpu else said)})], owner=rank(name, gpu))
+        for gpu, values in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alert"),
+    [
+        ([profiles.ABSENT, *[profiles.HANGING] * 3], "GpuCollectiveStall"),
+        ([profiles.STARVED, *[profiles.OF_STARVED] * 3], "GpuStragglerStarved"),
+        ([profiles.SLOW, *[profiles.OF_SLOW] * 3], "GpuStragglerSlow"),
+    ],
+    ids=["hang", "starved", "slow"],
+)
+def test_a_pause_excuses_what_gpus_show(tmp_path: Path, ranks: Sequence[Values], alert: str) -> None:
+    """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause."""
+    stories: Mapping[str, Values] = {
+        "silent": {},
+        "trains": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.0)},
+        "rarely": {EVALUATES: Ramp(0, 0.02), SAVES: Ramp(0, 0.0)},
+        "evaluates": {EVALUATES: Ramp(0, 1.0), SAVES: Ramp(0, 0.0)},
+        "saves": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.4)},
+    }
+    gpus = [gpu for name, said in stories.items() for gpu in telemetry(name, ranks, said)]
+    named = f'group by (workload, alertname) (ALERTS{{alertstate="firing", alertname=~"{TELEMETRY}"}})'
+    found = [({"workload": name, "alertname": alert}, 1.0) for name in ("silent", "trains", "rarely")]
+    check(tmp_path, [Case("excused", gpus, [Expect(named, found)])], rules=RULES)
+
+
+def test_a_pause_excuses_a_hang_for_an_hour(tmp_path: Path) -> None:
+    """Then the checkpoint itself hangs."""
+    said: Values = {SAVES: Ramp(0, 1.0)}
+    gpus = [
+        Device("stuck", gpu, [minutes(HOUR + 30, {**profiles.HEALTHY, **values, **said})], owner=rank("stuck", gpu))
+        for gpu, values in enumerate([profiles.ABSENT, profiles.HANGING])
+    ]
+    named = 'group by (alertname) (ALERTS{alertstate="firing", alertname="GpuCollectiveStall"})'
+    check(tmp_path, [Case("stuck", gpus, [Expect(named, [({"alertname": "GpuCollectiveStall"}, 1.0)])])], rules=RULES)
+
+
+def test_a_slow_loader(tmp_path: Path) -> None:
+    """Only that of the rank whose loop says so."""
+    gpus = [
+        Device("data", gpu, [minutes(40, {**profiles.HEALTHY, m.JOB_DATA: Ramp(0, share)})], owner=rank("data", gpu))
+        for gpu, share in enumerate((0.4, 0.1))
+    ]
+    expected = [({"gpu": "0", "alertname": "GpuJobDataBound"}, 1.0)]
+    check(tmp_path, [Case("data", gpus, [Expect('group by (gpu, alertname) (ALERTS{alertstate="firing"})', expected)])])
