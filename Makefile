@@ -38,6 +38,8 @@ lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 	$(BIN)/gpu-exporter generate --check
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/zizmor --quiet --offline --strict-collection .github
 
 generate: $(VENV)/dev ## Write the files that are generated from the catalogues

@@ -30,9 +30,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=ROOT / "build" / "site")
     out: Path = options.parse_args().out.resolve()
     build(out / minor(__version__), in_versions=True)
-    versions = listed(out)
-    (out / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", "utf-8")
-    (out / "index.html").write_text(REDIRECT.format(versions[0]["version"]), "utf-8")
+    write_versions(out)
     print(out / "index.html")
 
 
@@ -42,6 +40,13 @@ def build(folder: Path, *, in_versions: bool = False) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
     if code := subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:
         sys.exit(code)
+
+
+def write_versions(out: Path) -> None:
+    """Write which versions a folder has, and a first page that leads to the newest."""
+    versions = listed(out)
+    (out / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", "utf-8")
+    (out / "index.html").write_text(REDIRECT.format(versions[0]["version"]), "utf-8")
 
 
 def minor(version: str) -> str:

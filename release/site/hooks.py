@@ -25,6 +25,9 @@ from release.site.markdown import translate  # noqa: E402
 REFERENCE = re.compile(r"^<!-- (::: [\w.]+) -->$", re.MULTILINE)
 MERMAID = '<script src="{}assets/mermaid.tiny.js"></script>'
 
+# How much more a row counts than a text that has the same words.
+BOOST = 10
+
 found: dict[str, list[rows.Row]] = {}
 
 
@@ -75,5 +78,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     file = Path(config.site_dir) / "search" / "search_index.json"
     index: dict[str, Any] = json.loads(file.read_text("utf-8"))
     for url, page in found.items():
-        index["docs"] += [{"location": f"{url}#{row.anchor}", "title": row.title, "text": row.text} for row in page]
+        index["docs"] += [
+            {"location": f"{url}#{row.anchor}", "title": row.title, "text": row.text, "boost": BOOST} for row in page
+        ]
     file.write_text(json.dumps(index), "utf-8")

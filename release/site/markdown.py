@@ -42,23 +42,30 @@ def translate(text: str) -> str:
     """
     made: list[str] = []
     items: list[int] = []  # where the text of each open list item begins
+    has_blocks = False  # whether the last item has several blocks: then the next one needs an empty line
     for line, is_code in lines(text):
         indent = len(line) - len(line.lstrip())
         if not line.strip():
             made.append("")
+            has_blocks = bool(items)
             continue
         item = None if is_code else ITEM.match(line)
         follows_text = bool(made and made[-1])
         if not (follows_text and not item and not is_code):  # else the line continues a paragraph
             while items and indent < items[-1]:
                 items.pop()
-        if item and follows_text and not items and not ITEM.match(made[-1]) and not made[-1].startswith(" "):
+        if item and follows_text and (has_blocks or (_ends_paragraph(made[-1]) and not items)):
             made.append("")
         rest = line[items[-1] :] if items and indent >= items[-1] else line if is_code else line.lstrip()
         made.append(" " * (WIDTH * len(items)) + (rest if is_code else _inline(rest)))
         if item:
             items.append(len(item[0]))
+            has_blocks = False
     return "\n".join(made) + "\n"
+
+
+def _ends_paragraph(line: str) -> bool:
+    return not ITEM.match(line) and not line.startswith(" ")
 
 
 def _inline(line: str) -> str:
