@@ -31,7 +31,7 @@ def navigation() -> list[Any]:
 def _runbooks() -> list[Any]:
     """Return the pages of the alerts in triage order, by domain, after their index."""
     text = (ROOT / "docs" / RUNBOOKS).read_text("utf-8")
-    made: list[Any] = [RUNBOOKS]
+    made: list[Any] = [{"Runbooks": RUNBOOKS}]
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         alerts = [{row["title"]: f"runbooks/{row['path']}"} for row in ROW.finditer(section)]
         if alerts:

@@ -25,8 +25,8 @@ from release.site.markdown import translate  # noqa: E402
 REFERENCE = re.compile(r"^<!-- (::: [\w.]+) -->$", re.MULTILINE)
 MERMAID = '<script src="{}assets/mermaid.tiny.js"></script>'
 
-# How much more a row counts than a text that has the same words.
-BOOST = 10
+# How much more a row, or the runbook of an alert, counts than other texts with the same words.
+BOOST = 3
 
 found: dict[str, list[rows.Row]] = {}
 
@@ -58,6 +58,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Translate a page, its links included, from GitHub's Markdown."""
     if sources.is_source(page.file.src_uri):
         return markdown
+    if page.file.src_uri.startswith("runbooks/"):
+        page.meta["search"] = {"boost": BOOST}
     if "\n## " not in markdown:
         page.meta["hide"] = ["toc"]  # an empty column
     text = links.rewrite(translate(markdown), links.repository_path(page.file.src_uri))
@@ -66,7 +68,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Give rows of reference tables an anchor, and diagrams their script."""
-    html, found[page.url] = rows.with_anchors(html)
+    html, found[page.url] = rows.with_anchors(html, page.file.src_uri)
     if '<pre class="mermaid">' in html:
         html += MERMAID.format("../" * page.url.count("/"))
     return html

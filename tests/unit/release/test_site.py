@@ -79,11 +79,12 @@ def test_sources_become_pages() -> None:
 
 def test_rows_are_found_by_their_name() -> None:
     row = "<tr>\n<td><code>A_x</code></td><td>5 &lt; 6</td></tr>"
-    table = f"<table><tr><th>{{}}</th><th>b</th><th>c</th><th>d</th></tr>{row}</table>"
-    page, found = rows.with_anchors(table.format("metric"))
+    table = f"<table><tr><th>{{}}</th><th>b</th></tr>{row}</table>"
+    html, found = rows.with_anchors(table.format("metric"), "metrics.md")
     assert found == [rows.Row("metric-a_x", "A_x", "5 &lt; 6")]
-    assert '<tr id="metric-a_x">' in page
-    assert rows.with_anchors(table.format("other")) == (table.format("other"), [])
+    assert '<tr id="metric-a_x">' in html
+    assert rows.with_anchors(table.format("other"), "metrics.md") == (table.format("other"), [])
+    assert rows.with_anchors(table.format("metric"), "other.md") == (table.format("metric"), [])
 
 
 @pytest.mark.drift
