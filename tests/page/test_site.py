@@ -68,7 +68,9 @@ def address(site: Path) -> Iterator[str]:
 
 def search(page: Page, words: str, first: str) -> None:
     """Type words into the search, and expect that the first result is, or has, this title."""
-    page.locator("input.md-search__input").fill(words)
+    box = page.locator("input.md-search__input")
+    box.fill(words)
+    box.press("End")  # the page searches when a key is released
     expect(page.locator(".md-search-result__item").first.locator("h1, h2").get_by_text(first)).to_be_visible()
 
 
