@@ -60,7 +60,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     if page.file.src_uri.startswith("runbooks/"):
         page.meta["search"] = {"boost": BOOST}
-    if "\n## " not in markdown:
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
+    elif "\n## " not in markdown:
         page.meta["hide"] = ["toc"]  # an empty column
     text = links.rewrite(translate(markdown), links.repository_path(page.file.src_uri))
     return REFERENCE.sub(r"\1", text)

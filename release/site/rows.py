@@ -16,8 +16,12 @@ NAMED = {
     "xids.md": ("code", "XID {}"),
 }
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
-HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+HEAD = re.compile(r"<th(?: [^>]*)?>(.*?)</th>", re.DOTALL)
 ROW = re.compile(r"<tr>\s*<td[^>]*>(?P<name>.*?)</td>(?P<rest>.*?)</tr>", re.DOTALL)
+LINE = re.compile(r"<tr.*?</tr>", re.DOTALL)
+CELL = re.compile(r"<t[dh](?: [^>]*)?>.*?</t[dh]>", re.DOTALL)
+# In a table with so many columns, the meaning is moved to where it can be seen.
+MEANING, MOST_COLUMNS = "meaning", 6
 TAG = re.compile(r"<[^>]+>")
 
 
@@ -37,8 +41,11 @@ def with_anchors(html: str, page: str) -> tuple[str, list[Row]]:
     kind, title = NAMED[page]
 
     def table(match: re.Match[str]) -> str:
-        head = HEAD.search(match[0])
-        return ROW.sub(anchored, match[0]) if head and _text(head[1]).lower() == kind else match[0]
+        heads = [_text(head).lower() for head in HEAD.findall(match[0])]
+        if not heads or heads[0] != kind:
+            return match[0]
+        made = ROW.sub(anchored, match[0])
+        return LINE.sub(_last_cell_second, made) if heads[-1] == MEANING and len(heads) > MOST_COLUMNS else made
 
     def anchored(row: re.Match[str]) -> str:
         name = _text(row["name"])
@@ -47,6 +54,12 @@ def with_anchors(html: str, page: str) -> tuple[str, list[Row]]:
         return row[0].replace("<tr>", f'<tr id="{anchor}">', 1)
 
     return TABLE.sub(table, html), found
+
+
+def _last_cell_second(line: re.Match[str]) -> str:
+    first, *others, last = CELL.findall(line[0])
+    cells = iter((first, last, *others))
+    return CELL.sub(lambda _: next(cells), line[0])
 
 
 def _cells(row: str) -> Iterator[str]:

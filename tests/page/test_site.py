@@ -71,7 +71,7 @@ def search(page: Page, words: str, first: str) -> None:
     box = page.locator("input.md-search__input")
     box.fill(words)
     box.press("End")  # the page searches when a key is released
-    expect(page.locator(".md-search-result__item").first.locator("h1, h2").get_by_text(first)).to_be_visible()
+    expect(page.locator(".md-search-result__item").first.locator("h1, h2").get_by_text(first).first).to_be_visible()
 
 
 LINK = re.compile(r'(?:href|src)="([^"]*)"')
@@ -110,7 +110,7 @@ def test_search(tab: OpenTab, address: str) -> None:
     search(page, "job-socket", "--job-socket")
     search(page, "GpuThermalThrottling", "GpuThermalThrottling")
     search(page, "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL")
-    page.get_by_role("link", name="DCGM_FI_DEV_GPU_UTIL").first.click()
+    page.locator(".md-search-result__item a", has_text="DCGM_FI_DEV_GPU_UTIL").first.click()
     expect(page.locator("tr:target")).to_contain_text("a single thread is enough")
 
 

@@ -23,6 +23,9 @@ PAGES = sorted(
 )
 
 
+WIDE = {"h": ["metric", *"bcdef", "meaning"], "d": [*"1234567"]}
+
+
 def shape(html: str) -> list[str]:
     """Return the tags that structure a page, in their order."""
     return re.findall(r"<(h[1-6]|li|ul|ol|table|tr|pre|img)\b", html.replace("<thead>", "").replace("<tbody>", ""))
@@ -85,6 +88,14 @@ def test_rows_are_found_by_their_name() -> None:
     assert '<tr id="metric-a_x">' in html
     assert rows.with_anchors(table.format("other"), "metrics.md") == (table.format("other"), [])
     assert rows.with_anchors(table.format("metric"), "other.md") == (table.format("metric"), [])
+
+
+def test_the_meaning_of_a_metric_can_be_seen() -> None:
+    """It comes second; the other columns keep their order."""
+    lines = ["".join(f"<t{kind}>{cell}</t{kind}>" for cell in cells) for kind, cells in WIDE.items()]
+    html, _ = rows.with_anchors(f"<table><tr>{lines[0]}</tr><tr>\n{lines[1]}\n</tr></table>", "metrics.md")
+    shown = [re.sub(r"<.*?>", " ", line).split() for line in html.split("</tr>")]
+    assert shown[:2] == [["metric", "meaning", *"bcdef"], [*"1723456"]]
 
 
 @pytest.mark.drift
