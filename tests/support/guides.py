@@ -13,6 +13,7 @@ FOLDER = ROOT / "docs" / "guides"
 BLOCK = re.compile(r"^(?:<!-- (?P<remark>[a-zA-Z ]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 ON_A_GPU, NUMBERS_VARY = "with a GPU", "numbers vary"
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+DURATION = re.compile(r"\b0 (?:us|ms|s)\b")
 # After the commands of a block: its output ends here.
 END = "-- end of block --"
 
@@ -59,10 +60,14 @@ def script(of_page: Sequence[Block], port: int, gpu: Mapping[str, str]) -> str:
 def not_printed(block: Block, output: str) -> list[str]:
     """Return the lines of the page that the commands did not print; `…` stands for any text."""
     lines = output.splitlines()
-    without = [NUMBER.sub("0", line) for line in lines]
+    without = [*map(_without_numbers, lines)]
     return [line for line in block.prints if not _among(line, lines)] + [
-        line for line in block.varied if not _among(NUMBER.sub("0", line), without)
+        line for line in block.varied if not _among(_without_numbers(line), without)
     ]
+
+
+def _without_numbers(line: str) -> str:
+    return " ".join(DURATION.sub("0 s", NUMBER.sub("0", line)).split())
 
 
 def _among(line: str, lines: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 
+from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
 from tests.support.guides import BLOCK, END, FOLDER, blocks, not_printed, of_language, script
@@ -29,12 +30,13 @@ TRACEABLE = "import ctypes\nctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-
 
 
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with what a checkout contains."""
+    """Return a folder with what a checkout contains after the installation."""
     made = tmp_path / "checkout"
     made.mkdir()
     for path in ROOT.iterdir():
         if path.name[0] != "." and path.name not in ("build", "dist"):
             (made / path.name).symlink_to(path)
+    (made / "build").mkdir()
     return made
 
 
@@ -90,7 +92,8 @@ def test_install(tmp_path: Path) -> None:
     for name in ("alerts", "compose.yaml", "dashboards", "deploy", "docs", "helm"):
         (copy / name).symlink_to(ROOT / name)  # to which links of gpu_exporter/bundled lead
     output = run(script(blocks(INSTALL), 9400, {}), copy)
-    assert output.startswith("gpu-exporter, version ") or "gpu-exporter" in output
+    assert f"gpu-exporter, version {__version__}\n" in output
+    assert (copy / "build").is_dir()
 
 
 @pytest.mark.drift
