@@ -8,11 +8,11 @@ IMAGE  ?= gpu-exporter:local
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate licenses image smoke bench boards screenshots fuzz soak tools \
-  wheel sbom bundle chart dist release verify push publish
+.PHONY: help run demo quick test coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
+  soak tools wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run ## Install everything and serve the GPUs of this machine on :9400, or a recording if it has none
 	@if $(BIN)/gpu-exporter doctor --quiet; then exec $(BIN)/gpu-exporter serve $(ARGS); \
@@ -38,10 +38,18 @@ lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 	$(BIN)/gpu-exporter generate --check
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/zizmor --quiet --offline --strict-collection .github
 
 generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 	$(BIN)/gpu-exporter generate
+
+docs: $(VENV)/docs ## Build the documentation site of this version into build/site, which opens without a server or a network
+	$(BIN)/python -m release.site $(ARGS)
+
+docs-serve: $(VENV)/docs ## Show the documentation on http://localhost:8000 while you edit it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
 
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
@@ -121,7 +129,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 
 tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium .tools/torch ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium, PyTorch
 
-$(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
+$(VENV)/run $(VENV)/dev $(VENV)/bench $(VENV)/docs: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(SUDO) apt-get install -y python3-venv
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
 OPTIONAL = ("dashboards", "plots", "profile", "top", "trace")
-DEVELOPMENT = ("dev", "release", "bench")
+DEVELOPMENT = ("dev", "docs", "release", "bench")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 
 SPDX = {
@@ -75,6 +75,18 @@ COPIED = (
         f"unchanged files of axe-core {version('axe-core')}, which checks that the live page is accessible",
         "MPL-2.0, Copyright Deque Systems",
     ),
+    Copied(
+        "release/site/theme/assets/mermaid*",
+        "no",
+        f"unchanged files of @mermaid-js/tiny {version('@mermaid-js/tiny')} for diagrams of the documentation site",
+        "MIT, Copyright Knut Sveidqvist",
+    ),
+    Copied(
+        "release/site/theme/assets/iframe-worker*",
+        "no",
+        f"unchanged files of iframe-worker {version('iframe-worker')}, which searches the site without a server",
+        "MIT, Copyright Martin Donath",
+    ),
 )
 
 
@@ -115,7 +127,7 @@ profiler traces, `profile` for profiles of running jobs. The image has none of t
 
 ## What is used for development only?
 
-Direct dependencies of the extras `dev`, `release` and `bench`. They are never distributed.
+Direct dependencies of the extras `dev`, `docs`, `release` and `bench`. They are never distributed.
 
 {table(development)}
 

@@ -1,6 +1,7 @@
 """Update or verify the copied JavaScript: `python -m release.vendored [verify | update NAME [VERSION]]`; needs npm.
 
-The live page draws with uPlot, and its tests check it with axe-core. Both are unchanged files of their npm packages.
+The live page draws with uPlot, its tests check it with axe-core, and the documentation site draws diagrams with Mermaid
+and searches without a server through iframe-worker. All are unchanged files of their npm packages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Lock(TypedDict):
     files: dict[str, str]
 
 
-LIVE, TESTS = ROOT / "gpu_exporter" / "serving" / "live", ROOT / "tests" / "page"
+LIVE, TESTS, SITE = ROOT / "gpu_exporter" / "serving" / "live", ROOT / "tests" / "page", ROOT / "release" / "site"
+ASSETS = SITE / "theme" / "assets"
 PACKAGES: Mapping[str, Package] = {
     "uplot": Package(
         LIVE / "uplot.json",
@@ -48,6 +50,14 @@ PACKAGES: Mapping[str, Package] = {
     "axe-core": Package(
         TESTS / "axe.json",
         {TESTS / "axe.min.js": "axe.min.js", TESTS / "axe.LICENSE.txt": "LICENSE"},
+    ),
+    "@mermaid-js/tiny": Package(
+        SITE / "mermaid.json",
+        {ASSETS / "mermaid.tiny.js": "dist/mermaid.tiny.js", ASSETS / "mermaid.LICENSE.txt": "LICENSE"},
+    ),
+    "iframe-worker": Package(
+        SITE / "iframe-worker.json",
+        {ASSETS / "iframe-worker.js": "shim/index.js", ASSETS / "iframe-worker.LICENSE.txt": "LICENSE"},
     ),
 }
 
