@@ -11,9 +11,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from gpu_exporter.decoding import printable
+from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import Finding
@@ -23,11 +24,12 @@ from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import Mode, Notify, Pool
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.state import REPAIR, Node
 
 log = logging.getLogger(__name__)
 
 NOTIFY_SECONDS = 5.0
+MOST_TOKEN_BYTES = 1 << 12
 MOST_WORDS = 400
 COMPONENT = "gpu-exporter-remediation"
 # Reasons of Events.
@@ -39,6 +41,13 @@ def write_line(line: str) -> None:
     """Write a line to stdout."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Makes a redirect an error: it would carry the token to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request to follow."""
 
 
 class Announcer:
@@ -59,12 +68,15 @@ class Announcer:
         self._cluster, self._metrics, self._notify = cluster, metrics, notify
         self._identity, self._write, self._wall = identity, write, wall
         self._last: dict[str, tuple[object, ...]] = {}
+        self._tried = set[str]()
         self._events = 0
+        self._files, self._opener = FileWorker("notify-token"), build_opener(_NoRedirects)
 
     def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         """Log and count the decisions that are new, and set the gauges."""
         self._metrics.set(assessed, plan)
         self._last = {name: last for name, last in self._last.items() if name in plan.decisions}
+        self._tried &= self._last.keys()
         for each in assessed:
             decision = plan.decisions[each.node.name]
             fault = each.node.state.fault if each.node.state else ""
@@ -72,6 +84,7 @@ class Announcer:
             if self._last.get(each.node.name) == key:
                 continue
             self._last[each.node.name] = key
+            self._tried.discard(each.node.name)
             self._metrics.decisions.labels(
                 each.pool.name, each.pool.mode.value, decision.verb.value, decision.reason.value
             ).inc()
@@ -81,7 +94,11 @@ class Announcer:
                 self._event(each.node, each.pool, "Waiting", f"{decision.reason.value}: {decision.words}", "Normal")
 
     def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
-        """Report an action."""
+        """Report an action: in observe mode, in which nothing ever changes the node, only the first of its kind."""
+        if pool.mode is not Mode.CORDON:
+            if node.name in self._tried:
+                return
+            self._tried.add(node.name)
         self._metrics.actions.labels(pool.name, pool.mode.value, decision.verb.value).inc()
         kind = "Warning" if decision.verb in (Verb.CORDON, Verb.UPDATE) else "Normal"
         self._event(node, pool, DONE[decision.verb], f"{decision.reason.value}: {decision.words}", kind)
@@ -122,12 +139,12 @@ class Announcer:
             "verb": decision.verb.value,
             "reason": decision.reason.value,
             "words": decision.words,
-            "repair": json.loads(repair_text(decision.state, decision.evidence)),
+            "repair": json.loads(repair_text(decision.state, decision.evidence, node.annotations.get(REPAIR, ""))),
         }
         try:
             headers = {"Content-Type": "application/json", **self._authorization()}
             request = Request(self._notify.url, json.dumps(body).encode(), headers)
-            with urlopen(request, timeout=NOTIFY_SECONDS) as response:
+            with self._opener.open(request, timeout=NOTIFY_SECONDS) as response:
                 response.read(1)
         except (URLError, HTTPException, OSError, ValueError) as error:
             self._metrics.errors.labels("notify").inc()
@@ -136,7 +153,8 @@ class Announcer:
     def _authorization(self) -> dict[str, str]:
         if not self._notify.token_file:
             return {}
-        return {"Authorization": f"Bearer {Path(self._notify.token_file).read_text(encoding='ascii').strip()}"}
+        token = self._files.call(lambda: read(Path(self._notify.token_file), MOST_TOKEN_BYTES))
+        return {"Authorization": f"Bearer {token.decode('ascii').strip()}"}
 
 
 def described(each: Assessed, decision: Decision, plan: Plan, now: float) -> Mapping[str, Any]:

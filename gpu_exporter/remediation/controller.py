@@ -68,8 +68,10 @@ class Controller:
             return Observed({}, None)
         observed = self.observe(hinted, known or {})
         assert observed.plan is not None
-        self.leader.set_breaker(observed.plan.breaker)
         self.announce.planned(observed.assessed, observed.plan)
+        if self.leader.ledger is None or self.leader.ledger.problem:
+            return observed  # what cannot be read must not be overwritten
+        self.leader.set_breaker(observed.plan.breaker)
         self._tidy(observed)
         for each in observed.assessed:
             decision = observed.plan.decisions[each.node.name]

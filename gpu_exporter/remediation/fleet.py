@@ -137,9 +137,13 @@ def _breaker(assessed: Sequence[Assessed], ledger: Ledger, settings: Breaker, no
 
 
 def _beginnings(each: Assessed, now: float) -> Iterator[tuple[str, float]]:
-    """Yield the faults of a node, present and those it was cordoned for, and when each began (unix seconds)."""
+    """Yield the faults of a node, present and those it was cordoned for, and when each began (unix seconds).
+
+    A restarted exporter dates all faults anew, so what the node was cordoned for began no later than the cordon.
+    """
     state, evidence = each.node.state, each.decision.evidence
+    earlier = state.reasons if state is not None and state.phase is not Phase.RETURNED else ()
     if evidence.finding is Finding.FAULTY:
-        yield from ((fault.reason, now - fault.age) for fault in evidence.faults)
-    if state is not None and state.phase is not Phase.RETURNED:
-        yield from ((reason, state.at) for reason in state.reasons)
+        yield from ((fault.reason, now - fault.age) for fault in evidence.faults if fault.reason not in earlier)
+    if state is not None:
+        yield from ((reason, state.at) for reason in earlier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter as Count
 from collections.abc import Sequence
 
@@ -11,10 +12,11 @@ from gpu_exporter.remediation.fleet import Assessed, Plan
 
 
 class Metrics:
-    """Counters and gauges in a registry of their own."""
+    """Counters and gauges in a registry of their own. Any thread may call `text`."""
 
     def __init__(self) -> None:
         self.leads = False
+        self._whole = threading.Lock()
         self._registry = registry = CollectorRegistry()
         self.decisions = Counter(
             "gpu_remediation_decisions",
@@ -54,7 +56,11 @@ class Metrics:
 
     def set(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         """Set the gauges about nodes from a plan."""
-        self.clear()
+        with self._whole:
+            self._set(assessed, plan)
+
+    def _set(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+        self._clear()
         counts = Count((each.pool.name, plan.decisions[each.node.name].reason.value) for each in assessed)
         for (pool, reason), count in counts.items():
             self.nodes.labels(pool, reason).set(count)
@@ -66,7 +72,7 @@ class Metrics:
             if each.node.cordoned and each.node.state:
                 self.cordoned.labels(each.pool.name, each.node.name).set(each.node.state.at)
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Remove the gauges about nodes, which only the leader has."""
         for gauge in (self.nodes, self.remaining, self.breaker, self.cordoned):
             gauge.clear()
@@ -76,8 +82,10 @@ class Metrics:
         self.leads = leads
         self.leader.set(leads)
         if not leads:
-            self.clear()
+            with self._whole:
+                self._clear()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        with self._whole:
+            return generate_latest(self._registry)

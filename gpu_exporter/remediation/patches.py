@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
+from gpu_exporter.decoding import json_as
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence
@@ -28,7 +29,7 @@ def patch(node: Node, decision: Decision) -> Sequence[Operation]:
     labels: dict[str, str | None] = {}
     operations = _tests(node)
     if decision.verb in (Verb.CORDON, Verb.UPDATE):
-        annotations[s.REPAIR] = repair_text(state, decision.evidence)
+        annotations[s.REPAIR] = repair_text(state, decision.evidence, node.annotations.get(s.REPAIR, ""))
         labels[s.REPAIR_LABEL] = state.action.replace("_", "-")
     else:
         annotations |= {s.REPAIR: None, s.REPAIRED: None}
@@ -53,9 +54,20 @@ def fence(node: Node, by: str) -> Sequence[Operation]:
     return [*_tests(node), *_entries("/metadata/annotations", node.annotations, {s.FENCE: by})]
 
 
-def repair_text(state: State, evidence: Evidence) -> str:
-    """Return what has to be repaired, for people and repair systems, as in the annotation REPAIR."""
-    gpus = [
+class _Repair(TypedDict):
+    """The annotation REPAIR, as far as it is read."""
+
+    fault: str
+    gpus: list[dict[str, Any]]
+
+
+def repair_text(state: State, evidence: Evidence, before: str = "") -> str:
+    """Return what has to be repaired, for people and repair systems, as in the annotation REPAIR.
+
+    `before` is that annotation now: what it says about other faults of this cordon is kept, because a reboot may hide
+    them, and their GPUs still need the repair.
+    """
+    gpus: list[dict[str, Any]] = [
         {
             "uuid": fault.uuid,
             "serial": fault.serial,
@@ -67,8 +79,19 @@ def repair_text(state: State, evidence: Evidence) -> str:
         }
         for fault in evidence.faults
     ]
+    gpus += _earlier(state, evidence, before)
     content = {"fault": state.fault, "action": state.action, "boot_id": state.boot, "gpus": gpus}
     return json.dumps(content, separators=(",", ":"))
+
+
+def _earlier(state: State, evidence: Evidence, before: str) -> list[dict[str, Any]]:
+    """Return the entries of other faults of the same cordon. What cannot be read is dropped."""
+    try:
+        repair = json_as(_Repair, before or "{}")
+    except ValueError:
+        return []
+    others = set(state.faults) - set(evidence.keys) if repair["fault"] == state.fault else set()
+    return [gpu for gpu in repair["gpus"] if (gpu.get("uuid"), gpu.get("reason")) in others]
 
 
 def _tests(node: Node) -> list[Operation]:

@@ -182,9 +182,15 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield f"breaker.nodes: {settings.breaker.nodes} would stop after a single fault; use 2 or more"
     if settings.exporters.scheme not in ("http", "https"):
         yield f"exporters.scheme: {printable(settings.exporters.scheme, 20)!r}: use http or https"
-    for name, text in (("namespace", settings.namespace), ("exporters.namespace", settings.exporters.namespace)):
+    if not 0 < settings.exporters.port < 1 << 16:
+        yield f"exporters.port: {settings.exporters.port} is not a port; use 1 to 65535"
+    for name, text, what in (
+        ("namespace", settings.namespace, "a namespace"),
+        ("exporters.namespace", settings.exporters.namespace, "a namespace"),
+        ("lease", settings.lease, "a Lease"),
+    ):
         if not _NAME.fullmatch(text):
-            yield f"{name}: {printable(text, 40)!r} is not a name; use the name of a namespace"
+            yield f"{name}: {printable(text, 40)!r} is not a name; use the name of {what}"
     if not settings.pools:
         yield "pools is empty: name at least one, such as [{name: all, mode: observe}]"
     if settings.notify.url and not settings.notify.url.startswith(("http://", "https://")):

@@ -62,7 +62,7 @@ class FakeApiServer:
     `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set. A list at version 0
     comes whole, as from the cache of a real server, unless `page_size` is set. `may_watch` is the verb `watch` of RBAC.
     `written` are the writes: method, path, and whether it was a dry run. Each of `refusals` answers one write instead.
-    Without `versions`, the API group does not exist. `connections` counts the TLS connections.
+    With `loses_answers`, a write is carried out and its connection closed without an answer. Without `versions`, the API group does not exist. `connections` counts the TLS connections.
     """
 
     def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:
@@ -83,6 +83,7 @@ class FakeApiServer:
         self.epoch = 0
         self.written: list[tuple[str, str, bool]] = []
         self.refusals: list[int] = []
+        self.loses_answers = False
         self._changed = threading.Condition()
         self._version = 100
         self._oldest = 0
@@ -293,7 +294,11 @@ class _Handler(BaseHTTPRequestHandler):
         kind = "application/json-patch+json" if method == "PATCH" else "application/json"
         assert self.headers["Content-Type"] == kind
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        self._send(*server.write(method, url.path, body, query))
+        status, item = server.write(method, url.path, body, query)
+        if server.loses_answers:
+            self.close_connection = True
+            return
+        self._send(status, item)
 
     def _send(self, status: int, content: Item) -> None:
         body = json.dumps(content).encode()
