@@ -6,10 +6,10 @@ from gpu_exporter.kubernetes.rate_limit import RateLimit
 
 
 class Clock:
-    """A clock that only moves when somebody waits. The first `early` waits end after half their time."""
+    """A clock that only moves when somebody waits."""
 
-    def __init__(self, early: int = 0) -> None:
-        self.now, self.early = 100.0, early
+    def __init__(self) -> None:
+        self.now = 100.0
         self.waits: list[float] = []
 
     def __call__(self) -> float:
@@ -17,7 +17,7 @@ class Clock:
 
     def wait(self, seconds: float) -> None:
         self.waits.append(round(seconds, 6))
-        self.now += seconds / 2 if len(self.waits) <= self.early else seconds
+        self.now += seconds
 
 
 def limited(clock: Clock) -> RateLimit:
@@ -44,12 +44,3 @@ def test_a_long_pause_saves_no_more_than_the_burst() -> None:
     for _ in range(4):
         limit.take()
     assert clock.waits == [0.2]
-
-
-def test_a_wait_that_ends_early_is_repeated() -> None:
-    """Without a token, nothing is sent."""
-    clock = Clock(early=1)
-    limit = limited(clock)
-    for _ in range(4):
-        limit.take()
-    assert clock.waits == [0.2, 0.1]

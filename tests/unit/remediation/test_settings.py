@@ -38,12 +38,18 @@ def test_off_is_not_a_boolean(text: str) -> None:
         ("pools: [{name: a, budget: {share: 10}}]", "pools: a: budget.share: 10 is not a share"),
         ("pools: [{name: a}]\nbreaker: {nodes: 1}", "breaker.nodes: 1 would stop after a single fault"),
         ("pools: [{name: a}]\nnotify: {url: 'file:///etc/passwd'}", "notify.url: 'file:///etc/passwd' is not a URL"),
+        ("pools: [{name: a}]\nlease: a/b", "lease: 'a/b' is not a name; use the name of a Lease"),
         ("pools: [{name: a}]\naddress: here", "address: 'here' is not an address"),
     ],
 )
 def test_errors(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=f"^{error}"):
         parse(f"{MINIMAL}{text}".encode())
+
+
+def test_a_port_of_exporters() -> None:
+    with pytest.raises(ValueError, match=r"^exporters\.port: 94000 is not a port; use 1 to 65535"):
+        parse(b"namespace: gpu\nexporters: {namespace: gpu, port: 94000}\npools: [{name: a}]")
 
 
 @pytest.mark.parametrize(
