@@ -22,7 +22,6 @@ from gpu_exporter.remediation.reconcile import reconcile
 from gpu_exporter.remediation.settings import Budget, Exporters, Mode, Notify, Pool, Settings
 from tests.unit.remediation.test_reconcile import CLEAN, FAULTY, NODE, NOW
 
-
 NO_URL, LEDGER = Notify(), Ledger()
 
 
