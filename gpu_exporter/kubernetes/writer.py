@@ -43,10 +43,13 @@ class Writer(Api):
         self._rate.take()
         return super().get(path, kind, **query)
 
-    def pages(self, path: str, kind: type[T], **query: str) -> list[T]:
-        """Return the pages of a list, from the server's cache, which may be old. Raises LookupFailed."""
+    def pages(self, path: str, kind: type[T], *, fresh: bool = False, **query: str) -> list[T]:
+        """Return the pages of a list; unless `fresh`, from the server's cache, which may be old.
+
+        Raises LookupFailed.
+        """
         found: list[T] = []
-        start, left = {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
+        start, left = {} if fresh else {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
         deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
         for _ in range(limits.MOST_PAGES):
             self._rate.take()

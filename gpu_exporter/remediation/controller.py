@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation import fleet, patches
+from gpu_exporter.remediation import drain, fleet, patches
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import Cluster
+from gpu_exporter.remediation.drainer import Drainer, Evictions
 from gpu_exporter.remediation.evidence import Evidence, unknown
 from gpu_exporter.remediation.fleet import Assessed, Plan
 from gpu_exporter.remediation.leader import Leader
@@ -26,7 +27,7 @@ Asked = tuple[Node, Pool]
 Ask = Callable[[Node, Sequence[str], Pool], Evidence]
 
 
-class Announce(Protocol):
+class Announce(Evictions, Protocol):
     """Makes decisions visible to people."""
 
     def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
@@ -57,6 +58,10 @@ class Controller:
     announce: Announce
     wall: Callable[[], float] = time.time
     ask_all: Callable[[Callable[[Asked], Evidence], Sequence[Asked]], Iterator[tuple[str, Evidence]]] = several_at_once
+    drainer: Drainer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drainer = Drainer(self.cluster, self.leader, self.settings.namespace, self.announce, self.wall)
 
     def cycle(self, hinted: Collection[str] | None = None, known: Mapping[str, Evidence] | None = None) -> Observed:
         """Do what is due, and return what was seen. Raises LookupFailed.
@@ -74,9 +79,7 @@ class Controller:
         for each in observed.assessed:
             decision = observed.plan.decisions[each.node.name]
             if decision.verb is not Verb.NONE:
-                self.leader.renew()
-                if not self.leader.leads:
-                    raise LookupFailed("lost_lease", "the Lease has expired during a cycle")
+                self.leader.keep()
                 self._act(each, observed)
         return observed
 
@@ -90,13 +93,19 @@ class Controller:
             if pool and (node.has_gpus or node.name in addresses or node.state):
                 pools[node.name] = (node, pool)
         evidence = self._evidence(pools, addresses, hinted, known)
-        now = self.wall()
         assessed = [
-            Assessed(node, pool, reconcile(node, evidence[name], pool, now)) for name, (node, pool) in pools.items()
+            Assessed(node, pool, self._decide(node, evidence[name], pool)) for name, (node, pool) in pools.items()
         ]
+        now = self.wall()
         ledger = self.leader.ledger
         assert ledger is not None
         return Observed(evidence, fleet.plan(assessed, ledger, self.settings, now), assessed, addresses)
+
+    def _decide(self, node: Node, evidence: Evidence, pool: Pool, *, fresh: bool = False) -> Decision:
+        """Return the decision about a node without the bounds of the fleet."""
+        load = self.drainer.load(node, pool, fresh=fresh)
+        now = self.wall()
+        return drain.advance(reconcile(node, evidence, pool, now), node, load, pool, now)
 
     def _evidence(
         self,
@@ -124,10 +133,13 @@ class Controller:
             return
         node = s.read(item)
         evidence = self.ask(node, observed.addresses.get(node.name, ()), each.pool)
-        decision = reconcile(node, evidence, each.pool, self.wall())
+        decision = self._decide(node, evidence, each.pool, fresh=True)
         if decision.verb is not each.decision.verb or self.settings.pool(node.labels) != each.pool:
             return
-        dry_run = each.pool.mode is not Mode.CORDON
+        if decision.verb is Verb.EVICT:
+            self.drainer.evict(node, each.pool, decision)
+            return
+        dry_run = not each.pool.mode.acts
         if decision.verb is Verb.CORDON and not dry_run:
             self.leader.claim(node.name, each.pool.name)
         try:
@@ -137,6 +149,8 @@ class Controller:
                 raise
             return  # the next cycle decides anew
         self.announce.acted(node, each.pool, decision)
+        if dry_run and decision.verb is Verb.CORDON:
+            self.drainer.rehearse(node, each.pool, decision)
         if decision.verb in (Verb.RETURN, Verb.HOLD) and not dry_run:
             self.leader.unclaim(node.name)
 
@@ -166,7 +180,7 @@ class Controller:
             return True
         node = s.read(item)
         modes = {each.mode for each in self.settings.pools if each.name == pool}
-        if node.cordoned or Mode.CORDON not in (modes or {each.mode for each in self.settings.pools}):
+        if node.cordoned or not any(mode.acts for mode in modes or {each.mode for each in self.settings.pools}):
             return False  # in other modes, nodes are not written
         try:
             self.cluster.patch_node(name, patches.fence(node, self.leader.identity), dry_run=False)
@@ -185,3 +199,18 @@ class Observed:
     plan: Plan | None
     assessed: Sequence[Assessed] = ()
     addresses: Addresses = field(default_factory=dict)
+
+    @property
+    def draining(self) -> frozenset[str]:
+        """The nodes that are cordoned or drained right now, to look at again soon."""
+        decisions = self.plan.decisions if self.plan else {}
+        return frozenset(
+            each.node.name
+            for each in self.assessed
+            if each.pool.mode is Mode.DRAIN and (decisions[each.node.name].verb is Verb.CORDON or _drains(each.node))
+        )
+
+
+def _drains(node: Node) -> bool:
+    state = node.state
+    return state is not None and state.drain is not None and state.drain.progress is s.Progress.DRAINING

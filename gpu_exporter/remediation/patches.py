@@ -13,7 +13,8 @@ from typing import Any
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence
-from gpu_exporter.remediation.ledger import escaped
+from gpu_exporter.remediation.ledger import escaped, stamp
+from gpu_exporter.remediation.pods import EVICT_AFTER, Pod
 from gpu_exporter.remediation.reconcile import Decision, Verb
 from gpu_exporter.remediation.state import Node, State
 
@@ -25,12 +26,12 @@ def patch(node: Node, decision: Decision) -> Sequence[Operation]:
     state = decision.state
     assert state is not None, decision
     annotations: dict[str, str | None] = {s.STATE: state.text()}
-    labels: dict[str, str | None] = {}
+    labels: dict[str, str | None] = {s.DRAIN_LABEL: state.drain.progress.value if state.drain else None}
     operations = _tests(node)
     if decision.verb in (Verb.CORDON, Verb.UPDATE):
         annotations[s.REPAIR] = repair_text(state, decision.evidence)
         labels[s.REPAIR_LABEL] = state.action.replace("_", "-")
-    else:
+    elif decision.verb in (Verb.RETURN, Verb.HOLD):
         annotations |= {s.REPAIR: None, s.REPAIRED: None}
         labels[s.REPAIR_LABEL] = None
     if decision.verb is Verb.CORDON:
@@ -53,6 +54,12 @@ def fence(node: Node, by: str) -> Sequence[Operation]:
     return [*_tests(node), *_entries("/metadata/annotations", node.annotations, {s.FENCE: by})]
 
 
+def announcement(pod: Pod, at: float) -> Sequence[Operation]:
+    """Return a patch that tells a pod not to expect its eviction before the unix time `at`."""
+    tests = _unchanged(pod.uid, pod.version)
+    return [*tests, *_entries("/metadata/annotations", pod.annotations, {EVICT_AFTER: stamp(at)})]
+
+
 def repair_text(state: State, evidence: Evidence) -> str:
     """Return what has to be repaired, for people and repair systems, as in the annotation REPAIR."""
     gpus = [
@@ -72,9 +79,13 @@ def repair_text(state: State, evidence: Evidence) -> str:
 
 
 def _tests(node: Node) -> list[Operation]:
+    return _unchanged(node.uid, node.version)
+
+
+def _unchanged(uid: str, version: str) -> list[Operation]:
     return [
-        {"op": "test", "path": "/metadata/uid", "value": node.uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": node.version},
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": version},
     ]
 
 
