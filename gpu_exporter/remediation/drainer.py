@@ -182,7 +182,7 @@ class Drainer:
             self._announce.evicted(node, pool, results)
 
     def _attempt(self, unit: Unit, results: list[Eviction], *, dry_run: bool) -> str:
-        """Try to evict the pods of a unit, and add the results. Return why one of them is refused. Raises LookupFailed."""
+        """Try to evict the pods of a unit, add the results, and return why one is refused. Raises LookupFailed."""
         problem = ""
         for pod in unit.live:
             self._leader.keep()
