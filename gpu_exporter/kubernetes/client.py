@@ -90,16 +90,16 @@ class Api:
         """
         items: list[Object] = []
         version = ""
-        for page in self.pages(path, ObjectList, **query):
+        for page in self.pages(path, ObjectList, fresh=False, **query):
             items += page["items"] or ()
             version = page["metadata"].get("resourceVersion", "")
             if len(items) > limits.MOST_OBJECTS:
                 raise too_large(path, f"more than {limits.MOST_OBJECTS} objects")
         return items, version
 
-    def pages(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Yield the pages of a list, from the server's cache, which may be old. Raises LookupFailed."""
-        start, left = {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
+    def pages(self, path: str, kind: type[T], *, fresh: bool = False, **query: str) -> Iterator[T]:
+        """Yield the pages of a list; unless `fresh`, from the server's cache, which may be old. Raises LookupFailed."""
+        start, left = {} if fresh else {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
         deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
         for _ in range(limits.MOST_PAGES):
             body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)

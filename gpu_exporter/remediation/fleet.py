@@ -113,14 +113,14 @@ def _refusal(
         return Reason.PAUSED, ledger.problem
     if ledger.paused:
         return Reason.PAUSED, f"paused: {ledger.paused}"
-    if verb is not Verb.CORDON:
+    if verb not in (Verb.CORDON, Verb.DRAIN, Verb.EVICT) or decision.reason is Reason.REST_OF_GANG:
         return None
-    if not each.pool.is_open(now):
+    if verb is not Verb.EVICT and not each.pool.is_open(now):
         return Reason.WINDOW, f"outside the windows of pool {each.pool.name}"
     tripped = [reason for _, reason in decision.evidence.keys if reason in breaker]
     if tripped:
         return Reason.BREAKER, f"the breaker is open: many nodes have the new fault {tripped[0]}"
-    problem = budget.problem(each.node)
+    problem = budget.problem(each.node) if verb is Verb.CORDON else ""
     return (Reason.BUDGET, problem) if problem else None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.state import Progress
 
 
 class Metrics:
@@ -28,6 +29,12 @@ class Metrics:
             "gpu_remediation_actions",
             "Actions carried out; in observe mode with dryRun",
             ("pool", "mode", "verb"),
+            registry=registry,
+        )
+        self.evictions = Counter(
+            "gpu_remediation_evictions",
+            "Attempts to evict a pod; in observe mode with dryRun",
+            ("pool", "mode", "result"),
             registry=registry,
         )
         self.errors = Counter("gpu_remediation_errors", "Failed cycles and reports", ("reason",), registry=registry)
@@ -53,6 +60,12 @@ class Metrics:
             ("pool", "node"),
             registry=registry,
         )
+        self.draining = Gauge(
+            "gpu_remediation_draining_since_timestamp_seconds",
+            "When the drain began, until the node is drained",
+            ("pool", "node"),
+            registry=registry,
+        )
 
     def set(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         """Set the gauges about nodes from a plan."""
@@ -69,12 +82,15 @@ class Metrics:
         for fault in plan.breaker:
             self.breaker.labels(fault).set(1)
         for each in assessed:
-            if each.node.cordoned and each.node.state:
-                self.cordoned.labels(each.pool.name, each.node.name).set(each.node.state.at)
+            state = each.node.state
+            if each.node.cordoned and state:
+                self.cordoned.labels(each.pool.name, each.node.name).set(state.at)
+                if state.drain and state.drain.progress is not Progress.DRAINED:
+                    self.draining.labels(each.pool.name, each.node.name).set(state.drain.since)
 
     def _clear(self) -> None:
         """Remove the gauges about nodes, which only the leader has."""
-        for gauge in (self.nodes, self.remaining, self.breaker, self.cordoned):
+        for gauge in (self.nodes, self.remaining, self.breaker, self.cordoned, self.draining):
             gauge.clear()
 
     def lead(self, *, leads: bool) -> None:

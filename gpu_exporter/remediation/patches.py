@@ -14,7 +14,8 @@ from gpu_exporter.decoding import json_as
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence
-from gpu_exporter.remediation.ledger import escaped
+from gpu_exporter.remediation.ledger import escaped, stamp
+from gpu_exporter.remediation.pods import EVICT_AFTER, Pod
 from gpu_exporter.remediation.reconcile import Decision, Verb
 from gpu_exporter.remediation.state import Node, State
 
@@ -26,12 +27,12 @@ def patch(node: Node, decision: Decision) -> Sequence[Operation]:
     state = decision.state
     assert state is not None, decision
     annotations: dict[str, str | None] = {s.STATE: state.text()}
-    labels: dict[str, str | None] = {}
+    labels: dict[str, str | None] = {s.DRAIN_LABEL: state.drain.progress.value if state.drain else None}
     operations = _tests(node)
     if decision.verb in (Verb.CORDON, Verb.UPDATE):
         annotations[s.REPAIR] = repair_text(state, decision.evidence, node.annotations.get(s.REPAIR, ""))
         labels[s.REPAIR_LABEL] = state.action.replace("_", "-")
-    else:
+    elif decision.verb in (Verb.RETURN, Verb.HOLD):
         annotations |= {s.REPAIR: None, s.REPAIRED: None}
         labels[s.REPAIR_LABEL] = None
     if decision.verb is Verb.CORDON:
@@ -52,6 +53,12 @@ def patch(node: Node, decision: Decision) -> Sequence[Operation]:
 def fence(node: Node, by: str) -> Sequence[Operation]:
     """Return a patch that only changes the node's version, so that every write based on an older one fails."""
     return [*_tests(node), *_entries("/metadata/annotations", node.annotations, {s.FENCE: by})]
+
+
+def announcement(pod: Pod, at: float) -> Sequence[Operation]:
+    """Return a patch that tells a pod not to expect its eviction before the unix time `at`."""
+    tests = _unchanged(pod.uid, pod.version)
+    return [*tests, *_entries("/metadata/annotations", pod.annotations, {EVICT_AFTER: stamp(at)})]
 
 
 class _Repair(TypedDict):
@@ -95,9 +102,13 @@ def _earlier(state: State, evidence: Evidence, before: str) -> list[dict[str, An
 
 
 def _tests(node: Node) -> list[Operation]:
+    return _unchanged(node.uid, node.version)
+
+
+def _unchanged(uid: str, version: str) -> list[Operation]:
     return [
-        {"op": "test", "path": "/metadata/uid", "value": node.uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": node.version},
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": version},
     ]
 
 

@@ -2,7 +2,8 @@
 
 Each request of a controller may fail, succeed without an answer, be answered from an old copy, or be the last one
 before the controller dies. Before each one, another controller may run a whole cycle, a person may act, a GPU may fail
-and time may pass, so a write may come long after the read that it is based on. The world checks every write.
+and time may pass, so a write may come long after the read that it is based on. The world checks every write. Objects
+are replaced, never changed, so what a controller has read stays as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_exporter.kubernetes.node_objects import LeaseObject, NodeObject
+from gpu_exporter.kubernetes.node_objects import BudgetObject, LeaseObject, NodeObject, PodObject
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER, Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import evidence
@@ -24,10 +25,14 @@ from gpu_exporter.remediation.controller import Asked, Controller
 from gpu_exporter.remediation.evidence import Evidence, Finding
 from gpu_exporter.remediation.fleet import Assessed, Plan
 from gpu_exporter.remediation.leader import Leader
+from gpu_exporter.remediation.load import Eviction
+from gpu_exporter.remediation.pods import Pod
+from gpu_exporter.remediation.pods import read as read_pod
 from gpu_exporter.remediation.reconcile import Decision
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Pool, Settings
+from gpu_exporter.remediation.state import Node, Progress
 from tests.support.json_patch import PatchFailed, patched
+from tests.support.remediation_pods import Pods, is_kept
 
 FAULTS = {"stalled": "node_reboot", "uncorrectable_ecc": "gpu_reset", "sram_threshold": "replace"}
 MOST_OLD = 4
@@ -43,7 +48,13 @@ class Quiet:
     def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         pass
 
+    def failed(self, node: Node, error: LookupFailed) -> None:
+        pass
+
     def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+        pass
+
+    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
         pass
 
 
@@ -70,7 +81,8 @@ class World:
         self.lease: Any = None
         self._old: list[Mapping[str, Any]] = []
         self._identities = 0
-        self.writes = 0
+        self.writes, self.drained = 0, 0
+        self.pods = Pods(self.random, [*nodes])
         for name, labels in nodes.items():
             self._store(name, self._new(name, labels))
         self.controllers = [self.start(), self.start()]
@@ -90,12 +102,22 @@ class World:
 
     def cycle(self, which: int) -> None:
         """Run a cycle of a controller; replace it if it crashes."""
+        self.go_on()
         try:
             self.controllers[which].cycle()
         except LookupFailed:
             self.controllers[which].leader.lose()
         except Crash:
             self.controllers[which] = self.start()
+
+    def go_on(self) -> None:
+        """Pods end, and others begin."""
+        free = [name for name, item in self.objects.items() if not item["spec"].get("unschedulable")]
+        self.pods.go_on(self.now, free)
+
+    def disturb(self, _: str) -> None:
+        """Something happens to a pod or a disruption budget."""
+        self.pods.disturb(self.now)
 
     def fail(self, name: str, reason: str) -> None:
         """A GPU fails."""
@@ -291,6 +313,11 @@ class World:
         own = [taint for taint in after["spec"].get("taints", ()) if taint["key"] == s.TAINT]
         assert [taint for taint in after["spec"].get("taints", ()) if taint["key"] != s.TAINT] == others
         assert all(taint["effect"] == "NoSchedule" for taint in own)
+        drains = [state.drain if state else None for state in (s.read(before).state, s.read(after).state)]
+        if drains[1] and drains[1].gang and not (drains[0] and drains[0].gang):
+            self.pods.begun.append(frozenset(drains[1].gang.uids))
+        if drains[1] and drains[1].progress is Progress.DRAINED and drains[0] != drains[1]:
+            self.drained += 1
         if now and not was:
             assert truth.asked is Finding.FAULTY, "cordoned without evidence"
             truth.cordoned_by = "controller"
@@ -313,7 +340,7 @@ class World:
     def _check_budget(self, name: str) -> None:
         pool = self.settings.pool(self.objects[name]["metadata"]["labels"])
         assert pool is not None
-        assert pool.mode is Mode.CORDON
+        assert pool.mode.acts
         members = [each for each in self.objects.values() if self.settings.pool(each["metadata"]["labels"]) == pool]
         cordoned = {each["metadata"]["name"] for each in members if s.read(each).cordoned} | {name}
         assert len(cordoned) <= pool.budget.limit(len(members)), f"over budget: {sorted(cordoned)}"
@@ -321,8 +348,8 @@ class World:
         if pool.budget.topology_key:
             assert max(map(places.count, places)) <= pool.budget.per_topology, f"over budget of a zone: {cordoned}"
 
-    def settle(self) -> None:
-        """Let everybody be reasonable from now on: nothing fails any more, and everything is repaired."""
+    def calm(self) -> None:
+        """Let everybody be reasonable from now on; faults remain, until all drains are complete."""
         self.chaos = 0.0
         if self.lease is not None and lease.PAUSED in self.lease["metadata"].get("annotations", {}):
             self.pause("")
@@ -330,6 +357,34 @@ class World:
             self.truth[name].reachable = True
             if s.OPT_OUT in item["metadata"]["labels"]:
                 self.opt_out(name)
+        self.pods.allowed = dict.fromkeys(self.pods.allowed, 99)
+        self.now += 3600  # the breaker closes
+        for _ in range(12):
+            self.now += 35
+            self.cycle(0)
+            self.cycle(1)
+
+    def check_drained(self) -> None:
+        """Nodes with faults have no pods left, apart from those that must stay."""
+        for name, item in self.objects.items():
+            node = s.read(item)
+            pool = self.settings.pool(node.labels)
+            if not (node.cordoned and self.truth[name].faults and pool and pool.mode is Mode.DRAIN):
+                continue
+            assert node.state is not None
+            if node.state.drain and node.state.drain.progress is Progress.TIMEOUT:
+                continue
+            pods = [pod for pod in map(read_pod, self.pods.on(name)) if not is_kept(pod) and not pod.terminating]
+            free = [
+                pod
+                for pod in pods
+                if not any(is_kept(read_pod(self.pods.items[uid])) for uid in self.pods.members(pod))
+            ]
+            assert not free, f"{name} is not drained: {free}, {node.state.drain}"
+
+    def settle(self) -> None:
+        """Let everything be repaired."""
+        for name in self.objects:
             self.confirm(name)
             self.repair(name)
         for _ in range(4):
@@ -352,7 +407,9 @@ class World:
             assert node.unschedulable == (truth.cordoned_by == "person"), name
             assert s.TAINT not in [taint["key"] for taint in node.taints], name
             assert s.REPAIR_LABEL not in node.labels, name
+            assert s.DRAIN_LABEL not in node.labels, name
             assert s.REPAIR not in node.annotations, name
+        self.pods.check_jobs()
 
 
 def one_by_one(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iterator[tuple[str, Evidence]]:
@@ -363,7 +420,7 @@ def one_by_one(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iter
 
 EVENTS: Sequence[Callable[..., None]] = (
     *(World.fail, World.fail, World.repair, World.repair, World.heal, World.cordon, World.uncordon, World.taint),
-    *(World.opt_out, World.confirm, World.pause, World.lose_exporter),
+    *(World.opt_out, World.confirm, World.pause, World.lose_exporter, World.disturb, World.disturb),
 )
 
 
@@ -372,14 +429,18 @@ class Proxy:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        # The nodes as they were last read, and the live members of the jobs.
+        self._seen: dict[str, NodeObject] = {}
+        self._members: dict[str, set[str]] = {}
 
     def nodes(self) -> Sequence[NodeObject]:
         self._world.before()
-        return copy.deepcopy(self._world.listed())
+        return self._world.listed()
 
     def node(self, name: str) -> NodeObject | None:
         self._world.before()
-        found: NodeObject = copy.deepcopy(self._world.objects[name])
+        found: NodeObject = self._world.objects[name]
+        self._seen[name] = found
         return found
 
     def patch_node(self, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
@@ -387,7 +448,47 @@ class Proxy:
         if dry_run:
             return
         self._world.patch(name, operations)
+        self._seen[name] = self._world.objects[name]
         self._world.after()
+
+    def pods_on(self, node: str, *, fresh: bool) -> Sequence[PodObject]:
+        self._world.before()
+        return self._world.pods.on(node)
+
+    def pods_of(self, namespace: str, label: str, value: str, *, fresh: bool) -> Sequence[PodObject]:
+        self._world.before()
+        found = self._world.pods.of(namespace, label, value)
+        self._members[value] = {pod.uid for pod in map(read_pod, found) if not pod.terminating and not pod.ended}
+        return found
+
+    def budgets(self, namespace: str) -> Sequence[BudgetObject]:
+        self._world.before()
+        return self._world.pods.budgets()
+
+    def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
+        self._world.before()
+        if not dry_run:
+            self._world.pods.patch(name, operations, self._world.now)
+            self._world.after()
+
+    def evict(self, namespace: str, name: str, uid: str, version: str, *, dry_run: bool) -> None:
+        self._world.before()
+        if not dry_run and name in self._world.pods.items:
+            self._check(read_pod(self._world.pods.items[name]))
+        self._world.pods.evict(name, uid, version, self._world.now, dry_run=dry_run)
+        self._world.after()
+
+    def _check(self, pod: Pod) -> None:
+        """Evictions are of a node that is drained, or of a job whose eviction has begun, as this controller saw it."""
+        states = {name: s.read(item).state for name, item in self._seen.items()}
+        drains = {name: state.drain for name, state in states.items() if state and state.drain}
+        if any(drain.gang and pod.uid in drain.gang.uids for drain in drains.values()):
+            return
+        assert pod.node in drains, f"{pod} is evicted from a node that is not drained"
+        assert drains[pod.node].progress is Progress.DRAINING
+        assert self._world.truth[pod.node].asked is Finding.FAULTY, "evicted without evidence"
+        others = self._members.get(pod.labels.get("job-name", ""), set()) - {pod.uid}
+        assert not others, f"{pod} is evicted without {others}"
 
     def addresses(self) -> Mapping[str, Sequence[str]]:
         self._world.before()
@@ -419,7 +520,9 @@ def history(seed: int) -> World:
     choose = random.Random(seed)
     key = choose.choice(("", "zone"))
     budget = Budget(choose.randrange(1, 4), choose.choice((0.1, 0.4, 1.0)), key)
-    pools = (Pool("a", "pool=a", Mode.CORDON, budget, confirm="1s"), Pool("rest", mode=Mode.OBSERVE))
+    mode = choose.choice((Mode.CORDON, Mode.DRAIN, Mode.DRAIN))
+    drain = Drain(timeout=choose.choice(("5m", "2h")))
+    pools = (Pool("a", "pool=a", mode, budget, confirm="1s", drain=drain), Pool("rest", mode=Mode.OBSERVE))
     settings = Settings("gpu", Exporters("gpu"), pools, breaker=Breaker(choose.choice((3, 9))))
     count = choose.randrange(3, 8)
     nodes = {f"n{place}": {"pool": "a", "zone": f"z{place % 2}"} for place in range(count)} | {"o0": {"pool": "b"}}
@@ -429,6 +532,8 @@ def history(seed: int) -> World:
         if choose.random() < 0.5:
             world.mishap()
         world.cycle(choose.randrange(2))
+    world.calm()
+    world.check_drained()
     world.settle()
     world.check_settled()
     return world

@@ -62,7 +62,8 @@ class FakeApiServer:
     `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set. A list at version 0
     comes whole, as from the cache of a real server, unless `page_size` is set. `may_watch` is the verb `watch` of RBAC.
     `written` are the writes: method, path, and whether it was a dry run. Each of `refusals` answers one write instead.
-    With `loses_answers`, a write is carried out and its connection closed without an answer. Without `versions`, the API group does not exist. `connections` counts the TLS connections.
+    With `loses_answers`, a write is carried out and its connection closed without an answer. Without `versions`, the
+    API group does not exist. `connections` counts the TLS connections.
     """
 
     def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:

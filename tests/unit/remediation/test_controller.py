@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from gpu_exporter.kubernetes.writer import Operation
+from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import ledger as lease
 from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
 from tests.support.remediation_world import World
@@ -15,6 +19,24 @@ SETTINGS = Settings("gpu", Exporters("gpu"), (POOL,), breaker=Breaker(9))
 def world() -> World:
     """Return a cluster of four nodes in which nothing goes wrong by itself."""
     return World(SETTINGS, {f"n{place}": {"pool": "a"} for place in range(4)}, 1, 0.0)
+
+
+def test_a_node_whose_change_is_refused_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admission webhook may refuse one node for ever; another one still is cordoned, and the cycle is complete."""
+    of = world()
+    write = World.patch
+
+    def refuse(of: World, name: str, operations: Sequence[Operation]) -> None:
+        if name == "n0":
+            raise LookupFailed("http_400", "admission webhook denied the request")
+        write(of, name, operations)
+
+    monkeypatch.setattr(World, "patch", refuse)
+    of.fail("n0", "stalled")
+    of.fail("n1", "stalled")
+    of.now += 60
+    assert of.controllers[0].cycle().plan is not None
+    assert cordoned(of) == ["n1"]
 
 
 def cordoned(of: World) -> list[str]:

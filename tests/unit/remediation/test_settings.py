@@ -28,7 +28,6 @@ def test_off_is_not_a_boolean(text: str) -> None:
     ("text", "error"),
     [
         ("pools: []", "pools is empty: name at least one"),
-        ("pools: [{name: a, mode: drain}]", "mode drain is not available in this version: use cordon"),
         ("pools: [{name: a, mode: delete}]", "Invalid enum value 'delete'"),
         ("pools: [{name: a, budgets: 1}]", r"pools\[0\].budgets: unknown key; use name, selector, mode"),
         ("pools: [{name: a}, {name: a}]", "pools: two have the name 'a'; rename one"),
