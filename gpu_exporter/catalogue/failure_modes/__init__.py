@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 
-from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host
+from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host, remediation
 from gpu_exporter.catalogue.failure_modes.check import check
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 
-MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *host.MODES, *bottleneck.MODES, *cost.MODES)
-# The file with the entries of each domain.
-FILES: Mapping[Domain, ModuleType] = {
-    Domain.HEALTH: health,
-    Domain.DISTRIBUTED: distributed,
-    Domain.BOTTLENECK: bottleneck,
-    Domain.COST: cost,
-}
+MODES: tuple[FailureMode, ...] = (
+    *health.MODES,
+    *remediation.MODES,
+    *distributed.MODES,
+    *host.MODES,
+    *bottleneck.MODES,
+    *cost.MODES,
+)
+FILES: tuple[ModuleType, ...] = (health, remediation, distributed, host, bottleneck, cost)
 
 
 def file_of(mode: FailureMode) -> ModuleType:
-    """Return the file with the entry of a mode: causes on the host have a file of their own."""
-    return host if mode in host.MODES else FILES[mode.domain]
+    """Return the file with the entry of a mode."""
+    return next(file for file in FILES if mode in file.MODES)
 
 
 check(MODES)

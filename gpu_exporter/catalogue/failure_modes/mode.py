@@ -94,7 +94,7 @@ class Inject:
     fault: str = ""
     absent: tuple[Metric, ...] = ()
     everyone: bool = False
-    series: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, float | Ramp] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

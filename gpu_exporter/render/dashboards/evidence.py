@@ -23,6 +23,7 @@ LEGENDS = {
     "attribution": "{{instance}} {{source}}",
     "kube-state-metrics": "{{namespace}} {{resource}}",
     "inference server": q.GPU_LEGEND,
+    "remediation": "{{node}} {{fault}} {{reason}}",
 }
 
 

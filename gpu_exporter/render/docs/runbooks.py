@@ -115,6 +115,8 @@ REQUIRED = {
     "server of the pod runs or queues (metrics of vLLM, SGLang, TGI or Triton, which Prometheus must scrape).",
     "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
     "[allocation](../signals.md#allocation).",
+    "remediation": "This alert reads no metrics of GPUs. It needs the metrics of the "
+    "[remediation controller](../remediation.md#how-do-i-know-what-it-did).",
 }
 WORKS = {Detectability.YES: "yes", Detectability.PARTLY: "partly", Detectability.NO: "no"}
 
