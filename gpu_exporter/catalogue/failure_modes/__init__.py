@@ -10,13 +10,13 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 
 MODES: tuple[FailureMode, ...] = (
     *health.MODES,
-    *remediation.MODES,
     *distributed.MODES,
     *host.MODES,
     *bottleneck.MODES,
     *cost.MODES,
+    *remediation.MODES,
 )
-FILES: tuple[ModuleType, ...] = (health, remediation, distributed, host, bottleneck, cost)
+FILES: tuple[ModuleType, ...] = (health, distributed, host, bottleneck, cost, remediation)
 
 
 def file_of(mode: FailureMode) -> ModuleType:

@@ -26,7 +26,7 @@ _EXPLAIN = (
 )
 
 
-_mode = partial(FailureMode, domain=Domain.HEALTH, action=Action.NONE, scope=Scope.FLEET, requires="remediation")
+_mode = partial(FailureMode, domain=Domain.REMEDIATION, action=Action.NONE, scope=Scope.FLEET, requires="remediation")
 
 
 def _state(reason: str) -> str:

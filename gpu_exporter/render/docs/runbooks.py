@@ -47,6 +47,7 @@ DOMAIN = {
     Domain.BOTTLENECK: "Bottlenecks: why is the job slow?",
     Domain.DISTRIBUTED: "Distributed jobs: which rank do the others wait for?",
     Domain.COST: "Cost: which GPUs are paid for but not used?",
+    Domain.REMEDIATION: "Remediation: what stops the controller, and what waits for people?",
 }
 INDEX = """# Runbooks
 

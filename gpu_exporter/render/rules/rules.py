@@ -175,7 +175,7 @@ def _recorded(limits: Limits) -> Groups:
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),
         Group("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
-        Group("gpu-remediation", [_record(each.record, each.expression) for each in remediation.REMEDIATION]),
+        Group("gpu-controller", [_record(each.record, each.expression) for each in remediation.REMEDIATION]),
     ]
 
 
