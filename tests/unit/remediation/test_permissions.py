@@ -19,6 +19,10 @@ VALUES: Mapping[str, Any] = {"remediation": {"enabled": True, "secret": "keys"}}
 # What `tests/e2e/remediation` sees the controller request: (namespace, group, resource, name, verbs).
 REQUESTED = {
     ("", "", "nodes", "", "get list patch"),
+    ("", "", "pods", "", "list"),
+    ("", "", "pods/eviction", "", "create"),
+    ("", "", "pods/status", "", "patch"),
+    ("", "policy", "poddisruptionbudgets", "", "list"),
     (NAMESPACE, "", "pods", "", "list"),
     (NAMESPACE, "coordination.k8s.io", "leases", "", "create"),
     (NAMESPACE, "coordination.k8s.io", "leases", OWN, "get patch"),
@@ -26,9 +30,21 @@ REQUESTED = {
 }
 
 
-def test_rights_are_those_that_are_requested() -> None:
-    """No more, and for its own service account alone; no pod can be deleted, and none created."""
-    found = objects(VALUES)
+EVICTS = ("pods/eviction", "pods/status", "poddisruptionbudgets")
+
+
+@pytest.mark.parametrize(
+    ("modes", "evicts"),
+    [(("drain",), True), (("cordon", "observe"), True), (("cordon", ""), True), (("cordon", "off"), False)],
+)
+def test_rights_are_those_that_are_requested(modes: tuple[str, ...], evicts: bool) -> None:
+    """No more, and for its own service account alone; no pod can be deleted, and none created.
+
+    Without a pool that drains or tries to, nothing of pods elsewhere can even be read.
+    """
+    pools = [{"name": f"p{place}", **({"mode": mode} if mode else {})} for place, mode in enumerate(modes)]
+    found = objects({"remediation": {**VALUES["remediation"], "pools": pools}})
+    requested = {one for one in REQUESTED if evicts or (one[2] not in EVICTS and one[::2] != ("", "pods", "list"))}
     roles = [*kind(found, "ClusterRole"), *kind(found, "Role")]
     granted = {
         (role["metadata"].get("namespace", ""), group, resource, name, " ".join(rule["verbs"]))
@@ -38,7 +54,7 @@ def test_rights_are_those_that_are_requested() -> None:
         for resource in rule["resources"]
         for name in rule.get("resourceNames", [""])
     }
-    assert granted == REQUESTED
+    assert granted == requested
     bindings = [*kind(found, "ClusterRoleBinding"), *kind(found, "RoleBinding")]
     assert len(bindings) == len(roles)
     account = {"kind": "ServiceAccount", "name": OWN, "namespace": NAMESPACE}
