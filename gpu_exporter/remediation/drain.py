@@ -115,7 +115,7 @@ def _waiting(unit: Unit, load: Load, now: float) -> str:
     if unit.protected:
         return unit.protected
     if unit.key in load.refused:
-        return f"{unit}: {load.refused[unit.key]}"
+        return load.refused[unit.key]
     until = max((pod.evict_after or 0.0 for pod in unit.live), default=0.0)
     return f"{unit} has {until - now:.0f} s to write a checkpoint" if until > now else f"{unit} runs"
 

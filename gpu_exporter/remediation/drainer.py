@@ -129,7 +129,7 @@ class Drainer:
                 _result(error)
                 problem = f"the annotation {pods.EVICT_AFTER} cannot be set: {error.message}"
         if problem and not dry_run:
-            self._refuse(unit.key, problem)
+            self._refuse(unit, problem)
 
     def _is_possible(self, unit: Unit) -> bool:
         """Return whether all pods of a gang can be evicted now; otherwise it waits."""
@@ -139,7 +139,7 @@ class Drainer:
         if not problem and not all(each.done for each in results):
             problem = "one of its pods has just changed"
         if problem:
-            self._refuse(unit.key, problem)
+            self._refuse(unit, problem)
         return not problem
 
     def _exceeded(self, unit: Unit) -> str:
@@ -177,7 +177,7 @@ class Drainer:
         results: list[Eviction] = []
         try:
             if problem := self._attempt(unit, results, dry_run=False):
-                self._refuse(unit.key, problem)
+                self._refuse(unit, problem)
         finally:
             self._announce.evicted(node, pool, results)
 
@@ -191,15 +191,15 @@ class Drainer:
                 self._cluster.evict(pod.namespace, pod.name, pod.uid, pod.version, dry_run=dry_run)
             except LookupFailed as error:
                 result = _result(error)
-                problem = f"pod {pod}: {error.message}" if result not in ("gone", "changed") else problem
+                problem = error.message if result not in ("gone", "changed") else problem
             results.append(Eviction(str(pod), pod.uid, result))
         return problem
 
-    def _refuse(self, key: GangKey | str, why: str) -> None:
+    def _refuse(self, unit: Unit, why: str) -> None:
         """Let a unit wait."""
-        _, waited, _ = self._refused.get(key, (0.0, 0.0, ""))
+        _, waited, _ = self._refused.get(unit.key, (0.0, 0.0, ""))
         wait = min(LONGEST_WAIT, max(FIRST_WAIT, 2 * waited))
-        self._refused[key] = (self._wall() + wait * random.uniform(0.8, 1.0), wait, why)
+        self._refused[unit.key] = (self._wall() + wait * random.uniform(0.8, 1.0), wait, f"{unit}: {why}")
 
 
 def _result(error: LookupFailed) -> str:

@@ -48,7 +48,7 @@ class Pods:
         self.excused: set[str] = set()
         self.told: dict[str, tuple[float, float]] = {}
         self._ends: dict[str, float] = {}
-        self._version = 0
+        self.version = 0
         for node in nodes:
             for _ in range(choose.randrange(3)):
                 self.create(node, {"labels": {"app": "web"}})
@@ -64,8 +64,8 @@ class Pods:
 
     def create(self, node: str, metadata: Any, spec: Any = None, status: Any = None) -> None:
         """Create a pod."""
-        self._version += 1
-        uid = f"pod-{self._version}"
+        self.version += 1
+        uid = f"pod-{self.version}"
         owners = [{"kind": "ReplicaSet", "controller": True}]
         about = {
             "namespace": "team",
@@ -84,8 +84,8 @@ class Pods:
 
     def _put(self, item: Any, **metadata: Any) -> None:
         """Store an object with these metadata as a new version."""
-        self._version += 1
-        metadata = {**item["metadata"], **metadata, "resourceVersion": str(self._version)}
+        self.version += 1
+        metadata = {**item["metadata"], **metadata, "resourceVersion": str(self.version)}
         self.items[metadata["uid"]] = {**item, "metadata": metadata}
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -196,6 +196,11 @@ class Pods:
         job = pod.labels.get("job-name", "")
         found = map(read, self.of(pod.namespace, "job-name", job) if job else list[PodObject]())
         return {each.uid for each in found if not each.terminating and not each.ended and each.has_gpus}
+
+    def check_begun(self, uids: frozenset[str], allowed: Mapping[str, int]) -> None:
+        """The eviction of a job begins only if the disruption budgets, as they were read, allow all of it."""
+        apps = Counter(read(self.items[uid]).labels.get("app", "") for uid in uids & {*self.items})
+        assert all(count <= allowed.get(app, 0) for app, count in apps.items()), f"{apps} with {allowed}"
 
     def check_jobs(self) -> None:
         """Each job has lost all its pods or none by evictions."""

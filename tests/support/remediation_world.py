@@ -67,7 +67,6 @@ class Truth:
     healthy_since: float = 0.0
     reachable: bool = True
     cordoned_by: str = ""
-    asked: Finding | None = None
 
 
 class World:
@@ -81,6 +80,7 @@ class World:
         self.lease: Any = None
         self._old: list[Mapping[str, Any]] = []
         self._identities = 0
+        self._running: set[int] = set()
         self.writes, self.drained = 0, 0
         self.pods = Pods(self.random, [*nodes])
         for name, labels in nodes.items():
@@ -95,20 +95,25 @@ class World:
         cluster = Proxy(self)
         names = (self.settings.namespace, self.settings.lease, f"pod-{self._identities}")
         leader = Leader(cluster, *names, wall=self.clock, clock=self.clock)
-        return Controller(cluster, self.settings, leader, self.ask, Quiet(), self.clock, one_by_one)
+        return Controller(cluster, self.settings, leader, cluster.ask, Quiet(), self.clock, one_by_one)
 
     def clock(self) -> float:
         return self.now
 
     def cycle(self, which: int) -> None:
-        """Run a cycle of a controller; replace it if it crashes."""
+        """Run a cycle of a controller, which has one thread, unless it runs one; replace it if it crashes."""
+        if which in self._running:
+            return
         self.go_on()
+        self._running.add(which)
         try:
             self.controllers[which].cycle()
         except LookupFailed:
             self.controllers[which].leader.lose()
         except Crash:
             self.controllers[which] = self.start()
+        finally:
+            self._running.remove(which)
 
     def go_on(self) -> None:
         """Pods end, and others begin."""
@@ -218,15 +223,11 @@ class World:
         if roll < self.chaos / 4:
             raise LookupFailed("timeout", "no answer")
 
-    def ask(self, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+    def ask(self, node: Node) -> Evidence:
         """Answer for the exporter of a node."""
-        truth = self.truth[node.name]
-        if not truth.reachable or self.random.random() < self.chaos / 8:
-            found = evidence.unknown("unreachable")
-        else:
-            found = evidence.judge(json.dumps(self._answer(node.name)), node.name, node.boot, degraded=False)
-        truth.asked = found.finding
-        return found
+        if not self.truth[node.name].reachable or self.random.random() < self.chaos / 8:
+            return evidence.unknown("unreachable")
+        return evidence.judge(json.dumps(self._answer(node.name)), node.name, node.boot, degraded=False)
 
     def _answer(self, name: str) -> Mapping[str, Any]:
         truth = self.truth[name]
@@ -253,13 +254,13 @@ class World:
         change(item)
         self._store(name, item, manager)
 
-    def patch(self, name: str, operations: Sequence[Operation]) -> None:
-        """Apply a patch of a controller, and check it."""
+    def patch(self, name: str, operations: Sequence[Operation], asked: Finding | None) -> None:
+        """Apply a patch of a controller, and check it. `asked` is what the exporter has answered to it."""
         try:
             new = patched(self.objects[name], operations)
         except PatchFailed as error:
             raise LookupFailed("conflict", str(error)) from error
-        self._check(name, self.objects[name], new)
+        self._check(name, self.objects[name], new, asked)
         self._store(name, new, FIELD_MANAGER)
         self.writes += 1
 
@@ -305,7 +306,7 @@ class World:
 
     # --- what must always hold ----------------------------------------------------------------------------------------
 
-    def _check(self, name: str, before: Any, after: Any) -> None:
+    def _check(self, name: str, before: Any, after: Any, asked: Finding | None) -> None:
         truth = self.truth[name]
         was, now = before["spec"].get("unschedulable", False), after["spec"].get("unschedulable", False)
         assert before["metadata"]["labels"].get(s.OPT_OUT) != "disabled" or self._is_fence(before, after), "opted out"
@@ -319,12 +320,12 @@ class World:
         if drains[1] and drains[1].progress is Progress.DRAINED and drains[0] != drains[1]:
             self.drained += 1
         if now and not was:
-            assert truth.asked is Finding.FAULTY, "cordoned without evidence"
+            assert asked is Finding.FAULTY, "cordoned without evidence"
             truth.cordoned_by = "controller"
             self._check_budget(name)
         if was and not now:
             assert truth.cordoned_by == "controller", "undid a foreign cordon"
-            assert truth.asked is Finding.CLEAN, "returned without evidence"
+            assert asked is Finding.CLEAN, "returned without evidence"
             state = s.read(before).state
             assert state is not None
             confirmed = before["metadata"]["annotations"].get(s.REPAIRED) == state.fault
@@ -429,9 +430,16 @@ class Proxy:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # The nodes as they were last read, and the live members of the jobs.
+        # What exporters have answered; nodes, versions of pods, and disruption budgets as they were last read.
+        self._asked: dict[str, Finding] = {}
         self._seen: dict[str, NodeObject] = {}
-        self._members: dict[str, set[str]] = {}
+        self._version = 0
+        self._allowed: Mapping[str, int] = {}
+
+    def ask(self, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+        found = self._world.ask(node)
+        self._asked[node.name] = found.finding
+        return found
 
     def nodes(self) -> Sequence[NodeObject]:
         self._world.before()
@@ -447,22 +455,25 @@ class Proxy:
         self._world.before()
         if dry_run:
             return
-        self._world.patch(name, operations)
+        begun = len(self._world.pods.begun)
+        self._world.patch(name, operations, self._asked.get(name))
         self._seen[name] = self._world.objects[name]
+        for uids in self._world.pods.begun[begun:]:
+            self._world.pods.check_begun(uids, self._allowed)
         self._world.after()
 
     def pods_on(self, node: str, *, fresh: bool) -> Sequence[PodObject]:
         self._world.before()
+        self._version = self._world.pods.version
         return self._world.pods.on(node)
 
     def pods_of(self, namespace: str, label: str, value: str, *, fresh: bool) -> Sequence[PodObject]:
         self._world.before()
-        found = self._world.pods.of(namespace, label, value)
-        self._members[value] = {pod.uid for pod in map(read_pod, found) if not pod.terminating and not pod.ended}
-        return found
+        return self._world.pods.of(namespace, label, value)
 
     def budgets(self, namespace: str) -> Sequence[BudgetObject]:
         self._world.before()
+        self._allowed = dict(self._world.pods.allowed)
         return self._world.pods.budgets()
 
     def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
@@ -486,8 +497,8 @@ class Proxy:
             return
         assert pod.node in drains, f"{pod} is evicted from a node that is not drained"
         assert drains[pod.node].progress is Progress.DRAINING
-        assert self._world.truth[pod.node].asked is Finding.FAULTY, "evicted without evidence"
-        others = self._members.get(pod.labels.get("job-name", ""), set()) - {pod.uid}
+        assert self._asked[pod.node] is Finding.FAULTY, "evicted without evidence"
+        others = {uid for uid in self._world.pods.members(pod) - {pod.uid} if int(uid[4:]) <= self._version}
         assert not others, f"{pod} is evicted without {others}"
 
     def addresses(self) -> Mapping[str, Sequence[str]]:

@@ -10,7 +10,7 @@ from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import ledger as lease
 from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
-from tests.support.remediation_world import World
+from tests.support.remediation_world import Proxy, World
 
 POOL = Pool("a", "pool=a", Mode.CORDON, Budget(2, 1.0), confirm="1s")
 SETTINGS = Settings("gpu", Exporters("gpu"), (POOL,), breaker=Breaker(9))
@@ -24,14 +24,14 @@ def world() -> World:
 def test_a_node_whose_change_is_refused_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """An admission webhook may refuse one node for ever; another one still is cordoned, and the cycle is complete."""
     of = world()
-    write = World.patch
+    write = Proxy.patch_node
 
-    def refuse(of: World, name: str, operations: Sequence[Operation]) -> None:
+    def refuse(of: Proxy, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
         if name == "n0":
             raise LookupFailed("http_400", "admission webhook denied the request")
-        write(of, name, operations)
+        write(of, name, operations, dry_run=dry_run)
 
-    monkeypatch.setattr(World, "patch", refuse)
+    monkeypatch.setattr(Proxy, "patch_node", refuse)
     of.fail("n0", "stalled")
     of.fail("n1", "stalled")
     of.now += 60

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from gpu_exporter.remediation.settings import Budget, Mode, Pool, parse
+from gpu_exporter.remediation.settings import Budget, Mode, Pool, Scope, parse
 from gpu_exporter.remediation.windows import window
 
 MINIMAL = "namespace: gpu\nexporters: {namespace: gpu}\n"
@@ -16,6 +16,7 @@ def test_defaults() -> None:
     settings = parse(f"{MINIMAL}pools: [{{name: all}}]".encode())
     assert settings.pools[0].mode is Mode.OBSERVE
     assert settings.pools[0].budget == Budget(1, 0.1)
+    assert settings.pools[0].drain.pods is Scope.GPU
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "Off"])
@@ -28,6 +29,9 @@ def test_off_is_not_a_boolean(text: str) -> None:
     ("text", "error"),
     [
         ("pools: []", "pools is empty: name at least one"),
+        ("pools: [{name: a, drain: {timeout: never}}]", "pools: a: drain.timeout: 'never' is not a duration"),
+        ("pools: [{name: a, drain: {gang_labels: ['a=b']}}]", "pools: a: drain.gang_labels: 'a=b' is not the name of"),
+        ("pools: [{name: a, drain: {force: true}}]", r"pools\[0\].drain.force: unknown key"),
         ("pools: [{name: a, mode: delete}]", "Invalid enum value 'delete'"),
         ("pools: [{name: a, budgets: 1}]", r"pools\[0\].budgets: unknown key; use name, selector, mode"),
         ("pools: [{name: a}, {name: a}]", "pools: two have the name 'a'; rename one"),
