@@ -29,7 +29,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
 from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
-from gpu_exporter.render.rules import aggregates, allocation, rules
+from gpu_exporter.render.rules import aggregates, allocation, remediation, rules
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
@@ -51,7 +51,8 @@ HISTOGRAMS = {
     f"{row}_bucket": s.POWER_SWING if row is m.POWER_SAMPLES else s.SM_IDLE
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
 }
-ALLOCATION = {each.record for each in allocation.ALLOCATION}
+# From kube-state-metrics and the remediation controller.
+OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION)}
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _recording_rules() -> Mapping[str, str]:
 class Truth:
     """The true values from the pages of some exporters, narrowed down by variables; `rules` are by recorded name.
 
-    `allocated`: kube-state-metrics is scraped, too, and has a series for every query.
+    `allocated`: kube-state-metrics and the controller are scraped, too, and have a series for every query.
     """
 
     seen: Window
@@ -153,7 +154,7 @@ class Truth:
             return any(alert.get(label) for alert in alerts)
         if label == LABEL:
             return bool(re.search(rf"\b{LABEL}\b", text))
-        if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
+        if label in ("pool", "resource", "reason") or any(name in text for name in OF_CLUSTER):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
 
@@ -216,7 +217,7 @@ class Truth:
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
         if name in ALERTS:
             return any(_matching(alert, matchers) for alert in self.firing)
-        if name in ALLOCATION:
+        if name in OF_CLUSTER:
             return self.allocated
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))

@@ -119,7 +119,7 @@ def _actions() -> list[object]:
                 "none, or a cordon and later a return.",
                 "the same decisions again and again: a node that flaps.",
             ),
-            [Query(f"sum by (verb, reason) ({q.of(BOARD, r.DECISIONS)}) > 0", "{{verb}}: {{reason}}", "short")],
+            [Query(f"sum by (verb, reason) ({q.of(BOARD, r.DECISIONS)})", "{{verb}}: {{reason}}", "short")],
             width=12,
             link=None,
         ),
