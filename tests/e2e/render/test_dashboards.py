@@ -77,9 +77,15 @@ SCHEDULED = "simulated"
 # A counter that grows is the time, which `Pages` fills in.
 CLOCK = "$clock"
 INJECTED = {series: value for mode in MODES for series, value in mode.inject.series.items()}
-KUBE = "".join(
-    f"{series} {CLOCK if isinstance(value, Ramp) else value}\n" for series, value in INJECTED.items()
-) + "".join(line for line in full().text().decode().splitlines(keepends=True) if line.partition(" ")[0] not in INJECTED)
+NAMES = {series.partition("{")[0] for series in INJECTED}
+KUBE = "\n".join(
+    (
+        *(f"{series} {CLOCK if isinstance(value, Ramp) else value}" for series, value in INJECTED.items()),
+        # Without the series that are injected, too.
+        *(line for line in full().text().decode().splitlines() if line.partition(" ")[0] not in NAMES),
+        "",
+    )
+)
 PAGES = {
     **DCGM,
     "other-hardware": f"{m.RENDERED_AT.name} {time.time()}\n"
