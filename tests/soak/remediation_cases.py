@@ -12,12 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
 
 from gpu_exporter.remediation import state as s
+from gpu_exporter.remediation.cluster import KubernetesCluster
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER
+from gpu_exporter.remediation.run import client
+from gpu_exporter.remediation.settings import Exporters, Pool, Settings
 from tests.soak.remediation_fleet import DISRUPTIONS, NAMES, OWN, Fleet, budget, seconds
-from tests.support import chart
-from tests.support.control_plane import COLLECTIONS
+from tests.support import chart, eviction_contract
+from tests.support.control_plane import COLLECTIONS, Refused
 from tests.support.tools import until
 
 LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
@@ -46,6 +52,26 @@ def observe(fleet: Fleet) -> str:
     assert {pod.uid for pod in fleet.pods()} == pods
     fleet.nodes.repair("node-03")
     return f"only the Lease was written; dry runs and their answers: { {f'{a} {b}': n for (a, b), n in codes.items()} }"
+
+
+def evictions(fleet: Fleet) -> str:
+    """The server answers as the fake one of CI does, with the rights of the chart."""
+    fleet.allow("llama", 0)
+    path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/llama"
+    until(lambda: fleet.control.ask("GET", path)["status"].get("disruptionsAllowed") == 0, 30, "the new budget")
+    free, kept = (next(pod for pod in fleet.pods() if pod.labels.get("app") == app) for app in ("web", "llama"))
+    here = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(fleet.control.port)}
+    with closing(client(fleet.folder / "account", here)) as api:
+        settings = Settings(chart.NAMESPACE, Exporters(chart.NAMESPACE), (Pool("all"),))
+        found = eviction_contract.answers(KubernetesCluster(api, settings), free, kept)
+    assert found == eviction_contract.EXPECTED, found
+    path = f"{COLLECTIONS['Pod'].format(namespace='team')}/{kept.name}"
+    token = (fleet.folder / "account" / "token").read_text()
+    for method in ("DELETE", "PATCH"):
+        with pytest.raises(Refused, match="^403"):
+            fleet.control.ask(method, path, {}, token)
+    fleet.allow("llama", DISRUPTIONS["llama"])
+    return f"{len(found)} answers as expected; pods can be neither deleted nor changed"
 
 
 def drain(fleet: Fleet) -> str:
@@ -98,7 +124,7 @@ def two_at_once(fleet: Fleet) -> str:
 def disruption_budget(fleet: Fleet) -> str:
     """A disruption budget allows nothing for a while."""
     name = next(name for name in NAMES[:-1] if any(pod.labels["app"] == "web" for pod in fleet.on(name)))
-    fleet.control.create(budget("web", 0))
+    fleet.allow("web", 0)
     fleet.start_both()
     since = fleet.audited()
     fleet.nodes.fail(name)
@@ -108,7 +134,7 @@ def disruption_budget(fleet: Fleet) -> str:
 
     until(lambda: refusals() >= 3, 120, "refusals")
     until(lambda: {pod.labels["app"] for pod in fleet.on(name)} == {"web"}, 120, "the others to go")
-    fleet.control.create(budget("web", DISRUPTIONS["web"]))
+    fleet.allow("web", DISRUPTIONS["web"])
     until(lambda: fleet.drained(name), 240, "the end of the drain")
     count = refusals()
     fleet.nodes.repair(name)
@@ -178,8 +204,8 @@ def protected(fleet: Fleet) -> str:
 def person(fleet: Fleet) -> str:
     """Somebody uncordons the node in the middle of a drain."""
     name = "node-09"
-    fleet.control.create(budget("web", 0))
-    fleet.control.create(budget("llama", 0))
+    fleet.allow("web", 0)
+    fleet.allow("llama", 0)
     fleet.start_both()
     fleet.nodes.fail(name)
     until(lambda: fleet.node(name).labels.get(s.DRAIN_LABEL) == "draining", 60, "the drain")
@@ -187,7 +213,7 @@ def person(fleet: Fleet) -> str:
     until(lambda: fleet.is_back(name), 120, "the hold")
     since = fleet.audited()
     for app, count in DISRUPTIONS.items():
-        fleet.control.create(budget(app, count))
+        fleet.allow(app, count)
     time.sleep(20)
     assert not fleet.evictions(since), "evicted from a node that a person has uncordoned"
     assert fleet.is_back(name)
@@ -361,6 +387,7 @@ CASES: Mapping[str, Callable[[Fleet], str]] = {
     case.__name__: case
     for case in (
         observe,
+        evictions,
         drain,
         two_at_once,
         disruption_budget,

@@ -224,6 +224,11 @@ class Fleet:
             and event["responseStatus"]["code"] == 201
         )
 
+    def allow(self, app: str, unavailable: int) -> None:
+        """Change a PodDisruptionBudget."""
+        path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/{app}"
+        self.control.ask("PATCH", path, {"spec": {"maxUnavailable": unavailable}})
+
     def grant(self, kinds: Sequence[str] = RIGHTS) -> None:
         """Create the rights of the chart."""
         for item in self.rights:
