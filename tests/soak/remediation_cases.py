@@ -68,7 +68,7 @@ def evictions(fleet: Fleet) -> str:
     path = f"{COLLECTIONS['Pod'].format(namespace='team')}/{kept.name}"
     token = (fleet.folder / "account" / "token").read_text()
     for method in ("DELETE", "PATCH"):
-        with pytest.raises(Refused, match="^403"):
+        with pytest.raises(Refused, match=r"^403"):
             fleet.control.ask(method, path, {}, token)
     fleet.allow("llama", DISRUPTIONS["llama"])
     return f"{len(found)} answers as expected; pods can be neither deleted nor changed"

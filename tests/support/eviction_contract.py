@@ -29,11 +29,8 @@ def answers(cluster: KubernetesCluster, free: Pod, kept: Pod) -> Mapping[str, st
     def now() -> Pod:
         return next(pod for pod in map(read, cluster.pods_on(free.node, fresh=True)) if pod.uid == free.uid)
 
-    def evict(
-        pod: Pod, name: str = "", uid: str = "", version: str = "", *, dry_run: bool = False
-    ) -> Callable[[], None]:
-        given = name or pod.name, uid or pod.uid, version or pod.version
-        return lambda: cluster.evict(pod.namespace, *given, dry_run=dry_run)
+    def evict(pod: Pod, *, dry_run: bool = False) -> Callable[[], None]:
+        return lambda: cluster.evict(pod.namespace, pod.name, pod.uid, pod.version, dry_run=dry_run)
 
     def announce(pod: Pod) -> Callable[[], None]:
         return lambda: cluster.patch_pod(pod.namespace, pod.name, patches.announcement(pod, 0.0), dry_run=False)
