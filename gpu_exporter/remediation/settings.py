@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 from gpu_exporter.decoding import printable, yaml_as
@@ -179,7 +180,8 @@ class Settings:
         return next((pool for pool in self.pools if pool.matches(labels)), None)
 
 
-def _terms(selector: str) -> list[re.Match[str]]:
+@cache
+def _terms(selector: str) -> tuple[re.Match[str], ...]:
     """Return the parts of a label selector. Raises ValueError."""
     terms = []
     for term in filter(None, (part.strip() for part in selector.replace("==", "=").split(","))):
@@ -187,7 +189,7 @@ def _terms(selector: str) -> list[re.Match[str]]:
         if not found or (found[1] and found[3]):
             raise ValueError(f"{term!r} is not a label selector; use key=value, key!=value, key or !key")
         terms.append(found)
-    return terms
+    return tuple(terms)
 
 
 def _key(label: str) -> None:

@@ -270,8 +270,8 @@ class World:
             self.lease = patched(self.lease, operations)
         except PatchFailed as error:
             raise LookupFailed("conflict", str(error)) from error
-        self.lease["metadata"]["resourceVersion"] = self._next()
-        found: LeaseObject = copy.deepcopy(self.lease)
+        self.lease = {**self.lease, "metadata": {**self.lease["metadata"], "resourceVersion": self._next()}}
+        found: LeaseObject = self.lease
         return found
 
     def create_lease(self, item: LeaseObject) -> LeaseObject:
@@ -285,12 +285,12 @@ class World:
 
     def _store(self, name: str, item: Any, manager: str = "") -> None:
         before = self.objects.get(name)
+        metadata = {**item["metadata"], "resourceVersion": self._next()}
         if before is not None and before["spec"].get("unschedulable") != item["spec"].get("unschedulable"):
             fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}} if item["spec"].get("unschedulable") else {}
-            item["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
-        item["metadata"]["resourceVersion"] = self._next()
-        self._old = [*self._old, dict(self.objects)][-MOST_OLD:]
-        self.objects = {**self.objects, name: item}
+            metadata["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
+        self._old = [*self._old, self.objects][-MOST_OLD:]
+        self.objects = {**self.objects, name: {**item, "metadata": metadata}}
 
     def _next(self) -> str:
         self._version += 1
