@@ -104,7 +104,10 @@ count by (cluster) (max by (cluster, namespace, instance, pod) (gpu_remediation_
         meaning="Two controllers act on the nodes of one cluster. Two replicas of one release cannot do this for long: "
         "they share a Lease, and each write to it fails if the other one has changed it. Two releases have two Leases.",
         impact="Each controller keeps its own budget. Both together may cordon twice as many nodes.",
-        diagnosis=("Run `kubectl get leases -A | grep remediation`: each release has its own Lease.",),
+        diagnosis=(
+            "Query `gpu_remediation_leader == 1`: the labels `namespace` and `pod` name the controllers.",
+            "Run `kubectl get leases -A | grep remediation`: each release has its own Lease.",
+        ),
         mitigation=(
             "Uninstall one release. If both are needed, give them pools without common nodes, and set "
             "`prometheusRule.modes.GpuRemediationTwoLeaders.enabled: false`.",

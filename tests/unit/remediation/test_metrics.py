@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.catalogue.failure_modes import remediation as modes
 from gpu_exporter.remediation.ledger import Ledger
 from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.reconcile import Reason
 from gpu_exporter.render.rules.remediation import REMEDIATION
 from tests import ROOT
 from tests.support.remediation_metrics import BEGAN, STATE, full, node, planned
@@ -42,6 +43,21 @@ def test_every_metric_is_documented() -> None:
     listed = set(NAME.findall((ROOT / "docs/remediation.md").read_text()))
     assert listed >= NAMES, "fix: add a row to the table of metrics in docs/remediation.md"
     assert listed <= NAMES, "fix: remove what does not exist from docs/remediation.md"
+
+
+@pytest.mark.drift
+def test_every_reason_is_documented() -> None:
+    """People see it in the log, on the dashboard and in Events."""
+    text = (ROOT / "docs/remediation.md").read_text()
+    missing = [reason.value for reason in Reason if f"`{reason.value}`" not in text]
+    assert not missing, "fix: add them to the table of reasons in docs/remediation.md"
+
+
+@pytest.mark.drift
+def test_every_alert_is_documented() -> None:
+    text = (ROOT / "docs/remediation.md").read_text()
+    missing = [mode.name for mode in modes.MODES if f"runbooks/{mode.name.lower()}.md" not in text]
+    assert not missing, "fix: add them to the table of alerts in docs/remediation.md"
 
 
 def test_only_the_leader_knows_nodes() -> None:
