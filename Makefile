@@ -109,7 +109,7 @@ boards: $(VENV)/dev tools .tools/virtual_clock/virtual_clock .tools/boards/page/
 fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fleets of 800 and of 8000 GPUs
+soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories and thirty days of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fleets of 800 and of 8000 GPUs
 	$(BIN)/python -m tests.soak.faults $(ARGS)
 	$(BIN)/python -m tests.soak.ticks
 	$(BIN)/python -m tests.soak.trouble
@@ -117,6 +117,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m tests.soak.kernel_log
 	$(BIN)/python -m tests.soak.protobuf
 	$(BIN)/python -m tests.soak.remediation
+	$(BIN)/python -m tests.soak.remediation_days
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules --long
 	$(BIN)/python -m tests.operation.run --composition usual --seed 1 --processes $$(nproc) --json tests/operation/results/usual-1.json

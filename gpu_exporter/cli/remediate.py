@@ -1,4 +1,4 @@
-"""`gpu-exporter remediate`: the controller that cordons nodes with unfit GPUs."""
+"""`gpu-exporter remediate`: the controller that cordons and drains nodes with unfit GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST_LINES_SECONDS = 0.3
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 def remediate_command(path: Path, node: str, check: bool, log_level: str) -> None:
-    """Cordon nodes with unfit GPUs and return them to service, within strict bounds.
+    """Cordon and drain nodes with unfit GPUs and return them to service, within strict bounds.
 
     It runs in a pod of the cluster, and in observe mode by default: it decides and changes nothing. Each decision is a
     line of JSON on stdout.

@@ -6,10 +6,12 @@ from http.client import HTTPResponse
 from typing import TypeVar
 
 from gpu_exporter.decoding import json_as, printable
-from gpu_exporter.kubernetes.objects import Event, EventHead, FailureEvent
+from gpu_exporter.kubernetes.objects import Event, EventHead, Failure, FailureEvent
 from gpu_exporter.model.lookup import LookupFailed
 
 T = TypeVar("T")
+
+MOST_FAILURE_BYTES = 1 << 16
 
 
 def refused(response: HTTPResponse, path: str, method: str = "GET") -> LookupFailed:
@@ -32,10 +34,19 @@ def refused(response: HTTPResponse, path: str, method: str = "GET") -> LookupFai
         410: ("the resource version is too old; gpu-exporter lists again", ""),
     }
     reason = reasons.get(response.status, f"http_{response.status}")
-    cause, fix = causes.get(response.status) or (printable(response.reason, 200), "")
+    cause, fix = causes.get(response.status) or (_why(response, method), "")
     after = response.headers.get("Retry-After", "")
     retry_after = float(after) if after.isdecimal() and len(after) < 6 else 0.0
     return LookupFailed(reason, f"API server: {path}: {response.status}: {cause}", fix=fix, retry_after=retry_after)
+
+
+def _why(response: HTTPResponse, method: str) -> str:
+    """Return why the server refuses a request; for a write, such as an eviction, in its own words."""
+    try:
+        message = json_as(Failure, response.read(MOST_FAILURE_BYTES)).get("message") if method != "GET" else ""
+    except ValueError:
+        message = ""
+    return printable(message or response.reason, 200)
 
 
 def too_large(path: str, why: str) -> LookupFailed:

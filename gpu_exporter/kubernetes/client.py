@@ -18,7 +18,7 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.answers import decoded, event, refused, too_large
-from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
+from gpu_exporter.kubernetes.objects import Event, ListHead, Object, ObjectList
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.version import __version__
@@ -89,19 +89,26 @@ class Api:
         Version 0 is answered from the server's cache; otherwise each request would read the whole list from etcd.
         """
         items: list[Object] = []
-        token, left = "", limits.MOST_LIST_BYTES
-        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
-        for _ in range(limits.MOST_PAGES):
-            start = {"continue": token} if token else {"resourceVersion": "0"}
-            body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
-            left -= len(body)
-            page = decoded(body, ObjectList, path)
+        version = ""
+        for page in self.pages(path, ObjectList, fresh=False, **query):
             items += page["items"] or ()
-            token = page["metadata"].get("continue", "")
+            version = page["metadata"].get("resourceVersion", "")
             if len(items) > limits.MOST_OBJECTS:
                 raise too_large(path, f"more than {limits.MOST_OBJECTS} objects")
+        return items, version
+
+    def pages(self, path: str, kind: type[T], *, fresh: bool = False, **query: str) -> Iterator[T]:
+        """Yield the pages of a list; unless `fresh`, from the server's cache, which may be old. Raises LookupFailed."""
+        start, left = {} if fresh else {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
+        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
+        for _ in range(limits.MOST_PAGES):
+            body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
+            left -= len(body)
+            yield decoded(body, kind, path)
+            token = decoded(body, ListHead, path)["metadata"].get("continue", "")
             if not token:
-                return items, page["metadata"].get("resourceVersion", "")
+                return
+            start = {"continue": token}
         raise too_large(path, f"more than {limits.MOST_PAGES} pages")
 
     def watch(self, path: str, seconds: float, **query: str) -> Generator[Event | None, None, None]:

@@ -1,8 +1,10 @@
-"""What the remediation controller reads of nodes, of the exporter's pods and of its Lease."""
+"""What the remediation controller reads of nodes, pods, disruption budgets and its Lease."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
+
+from gpu_exporter.kubernetes.objects import OwnerReference
 
 FieldsV1 = TypedDict("FieldsV1", {"f:spec": dict[str, Any]}, total=False)
 
@@ -24,6 +26,7 @@ class FullMetadata(TypedDict, total=False):
     labels: dict[str, str] | None
     annotations: dict[str, str] | None
     managedFields: list[ManagedFields] | None
+    ownerReferences: list[OwnerReference] | None
     deletionTimestamp: str | None
 
 
@@ -69,10 +72,26 @@ class NodeList(TypedDict):
     items: list[NodeObject] | None
 
 
+class Resources(TypedDict, total=False):
+    """The resources of a container; those of devices are always limits, too."""
+
+    limits: dict[str, str] | None
+
+
+class Container(TypedDict, total=False):
+    """A container."""
+
+    resources: Resources
+
+
 class PodSpec(TypedDict, total=False):
-    """The node of a pod."""
+    """The node, the priority and the resources of a pod. Of `resourceClaims`, only whether there are any matters."""
 
     nodeName: str
+    priority: int | None
+    containers: list[Container] | None
+    initContainers: list[Container] | None
+    resourceClaims: list[dict[str, Any]] | None
 
 
 class PodStatus(TypedDict, total=False):
@@ -94,6 +113,61 @@ class PodList(TypedDict):
     """A page of pods."""
 
     items: list[PodObject] | None
+
+
+class Requirement(TypedDict, total=False):
+    """An expression of a label selector."""
+
+    key: str
+    operator: str
+    values: list[str] | None
+
+
+class Selector(TypedDict, total=False):
+    """A label selector."""
+
+    matchLabels: dict[str, str] | None
+    matchExpressions: list[Requirement] | None
+
+
+class BudgetSpec(TypedDict, total=False):
+    """The pods of a PodDisruptionBudget."""
+
+    selector: Selector | None
+
+
+class BudgetStatus(TypedDict, total=False):
+    """How many more pods may be evicted now."""
+
+    disruptionsAllowed: int
+
+
+class BudgetObject(TypedDict, total=False):
+    """A PodDisruptionBudget."""
+
+    metadata: FullMetadata
+    spec: BudgetSpec
+    status: BudgetStatus
+
+
+class BudgetList(TypedDict):
+    """A page of PodDisruptionBudgets."""
+
+    items: list[BudgetObject] | None
+
+
+class Resource(TypedDict, total=False):
+    """A resource that the server has, and its group and version if they are not those of the list."""
+
+    name: str
+    group: str
+    version: str
+
+
+class ResourceList(TypedDict):
+    """The resources of a group and version."""
+
+    resources: list[Resource] | None
 
 
 class LeaseSpec(TypedDict, total=False):

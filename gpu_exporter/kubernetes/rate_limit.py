@@ -24,13 +24,8 @@ class RateLimit:
 
     def take(self) -> None:
         """Take one token; wait until there is one."""
-        self._refill()
-        while self._tokens < 1:
-            self._wait((1 - self._tokens) / self._rate)
-            self._refill()
-        self._tokens -= 1
-
-    def _refill(self) -> None:
         now = self._now()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate) - 1
         self._at = now
+        if self._tokens < 0:
+            self._wait(-self._tokens / self._rate)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.answers import decoded, too_large
-from gpu_exporter.kubernetes.client import PAGE, PATIENCE, TOTAL_TIMEOUT_FACTOR, Api, Content
-from gpu_exporter.kubernetes.objects import ListHead
+from gpu_exporter.kubernetes.answers import decoded
+from gpu_exporter.kubernetes.client import GET, PATIENCE, TOTAL_TIMEOUT_FACTOR, Api, Content
 from gpu_exporter.kubernetes.rate_limit import RateLimit
 
 T = TypeVar("T")
@@ -38,27 +37,6 @@ class Writer(Api):
         super().__init__(host, port, account, patience)
         self._rate = rate or RateLimit(PER_SECOND, BURST)
 
-    def get(self, path: str, kind: type[T], **query: str) -> T:
-        """Return one object as the server has it, not as in a cache. Raises LookupFailed."""
-        self._rate.take()
-        return super().get(path, kind, **query)
-
-    def pages(self, path: str, kind: type[T], **query: str) -> list[T]:
-        """Return the pages of a list, from the server's cache, which may be old. Raises LookupFailed."""
-        found: list[T] = []
-        start, left = {"resourceVersion": "0"}, limits.MOST_LIST_BYTES
-        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
-        for _ in range(limits.MOST_PAGES):
-            self._rate.take()
-            body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
-            left -= len(body)
-            found.append(decoded(body, kind, path))
-            token = decoded(body, ListHead, path)["metadata"].get("continue", "")
-            if not token:
-                return found
-            start = {"continue": token}
-        raise too_large(path, f"more than {limits.MOST_PAGES} pages")
-
     def patch(self, path: str, operations: Sequence[Operation], kind: type[T], *, dry_run: bool = False) -> T:
         """Apply a JSON patch; return the new object. Raises LookupFailed: `conflict` if a `test` of it fails."""
         return self._write(Content("PATCH", json.dumps(operations).encode(), JSON_PATCH), path, kind, dry_run)
@@ -67,8 +45,11 @@ class Writer(Api):
         """Create an object; return it. Raises LookupFailed: `conflict` if there is one of this name."""
         return self._write(Content("POST", json.dumps(item).encode(), JSON), path, kind, dry_run)
 
-    def _write(self, content: Content, path: str, kind: type[T], dry_run: bool) -> T:
+    def _body(self, path: str, query: Mapping[str, str], most: int, deadline: float, content: Content = GET) -> bytes:
         self._rate.take()
+        return super()._body(path, query, most, deadline, content)
+
+    def _write(self, content: Content, path: str, kind: type[T], dry_run: bool) -> T:
         query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
         return decoded(self._body(path, query, limits.MOST_EVENT_BYTES, deadline, content), kind, path)

@@ -7,31 +7,47 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from gpu_exporter.decoding import printable
+from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import Finding
 from gpu_exporter.remediation.fleet import Assessed, Plan
 from gpu_exporter.remediation.ledger import stamp
+from gpu_exporter.remediation.load import Eviction, Load
 from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Mode, Notify, Pool
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import Notify, Pool
+from gpu_exporter.remediation.state import REPAIR, Node
 
 log = logging.getLogger(__name__)
 
 NOTIFY_SECONDS = 5.0
+MOST_TOKEN_BYTES = 1 << 12
 MOST_WORDS = 400
 COMPONENT = "gpu-exporter-remediation"
 # Reasons of Events.
-DONE = {Verb.CORDON: "Cordoned", Verb.UPDATE: "RepairUpdated", Verb.RETURN: "ReturnedToService", Verb.HOLD: "Held"}
+DONE = {
+    Verb.CORDON: "Cordoned",
+    Verb.UPDATE: "RepairUpdated",
+    Verb.RETURN: "ReturnedToService",
+    Verb.HOLD: "Held",
+    Verb.DRAIN: "DrainBegun",
+    Verb.EVICTED: "JobEvicted",
+    Verb.DRAINED: "Drained",
+    Verb.TIMEOUT: "DrainTimedOut",
+}
+WARNINGS = (Verb.CORDON, Verb.UPDATE, Verb.DRAIN, Verb.TIMEOUT)
+# Pods that an Event names.
+MOST_NAMED = 10
 QUIET = (Reason.OFF, Reason.OPTED_OUT, Reason.HEALTHY, Reason.CONFIRMING)
 
 
@@ -39,6 +55,13 @@ def write_line(line: str) -> None:
     """Write a line to stdout."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Makes a redirect an error: it would carry the token to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request to follow."""
 
 
 class Announcer:
@@ -59,12 +82,15 @@ class Announcer:
         self._cluster, self._metrics, self._notify = cluster, metrics, notify
         self._identity, self._write, self._wall = identity, write, wall
         self._last: dict[str, tuple[object, ...]] = {}
+        self._tried = set[str]()
         self._events = 0
+        self._files, self._opener = FileWorker("notify-token"), build_opener(_NoRedirects)
 
     def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         """Log and count the decisions that are new, and set the gauges."""
         self._metrics.set(assessed, plan)
         self._last = {name: last for name, last in self._last.items() if name in plan.decisions}
+        self._tried &= self._last.keys()
         for each in assessed:
             decision = plan.decisions[each.node.name]
             fault = each.node.state.fault if each.node.state else ""
@@ -72,6 +98,7 @@ class Announcer:
             if self._last.get(each.node.name) == key:
                 continue
             self._last[each.node.name] = key
+            self._tried.discard(each.node.name)
             self._metrics.decisions.labels(
                 each.pool.name, each.pool.mode.value, decision.verb.value, decision.reason.value
             ).inc()
@@ -81,15 +108,35 @@ class Announcer:
                 self._event(each.node, each.pool, "Waiting", f"{decision.reason.value}: {decision.words}", "Normal")
 
     def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
-        """Report an action."""
+        """Report an action: in observe mode, in which nothing ever changes the node, only the first of its kind."""
+        if not pool.mode.acts:
+            if node.name in self._tried:
+                return
+            self._tried.add(node.name)
         self._metrics.actions.labels(pool.name, pool.mode.value, decision.verb.value).inc()
-        kind = "Warning" if decision.verb in (Verb.CORDON, Verb.UPDATE) else "Normal"
+        kind = "Warning" if decision.verb in WARNINGS else "Normal"
         self._event(node, pool, DONE[decision.verb], f"{decision.reason.value}: {decision.words}", kind)
-        if pool.mode is Mode.CORDON:
+        if pool.mode.acts:
             self._send(node, pool, decision)
 
+    def failed(self, node: Node, error: LookupFailed) -> None:
+        """Log and count an action that the API server refused."""
+        self._metrics.errors.labels(error.reason).inc()
+        log.warning("node %s: %s", node.name, error)
+
+    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
+        """Report attempts to evict pods, and what came of them: each in a line, those that went in an Event."""
+        for each in results:
+            self._metrics.evictions.labels(pool.name, pool.mode.value, each.result).inc()
+            about = {"at": round(self._wall(), 3), "node": node.name, "pool": pool.name, "mode": pool.mode.value}
+            self._write(json.dumps({**about, "verb": "evict", **asdict(each)}))
+        gone = [each.pod for each in results if each.done]
+        if gone:
+            more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
+            self._event(node, pool, "Evicted", f"{', '.join(gone[:MOST_NAMED])}{more}", "Normal")
+
     def _event(self, node: Node, pool: Pool, reason: str, words: str, kind: str) -> None:
-        dry_run = pool.mode is not Mode.CORDON
+        dry_run = not pool.mode.acts
         now = self._wall()
         self._events += 1
         event = {
@@ -122,12 +169,12 @@ class Announcer:
             "verb": decision.verb.value,
             "reason": decision.reason.value,
             "words": decision.words,
-            "repair": json.loads(repair_text(decision.state, decision.evidence)),
+            "repair": json.loads(repair_text(decision.state, decision.evidence, node.annotations.get(REPAIR, ""))),
         }
         try:
             headers = {"Content-Type": "application/json", **self._authorization()}
             request = Request(self._notify.url, json.dumps(body).encode(), headers)
-            with urlopen(request, timeout=NOTIFY_SECONDS) as response:
+            with self._opener.open(request, timeout=NOTIFY_SECONDS) as response:
                 response.read(1)
         except (URLError, HTTPException, OSError, ValueError) as error:
             self._metrics.errors.labels("notify").inc()
@@ -136,7 +183,8 @@ class Announcer:
     def _authorization(self) -> dict[str, str]:
         if not self._notify.token_file:
             return {}
-        return {"Authorization": f"Bearer {Path(self._notify.token_file).read_text(encoding='ascii').strip()}"}
+        token = self._files.call(lambda: read(Path(self._notify.token_file), MOST_TOKEN_BYTES))
+        return {"Authorization": f"Bearer {token.decode('ascii').strip()}"}
 
 
 def described(each: Assessed, decision: Decision, plan: Plan, now: float) -> Mapping[str, Any]:
@@ -164,6 +212,24 @@ def described(each: Assessed, decision: Decision, plan: Plan, now: float) -> Map
         "foreign": node.foreign,
         "ready": node.ready,
         "state": json.loads(node.state.text()) if node.state else None,
+        "pods": _pods(decision.load),
         "budget": {"nodes": use.total, "out_of_service": use.used, "limit": use.limit},
         "breaker": sorted(plan.breaker),
     }
+
+
+def _pods(load: Load | None) -> Sequence[Mapping[str, Any]]:
+    """Return the pods that a drain waits for, with what keeps each."""
+    units = load.units if load else ()
+    return [
+        {
+            "pod": str(pod),
+            "uid": pod.uid,
+            "on": pod.node,
+            "terminating": pod.terminating,
+            "protected": unit.protected,
+            "refused": load.refused.get(unit.key, "") if load else "",
+        }
+        for unit in units
+        for pod in unit.pods[:MOST_NAMED]
+    ]

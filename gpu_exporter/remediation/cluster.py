@@ -11,7 +11,18 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.inputs import duration
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.node_objects import Ignored, LeaseObject, NodeList, NodeObject, PodList
+from gpu_exporter.kubernetes.node_objects import (
+    BudgetList,
+    BudgetObject,
+    Ignored,
+    LeaseObject,
+    NodeList,
+    NodeObject,
+    PodList,
+    PodObject,
+    ResourceList,
+)
+from gpu_exporter.kubernetes.objects import ApiGroup
 from gpu_exporter.kubernetes.writer import Operation, Writer
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
@@ -23,6 +34,8 @@ from gpu_exporter.remediation.state import Node
 NODES = "/api/v1/nodes"
 # `kubectl describe node` looks for events in this namespace: nodes have none.
 EVENTS = "/api/v1/namespaces/default/events"
+PODS = "/api/v1/pods"
+POLICY = "/apis/policy"
 
 
 class Cluster(Protocol):
@@ -39,6 +52,24 @@ class Cluster(Protocol):
 
     def addresses(self) -> Mapping[str, Sequence[str]]:
         """Return the addresses of the running exporter pods of each node."""
+
+    def pods_on(self, node: str, *, fresh: bool) -> Sequence[PodObject]:
+        """Return the pods of a node; unless `fresh`, they may be old."""
+
+    def pods_of(self, namespace: str, label: str, value: str, *, fresh: bool) -> Sequence[PodObject]:
+        """Return the pods of a namespace with a label; unless `fresh`, they may be old."""
+
+    def budgets(self, namespace: str) -> Sequence[BudgetObject]:
+        """Return the PodDisruptionBudgets of a namespace as they are now."""
+
+    def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
+        """Change the annotations of a pod. Raises LookupFailed as `patch_node` does."""
+
+    def evict(self, namespace: str, name: str, uid: str, version: str, *, dry_run: bool) -> None:
+        """Evict a pod if it is still the one that was read.
+
+        Raises LookupFailed: `conflict` if it has changed, `too_many_requests` if a disruption budget does not allow it.
+        """
 
     def lease(self) -> LeaseObject | None:
         """Return the controller's Lease; None if there is none."""
@@ -92,6 +123,47 @@ class KubernetesCluster:
                 if address and running and not pod.get("metadata", {}).get("deletionTimestamp"):
                     found[pod.get("spec", {}).get("nodeName", "")].append(address)
         return found
+
+    def pods_on(self, node: str, *, fresh: bool) -> Sequence[PodObject]:
+        """Return the pods of a node; unless `fresh`, they may be old."""
+        pages = self._api.pages(PODS, PodList, fresh=fresh, fieldSelector=f"spec.nodeName={node}")
+        return [pod for page in pages for pod in page["items"] or ()]
+
+    def pods_of(self, namespace: str, label: str, value: str, *, fresh: bool) -> Sequence[PodObject]:
+        """Return the pods of a namespace with a label; unless `fresh`, they may be old."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        pages = self._api.pages(path, PodList, fresh=fresh, labelSelector=f"{label}={value}")
+        return [pod for page in pages for pod in page["items"] or ()]
+
+    def budgets(self, namespace: str) -> Sequence[BudgetObject]:
+        """Return the PodDisruptionBudgets of a namespace as they are now."""
+        served = {group.get("version") for group in self._api.get(POLICY, ApiGroup)["versions"]}
+        version = "v1" if "v1" in served else "v1beta1"
+        path = f"{POLICY}/{version}/namespaces/{namespace}/poddisruptionbudgets"
+        return [budget for page in self._api.pages(path, BudgetList, fresh=True) for budget in page["items"] or ()]
+
+    def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
+        """Change the annotations of a pod.
+
+        By its status: the right to change that cannot be used to change what the pod runs.
+        """
+        self._api.patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", operations, Ignored, dry_run=dry_run)
+
+    def evict(self, namespace: str, name: str, uid: str, version: str, *, dry_run: bool) -> None:
+        """Evict a pod if it is still the one that was read."""
+        eviction = {
+            "apiVersion": f"policy/{self._eviction_version()}",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid, "resourceVersion": version}},
+        }
+        self._api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", eviction, Ignored, dry_run=dry_run)
+
+    def _eviction_version(self) -> str:
+        """Return the version of Eviction that the server has: not always that of other objects of its group."""
+        listed = self._api.get("/api/v1", ResourceList)["resources"] or ()
+        versions = {one.get("version", "") for one in listed if one.get("name") == "pods/eviction"}
+        return "v1" if "v1" in versions else "v1beta1"
 
     def lease(self) -> LeaseObject | None:
         """Return the controller's Lease; None if there is none."""

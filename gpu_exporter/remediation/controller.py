@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation import fleet, patches
+from gpu_exporter.remediation import drain, fleet, patches
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import Cluster
+from gpu_exporter.remediation.drainer import Drainer, Evictions
 from gpu_exporter.remediation.evidence import Evidence, unknown
 from gpu_exporter.remediation.fleet import Assessed, Plan
 from gpu_exporter.remediation.leader import Leader
@@ -21,16 +22,21 @@ from gpu_exporter.remediation.state import Node
 
 # Exporters that are asked at the same time.
 ASKED_AT_ONCE = 16
+# Failures that may concern a single node. Whether the server is there at all is not one of them.
+REFUSALS = ("forbidden", "not_found", "http_400", "http_500")
 Addresses = Mapping[str, Sequence[str]]
 Asked = tuple[Node, Pool]
 Ask = Callable[[Node, Sequence[str], Pool], Evidence]
 
 
-class Announce(Protocol):
+class Announce(Evictions, Protocol):
     """Makes decisions visible to people."""
 
     def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         """Report the result of a cycle: log and count the decisions that are new."""
+
+    def failed(self, node: Node, error: LookupFailed) -> None:
+        """Report that the API server refused an action, for example by an admission webhook."""
 
     def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
         """Report an action that was carried out, or in observe mode would have been."""
@@ -57,6 +63,10 @@ class Controller:
     announce: Announce
     wall: Callable[[], float] = time.time
     ask_all: Callable[[Callable[[Asked], Evidence], Sequence[Asked]], Iterator[tuple[str, Evidence]]] = several_at_once
+    drainer: Drainer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drainer = Drainer(self.cluster, self.leader, self.settings.namespace, self.announce, self.wall)
 
     def cycle(self, hinted: Collection[str] | None = None, known: Mapping[str, Evidence] | None = None) -> Observed:
         """Do what is due, and return what was seen. Raises LookupFailed.
@@ -68,16 +78,16 @@ class Controller:
             return Observed({}, None)
         observed = self.observe(hinted, known or {})
         assert observed.plan is not None
-        self.leader.set_breaker(observed.plan.breaker)
         self.announce.planned(observed.assessed, observed.plan)
+        if self.leader.ledger is None or self.leader.ledger.problem:
+            return observed  # what cannot be read must not be overwritten
+        self.leader.set_breaker(observed.plan.breaker)
         self._tidy(observed)
         for each in observed.assessed:
             decision = observed.plan.decisions[each.node.name]
             if decision.verb is not Verb.NONE:
-                self.leader.renew()
-                if not self.leader.leads:
-                    raise LookupFailed("lost_lease", "the Lease has expired during a cycle")
-                self._act(each, observed)
+                self.leader.keep()
+                self._try(each, observed)
         return observed
 
     def observe(self, hinted: Collection[str] | None, known: Mapping[str, Evidence]) -> Observed:
@@ -90,13 +100,19 @@ class Controller:
             if pool and (node.has_gpus or node.name in addresses or node.state):
                 pools[node.name] = (node, pool)
         evidence = self._evidence(pools, addresses, hinted, known)
-        now = self.wall()
         assessed = [
-            Assessed(node, pool, reconcile(node, evidence[name], pool, now)) for name, (node, pool) in pools.items()
+            Assessed(node, pool, self._decide(node, evidence[name], pool)) for name, (node, pool) in pools.items()
         ]
+        now = self.wall()
         ledger = self.leader.ledger
         assert ledger is not None
         return Observed(evidence, fleet.plan(assessed, ledger, self.settings, now), assessed, addresses)
+
+    def _decide(self, node: Node, evidence: Evidence, pool: Pool, *, fresh: bool = False) -> Decision:
+        """Return the decision about a node without the bounds of the fleet."""
+        load = self.drainer.load(node, pool, fresh=fresh)
+        now = self.wall()
+        return drain.advance(reconcile(node, evidence, pool, now), node, load, pool, now)
 
     def _evidence(
         self,
@@ -117,6 +133,15 @@ class Controller:
             self.leader.renew()
         return {name: found.get(name) or known.get(name) or unknown("not asked") for name in pools}
 
+    def _try(self, each: Assessed, observed: Observed) -> None:
+        """Carry out a decision. If the server refuses this node alone, the other nodes do not wait for it."""
+        try:
+            self._act(each, observed)
+        except LookupFailed as error:
+            if error.reason not in REFUSALS or not self.leader.leads:
+                raise
+            self.announce.failed(each.node, error)
+
     def _act(self, each: Assessed, observed: Observed) -> None:
         """Look at the node and its exporter again, and carry out the decision if it is still the same."""
         item = self.cluster.node(each.node.name)
@@ -124,10 +149,13 @@ class Controller:
             return
         node = s.read(item)
         evidence = self.ask(node, observed.addresses.get(node.name, ()), each.pool)
-        decision = reconcile(node, evidence, each.pool, self.wall())
+        decision = self._decide(node, evidence, each.pool, fresh=True)
         if decision.verb is not each.decision.verb or self.settings.pool(node.labels) != each.pool:
             return
-        dry_run = each.pool.mode is not Mode.CORDON
+        if decision.verb is Verb.EVICT:
+            self.drainer.evict(node, each.pool, decision)
+            return
+        dry_run = not each.pool.mode.acts
         if decision.verb is Verb.CORDON and not dry_run:
             self.leader.claim(node.name, each.pool.name)
         try:
@@ -137,6 +165,8 @@ class Controller:
                 raise
             return  # the next cycle decides anew
         self.announce.acted(node, each.pool, decision)
+        if dry_run and decision.verb is Verb.CORDON:
+            self.drainer.rehearse(node, each.pool, decision)
         if decision.verb in (Verb.RETURN, Verb.HOLD) and not dry_run:
             self.leader.unclaim(node.name)
 
@@ -166,7 +196,7 @@ class Controller:
             return True
         node = s.read(item)
         modes = {each.mode for each in self.settings.pools if each.name == pool}
-        if node.cordoned or Mode.CORDON not in (modes or {each.mode for each in self.settings.pools}):
+        if node.cordoned or not any(mode.acts for mode in modes or {each.mode for each in self.settings.pools}):
             return False  # in other modes, nodes are not written
         try:
             self.cluster.patch_node(name, patches.fence(node, self.leader.identity), dry_run=False)
@@ -185,3 +215,18 @@ class Observed:
     plan: Plan | None
     assessed: Sequence[Assessed] = ()
     addresses: Addresses = field(default_factory=dict)
+
+    @property
+    def draining(self) -> frozenset[str]:
+        """The nodes that are cordoned or drained right now, to look at again soon."""
+        decisions = self.plan.decisions if self.plan else {}
+        return frozenset(
+            each.node.name
+            for each in self.assessed
+            if each.pool.mode is Mode.DRAIN and (decisions[each.node.name].verb is Verb.CORDON or _drains(each.node))
+        )
+
+
+def _drains(node: Node) -> bool:
+    state = node.state
+    return state is not None and state.drain is not None and state.drain.progress is s.Progress.DRAINING

@@ -21,6 +21,8 @@ MOST_XIDS = 8
 # The faults of a node that are considered; more would not fit into its annotations.
 MOST_FAULTS = 32
 MISSING = "missing"
+# A collection older than this (seconds, by the exporter's own clock) says nothing about the node now.
+MOST_AGE = 60.0
 
 
 class Finding(Enum):
@@ -120,6 +122,7 @@ class _Answer:
     expected: int
     missing: int
     gpus: list[_Gpu]
+    age: float = 0.0
     problem: str = ""
     missing_since: float | None = None
     released_until: float | None = None
@@ -162,6 +165,8 @@ def _useless(answer: _Answer, node: str, boot: str) -> str:
         return "the exporter does not know its boot: it reads the GPUs of another machine"
     if answer.boot_id != boot:
         return "the exporter's answer is of another boot than the API server knows"
+    if answer.age > MOST_AGE:
+        return f"the exporter last collected {answer.age:.0f} s ago"
     if answer.released_until is not None:
         return "the driver is released for maintenance"
     return ""

@@ -113,14 +113,14 @@ def _refusal(
         return Reason.PAUSED, ledger.problem
     if ledger.paused:
         return Reason.PAUSED, f"paused: {ledger.paused}"
-    if verb is not Verb.CORDON:
+    if verb not in (Verb.CORDON, Verb.DRAIN, Verb.EVICT) or decision.reason is Reason.REST_OF_GANG:
         return None
-    if not each.pool.is_open(now):
+    if verb is not Verb.EVICT and not each.pool.is_open(now):
         return Reason.WINDOW, f"outside the windows of pool {each.pool.name}"
     tripped = [reason for _, reason in decision.evidence.keys if reason in breaker]
     if tripped:
         return Reason.BREAKER, f"the breaker is open: many nodes have the new fault {tripped[0]}"
-    problem = budget.problem(each.node)
+    problem = budget.problem(each.node) if verb is Verb.CORDON else ""
     return (Reason.BUDGET, problem) if problem else None
 
 
@@ -137,9 +137,13 @@ def _breaker(assessed: Sequence[Assessed], ledger: Ledger, settings: Breaker, no
 
 
 def _beginnings(each: Assessed, now: float) -> Iterator[tuple[str, float]]:
-    """Yield the faults of a node, present and those it was cordoned for, and when each began (unix seconds)."""
+    """Yield the faults of a node, present and those it was cordoned for, and when each began (unix seconds).
+
+    A restarted exporter dates all faults anew, so what the node was cordoned for began no later than the cordon.
+    """
     state, evidence = each.node.state, each.decision.evidence
+    earlier = state.reasons if state is not None and state.phase is not Phase.RETURNED else ()
     if evidence.finding is Finding.FAULTY:
-        yield from ((fault.reason, now - fault.age) for fault in evidence.faults)
-    if state is not None and state.phase is not Phase.RETURNED:
-        yield from ((reason, state.at) for reason in state.reasons)
+        yield from ((fault.reason, now - fault.age) for fault in evidence.faults if fault.reason not in earlier)
+    if state is not None:
+        yield from ((reason, state.at) for reason in earlier)

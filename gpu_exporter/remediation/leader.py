@@ -60,6 +60,12 @@ class Leader:
         if self.leads and self._clock() - self._renewed_at >= RENEW_SECONDS and self.ledger is not None:
             self._write(lease.held_by(self.ledger, self.identity, self._wall()))
 
+    def keep(self) -> None:
+        """Renew the Lease if that is due. Raises LookupFailed if this controller does not hold it any more."""
+        self.renew()
+        if not self.leads:
+            raise LookupFailed("lost_lease", "the Lease has expired during a cycle")
+
     def claim(self, node: str, pool: str) -> None:
         """Claim a node. Raises LookupFailed, also if anything in the Lease has changed since it was read.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
+from gpu_exporter.decoding import json_as
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence
-from gpu_exporter.remediation.ledger import escaped
+from gpu_exporter.remediation.ledger import escaped, stamp
+from gpu_exporter.remediation.pods import EVICT_AFTER, Pod
 from gpu_exporter.remediation.reconcile import Decision, Verb
 from gpu_exporter.remediation.state import Node, State
 
@@ -25,12 +27,12 @@ def patch(node: Node, decision: Decision) -> Sequence[Operation]:
     state = decision.state
     assert state is not None, decision
     annotations: dict[str, str | None] = {s.STATE: state.text()}
-    labels: dict[str, str | None] = {}
+    labels: dict[str, str | None] = {s.DRAIN_LABEL: state.drain.progress.value if state.drain else None}
     operations = _tests(node)
     if decision.verb in (Verb.CORDON, Verb.UPDATE):
-        annotations[s.REPAIR] = repair_text(state, decision.evidence)
+        annotations[s.REPAIR] = repair_text(state, decision.evidence, node.annotations.get(s.REPAIR, ""))
         labels[s.REPAIR_LABEL] = state.action.replace("_", "-")
-    else:
+    elif decision.verb in (Verb.RETURN, Verb.HOLD):
         annotations |= {s.REPAIR: None, s.REPAIRED: None}
         labels[s.REPAIR_LABEL] = None
     if decision.verb is Verb.CORDON:
@@ -53,9 +55,26 @@ def fence(node: Node, by: str) -> Sequence[Operation]:
     return [*_tests(node), *_entries("/metadata/annotations", node.annotations, {s.FENCE: by})]
 
 
-def repair_text(state: State, evidence: Evidence) -> str:
-    """Return what has to be repaired, for people and repair systems, as in the annotation REPAIR."""
-    gpus = [
+def announcement(pod: Pod, at: float) -> Sequence[Operation]:
+    """Return a patch that tells a pod not to expect its eviction before the unix time `at`."""
+    tests = _unchanged(pod.uid, pod.version)
+    return [*tests, *_entries("/metadata/annotations", pod.annotations, {EVICT_AFTER: stamp(at)})]
+
+
+class _Repair(TypedDict):
+    """The annotation REPAIR, as far as it is read."""
+
+    fault: str
+    gpus: list[dict[str, Any]]
+
+
+def repair_text(state: State, evidence: Evidence, before: str = "") -> str:
+    """Return what has to be repaired, for people and repair systems, as in the annotation REPAIR.
+
+    `before` is that annotation now: what it says about other faults of this cordon is kept, because a reboot may hide
+    them, and their GPUs still need the repair.
+    """
+    gpus: list[dict[str, Any]] = [
         {
             "uuid": fault.uuid,
             "serial": fault.serial,
@@ -67,14 +86,29 @@ def repair_text(state: State, evidence: Evidence) -> str:
         }
         for fault in evidence.faults
     ]
+    gpus += _earlier(state, evidence, before)
     content = {"fault": state.fault, "action": state.action, "boot_id": state.boot, "gpus": gpus}
     return json.dumps(content, separators=(",", ":"))
 
 
+def _earlier(state: State, evidence: Evidence, before: str) -> list[dict[str, Any]]:
+    """Return the entries of other faults of the same cordon. What cannot be read is dropped."""
+    try:
+        repair = json_as(_Repair, before or "{}")
+    except ValueError:
+        return []
+    others = set(state.faults) - set(evidence.keys) if repair["fault"] == state.fault else set()
+    return [gpu for gpu in repair["gpus"] if (gpu.get("uuid"), gpu.get("reason")) in others]
+
+
 def _tests(node: Node) -> list[Operation]:
+    return _unchanged(node.uid, node.version)
+
+
+def _unchanged(uid: str, version: str) -> list[Operation]:
     return [
-        {"op": "test", "path": "/metadata/uid", "value": node.uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": node.version},
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": version},
     ]
 
 

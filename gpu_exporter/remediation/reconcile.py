@@ -9,14 +9,16 @@ from enum import Enum
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence, Finding, most_drastic
+from gpu_exporter.remediation.load import Load, Unit
 from gpu_exporter.remediation.settings import Mode, Pool
-from gpu_exporter.remediation.state import Node, Phase, State
+from gpu_exporter.remediation.state import Node, Phase, Progress, State
 
 
 class Verb(Enum):
     """What the controller does with a node.
 
-    UPDATE: adds new faults to the node's annotations. HOLD: gives up a node that a person has uncordoned.
+    UPDATE: adds new faults to the node's annotations. HOLD: gives up a node that a person has uncordoned. DRAIN: begins
+    a drain, of which EVICT is each step; EVICTED: all pods of a gang are evicted. DRAINED and TIMEOUT end a drain.
     """
 
     NONE = "none"
@@ -24,6 +26,11 @@ class Verb(Enum):
     UPDATE = "update"
     RETURN = "return"
     HOLD = "hold"
+    DRAIN = "drain"
+    EVICT = "evict"
+    EVICTED = "gang_evicted"
+    DRAINED = "drained"
+    TIMEOUT = "drain_timeout"
 
 
 class Reason(Enum):
@@ -47,6 +54,14 @@ class Reason(Enum):
     RECOVERED = "recovered"
     UNCORDONED = "uncordoned_by_a_person"
     TAKEN_OVER = "cordoned_by_a_person"
+    REST_OF_GANG = "rest_of_gang"
+    PODS_UNKNOWN = "pods_unknown"
+    PODS_END = "pods_end"
+    PROTECTED = "protected_pods"
+    CHECKPOINT = "checkpoint"
+    EVICTION_REFUSED = "eviction_refused"
+    DRAINED = "drained"
+    DRAIN_TIMEOUT = "drain_timeout"
     PAUSED = "paused"
     WINDOW = "outside_window"
     BREAKER = "breaker_open"
@@ -55,17 +70,23 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a node, and why. `state` is the node's new state; None if it does not change."""
+    """What to do with a node, and why. `state` is the node's new state; None if it does not change.
+
+    `load` are the pods that a drain waits for, `evict` those of them to evict now, and `tell` those to announce it to.
+    """
 
     verb: Verb
     reason: Reason
     words: str
     state: State | None = None
     evidence: Evidence = field(default_factory=lambda: Evidence(Finding.UNKNOWN))
+    load: Load | None = None
+    evict: tuple[Unit, ...] = ()
+    tell: tuple[Unit, ...] = ()
 
     def refused(self, reason: Reason, words: str) -> Decision:
         """Return that nothing is done, although it should be."""
-        return replace(self, verb=Verb.NONE, reason=reason, words=words, state=None)
+        return replace(self, verb=Verb.NONE, reason=reason, words=words, state=None, evict=(), tell=())
 
 
 def reconcile(node: Node, evidence: Evidence, pool: Pool, now: float) -> Decision:
@@ -150,9 +171,11 @@ def _merged(state: State, evidence: Evidence) -> State:
     # The present faults first: they always fit, so that they are not new a second time.
     faults = tuple(dict.fromkeys((*evidence.keys, *state.faults)))[: s.MOST_FAULTS]
     action = most_drastic(iter((Action(state.action), evidence.action)))
-    return replace(
-        state, boot=evidence.boot, faults=faults, action=action.value, gpus=max(state.gpus, evidence.expected)
-    )
+    gpus = max(state.gpus, evidence.expected)
+    # A drain that was given up begins anew, but the rest of a gang is not forgotten.
+    again = state.drain is not None and state.drain.progress is Progress.TIMEOUT and not state.drain.gang
+    drain = None if again else state.drain
+    return replace(state, boot=evidence.boot, faults=faults, action=action.value, gpus=gpus, drain=drain)
 
 
 def _new_state(node: Node, evidence: Evidence, now: float) -> State:

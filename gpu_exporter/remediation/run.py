@@ -80,11 +80,12 @@ def run(
 
 
 class _Loop:
-    """Runs cycles: all exporters every `interval` seconds, those of hinted nodes in between."""
+    """Runs cycles: all exporters every `interval` seconds, those of hinted and draining nodes in between."""
 
     def __init__(self, running: Controller, metrics: Metrics, hints: Hints, interval: float) -> None:
         self._controller, self._metrics, self._hints, self._interval = running, metrics, hints, interval
         self._known: Mapping[str, Evidence] = {}
+        self._draining: frozenset[str] = frozenset()
         self._full_at = float("-inf")
         self._wait = 0.0
         self._reason = ""
@@ -109,20 +110,20 @@ class _Loop:
 
     def _step(self, now: float) -> float:
         """Do what is due; return for how many seconds nothing is. Raises LookupFailed."""
-        leader, hinted = self._controller.leader, self._hints.take()
+        leader, hinted = self._controller.leader, self._hints.take() | self._draining
         full = now - self._full_at >= self._interval
         if leader.leads and not full and not hinted:
             leader.renew()
             return min(RENEW_SECONDS, self._interval - (now - self._full_at))
         observed = self._controller.cycle(None if full else hinted, self._known)
         if observed.plan is None:
-            self._known, self._full_at = {}, float("-inf")
+            self._known, self._draining, self._full_at = {}, frozenset(), float("-inf")
             return FOLLOW_SECONDS
-        self._known = observed.evidence
+        self._known, self._draining = observed.evidence, observed.draining
         self._metrics.cycled.set_to_current_time()
         if full:
             self._full_at = now
-        return min(RENEW_SECONDS, self._interval)
+        return min(LEAST_SECONDS if self._draining else RENEW_SECONDS, self._interval)
 
     def _failed(self, error: LookupFailed) -> float:
         """Log and count a failed cycle; return for how many seconds to wait."""

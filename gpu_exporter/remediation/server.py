@@ -76,11 +76,36 @@ def nodes_of(body: bytes) -> frozenset[str]:
     return frozenset(re.sub(r":\d+$", "", name) for name in names) - {""}
 
 
-class _Get(RequestHandler):
-    """A path that only sends a text."""
+class Webhook:
+    """Alertmanager's notifications. It repeats a notification after a 5xx, and drops it after a 4xx."""
 
-    def initialize(self, metrics: Metrics) -> None:
-        self.metrics = metrics
+    def __init__(self, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
+        self._metrics, self._hints, self._token_file = metrics, hints, token_file
+        self._files = FileWorker("webhook-token")
+
+    def answer(self, authorization: str, body: bytes) -> tuple[int, str]:
+        """Return the status and the text for a notification; if it is accepted, its nodes are hints."""
+        path = self._token_file
+        if path is None:
+            return 404, "the webhook is off: set webhook_token_file"
+        try:
+            token = self._files.call(lambda: read(path, MOST_TOKEN_BYTES)).strip()
+        except OSError as error:
+            return 503, f"the token cannot be read: {error.strerror}"
+        given = authorization.removeprefix("Bearer ").encode()
+        if not token or not hmac.compare_digest(given, token):
+            return 401, "needs the token of webhook_token_file: Authorization: Bearer …"
+        if not self._metrics.leads:
+            return 503, "another controller leads"
+        try:
+            self._hints.add(nodes_of(body))
+        except ValueError as error:
+            return 400, f"not a notification of Alertmanager: {error}"
+        return 202, "accepted"
+
+
+class _Text(RequestHandler):
+    """A path that answers with a text."""
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpu-exporter")
@@ -90,46 +115,29 @@ class _Get(RequestHandler):
         self.finish(f"{status_code} {self._reason}\n")
 
 
-class _Metrics(_Get):
+class _Metrics(_Text):
+    def initialize(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+
     async def get(self) -> None:
         await self.finish(self.metrics.text())
 
 
-class _Healthz(_Get):
+class _Healthz(_Text):
     async def get(self) -> None:
         await self.finish("ok\n")
 
 
-class _Webhook(RequestHandler):
-    """Alertmanager's notifications. It repeats a notification after a 5xx, and drops it after a 4xx."""
-
-    def initialize(self, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
-        self.metrics, self.hints, self.token_file = metrics, hints, token_file
+class _Webhook(_Text):
+    def initialize(self, metrics: Metrics, webhook: Webhook) -> None:
+        self.metrics, self.webhook = metrics, webhook
 
     async def post(self) -> None:
-        status, text = await asyncio.to_thread(self._answer)
+        authorization = self.request.headers.get("Authorization", "")
+        status, text = await asyncio.to_thread(self.webhook.answer, authorization, self.request.body)
         self.metrics.webhooks.labels(str(status)).inc()
         self.set_status(status)
-        self.set_header("Content-Type", TEXT)
         await self.finish(f"{text}\n")
-
-    def _answer(self) -> tuple[int, str]:
-        if self.token_file is None:
-            return 404, "the webhook is off: set webhook_token_file"
-        try:
-            token = FileWorker("webhook-token").call(lambda: read(self.token_file or Path(), MOST_TOKEN_BYTES)).strip()
-        except OSError as error:
-            return 503, f"the token cannot be read: {error.strerror}"
-        given = self.request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
-        if not token or not hmac.compare_digest(given, token):
-            return 401, "needs the token of webhook_token_file: Authorization: Bearer …"
-        if not self.metrics.leads:
-            return 503, "another controller leads"
-        try:
-            self.hints.add(nodes_of(self.request.body))
-        except ValueError as error:
-            return 400, f"not a notification of Alertmanager: {error}"
-        return 202, "accepted"
 
 
 class ControllerServer:
@@ -137,12 +145,12 @@ class ControllerServer:
 
     def __init__(self, where: Address, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
         self._where = where
-        one = {"metrics": metrics}
+        webhook = Webhook(metrics, hints, token_file)
         self._application = Application(
             [
-                ("/metrics", _Metrics, one),
-                ("/healthz", _Healthz, one),
-                ("/webhook", _Webhook, {**one, "hints": hints, "token_file": token_file}),
+                ("/metrics", _Metrics, {"metrics": metrics}),
+                ("/healthz", _Healthz),
+                ("/webhook", _Webhook, {"metrics": metrics, "webhook": webhook}),
             ],
             log_function=lambda _: None,
         )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 from gpu_exporter.decoding import printable, yaml_as
@@ -14,6 +15,17 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.windows import window
 
 _LABEL = re.compile(r"(!?)([\w./-]{1,317})(?:(!?=)([\w.-]{0,63}))?", re.ASCII)
+# Labels by which pods belong to one job, which cannot go on without one of them.
+GANG_LABELS = (
+    "gpu-exporter.io/gang",
+    "scheduling.x-k8s.io/pod-group",
+    "volcano.sh/job-name",
+    "training.kubeflow.org/job-name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "leaderworkerset.sigs.k8s.io/group-key",
+    "batch.kubernetes.io/job-name",
+    "job-name",
+)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
@@ -23,6 +35,12 @@ class Mode(Enum):
     OFF = "off"
     OBSERVE = "observe"
     CORDON = "cordon"
+    DRAIN = "drain"
+
+    @property
+    def acts(self) -> bool:
+        """Whether nodes are really changed."""
+        return self in (Mode.CORDON, Mode.DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,41 @@ class Budget:
         return min(self.nodes, max(int(self.share * total + 1e-9), 1 if total >= 3 and self.share > 0 else 0))
 
 
+class Scope(Enum):
+    """Which pods are evicted from a node: those with GPUs, or all that `kubectl drain` would evict."""
+
+    GPU = "gpu"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Which pods are evicted, and how long that may take.
+
+    Pods of a protected namespace (a name, or a pattern such as `kube-*`), those of `protected_priority` or more, and
+    those without a controller unless `unmanaged`, are never evicted. Pods of one namespace that have one of the
+    `gang_labels` with the same value are evicted together. A pod may ask for at most `longest_checkpoint`.
+    """
+
+    pods: Scope = Scope.GPU
+    timeout: str = "2h"
+    longest_checkpoint: str = "30m"
+    protected_namespaces: tuple[str, ...] = ("kube-*", "gpu-operator", "monitoring")
+    protected_priority: int = 1_000_000_001
+    unmanaged: bool = False
+    gang_labels: tuple[str, ...] = GANG_LABELS
+
+    @property
+    def timeout_seconds(self) -> float:
+        """After how long a drain that is not complete is given up."""
+        return duration(self.timeout)
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """How long a pod may ask for before it is evicted."""
+        return duration(self.longest_checkpoint)
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Nodes that are treated alike. A node belongs to the first pool whose selector matches its labels."""
@@ -55,6 +108,7 @@ class Pool:
     new_boot: bool = True
     degraded: bool = False
     windows: tuple[str, ...] = ()
+    drain: Drain = Drain()
 
     @property
     def confirm_seconds(self) -> float:
@@ -71,7 +125,7 @@ class Pool:
         return all(_holds(term, labels) for term in _terms(self.selector))
 
     def is_open(self, now: float) -> bool:
-        """Return whether new nodes may be cordoned at the unix time `now`."""
+        """Return whether new nodes may be cordoned, and drains may begin, at the unix time `now`."""
         return not self.windows or any(window(text).contains(now) for text in self.windows)
 
 
@@ -126,7 +180,8 @@ class Settings:
         return next((pool for pool in self.pools if pool.matches(labels)), None)
 
 
-def _terms(selector: str) -> list[re.Match[str]]:
+@cache
+def _terms(selector: str) -> tuple[re.Match[str], ...]:
     """Return the parts of a label selector. Raises ValueError."""
     terms = []
     for term in filter(None, (part.strip() for part in selector.replace("==", "=").split(","))):
@@ -134,7 +189,14 @@ def _terms(selector: str) -> list[re.Match[str]]:
         if not found or (found[1] and found[3]):
             raise ValueError(f"{term!r} is not a label selector; use key=value, key!=value, key or !key")
         terms.append(found)
-    return terms
+    return tuple(terms)
+
+
+def _key(label: str) -> None:
+    """Raise ValueError if a label has no valid name."""
+    found = _LABEL.fullmatch(label)
+    if not found or found[1] or found[3]:
+        raise ValueError(f"{printable(label, 80)!r} is not the name of a label")
 
 
 def _holds(term: re.Match[str], labels: Mapping[str, str]) -> bool:
@@ -160,8 +222,6 @@ def parse(content: bytes) -> Settings:
     # In YAML 1.1, an unquoted `off` is false.
     content = re.sub(rb"(?m)^(\s*(?:-\s+)?mode:\s*)(off|Off|OFF)\s*$", rb'\1"off"', content)
     content = re.sub(rb"(\bmode:\s*)off(?=\s*[,}])", rb'\1"off"', content)
-    if re.search(rb"\bmode:\s*[\"']?drain\b", content):
-        raise ValueError("mode drain is not available in this version: use cordon, and drain nodes yourself")
     settings = yaml_as(Settings, content)
     for problem in _problems(settings):
         raise ValueError(problem)
@@ -182,9 +242,15 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield f"breaker.nodes: {settings.breaker.nodes} would stop after a single fault; use 2 or more"
     if settings.exporters.scheme not in ("http", "https"):
         yield f"exporters.scheme: {printable(settings.exporters.scheme, 20)!r}: use http or https"
-    for name, text in (("namespace", settings.namespace), ("exporters.namespace", settings.exporters.namespace)):
+    if not 0 < settings.exporters.port < 1 << 16:
+        yield f"exporters.port: {settings.exporters.port} is not a port; use 1 to 65535"
+    for name, text, what in (
+        ("namespace", settings.namespace, "a namespace"),
+        ("exporters.namespace", settings.exporters.namespace, "a namespace"),
+        ("lease", settings.lease, "a Lease"),
+    ):
         if not _NAME.fullmatch(text):
-            yield f"{name}: {printable(text, 40)!r} is not a name; use the name of a namespace"
+            yield f"{name}: {printable(text, 40)!r} is not a name; use the name of {what}"
     if not settings.pools:
         yield "pools is empty: name at least one, such as [{name: all, mode: observe}]"
     if settings.notify.url and not settings.notify.url.startswith(("http://", "https://")):
@@ -202,6 +268,10 @@ def _pool_problems(pool: Pool) -> Iterator[str]:
     yield from _wrong("selector", lambda: _terms(pool.selector))
     yield from _wrong("confirm", lambda: duration(pool.confirm))
     yield from _wrong("clean", lambda: duration(pool.clean))
+    yield from _wrong("drain.timeout", lambda: duration(pool.drain.timeout))
+    yield from _wrong("drain.longest_checkpoint", lambda: duration(pool.drain.longest_checkpoint))
+    for label in pool.drain.gang_labels:
+        yield from _wrong("drain.gang_labels", lambda label=label: _key(label))
     for text in pool.windows:
         yield from _wrong("windows", lambda text=text: window(text))
     budget = pool.budget

@@ -16,8 +16,9 @@ PREFIX = "gpu-exporter.io"
 STATE = f"{PREFIX}/remediation-state"
 REPAIR = f"{PREFIX}/repair"
 FENCE = f"{PREFIX}/fence"
-# The label and the taint that it writes.
+# The labels and the taint that it writes.
 REPAIR_LABEL = f"{PREFIX}/repair"
+DRAIN_LABEL = f"{PREFIX}/drain"
 TAINT = f"{PREFIX}/unhealthy"
 # Written by people: a label that keeps the controller away, and an annotation with the id of a fault that is repaired.
 OPT_OUT = f"{PREFIX}/remediation"
@@ -51,6 +52,36 @@ class Past:
     reasons: tuple[str, ...]
 
 
+class Progress(Enum):
+    """How far the drain of a node is. TIMEOUT: it was given up, and people have to look at it."""
+
+    DRAINING = "draining"
+    DRAINED = "drained"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A gang whose eviction has begun: its namespace, label and value, and the UIDs of its pods.
+
+    It is written before the first of its pods is evicted, so whoever reads it evicts the others, too.
+    """
+
+    namespace: str
+    label: str
+    value: str
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The drain of a node: since when (unix seconds), how far, and the gang whose eviction has begun."""
+
+    since: float
+    progress: Progress = Progress.DRAINING
+    gang: Gang | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """The state of a node, as stored in its annotation STATE.
@@ -67,6 +98,7 @@ class State:
     faults: tuple[tuple[str, str], ...]
     gpus: int = 0
     history: tuple[Past, ...] = ()
+    drain: Drain | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -76,11 +108,11 @@ class State:
     def ended(self, phase: Phase, now: float) -> State:
         """Return the state after the cordon has ended, with its time in the history."""
         past = Past(self.at, now, self.reasons)
-        return replace(self, phase=phase, history=(*self.history, past)[-MOST_HISTORY:])
+        return replace(self, phase=phase, history=(*self.history, past)[-MOST_HISTORY:], drain=None)
 
     def text(self) -> str:
         """Return the content of the annotation."""
-        return json.dumps({**asdict(self), "phase": self.phase.value}, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"), default=lambda enum: enum.value)
 
 
 def clean_seconds(base: float, history: tuple[Past, ...], now: float) -> float:

@@ -37,7 +37,9 @@ class Board:
         return f"/d/{self.uid}?{found}" if found else f"/d/{self.uid}"
 
 
-FLEET = Board("fleet", "GPU / Fleet", "Is anything wrong, and who wastes GPU time?", ("cluster",))
+FLEET = Board(
+    "fleet", "GPU / Fleet", "Is anything wrong, and who wastes GPU time?", ("cluster",), (Domain.REMEDIATION,)
+)
 NODE = Board("node", "GPU / Node", "The GPUs of a node side by side.", ("cluster", "node"), single=("node",))
 GPU = Board(
     "gpu",

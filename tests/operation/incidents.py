@@ -44,6 +44,8 @@ def window(mode: FailureMode) -> float:
 
 def shown(mode: FailureMode, generation: Generation) -> bool:
     """Return whether an exporter of this generation shows the failure mode."""
+    if mode.requires == "remediation":
+        return False  # the fleet has no controller
     if mode.requires:
         return mode.name == "GpuAllocationFragmented" or generation is Generation.GPU_EXPORTER
     return bool(mode.fleet) or (mode.condition is not None and knowable(mode.condition, generation))

@@ -37,7 +37,7 @@ RANKS = 8
 SLACK = 12.0  # minutes that a failure mode may need beyond its window and hold
 BEFORE = 15.0
 SOON = 60.0
-# Failure modes of a GPU or its exporter; `test_allocation.py` and `test_jobs.py` have the others.
+# Failure modes of a GPU or its exporter; `test_allocation.py`, `test_jobs.py` and `test_remediation.py` have the rest.
 OF_GPUS = [mode for mode in MODES if not mode.requires]
 
 

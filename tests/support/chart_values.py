@@ -65,7 +65,10 @@ NAMES: Sequence[tuple[Values, str]] = [
     ({"priorityClassName": "High!"}, f"at '/priorityClassName': 'High!' {PATTERN}"),
 ]
 EXPORTER: Sequence[tuple[Values, str]] = [
-    ({"remediation": {"pools": [{"name": "a", "mode": "drain"}]}}, "at '/remediation/pools/0/mode': value must be one"),
+    (
+        {"remediation": {"pools": [{"name": "a", "mode": "delete"}]}},
+        "at '/remediation/pools/0/mode': value must be one",
+    ),
     ({"remediation": {"pools": [{"name": "a", "budget": {"share": 2}}]}}, "at '/remediation/pools/0/budget/share'"),
     ({"port": "9400"}, "at '/port': got string, want integer"),
     ({"port": 0}, "at '/port': minimum: got 0, want 1"),

@@ -25,7 +25,7 @@ from tests.support.tools import free_port, until
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 CONTROLLERS = (
     "deployment,replicaset,statefulset,job,garbagecollector,podgc,namespace,nodelifecycle,serviceaccount,"
-    "serviceaccount-token,root-ca-cert-publisher"
+    "serviceaccount-token,root-ca-cert-publisher,disruption"
 )
 ADMINISTRATOR = "administrator-token"
 # Somebody who may read everything, but unlike an administrator has to wait for a server that is busy.
@@ -45,6 +45,10 @@ COLLECTIONS: Mapping[str, str] = {
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
+    "PodDisruptionBudget": "/apis/policy/v1beta1/namespaces/{namespace}/poddisruptionbudgets",
+    "Lease": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }

@@ -12,14 +12,15 @@ class PatchFailed(Exception):
 
 
 def patched(item: Mapping[str, Any], operations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a copy of an object with the operations applied, all or none."""
-    new: dict[str, Any] = copy.deepcopy(dict(item))
+    """Return an object with the operations applied, all or none. What they do not change is shared with the old one."""
+    new: dict[str, Any] = dict(item)
     for operation in operations:
         *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
         node: Any = new
         for part in parents:
             if not isinstance(node, dict) or part not in node:
                 raise PatchFailed(f"{operation['path']} does not exist")
+            node[part] = dict(node[part]) if isinstance(node[part], dict) else node[part]
             node = node[part]
         match operation["op"]:
             case "add":

@@ -29,7 +29,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
 from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
-from gpu_exporter.render.rules import aggregates, allocation, rules, training_jobs
+from gpu_exporter.render.rules import aggregates, allocation, remediation, rules, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
@@ -51,8 +51,9 @@ HISTOGRAMS = {
     f"{row}_bucket": s.POWER_SWING if row is m.POWER_SAMPLES else s.SM_IDLE
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
 }
-ALLOCATION = {each.record for each in allocation.ALLOCATION}
 LOOPS = {each.record for each in (*training_jobs.JOBS, *training_jobs.PROMPT, training_jobs.TOKEN_COST)}
+# From kube-state-metrics and the remediation controller.
+OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _recording_rules() -> Mapping[str, str]:
 class Truth:
     """The true values from the pages of some exporters, narrowed down by variables; `rules` are by recorded name.
 
-    `allocated`: kube-state-metrics is scraped, too, and has a series for every query.
+    `allocated`: kube-state-metrics and the controller are scraped, too, and have a series for every query.
     """
 
     seen: Window
@@ -154,7 +155,7 @@ class Truth:
             return any(alert.get(label) for alert in alerts)
         if label == LABEL:
             return bool(re.search(rf"\b{LABEL}\b", text))
-        if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
+        if label in ("pool", "resource", "reason") or any(name in text for name in OF_CLUSTER):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
         if label == "job_id":
             return bool(self._trained())
@@ -223,7 +224,7 @@ class Truth:
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
         if name in ALERTS:
             return any(_matching(alert, matchers) for alert in self.firing)
-        if name in ALLOCATION:
+        if name in OF_CLUSTER:
             return self.allocated
         if name in LOOPS:
             return bool(self._trained())

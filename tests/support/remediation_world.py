@@ -2,7 +2,8 @@
 
 Each request of a controller may fail, succeed without an answer, be answered from an old copy, or be the last one
 before the controller dies. Before each one, another controller may run a whole cycle, a person may act, a GPU may fail
-and time may pass, so a write may come long after the read that it is based on. The world checks every write.
+and time may pass, so a write may come long after the read that it is based on. The world checks every write. Objects
+are replaced, never changed, so what a controller has read stays as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_exporter.kubernetes.node_objects import LeaseObject, NodeObject
+from gpu_exporter.kubernetes.node_objects import BudgetObject, LeaseObject, NodeObject, PodObject
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER, Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import evidence
@@ -24,10 +25,14 @@ from gpu_exporter.remediation.controller import Asked, Controller
 from gpu_exporter.remediation.evidence import Evidence, Finding
 from gpu_exporter.remediation.fleet import Assessed, Plan
 from gpu_exporter.remediation.leader import Leader
+from gpu_exporter.remediation.load import Eviction
+from gpu_exporter.remediation.pods import Pod
+from gpu_exporter.remediation.pods import read as read_pod
 from gpu_exporter.remediation.reconcile import Decision
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Pool, Settings
+from gpu_exporter.remediation.state import Node, Progress
 from tests.support.json_patch import PatchFailed, patched
+from tests.support.remediation_pods import Pods, is_kept
 
 FAULTS = {"stalled": "node_reboot", "uncorrectable_ecc": "gpu_reset", "sram_threshold": "replace"}
 MOST_OLD = 4
@@ -43,7 +48,13 @@ class Quiet:
     def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
         pass
 
+    def failed(self, node: Node, error: LookupFailed) -> None:
+        pass
+
     def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+        pass
+
+    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
         pass
 
 
@@ -56,7 +67,6 @@ class Truth:
     healthy_since: float = 0.0
     reachable: bool = True
     cordoned_by: str = ""
-    asked: Finding | None = None
 
 
 class World:
@@ -70,7 +80,9 @@ class World:
         self.lease: Any = None
         self._old: list[Mapping[str, Any]] = []
         self._identities = 0
-        self.writes = 0
+        self._running: set[int] = set()
+        self.writes, self.drained = 0, 0
+        self.pods = Pods(self.random, [*nodes])
         for name, labels in nodes.items():
             self._store(name, self._new(name, labels))
         self.controllers = [self.start(), self.start()]
@@ -83,19 +95,34 @@ class World:
         cluster = Proxy(self)
         names = (self.settings.namespace, self.settings.lease, f"pod-{self._identities}")
         leader = Leader(cluster, *names, wall=self.clock, clock=self.clock)
-        return Controller(cluster, self.settings, leader, self.ask, Quiet(), self.clock, one_by_one)
+        return Controller(cluster, self.settings, leader, cluster.ask, Quiet(), self.clock, one_by_one)
 
     def clock(self) -> float:
         return self.now
 
     def cycle(self, which: int) -> None:
-        """Run a cycle of a controller; replace it if it crashes."""
+        """Run a cycle of a controller, which has one thread, unless it runs one; replace it if it crashes."""
+        if which in self._running:
+            return
+        self.go_on()
+        self._running.add(which)
         try:
             self.controllers[which].cycle()
         except LookupFailed:
             self.controllers[which].leader.lose()
         except Crash:
             self.controllers[which] = self.start()
+        finally:
+            self._running.remove(which)
+
+    def go_on(self) -> None:
+        """Pods end, and others begin."""
+        free = [name for name, item in self.objects.items() if not item["spec"].get("unschedulable")]
+        self.pods.go_on(self.now, free)
+
+    def disturb(self, _: str) -> None:
+        """Something happens to a pod or a disruption budget."""
+        self.pods.disturb(self.now)
 
     def fail(self, name: str, reason: str) -> None:
         """A GPU fails."""
@@ -196,15 +223,11 @@ class World:
         if roll < self.chaos / 4:
             raise LookupFailed("timeout", "no answer")
 
-    def ask(self, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+    def ask(self, node: Node) -> Evidence:
         """Answer for the exporter of a node."""
-        truth = self.truth[node.name]
-        if not truth.reachable or self.random.random() < self.chaos / 8:
-            found = evidence.unknown("unreachable")
-        else:
-            found = evidence.judge(json.dumps(self._answer(node.name)), node.name, node.boot, degraded=False)
-        truth.asked = found.finding
-        return found
+        if not self.truth[node.name].reachable or self.random.random() < self.chaos / 8:
+            return evidence.unknown("unreachable")
+        return evidence.judge(json.dumps(self._answer(node.name)), node.name, node.boot, degraded=False)
 
     def _answer(self, name: str) -> Mapping[str, Any]:
         truth = self.truth[name]
@@ -231,13 +254,13 @@ class World:
         change(item)
         self._store(name, item, manager)
 
-    def patch(self, name: str, operations: Sequence[Operation]) -> None:
-        """Apply a patch of a controller, and check it."""
+    def patch(self, name: str, operations: Sequence[Operation], asked: Finding | None) -> None:
+        """Apply a patch of a controller, and check it. `asked` is what the exporter has answered to it."""
         try:
             new = patched(self.objects[name], operations)
         except PatchFailed as error:
             raise LookupFailed("conflict", str(error)) from error
-        self._check(name, self.objects[name], new)
+        self._check(name, self.objects[name], new, asked)
         self._store(name, new, FIELD_MANAGER)
         self.writes += 1
 
@@ -247,8 +270,8 @@ class World:
             self.lease = patched(self.lease, operations)
         except PatchFailed as error:
             raise LookupFailed("conflict", str(error)) from error
-        self.lease["metadata"]["resourceVersion"] = self._next()
-        found: LeaseObject = copy.deepcopy(self.lease)
+        self.lease = {**self.lease, "metadata": {**self.lease["metadata"], "resourceVersion": self._next()}}
+        found: LeaseObject = self.lease
         return found
 
     def create_lease(self, item: LeaseObject) -> LeaseObject:
@@ -262,12 +285,12 @@ class World:
 
     def _store(self, name: str, item: Any, manager: str = "") -> None:
         before = self.objects.get(name)
+        metadata = {**item["metadata"], "resourceVersion": self._next()}
         if before is not None and before["spec"].get("unschedulable") != item["spec"].get("unschedulable"):
             fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}} if item["spec"].get("unschedulable") else {}
-            item["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
-        item["metadata"]["resourceVersion"] = self._next()
-        self._old = [*self._old, dict(self.objects)][-MOST_OLD:]
-        self.objects = {**self.objects, name: item}
+            metadata["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
+        self._old = [*self._old, self.objects][-MOST_OLD:]
+        self.objects = {**self.objects, name: {**item, "metadata": metadata}}
 
     def _next(self) -> str:
         self._version += 1
@@ -283,7 +306,7 @@ class World:
 
     # --- what must always hold ----------------------------------------------------------------------------------------
 
-    def _check(self, name: str, before: Any, after: Any) -> None:
+    def _check(self, name: str, before: Any, after: Any, asked: Finding | None) -> None:
         truth = self.truth[name]
         was, now = before["spec"].get("unschedulable", False), after["spec"].get("unschedulable", False)
         assert before["metadata"]["labels"].get(s.OPT_OUT) != "disabled" or self._is_fence(before, after), "opted out"
@@ -291,13 +314,18 @@ class World:
         own = [taint for taint in after["spec"].get("taints", ()) if taint["key"] == s.TAINT]
         assert [taint for taint in after["spec"].get("taints", ()) if taint["key"] != s.TAINT] == others
         assert all(taint["effect"] == "NoSchedule" for taint in own)
+        drains = [state.drain if state else None for state in (s.read(before).state, s.read(after).state)]
+        if drains[1] and drains[1].gang and not (drains[0] and drains[0].gang):
+            self.pods.begun.append(frozenset(drains[1].gang.uids))
+        if drains[1] and drains[1].progress is Progress.DRAINED and drains[0] != drains[1]:
+            self.drained += 1
         if now and not was:
-            assert truth.asked is Finding.FAULTY, "cordoned without evidence"
+            assert asked is Finding.FAULTY, "cordoned without evidence"
             truth.cordoned_by = "controller"
             self._check_budget(name)
         if was and not now:
             assert truth.cordoned_by == "controller", "undid a foreign cordon"
-            assert truth.asked is Finding.CLEAN, "returned without evidence"
+            assert asked is Finding.CLEAN, "returned without evidence"
             state = s.read(before).state
             assert state is not None
             confirmed = before["metadata"]["annotations"].get(s.REPAIRED) == state.fault
@@ -313,7 +341,7 @@ class World:
     def _check_budget(self, name: str) -> None:
         pool = self.settings.pool(self.objects[name]["metadata"]["labels"])
         assert pool is not None
-        assert pool.mode is Mode.CORDON
+        assert pool.mode.acts
         members = [each for each in self.objects.values() if self.settings.pool(each["metadata"]["labels"]) == pool]
         cordoned = {each["metadata"]["name"] for each in members if s.read(each).cordoned} | {name}
         assert len(cordoned) <= pool.budget.limit(len(members)), f"over budget: {sorted(cordoned)}"
@@ -321,8 +349,8 @@ class World:
         if pool.budget.topology_key:
             assert max(map(places.count, places)) <= pool.budget.per_topology, f"over budget of a zone: {cordoned}"
 
-    def settle(self) -> None:
-        """Let everybody be reasonable from now on: nothing fails any more, and everything is repaired."""
+    def calm(self) -> None:
+        """Let everybody be reasonable from now on; faults remain, until all drains are complete."""
         self.chaos = 0.0
         if self.lease is not None and lease.PAUSED in self.lease["metadata"].get("annotations", {}):
             self.pause("")
@@ -330,6 +358,34 @@ class World:
             self.truth[name].reachable = True
             if s.OPT_OUT in item["metadata"]["labels"]:
                 self.opt_out(name)
+        self.pods.allowed = dict.fromkeys(self.pods.allowed, 99)
+        self.now += 3600  # the breaker closes
+        for _ in range(12):
+            self.now += 35
+            self.cycle(0)
+            self.cycle(1)
+
+    def check_drained(self) -> None:
+        """Nodes with faults have no pods left, apart from those that must stay."""
+        for name, item in self.objects.items():
+            node = s.read(item)
+            pool = self.settings.pool(node.labels)
+            if not (node.cordoned and self.truth[name].faults and pool and pool.mode is Mode.DRAIN):
+                continue
+            assert node.state is not None
+            if node.state.drain and node.state.drain.progress is Progress.TIMEOUT:
+                continue
+            pods = [pod for pod in map(read_pod, self.pods.on(name)) if not is_kept(pod) and not pod.terminating]
+            free = [
+                pod
+                for pod in pods
+                if not any(is_kept(read_pod(self.pods.items[uid])) for uid in self.pods.members(pod))
+            ]
+            assert not free, f"{name} is not drained: {free}, {node.state.drain}"
+
+    def settle(self) -> None:
+        """Let everything be repaired."""
+        for name in self.objects:
             self.confirm(name)
             self.repair(name)
         for _ in range(4):
@@ -352,7 +408,9 @@ class World:
             assert node.unschedulable == (truth.cordoned_by == "person"), name
             assert s.TAINT not in [taint["key"] for taint in node.taints], name
             assert s.REPAIR_LABEL not in node.labels, name
+            assert s.DRAIN_LABEL not in node.labels, name
             assert s.REPAIR not in node.annotations, name
+        self.pods.check_jobs()
 
 
 def one_by_one(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iterator[tuple[str, Evidence]]:
@@ -363,7 +421,7 @@ def one_by_one(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iter
 
 EVENTS: Sequence[Callable[..., None]] = (
     *(World.fail, World.fail, World.repair, World.repair, World.heal, World.cordon, World.uncordon, World.taint),
-    *(World.opt_out, World.confirm, World.pause, World.lose_exporter),
+    *(World.opt_out, World.confirm, World.pause, World.lose_exporter, World.disturb, World.disturb),
 )
 
 
@@ -372,22 +430,76 @@ class Proxy:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        # What exporters have answered; nodes, versions of pods, and disruption budgets as they were last read.
+        self._asked: dict[str, Finding] = {}
+        self._seen: dict[str, NodeObject] = {}
+        self._version = 0
+        self._allowed: Mapping[str, int] = {}
+
+    def ask(self, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+        found = self._world.ask(node)
+        self._asked[node.name] = found.finding
+        return found
 
     def nodes(self) -> Sequence[NodeObject]:
         self._world.before()
-        return copy.deepcopy(self._world.listed())
+        return self._world.listed()
 
     def node(self, name: str) -> NodeObject | None:
         self._world.before()
-        found: NodeObject = copy.deepcopy(self._world.objects[name])
+        found: NodeObject = self._world.objects[name]
+        self._seen[name] = found
         return found
 
     def patch_node(self, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
         self._world.before()
         if dry_run:
             return
-        self._world.patch(name, operations)
+        begun = len(self._world.pods.begun)
+        self._world.patch(name, operations, self._asked.get(name))
+        self._seen[name] = self._world.objects[name]
+        for uids in self._world.pods.begun[begun:]:
+            self._world.pods.check_begun(uids, self._allowed)
         self._world.after()
+
+    def pods_on(self, node: str, *, fresh: bool) -> Sequence[PodObject]:
+        self._world.before()
+        self._version = self._world.pods.version
+        return self._world.pods.on(node)
+
+    def pods_of(self, namespace: str, label: str, value: str, *, fresh: bool) -> Sequence[PodObject]:
+        self._world.before()
+        return self._world.pods.of(namespace, label, value)
+
+    def budgets(self, namespace: str) -> Sequence[BudgetObject]:
+        self._world.before()
+        self._allowed = dict(self._world.pods.allowed)
+        return self._world.pods.budgets()
+
+    def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
+        self._world.before()
+        if not dry_run:
+            self._world.pods.patch(name, operations, self._world.now)
+            self._world.after()
+
+    def evict(self, namespace: str, name: str, uid: str, version: str, *, dry_run: bool) -> None:
+        self._world.before()
+        if not dry_run and name in self._world.pods.items:
+            self._check(read_pod(self._world.pods.items[name]))
+        self._world.pods.evict(name, uid, version, self._world.now, dry_run=dry_run)
+        self._world.after()
+
+    def _check(self, pod: Pod) -> None:
+        """Evictions are of a node that is drained, or of a job whose eviction has begun, as this controller saw it."""
+        states = {name: s.read(item).state for name, item in self._seen.items()}
+        drains = {name: state.drain for name, state in states.items() if state and state.drain}
+        if any(drain.gang and pod.uid in drain.gang.uids for drain in drains.values()):
+            return
+        assert pod.node in drains, f"{pod} is evicted from a node that is not drained"
+        assert drains[pod.node].progress is Progress.DRAINING
+        assert self._asked[pod.node] is Finding.FAULTY, "evicted without evidence"
+        others = {uid for uid in self._world.pods.members(pod) - {pod.uid} if int(uid[4:]) <= self._version}
+        assert not others, f"{pod} is evicted without {others}"
 
     def addresses(self) -> Mapping[str, Sequence[str]]:
         self._world.before()
@@ -419,7 +531,9 @@ def history(seed: int) -> World:
     choose = random.Random(seed)
     key = choose.choice(("", "zone"))
     budget = Budget(choose.randrange(1, 4), choose.choice((0.1, 0.4, 1.0)), key)
-    pools = (Pool("a", "pool=a", Mode.CORDON, budget, confirm="1s"), Pool("rest", mode=Mode.OBSERVE))
+    mode = choose.choice((Mode.CORDON, Mode.DRAIN, Mode.DRAIN))
+    drain = Drain(timeout=choose.choice(("5m", "2h")))
+    pools = (Pool("a", "pool=a", mode, budget, confirm="1s", drain=drain), Pool("rest", mode=Mode.OBSERVE))
     settings = Settings("gpu", Exporters("gpu"), pools, breaker=Breaker(choose.choice((3, 9))))
     count = choose.randrange(3, 8)
     nodes = {f"n{place}": {"pool": "a", "zone": f"z{place % 2}"} for place in range(count)} | {"o0": {"pool": "b"}}
@@ -429,6 +543,8 @@ def history(seed: int) -> World:
         if choose.random() < 0.5:
             world.mishap()
         world.cycle(choose.randrange(2))
+    world.calm()
+    world.check_drained()
     world.settle()
     world.check_settled()
     return world

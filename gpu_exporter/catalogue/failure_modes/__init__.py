@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 
-from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host, loops
+from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host, loops, remediation
 from gpu_exporter.catalogue.failure_modes.check import check
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 
 MODES: tuple[FailureMode, ...] = (
     *health.MODES,
@@ -17,19 +16,14 @@ MODES: tuple[FailureMode, ...] = (
     *bottleneck.MODES,
     *cost.MODES,
     *loops.OF_COST,
+    *remediation.MODES,
 )
-# The file with the entries of each domain.
-FILES: Mapping[Domain, ModuleType] = {
-    Domain.HEALTH: health,
-    Domain.DISTRIBUTED: distributed,
-    Domain.BOTTLENECK: bottleneck,
-    Domain.COST: cost,
-}
+FILES: tuple[ModuleType, ...] = (health, distributed, host, loops, bottleneck, cost, remediation)
 
 
 def file_of(mode: FailureMode) -> ModuleType:
-    """Return the file with the entry of a mode: causes on the host and training loops have files of their own."""
-    return next((file for file in (host, loops) if mode in file.MODES), FILES[mode.domain])
+    """Return the file with the entry of a mode."""
+    return next(file for file in FILES if mode in file.MODES)
 
 
 check(MODES)

@@ -49,6 +49,7 @@ class Domain(Enum):
     BOTTLENECK = "bottleneck"
     DISTRIBUTED = "distributed"
     COST = "cost"
+    REMEDIATION = "remediation"
 
 
 class Scope(Enum):

@@ -255,7 +255,7 @@ POOLS = listed(
         {
             "name": DOMAIN,
             "selector": TEXT,
-            "mode": one_of("off", "observe", "cordon"),
+            "mode": one_of("off", "observe", "cordon", "drain"),
             "budget": closed(
                 {
                     "nodes": COUNT,
@@ -269,6 +269,17 @@ POOLS = listed(
             "new_boot": BOOL,
             "degraded": BOOL,
             "windows": TEXTS,
+            "drain": closed(
+                {
+                    "pods": one_of("gpu", "all"),
+                    "timeout": SECONDS,
+                    "longest_checkpoint": SECONDS,
+                    "protected_namespaces": TEXTS,
+                    "protected_priority": {"type": "integer"},
+                    "unmanaged": BOOL,
+                    "gang_labels": LABEL_KEYS,
+                }
+            ),
         },
         "name",
     )

@@ -236,7 +236,7 @@ RULES = (
     Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
 )
 REMEDIATION = (
-    Value("remediation.enabled", False, BOOL, "Whether to run the [remediation controller](../../docs/remediation.md), which cordons nodes with unfit GPUs: a Deployment with its own service account, which may patch nodes."),
+    Value("remediation.enabled", False, BOOL, "Whether to run the [remediation controller](../../docs/remediation.md), which cordons and drains nodes with unfit GPUs: a Deployment with its own service account, which may patch nodes, and evict pods if a pool has the mode `drain` or `observe`."),
     Value("remediation.replicas", 2, schemas.POSITIVE, "Controllers, of which one acts and the others wait."),
     Value("remediation.pools", [{"name": "all", "mode": "observe"}], schemas.POOLS, "Pools of nodes, each with its mode and bounds. In mode `observe`, nothing is changed."),
     Value("remediation.config", {}, schemas.OBJECT, "The other settings of docs/remediation.md, such as `interval`, `breaker`, `exporters` and `notify`."),

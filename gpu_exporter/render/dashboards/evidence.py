@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ LEVELS = (Fn.LAST, Fn.MEAN, Fn.MIN, Fn.MAX)
 # The labels that distinguish the alerts of a mode without signals, by what the mode requires.
 LEGENDS = {
     "attribution": "{{instance}} {{source}}",
-    "kube-state-metrics": "{{namespace}} {{resource}}",
     "inference server": q.GPU_LEGEND,
     "training loop": "{{job_id}} {{rank}} {{activity}}",
 }
@@ -33,7 +33,7 @@ def evidence(board: Board, mode: FailureMode) -> Any:
     if not queries:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
-        queries = [Query(expr, LEGENDS.get(mode.requires, "{{instance}}"), "short")]
+        queries = [Query(expr, _legend(mode), "short")]
     about = About(
         f"{mode.name} ({mode.severity.value}): the signals of its condition. {mode.meaning}".rstrip(),
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
@@ -49,6 +49,13 @@ def evidence(board: Board, mode: FailureMode) -> Any:
         limits=_limits(mode, queries[0].unit),
         empty=NONE_REPORTED if mode.needs and all(signal.extra_labels for signal in mode.needs) else ABSENT,
     )
+
+
+def _legend(mode: FailureMode) -> str:
+    """Return the labels that distinguish the alerts of a mode without signals: those that its expression groups by."""
+    grouped = re.search(r"\bby \(cluster, ([a-z, ]+)\)", mode.fleet) if mode.requires else None
+    by = " ".join(f"{{{{{label}}}}}" for label in grouped[1].split(", ")) if grouped else "{{instance}}"
+    return LEGENDS.get(mode.requires, by)
 
 
 def _limits(mode: FailureMode, unit: str) -> Sequence[float]:

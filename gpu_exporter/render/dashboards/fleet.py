@@ -9,6 +9,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Sever
 from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards import remediation
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.panels import coloured, hues, lines, number, pair, time_shares
 from gpu_exporter.render.dashboards.queries import Query
@@ -30,6 +31,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("What are the GPUs doing?", _doing()),
         BoardRow("Which workloads waste GPU time?", _owners()),
         BoardRow("Are GPUs free? (needs kube-state-metrics)", _room(), True),
+        remediation.row(),
     ]
 
 
@@ -194,7 +196,8 @@ def _nodes() -> object:
 
 def _affected(severity: Severity) -> Query:
     """Return the number of firing alerts of a severity on each node, as the table of alerts counts them."""
-    of_node = f"count by (cluster, node) ({grouped(q.alerts(BOARD, severities=[severity]))})"
+    on_nodes = q.alerts(BOARD, severities=[severity]).replace("{", '{node=~".+", ', 1)
+    of_node = f"count by (cluster, node) ({grouped(on_nodes)})"
     return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", severity.value)
 
 

@@ -29,6 +29,8 @@ from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
+# The other alerts are about nodes.
+OF_GPUS = [domain for domain in Domain if domain is not Domain.REMEDIATION]
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -58,7 +60,7 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: t
 def _first(modes: Sequence[FailureMode]) -> list[object]:
     return [
         *_numbers(),
-        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=5),
+        firing(BOARD, modes, OF_GPUS, 24, by_gpu=True, height=5),
         class_timeline(BOARD, 12),
         time_shares("Where does its time go?", q.shares_of(BOARD)),
         _activity(),

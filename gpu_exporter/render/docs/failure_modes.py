@@ -19,7 +19,8 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import banner, prose
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import code, table, ticked
-from gpu_exporter.render.rules import allocation, rules
+from gpu_exporter.render.rules import allocation, remediation, rules
+from gpu_exporter.render.rules.aggregates import Aggregate
 
 INTRO = """# Failure modes
 
@@ -188,6 +189,14 @@ which must be scraped, with or without `honorLabels`. Without it, these series d
 """
 
 
+REMEDIATION_INTRO = """
+## Remediation
+
+These come from the [remediation controller](remediation.md#how-do-i-know-what-it-did), if it runs and is scraped.
+
+"""
+
+
 def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
     """Return docs/failure-modes.md."""
     window, changed = prose.span(WINDOW), limits or {}
@@ -287,13 +296,19 @@ def signals() -> str:
     text = banner.markdown(catalogued_signals) + SIGNALS_INTRO + table(head, lines)
     named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
     text += SHARED_INTRO + table(("Recorded series", "Condition"), named)
-    recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
     pools = ticked(reversed(allocation.POOL_LABELS))
     return (
         text
         + ALLOCATION_INTRO.format(pools=pools, taints=ticked(allocation.TOLERATED_TAINTS))
-        + table(("Recorded series", "Meaning", "Labels"), recorded)
+        + _recorded(allocation.ALLOCATION)
+        + REMEDIATION_INTRO
+        + _recorded(remediation.REMEDIATION)
     )
+
+
+def _recorded(of: Sequence[Aggregate]) -> str:
+    rows = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in of)
+    return table(("Recorded series", "Meaning", "Labels"), rows)
 
 
 def _made(way: Read) -> str:

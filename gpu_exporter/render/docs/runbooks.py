@@ -40,6 +40,7 @@ DOMAIN = {
     Domain.BOTTLENECK: "Bottlenecks: why is the job slow?",
     Domain.DISTRIBUTED: "Distributed jobs: which rank do the others wait for?",
     Domain.COST: "Cost: which GPUs are paid for but not used?",
+    Domain.REMEDIATION: "Remediation: what stops the controller, and what waits for people?",
 }
 INDEX = """# Runbooks
 
@@ -110,6 +111,8 @@ REQUIRED = {
     LOOP: "This alert reads what training loops send: see [training](../training.md) and [their metrics](../jobs.md).",
     "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
     "[allocation](../signals.md#allocation).",
+    "remediation": "This alert reads no metrics of GPUs. It needs the metrics of the "
+    "[remediation controller](../remediation.md#how-do-i-know-what-it-did).",
 }
 WORKS = {Detectability.YES: "yes", Detectability.PARTLY: "partly", Detectability.NO: "no"}
 

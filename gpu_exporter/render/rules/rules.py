@@ -36,7 +36,7 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity, training_jobs
+from gpu_exporter.render.rules import aggregates, allocation, identity, remediation, training_jobs
 
 # What replaces {gpu} and {job} in the summary of an alert.
 NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
@@ -179,6 +179,7 @@ def _recorded(limits: Limits) -> Groups:
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
         Group("gpu-allocation", _aggregates(allocation.ALLOCATION)),
+        Group("gpu-controller", _aggregates(remediation.REMEDIATION)),
     ]
 
 

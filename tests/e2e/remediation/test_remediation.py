@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ import pytest
 
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.ledger import CLAIMS
+from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.run import explain, run
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Notify, Pool, Settings
+from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Notify, Pool, Settings
 from tests.support.fakes.apiserver import FakeApiServer
 from tests.support.tools import free_port, until
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/gpu/pods"
+TEAM = "/api/v1/namespaces/team/pods"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/gpu/leases/gpu-exporter-remediation"
 EVENTS = "/api/v1/namespaces/default/events"
 
@@ -124,8 +127,39 @@ class Site:
             },
         )
         status = {"phase": "Running", "podIP": address}
-        self.api.put(PODS, {"metadata": {"name": f"e-{name}"}, "spec": {"nodeName": name}, "status": status})
+        metadata = {"name": f"e-{name}", "labels": {"app.kubernetes.io/component": "exporter"}}
+        self.api.put(PODS, {"metadata": metadata, "spec": {"nodeName": name}, "status": status})
         return server
+
+    def pod(
+        self,
+        name: str,
+        node: str,
+        labels: Mapping[str, str] | None = None,
+        gpus: int = 1,
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a pod with GPUs, and with these annotations, in the namespace `team`."""
+        owners = [{"kind": "ReplicaSet", "name": "web", "controller": True}]
+        metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owners}
+        resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
+        item = {
+            "metadata": {**metadata, "labels": dict(labels or {}), "annotations": dict(notes or {})},
+            "spec": {"nodeName": node, "containers": [{"name": "main", "resources": resources}]},
+            "status": {"phase": "Running"},
+        }
+        self.api.put(TEAM, item)
+
+    def disruptions(self, app: str, allowed: int) -> None:
+        """Allow so many evictions of pods of this app."""
+        spec = {"selector": {"matchLabels": {"app": app}}}
+        path = f"/apis/policy/{self.api.eviction_version}/namespaces/team/poddisruptionbudgets"
+        self.api.put(path, {"metadata": {"name": app}, "spec": spec, "status": {"disruptionsAllowed": allowed}})
+
+    @property
+    def pods(self) -> set[str]:
+        """The names of the pods in the namespace `team`."""
+        return {pod["metadata"]["name"] for pod in self.api.page(TEAM, 0)["items"]}
 
     def stop(self) -> None:
         """Stop everything."""
@@ -223,9 +257,12 @@ def test_the_budget_is_kept(site: Site, start: Start) -> None:
 
 
 def test_observe_mode_writes_only_the_lease(site: Site, start: Start) -> None:
-    """Every other write is a dry run: the node's, and the Event's."""
+    """Every other write is a dry run: the node's, the Event's, and the evictions."""
+    site.pod("web-1", "n0", notes={CHECKPOINT: "1m"})
     start(site.settings(Mode.OBSERVE))
     site.fail("n0")
+    until(lambda: ("POST", f"{TEAM}/web-1/eviction", True) in site.api.written, what="the dry run of the eviction")
+    assert ("PATCH", f"{TEAM}/web-1/status", True) in site.api.written
     until(lambda: ("PATCH", f"{NODES}/n0", True) in site.api.written, what="the dry run")
     until(lambda: ("POST", EVENTS, True) in site.api.written, what="the Event")
     assert {path for _, path, dry_run in site.api.written if not dry_run} <= {LEASE, LEASE.rpartition("/")[0]}
@@ -285,14 +322,79 @@ def test_the_webhook(site: Site, start: Start, token: str, body: bytes, status: 
     assert f'gpu_remediation_webhooks_total{{code="{status}"}} 1.0' in site.metrics()
 
 
+def test_a_drain(site: Site, start: Start) -> None:
+    """Pods with GPUs go, as the disruption budgets allow it, and a job loses its rank on another node, too."""
+    site.disruptions("web", 0)
+    site.pod("web-1", "n0", {"app": "web"})
+    site.pod("web-2", "n1", {"app": "web"})
+    site.pod("cpu", "n0", gpus=0)
+    for rank in range(2):
+        site.pod(f"bert-{rank}", f"n{rank}", {"job-name": "bert"})
+    start(site.settings(Mode.DRAIN))
+    assert len(site.pods) == 5
+    site.fail("n0")
+    until(lambda: 'result="disruption_budget"} 1.0' in site.metrics(), what="the refusal")
+    until(lambda: any(each["verb"] == "gang_evicted" for each in site.received), what="the end of the job")
+    assert site.pods == {"web-1", "web-2", "cpu"}
+    words, inputs = explain(site.settings(Mode.DRAIN), "n0", site.api.account, site.api.environment)
+    assert words == "n0: evict: fault: evicts pod team/web-1", "explain has not been refused"
+    assert [pod["pod"] for pod in json.loads(inputs)["pods"]] == ["team/web-1"]
+    site.disruptions("web", 1)
+    until(lambda: site.node("n0")["metadata"]["labels"].get(s.DRAIN_LABEL) == "drained", 60, "the end of the drain")
+    assert site.pods == {"web-2", "cpu"}
+    assert 'gpu_remediation_evictions_total{mode="drain",pool="all",result="evicted"} 3.0' in site.metrics()
+    until(lambda: len(site.received) == 4, what="the last notification")
+    reasons = [event["reason"] for event in site.api.page(EVENTS, 0)["items"]]
+    wanted = ["GpuCordoned", "GpuDrainBegun", "GpuEvicted", "GpuJobEvicted", "GpuEvicted", "GpuDrained"]
+    assert [reason for reason in reasons if reason != "GpuWaiting"] == wanted
+    assert [each["verb"] for each in site.received] == ["cordon", "drain", "gang_evicted", "drained"]
+    site.repair("n0")
+    until(lambda: cordoned(site) == [], what="the return to service")
+    assert s.DRAIN_LABEL not in site.node("n0")["metadata"]["labels"]
+
+
+def test_time_for_a_checkpoint(site: Site, start: Start) -> None:
+    """A pod that asks for it is told when it is evicted, and is not evicted before. The server is an older one."""
+    site.api.eviction_version = "v1beta1"
+    site.pod("bert", "n0", notes={CHECKPOINT: "3s"})
+    start(site.settings(Mode.DRAIN))
+    site.fail("n0")
+    until(lambda: 'reason="checkpoint"} 1.0' in site.metrics(), what="the wait")
+    (told,) = site.api.page(TEAM, 0)["items"]
+    begun = json.loads(notes(site.node("n0"))[s.STATE])["drain"]["since"]
+    assert datetime.fromisoformat(told["metadata"]["annotations"][EVICT_AFTER]).timestamp() >= begun + 3
+    until(lambda: not site.pods, what="the eviction")
+    assert site.api.written.count(("PATCH", f"{TEAM}/bert/status", False)) == 1
+
+
+def test_a_drain_that_cannot_end(site: Site, start: Start) -> None:
+    """After the timeout, people are told; nothing is forced."""
+    site.pod("precious", "n0", notes={POLICY: "never"})
+    start(site.settings(Mode.DRAIN, drain=Drain(timeout="2s")))
+    site.fail("n0")
+    until(lambda: 'reason="protected_pods"} 1.0' in site.metrics(), what="the wait")
+    until(lambda: site.received[-1]["verb"] == "drain_timeout", what="the timeout")
+    assert site.node("n0")["metadata"]["labels"][s.DRAIN_LABEL] == "timeout"
+    assert site.pods == {"precious"}
+    assert not any(path.endswith("/eviction") for _, path, _ in site.api.written)
+    words = "not drained within 2s: pod team/precious has the annotation gpu-exporter.io/drain=never"
+    assert site.received[-1]["words"] == words
+
+
 def test_requests_need_no_more_than_the_role(site: Site, start: Start) -> None:
     """Every request has a rule in the chart: see tests/unit/remediation/test_permissions.py."""
-    start(site.settings(Mode.CORDON))
+    site.pod("bert", "n0", {"job-name": "bert"}, notes={CHECKPOINT: "1ms"})
+    site.pod("bert-1", "n1", {"job-name": "bert"})
+    start(site.settings(Mode.DRAIN))
     site.fail("n0")
-    until(lambda: cordoned(site) == ["n0"])
+    until(lambda: site.node("n0")["metadata"].get("labels", {}).get(s.DRAIN_LABEL) == "drained", 60, "the drain")
     reads = {path.partition("?")[0] for path in site.api.asked}
     writes = {(method, path) for method, path, _ in site.api.written}
-    until(lambda: any(path == EVENTS for _, path, _ in site.api.written))
-    assert reads <= {NODES, PODS, LEASE, *(f"{NODES}/n{place}" for place in range(3))}
+    assert any(path == EVENTS for _, path, _ in site.api.written)
+    discovery = {"/api/v1", "/apis/policy"}  # everybody may read these
+    budgets = "/apis/policy/v1/namespaces/team/poddisruptionbudgets"
+    listed = {NODES, PODS, "/api/v1/pods", TEAM, budgets}
+    assert reads <= {*discovery, *listed, LEASE, *(f"{NODES}/n{place}" for place in range(3))}
     own = {("PATCH", LEASE), ("POST", LEASE.rpartition("/")[0]), ("POST", EVENTS)}
+    own |= {("PATCH", f"{TEAM}/bert/status"), ("POST", f"{TEAM}/bert/eviction"), ("POST", f"{TEAM}/bert-1/eviction")}
     assert writes <= own | {("PATCH", f"{NODES}/n{place}") for place in range(3)}

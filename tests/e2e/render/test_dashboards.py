@@ -15,6 +15,7 @@ import yaml
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
+from gpu_exporter.catalogue.failure_modes.mode import Ramp
 from gpu_exporter.diagnosis import signal_reader
 from gpu_exporter.diagnosis.scrape import Scrape as Reading
 from gpu_exporter.diagnosis.scrape import ScrapedSample
@@ -27,6 +28,7 @@ from tests.support.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serv
 from tests.support.fakes.driver import FakeDriver, sawtooth
 from tests.support.loop_jobs import LoopJob, sending, uuids
 from tests.support.prometheus import Prometheus, scraping
+from tests.support.remediation_metrics import full
 from tests.support.tools import free_port, until
 
 PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
@@ -72,18 +74,34 @@ OTHER_HARDWARE = {
     m.HOST_WORKER_WAIT: 10.0,
     m.HOST_WORKER_BLOCKED: 10.0,
 }
-# The cluster that kube-state-metrics exposes, too.
+# The cluster that kube-state-metrics and the remediation controller expose, too.
 SCHEDULED = "simulated"
-KUBE = "".join(
-    f"{series} {value}\n" for mode in MODES if mode.requires != LOOP for series, value in mode.inject.series.items()
-)
 # Alerts that compare with a past of hours.
 PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
+# A counter that grows is the time, which `Pages` fills in.
+CLOCK = "$clock"
+INJECTED = {series: value for mode in MODES if mode.requires != LOOP for series, value in mode.inject.series.items()}
+NAMES = {series.partition("{")[0] for series in INJECTED}
+KUBE = "\n".join(
+    (
+        *(f"{series} {CLOCK if isinstance(value, Ramp) else value}" for series, value in INJECTED.items()),
+        # Without the series that are injected, too.
+        *(line for line in full().text().decode().splitlines() if line.partition(" ")[0] not in NAMES),
+        "",
+    )
+)
 PAGES = {
     **DCGM,
     "other-hardware": f"{m.RENDERED_AT.name} {time.time()}\n"
     + page([FakeGpu("node-c", 0, OTHER_HARDWARE, PODS[0])], tuple(OTHER_HARDWARE), new=False),
 }
+
+
+class Pages(dict[str, str]):
+    """Pages with the time of the scrape."""
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name).replace(CLOCK, f"{time.time():.3f}")
 
 
 @dataclass(frozen=True)
@@ -174,7 +192,10 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
     )
     folder = tmp_path / "rules"
     folder.mkdir()
-    with serving({**PAGES, "kube": KUBE}) as port, sending(jobs, training(uuids(simulated.get()[1].decode()))):
+    with (
+        serving(Pages({**PAGES, "kube": KUBE})) as port,
+        sending(jobs, training(uuids(simulated.get()[1].decode()))),
+    ):
         targets = [
             Target("replay", replay.port),
             Target("", ranks.port),

@@ -18,6 +18,7 @@ from tests.support.json_patch import PatchFailed, patched
 
 Item = dict[str, Any]
 PODS = "/api/v1/pods"
+CORE, POLICY = "/api/v1", "/apis/policy"
 GROUP = "/apis/resource.k8s.io"
 # Collections whose objects can be read one by one.
 SINGLE = ("/nodes", "/leases")
@@ -62,7 +63,8 @@ class FakeApiServer:
     `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set. A list at version 0
     comes whole, as from the cache of a real server, unless `page_size` is set. `may_watch` is the verb `watch` of RBAC.
     `written` are the writes: method, path, and whether it was a dry run. Each of `refusals` answers one write instead.
-    Without `versions`, the API group does not exist. `connections` counts the TLS connections.
+    With `loses_answers`, a write is carried out and its connection closed without an answer. Without `versions`, the
+    API group does not exist. `eviction_version` is that of the group policy. `connections` counts the TLS connections.
     """
 
     def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:
@@ -72,6 +74,7 @@ class FakeApiServer:
         ca.cert_pem.write_to_path(str(self.account / "ca.crt"))
         self.token = "first-token"
         self.versions = versions
+        self.eviction_version = "v1"
         self.status: int | None = None
         self.raw: bytes | None = None
         self.drip: float | None = None
@@ -83,6 +86,7 @@ class FakeApiServer:
         self.epoch = 0
         self.written: list[tuple[str, str, bool]] = []
         self.refusals: list[int] = []
+        self.loses_answers = False
         self._changed = threading.Condition()
         self._version = 100
         self._oldest = 0
@@ -143,6 +147,9 @@ class FakeApiServer:
             self.written.append((method, path, dry_run))
             if self.refusals and not dry_run:
                 return self.refusals.pop(0), {"kind": "Status"}
+            if path.endswith("/eviction"):
+                return self._evict(path.removesuffix("/eviction"), body, dry_run=dry_run)
+            path = path.removesuffix("/status")
             collection, name = (path, body["metadata"]["name"]) if method == "POST" else path.rsplit("/", 1)
             before = self._items.get(collection, {}).get(name)
             if method == "POST":
@@ -163,6 +170,28 @@ class FakeApiServer:
             if not dry_run:
                 self.put(collection, after)
             return 201 if method == "POST" else 200, after
+
+    def _evict(self, path: str, body: Any, *, dry_run: bool) -> tuple[int, Item]:
+        """Delete a pod at once if it is as in the preconditions, and the disruption budgets allow it."""
+        collection, _, name = path.rpartition("/")
+        pod = self._items.get(collection, {}).get(name)
+        assert body["apiVersion"] == f"policy/{self.eviction_version}"
+        if pod is None:
+            return 404, {"kind": "Status"}
+        wanted = body["deleteOptions"]["preconditions"]
+        if wanted != {key: pod["metadata"][key] for key in ("uid", "resourceVersion")}:
+            return 409, {"kind": "Status"}
+        namespace = collection.split("/")[4]
+        budgets = self._items.get(f"{POLICY}/{self.eviction_version}/namespaces/{namespace}/poddisruptionbudgets", {})
+        labels = pod["metadata"].get("labels", {}).items()
+        chosen = [one for one in budgets.values() if one["spec"]["selector"]["matchLabels"].items() <= labels]
+        if any(one["status"]["disruptionsAllowed"] < 1 for one in chosen):
+            return 429, {"kind": "Status", "message": "Cannot evict pod as it would violate its disruption budget."}
+        if not dry_run:
+            for one in chosen:
+                one["status"]["disruptionsAllowed"] -= 1
+            self.delete(collection, name)
+        return 201, {"kind": "Status"}
 
     def delete(self, path: str, name: str) -> None:
         """Delete an object."""
@@ -200,10 +229,12 @@ class FakeApiServer:
 
     # --- for the handler ------------------------------------------------------------------------------------------
 
-    def page(self, path: str, start: int, selector: str = "") -> Item:
-        """Return the list of a path, or a page of it."""
+    def page(self, path: str, start: int, selector: str = "", labels: str = "") -> Item:
+        """Return the list of a path, or a page of it. Pods are also listed without their namespace."""
         with self._changed:
-            items = [item for item in self._items.get(path, {}).values() if _selected(item, selector)]
+            paths = [one for one in self._items if one == path or (path == PODS and one.endswith("/pods"))]
+            found = [item for one in paths for item in self._items[one].values()]
+            items = [item for item in found if _selected(item, selector) and _labelled(item, labels)]
             end = start + (self.page_size or len(items))
             more = {"continue": str(end)} if end < len(items) else {}
             metadata = {"resourceVersion": str(self._version), **more}
@@ -234,6 +265,12 @@ def _selected(item: Item, selector: str) -> bool:
     key, _, value = selector.partition("=")
     assert key in ("", "spec.nodeName"), selector
     return not key or item.get("spec", {}).get("nodeName", "") == value
+
+
+def _labelled(item: Item, selector: str) -> bool:
+    """Return whether a label selector selects an object: `key=value`, and more after commas."""
+    labels: Mapping[str, str] = item["metadata"].get("labels", {})
+    return all(labels.get(key) == value for key, value in (term.split("=") for term in selector.split(",") if term))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -270,13 +307,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif url.path == GROUP:
             versions = [{"groupVersion": f"resource.k8s.io/{each}", "version": each} for each in server.versions]
             self._send(200, {"kind": "APIGroup", "versions": versions})
+        elif url.path == POLICY:
+            self._send(200, {"kind": "APIGroup", "versions": [{"version": server.eviction_version}]})
+        elif url.path == CORE:
+            eviction = {"name": "pods/eviction", "group": "policy", "version": server.eviction_version}
+            self._send(200, {"kind": "APIResourceList", "resources": [{"name": "pods"}, eviction]})
         elif query.get("watch"):
             self._watch(url.path, query)
         elif url.path.rpartition("/")[0].endswith(SINGLE):
             item = server.item(url.path)
             self._send(200 if item else 404, item or {"kind": "Status", "code": 404})
         else:
-            self._send(200, server.page(url.path, int(query.get("continue", 0)), query.get("fieldSelector", "")))
+            selectors = query.get("fieldSelector", ""), query.get("labelSelector", "")
+            self._send(200, server.page(url.path, int(query.get("continue", 0)), *selectors))
 
     def do_PATCH(self) -> None:
         self._write("PATCH")
@@ -293,7 +336,11 @@ class _Handler(BaseHTTPRequestHandler):
         kind = "application/json-patch+json" if method == "PATCH" else "application/json"
         assert self.headers["Content-Type"] == kind
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        self._send(*server.write(method, url.path, body, query))
+        status, item = server.write(method, url.path, body, query)
+        if server.loses_answers:
+            self.close_connection = True
+            return
+        self._send(status, item)
 
     def _send(self, status: int, content: Item) -> None:
         body = json.dumps(content).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,10 @@ VALUES: Mapping[str, Any] = {"remediation": {"enabled": True, "secret": "keys"}}
 # What `tests/e2e/remediation` sees the controller request: (namespace, group, resource, name, verbs).
 REQUESTED = {
     ("", "", "nodes", "", "get list patch"),
+    ("", "", "pods", "", "list"),
+    ("", "", "pods/eviction", "", "create"),
+    ("", "", "pods/status", "", "patch"),
+    ("", "policy", "poddisruptionbudgets", "", "list"),
     (NAMESPACE, "", "pods", "", "list"),
     (NAMESPACE, "coordination.k8s.io", "leases", "", "create"),
     (NAMESPACE, "coordination.k8s.io", "leases", OWN, "get patch"),
@@ -26,9 +31,21 @@ REQUESTED = {
 }
 
 
-def test_rights_are_those_that_are_requested() -> None:
-    """No more, and for its own service account alone; no pod can be deleted, and none created."""
-    found = objects(VALUES)
+EVICTS = ("pods/eviction", "pods/status", "poddisruptionbudgets")
+
+
+@pytest.mark.parametrize(
+    ("modes", "evicts"),
+    [(("drain",), True), (("cordon", "observe"), True), (("cordon", ""), True), (("cordon", "off"), False)],
+)
+def test_rights_are_those_that_are_requested(modes: tuple[str, ...], evicts: bool) -> None:
+    """No more, and for its own service account alone; no pod can be deleted, and none created.
+
+    Without a pool that drains or tries to, nothing of pods elsewhere can even be read.
+    """
+    pools = [{"name": f"p{place}", **({"mode": mode} if mode else {})} for place, mode in enumerate(modes)]
+    found = objects({"remediation": {**VALUES["remediation"], "pools": pools}})
+    requested = {one for one in REQUESTED if evicts or (one[2] not in EVICTS and one[::2] != ("", "pods", "list"))}
     roles = [*kind(found, "ClusterRole"), *kind(found, "Role")]
     granted = {
         (role["metadata"].get("namespace", ""), group, resource, name, " ".join(rule["verbs"]))
@@ -38,7 +55,7 @@ def test_rights_are_those_that_are_requested() -> None:
         for resource in rule["resources"]
         for name in rule.get("resourceNames", [""])
     }
-    assert granted == REQUESTED
+    assert granted == requested
     bindings = [*kind(found, "ClusterRoleBinding"), *kind(found, "RoleBinding")]
     assert len(bindings) == len(roles)
     account = {"kind": "ServiceAccount", "name": OWN, "namespace": NAMESPACE}
@@ -96,3 +113,29 @@ def test_the_network_policy_lets_the_controller_in() -> None:
         for each in policy["spec"]["ingress"][0]["from"]
     ]
     assert "remediation" in components
+
+
+@pytest.mark.parametrize(("value", "operated"), [("serviceMonitor", "ServiceMonitor"), ("podMonitor", "PodMonitor")])
+def test_prometheus_finds_the_controller(value: str, operated: str) -> None:
+    """By a monitor with a job of its own: with that of the exporters, GpuExporterDown would fire for it."""
+    found = objects({**VALUES, value: {"enabled": True, "additionalLabels": {"release": "prometheus"}}})
+    monitors = {each["metadata"]["name"]: each for each in kind(found, operated)}
+    monitor = monitors[OWN]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+    (job,) = (each["replacement"] for each in endpoint["relabelings"] if each["targetLabel"] == "job")
+    assert not re.fullmatch("gpu|.*(gpu.?exporter|dcgm).*", job)
+    (deployment,) = kind(found, "Deployment")
+    pods = deployment["spec"]["template"]
+    (service,) = (each for each in kind(found, "Service") if each["metadata"]["name"] == OWN)
+    labels = service["metadata"]["labels"] if operated == "ServiceMonitor" else pods["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert not monitors[NAME]["spec"]["selector"]["matchLabels"].items() <= labels.items(), "scraped twice"
+    assert "prometheus.io/scrape" not in pods["metadata"]["annotations"]
+
+
+def test_without_a_monitor_there_are_annotations() -> None:
+    """For a Prometheus that finds pods by these."""
+    (deployment,) = kind(objects(VALUES), "Deployment")
+    annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+    assert (annotations["prometheus.io/scrape"], annotations["prometheus.io/port"]) == ("true", "9401")

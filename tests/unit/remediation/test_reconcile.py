@@ -145,6 +145,17 @@ def test_the_breaker_stops_cordons_but_not_returns() -> None:
     assert allowed(dict(plan(one, closed, settings(pool, 3), NOW + 60).decisions)) == ["n0"]
 
 
+def test_a_rollout_of_exporters_does_not_open_the_breaker() -> None:
+    """A restarted exporter dates all faults anew: those that nodes are already cordoned for are not new."""
+    old = [replace(CORDONED, name=f"n{n}", state=replace(STATE, at=NOW - 86400)) for n in range(5)]
+    nodes = [*old[:3], *(replace(each, state=replace(STATE, at=NOW - 9e4, phase=Phase.HELD)) for each in old[3:])]
+    found = [Assessed(node, POOL, reconcile(node, FAULTY, POOL, NOW)) for node in nodes]
+    assert plan(found, Ledger(), settings(POOL, 3), NOW).breaker == {}
+    other = replace(FAULTY, faults=(FAULT, replace(FAULT, reason="lost")))
+    found = [Assessed(node, POOL, reconcile(node, other, POOL, NOW)) for node in nodes]
+    assert plan(found, Ledger(), settings(POOL, 3), NOW).breaker == {"lost": NOW}
+
+
 def test_pause_and_windows() -> None:
     """A pause stops everything; outside a window, only new cordons are stopped."""
     back = Assessed(CORDONED, POOL, reconcile(CORDONED, CLEAN, POOL, NOW))
@@ -178,6 +189,7 @@ ANSWER = (
         ('"healthy"', '"degraded"', "GPU 0 is degraded"),
         ('"gpus": [', '"gpus": [], "more": [', "lists no GPU"),
         ('"at": 100', '"at": "now"', "cannot be read"),
+        ('"at": 100', '"at": 100, "age": 3600', "last collected 3600 s ago"),
     ],
 )
 def test_what_says_nothing(old: str, new: str, why: str) -> None:

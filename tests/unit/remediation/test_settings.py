@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from gpu_exporter.remediation.settings import Budget, Mode, Pool, parse
+from gpu_exporter.remediation.settings import Budget, Mode, Pool, Scope, parse
 from gpu_exporter.remediation.windows import window
 
 MINIMAL = "namespace: gpu\nexporters: {namespace: gpu}\n"
@@ -16,6 +16,7 @@ def test_defaults() -> None:
     settings = parse(f"{MINIMAL}pools: [{{name: all}}]".encode())
     assert settings.pools[0].mode is Mode.OBSERVE
     assert settings.pools[0].budget == Budget(1, 0.1)
+    assert settings.pools[0].drain.pods is Scope.GPU
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "Off"])
@@ -28,7 +29,9 @@ def test_off_is_not_a_boolean(text: str) -> None:
     ("text", "error"),
     [
         ("pools: []", "pools is empty: name at least one"),
-        ("pools: [{name: a, mode: drain}]", "mode drain is not available in this version: use cordon"),
+        ("pools: [{name: a, drain: {timeout: never}}]", "pools: a: drain.timeout: 'never' is not a duration"),
+        ("pools: [{name: a, drain: {gang_labels: ['a=b']}}]", "pools: a: drain.gang_labels: 'a=b' is not the name of"),
+        ("pools: [{name: a, drain: {force: true}}]", r"pools\[0\].drain.force: unknown key"),
         ("pools: [{name: a, mode: delete}]", "Invalid enum value 'delete'"),
         ("pools: [{name: a, budgets: 1}]", r"pools\[0\].budgets: unknown key; use name, selector, mode"),
         ("pools: [{name: a}, {name: a}]", "pools: two have the name 'a'; rename one"),
@@ -38,12 +41,18 @@ def test_off_is_not_a_boolean(text: str) -> None:
         ("pools: [{name: a, budget: {share: 10}}]", "pools: a: budget.share: 10 is not a share"),
         ("pools: [{name: a}]\nbreaker: {nodes: 1}", "breaker.nodes: 1 would stop after a single fault"),
         ("pools: [{name: a}]\nnotify: {url: 'file:///etc/passwd'}", "notify.url: 'file:///etc/passwd' is not a URL"),
+        ("pools: [{name: a}]\nlease: a/b", "lease: 'a/b' is not a name; use the name of a Lease"),
         ("pools: [{name: a}]\naddress: here", "address: 'here' is not an address"),
     ],
 )
 def test_errors(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=f"^{error}"):
         parse(f"{MINIMAL}{text}".encode())
+
+
+def test_a_port_of_exporters() -> None:
+    with pytest.raises(ValueError, match=r"^exporters\.port: 94000 is not a port; use 1 to 65535"):
+        parse(b"namespace: gpu\nexporters: {namespace: gpu, port: 94000}\npools: [{name: a}]")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""How a drain goes on: what is evicted, what is not, what it waits for, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from gpu_exporter.kubernetes.node_objects import BudgetObject
+from gpu_exporter.remediation import load, pods
+from gpu_exporter.remediation import state as s
+from gpu_exporter.remediation.drain import advance, needs_pods
+from gpu_exporter.remediation.evidence import unknown
+from gpu_exporter.remediation.load import Load, Unit
+from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY, Pod
+from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
+from gpu_exporter.remediation.settings import Drain, Mode, Scope
+from gpu_exporter.remediation.state import Gang, Node, Progress
+from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULTY, NOW, POOL
+
+DRAIN = Drain()
+DRAINS = replace(POOL, mode=Mode.DRAIN)
+OWN = "gpu"
+LIMITS = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+OWNER = {"kind": "ReplicaSet", "name": "web", "controller": True}
+
+
+def pod(name: str = "p", node: str = "n", spec: Any = None, **metadata: Any) -> Pod:
+    """Return a pod with a GPU and a controller."""
+    about = {"name": name, "namespace": "team", "uid": name, "ownerReferences": [OWNER], **metadata}
+    item: Any = {"metadata": about, "spec": {"nodeName": node, "containers": [LIMITS], **(spec or {})}}
+    return pods.read(item)
+
+
+def unit(*members: Pod, drain: Drain = DRAIN) -> Unit:
+    """Return the unit of these pods, of which some are on the node n."""
+    here = [each for each in members if each.node == "n"]
+    (made,) = load.units(here, dict.fromkeys(load.gangs(here, drain), members), drain, OWN)
+    return made
+
+
+def draining(**drain: Any) -> Node:
+    """Return a node whose drain began a minute ago."""
+    assert CORDONED.state is not None
+    return replace(CORDONED, state=replace(CORDONED.state, drain=s.Drain(**{"since": NOW - 60, **drain})))
+
+
+def decide(node: Node, found: Load, evidence: Any = FAULTY) -> Decision:
+    return advance(reconcile(node, evidence, DRAINS, NOW), node, found, DRAINS, NOW)
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(NOW + seconds, timezone.utc).isoformat()
+
+
+WEB = unit(pod())
+JOB: dict[str, Any] = {"labels": {"job-name": "bert"}}
+RANKS = pod("r0", **JOB), pod("r1", "m", **JOB)
+GONE = replace(pod(), terminating=True)
+BEGUN = Gang("team", "job-name", "bert", ("r0", "r1"))
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "verb", "reason"),
+    [
+        (CORDONED, Load((WEB,)), Verb.DRAIN, Reason.FAULT),
+        (CORDONED, Load(), Verb.DRAINED, Reason.DRAINED),
+        (draining(), Load((WEB,)), Verb.EVICT, Reason.FAULT),
+        (draining(), Load((unit(*RANKS),)), Verb.EVICT, Reason.FAULT),
+        (draining(), Load(), Verb.DRAINED, Reason.DRAINED),
+        (draining(), Load((unit(GONE),)), Verb.NONE, Reason.PODS_END),
+        (draining(), Load((WEB,), refused={WEB.key: "429"}), Verb.NONE, Reason.EVICTION_REFUSED),
+        (draining(), Load((unit(pod(namespace="kube-system")),)), Verb.NONE, Reason.PROTECTED),
+        (draining(), Load(problem="forbidden"), Verb.NONE, Reason.PODS_UNKNOWN),
+        (draining(since=NOW - 7200), Load((WEB,)), Verb.TIMEOUT, Reason.DRAIN_TIMEOUT),
+        (draining(progress=Progress.TIMEOUT), Load((WEB,)), Verb.NONE, Reason.DRAIN_TIMEOUT),
+        (draining(progress=Progress.TIMEOUT), Load(), Verb.DRAINED, Reason.DRAINED),
+        (draining(gang=BEGUN), Load((WEB,), rest=unit(*RANKS)), Verb.EVICT, Reason.REST_OF_GANG),
+        (draining(gang=BEGUN), Load((WEB,)), Verb.EVICTED, Reason.REST_OF_GANG),
+    ],
+)
+def test_steps(node: Node, found: Load, verb: Verb, reason: Reason) -> None:
+    decision = decide(node, found)
+    assert (decision.verb, decision.reason) == (verb, reason)
+    assert decision.words
+
+
+@pytest.mark.parametrize("evidence", [unknown("gone"), replace(CLEAN, clean_for=1.0)])
+def test_only_faulty_nodes_are_drained(evidence: Any) -> None:
+    """Neither an unreachable exporter nor a node that seems healthy is a reason; a job that was begun is finished."""
+    for node in (CORDONED, draining()):
+        assert decide(node, Load((WEB,)), evidence).verb is Verb.NONE
+    assert decide(draining(gang=BEGUN), Load(rest=unit(*RANKS)), evidence).evict == (unit(*RANKS),)
+
+
+def test_a_person_who_uncordons_ends_the_drain() -> None:
+    uncordoned = replace(draining(), unschedulable=False)
+    decision = decide(uncordoned, Load((WEB,)))
+    assert decision.verb is Verb.HOLD
+    assert decision.state is not None
+    assert decision.state.drain is None
+
+
+def test_pods_are_read_only_where_they_matter() -> None:
+    assert needs_pods(CORDONED, DRAINS)
+    assert needs_pods(draining(), DRAINS)
+    assert needs_pods(draining(progress=Progress.DRAINED, gang=BEGUN), DRAINS)
+    assert not needs_pods(draining(progress=Progress.DRAINED), DRAINS)
+    assert not needs_pods(CORDONED, POOL)
+    assert not needs_pods(replace(CORDONED, state=None), DRAINS)
+
+
+def test_a_job_goes_as_a_whole_and_one_after_the_other() -> None:
+    """With its pods on other nodes; if one of them is protected, none goes."""
+    job = unit(*RANKS)
+    assert decide(draining(), Load((job, WEB))).evict == (job, WEB)
+    assert decide(draining(gang=BEGUN), Load((job, WEB), unit(*RANKS), {job.key: "429"})).evict == (WEB,)
+    precious = pod("r1", "m", annotations={POLICY: "never"}, **JOB)
+    assert decide(draining(), Load((unit(RANKS[0], precious),))).reason is Reason.PROTECTED
+    ends = unit(replace(RANKS[0], terminating=True), RANKS[1])
+    assert not ends.live, "somebody else has ended it on this node"
+
+
+@pytest.mark.parametrize(
+    ("notes", "told", "evicted"),
+    [
+        ({}, False, True),
+        ({CHECKPOINT: "10m"}, True, False),
+        ({CHECKPOINT: "10m", EVICT_AFTER: at(300)}, True, False),  # from an earlier drain
+        ({CHECKPOINT: "10m", EVICT_AFTER: at(570)}, False, False),
+        ({CHECKPOINT: "30s", EVICT_AFTER: at(-10)}, False, True),
+        ({CHECKPOINT: "soon", EVICT_AFTER: at(570)}, True, False),
+        ({CHECKPOINT: "10m", EVICT_AFTER: "soon"}, True, False),
+    ],
+)
+def test_checkpoints(notes: Mapping[str, str], told: bool, evicted: bool) -> None:
+    """A pod that asks for time is told, and gets all of it; a job gets what its slowest pod asks for."""
+    for waiting in (unit(pod(annotations=notes)), unit(RANKS[0], pod("r1", "m", annotations=notes, **JOB))):
+        decision = decide(draining(), Load((waiting,)))
+        assert (bool(decision.tell), bool(decision.evict)) == (told, evicted)
+        assert (decision.reason is Reason.CHECKPOINT) == (not told and not evicted)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (pod(), ""),
+        (pod(annotations={POLICY: "never"}), "annotation"),
+        (pod(namespace="kube-system"), "namespace"),
+        (pod(namespace=OWN), "namespace"),
+        (pod(spec={"priority": 2_000_000_000}), "priority 2000000000"),
+        (pod(ownerReferences=[]), "no controller"),
+        (pod(ownerReferences=[{"kind": "Job", "name": "j"}]), "no controller"),
+    ],
+)
+def test_protected_pods(found: Pod, why: str) -> None:
+    protection = pods.protection(found, DRAIN, OWN)
+    assert why in protection
+    assert bool(protection) == bool(why)
+    assert not pods.protection(pod(ownerReferences=[]), replace(DRAIN, unmanaged=True), OWN)
+
+
+@pytest.mark.parametrize(
+    ("found", "gpu", "every"),
+    [
+        (pod(), True, True),
+        (pod(spec={"containers": [], "initContainers": [LIMITS]}), True, True),
+        (pod(spec={"containers": [], "resourceClaims": [{"name": "gpu"}]}), True, True),
+        (pod(spec={"containers": [{}]}), False, True),
+        (pod(spec={"containers": [{"resources": {"limits": {"nvidia.com/gpu": "0"}}}]}), False, True),
+        (pod(ownerReferences=[{**OWNER, "kind": "DaemonSet"}]), False, False),
+        (pod(annotations={pods.MIRROR: "x"}), False, False),
+        (replace(pod(), ended=True), False, False),
+    ],
+)
+def test_which_pods_must_go(found: Pod, gpu: bool, every: bool) -> None:
+    assert (found.concerns(Scope.GPU), found.concerns(Scope.ALL)) == (gpu, every)
+
+
+@pytest.mark.parametrize(
+    ("selector", "chosen"),
+    [
+        (None, False),
+        ({}, True),
+        ({"matchLabels": {"app": "web"}}, True),
+        ({"matchLabels": {"app": "db"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "tier", "operator": "Gt", "values": ["1"]}]}, True),
+    ],
+)
+def test_pods_of_disruption_budgets(selector: Any, chosen: bool) -> None:
+    budget: BudgetObject = {"spec": {"selector": selector}}
+    assert pods.selects(budget, {"app": "web"}) is chosen
+
+
+def test_a_drain_that_was_given_up_begins_anew_with_a_new_fault() -> None:
+    decision = reconcile(draining(progress=Progress.TIMEOUT), replace(FAULTY, boot="b3"), DRAINS, NOW)
+    assert decision.verb is Verb.UPDATE
+    assert decision.state is not None
+    assert decision.state.drain is None
+
+
+def test_a_job_that_is_too_large_is_not_begun() -> None:
+    """Its UIDs would not fit into the annotation."""
+    many = [pod(f"r{rank}", **JOB) for rank in range(load.MOST_GANG_PODS + 1)]
+    assert "as a whole" in unit(*many).protected
+    assert not unit(*many[1:]).protected
