@@ -92,7 +92,7 @@ def _time() -> list[object]:
 
 def _owners() -> list[object]:
     wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
-    idle = f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})"
+    idle = f"count by (cluster, namespace, workload) ({q.having(q.alerts(BOARD, [Domain.COST]), 'UUID')})"
     share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
     return [
         table(
