@@ -22,6 +22,9 @@ from gpu_exporter.render.docs import (
 from gpu_exporter.render.docs import (
     failure_modes as failure_pages,
 )
+from gpu_exporter.render.docs import (
+    signals as signal_page,
+)
 from gpu_exporter.render.rules import alertmanager, rules
 from gpu_exporter.render.rules import dcgm_exporter_csv as dcgm_csv
 
@@ -58,7 +61,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "alerts/dcgm-exporter.csv": dcgm_csv.classic,
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
     "docs/failure-modes.md": failure_pages.failure_modes,
-    "docs/signals.md": failure_pages.signals,
+    "docs/signals.md": signal_page.signals,
     f"{runbooks.FOLDER}/README.md": runbooks.index,
     **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
     **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},

@@ -41,6 +41,7 @@ from gpu_exporter.sources.simulated.placement import Place
 from gpu_exporter.sources.simulated.schedule import Schedule
 from gpu_exporter.sources.simulated.source import SimulatedSource
 from gpu_exporter.sources.simulated.workload import Workloads, workloads
+from tests.boards.loops import Loop, NodeLoops, Straggler
 
 GPUS = 8
 MINUTE, HOUR = 60.0, 3600.0
@@ -97,6 +98,13 @@ FAULTS = (
     Fault("GpuCollectiveStall", "video-diffusion", LENGTH - 40 * MINUTE, gpu=2),
     Fault("GpuLost", "asr-train", LENGTH - 25 * MINUTE, gpu=6),
 )
+# The training loops that have a step timer, by job.
+LOOPS = {
+    "llm-pretrain": Loop(3 * GPUS, Straggler(GPUS + 3, LENGTH - 70 * MINUTE)),
+    "video-diffusion": Loop(GPUS, stops=LENGTH - 40 * MINUTE),
+    "ranker": Loop(GPUS),
+    "asr-train": Loop(GPUS, ends=LENGTH - 25 * MINUTE),
+}
 # Pods that wait for GPUs: team, name, GPUs, and for how long at the end.
 PENDING = (("vision", "video-eval-0", 8, 50 * MINUTE), ("research", "sweep-3", 4, 12 * MINUTE))
 
@@ -173,7 +181,7 @@ class Node:
             selection.read_rows,
             self._publish,
             settings,
-            context=Context(EventLog(load(None), lambda pci: None)),
+            context=Context(EventLog(load(None), lambda pci: None), jobs=_loops(source)),
         )
 
     def connect(self) -> None:
@@ -194,6 +202,12 @@ class Node:
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.page = self._renderer.render(snapshot).body(Variant(openmetrics=False, gzip=False))
+
+
+def _loops(source: StagedSource) -> NodeLoops | None:
+    job, rank = placed()[source.node.name]
+    loop = LOOPS.get(job.name)
+    return NodeLoops(job.name, loop, rank * GPUS, source.node.clock) if loop else None
 
 
 class Clock:

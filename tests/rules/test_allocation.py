@@ -288,9 +288,8 @@ def test_fragmented(tmp_path: Path, what: Cluster, gpus: float) -> None:
 def test_injected_series_fire(tmp_path: Path, mode: FailureMode) -> None:
     """The series of the catalogue entry fire its alert, and no other."""
     fired = 'group by (alertname, namespace) (last_over_time(ALERTS{alertstate="firing"}[1d]))'
-    what = Cluster(
-        [], [], extra={name: value for name, value in mode.inject.series.items() if isinstance(value, float)}
-    )
+    levels = {series: value for series, value in mode.inject.series.items() if isinstance(value, float)}
+    what = Cluster([], [], extra=levels)
     namespace = "research" if mode is MODE else ""
     check_cluster(tmp_path, what, Expect(fired, [({"alertname": mode.name, "namespace": namespace}, 1.0)]))
 

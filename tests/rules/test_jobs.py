@@ -11,7 +11,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import loops, profiles
-from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, loop
+from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, Loop, loop
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Values
 from tests import ROOT
 from tests.rules.loops import BUSY, Story, Stretch, changed, devices, paused, rules, scaled, series
@@ -151,7 +151,7 @@ SHORT = 20.0
 
 def test_stragglers_by_self_time(tmp_path: Path) -> None:
     """Of four or more ranks; ranks that differ a little, or evenly, or by less than 5 % of a step, are none."""
-    even = loop("even")
+    even: Loop = loop("even")
     for number in range(4):
         even = scaled(even, rank_of(number), 1 + 0.05 * number)
     noisy = loop("noisy", own=1.05)
@@ -215,8 +215,8 @@ def test_another_batch_size_is_not_slower(tmp_path: Path) -> None:
 
 def test_jobs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
     """Programs of two teams may have the same name. Their ranks are not compared."""
-    slow = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in loop("slow").items()}
-    slow = scaled(slow, "self_seconds_sum", 1.2)
+    usual = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in loop("slow").items()}
+    slow = scaled(usual, "self_seconds_sum", 1.2)
     fast = {key.replace('job_id="fast"', 'job_id="train.py"'): value for key, value in loop("fast").items()}
     jobs(
         tmp_path,

@@ -94,7 +94,7 @@ def _time() -> list[object]:
 
 
 def _workloads() -> object:
-    idle = f"count by (cluster, namespace, workload) ({q.alerts(BOARD, [Domain.COST])})"
+    idle = f"count by (cluster, namespace, workload) ({q.having(q.alerts(BOARD, [Domain.COST]), 'UUID')})"
     return table(
         "Workloads by waste",
         About(

@@ -196,8 +196,8 @@ def _nodes() -> object:
 
 def _affected(severity: Severity) -> Query:
     """Return the number of firing alerts of a severity on each node, as the table of alerts counts them."""
-    on_nodes = q.alerts(BOARD, severities=[severity]).replace("{", '{node=~".+", ', 1)
-    of_node = f"count by (cluster, node) ({grouped(on_nodes)})"
+    alerts = q.having(q.alerts(BOARD, severities=[severity]), "node")
+    of_node = f"count by (cluster, node) ({grouped(alerts)})"
     return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", severity.value)
 
 

@@ -66,7 +66,7 @@ def _others() -> str:
 
 
 def _ranks() -> object:
-    since = f"time() - ({q.alerts_since(BOARD, [Domain.DISTRIBUTED])})"
+    since = f"time() - ({q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), 'node')})"
     return table(
         "Ranks",
         About(

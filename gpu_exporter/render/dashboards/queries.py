@@ -226,6 +226,11 @@ def alerts_since(
     return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, joined)}"
 
 
+def having(alerts: str, label: str) -> str:
+    """Return those of some alerts that have a label: an alert about a job names neither a node nor a GPU."""
+    return alerts.replace("{", f'{{{label}=~".+", ')
+
+
 def with_owner(found: str) -> str:
     """Add namespace and workload to alerts that lack them, if their GPU has one owner."""
     of_each = f"max by (cluster, UUID, namespace, workload) ({DEVICE_INFO} and on (cluster, UUID) ({found}))"

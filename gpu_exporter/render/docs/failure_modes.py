@@ -1,4 +1,4 @@
-"""Render docs/failure-modes.md and docs/signals.md."""
+"""Render docs/failure-modes.md."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ import yaml
 
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import failure_modes as catalogued_modes
-from gpu_exporter.catalogue import signals as catalogued_signals
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
 from gpu_exporter.catalogue.conditions import Is, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
-from gpu_exporter.catalogue.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
-from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import banner, prose
 from gpu_exporter.render.docs import runbooks
-from gpu_exporter.render.docs.markdown import code, table, ticked
-from gpu_exporter.render.rules import allocation, remediation, rules
-from gpu_exporter.render.rules.aggregates import Aggregate
+from gpu_exporter.render.docs.markdown import code, table
+from gpu_exporter.render.rules import rules
 
 INTRO = """# Failure modes
 
@@ -142,60 +138,6 @@ COST_WORDS = """
 
 """
 
-SIGNALS_INTRO = f"""# Signals
-
-A signal has one name, one unit and one set of labels, whichever exporter is scraped. Conditions, dashboards and
-`gpu-exporter diagnose` read only signals. Each signal is a recording rule in `alerts/recording.yaml`. It uses the first
-source that exists for a GPU: time integrals of gpu-exporter, classic names (of gpu-exporter or of dcgm-exporter up to
-4.8), names of dcgm-exporter from 4.9 on. If two exporters are scraped, each GPU still appears once, by its UUID.
-
-- Counters are read as `rate(…[{RATE_WINDOW}])`, which covers the whole window; gauges are read as they are.
-- {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. Further labels are {ticked(IDENTITY)}, and
-  {ticked(OWNER)} if the owner of the GPU is known. Signals of hardware health have no owner labels.
-- `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
-- A GPU that several pods share has no owner, and is therefore not compared with other ranks.
-- The mean of a signal over a window is a series of its own, for example `gpu:sm_active:mean5m`.
-- A signal that is derived from others has a value only if all of them have one.
-- Signals and hardware states are evaluated at the evaluation interval of Prometheus. Signals from histograms, and rules
-  on means over five minutes, are evaluated once a minute.
-
-"""
-
-SHARED_INTRO = """
-## Shared conditions
-
-Conditions that several classes and alerts read are recorded for the GPUs for which they are true.
-
-"""
-
-
-ALLOCATION_INTRO = """
-## Allocation
-
-The GPUs that Kubernetes has allocated come from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics),
-which must be scraped, with or without `honorLabels`. Without it, these series do not exist, and
-[GpuAllocationFragmented](runbooks/gpuallocationfragmented.md) never fires.
-
-- `resource` distinguishes GPUs (`nvidia_com_gpu`), shares of a GPU (`nvidia_com_gpu_shared`) and kinds of MIG
-  instances.
-- *free* is what a pod could get now; nodes that are cordoned, not ready, or tainted with `NoSchedule` or `NoExecute`
-  have none, except for taints that pods with GPUs usually tolerate ({taints}). *pending* pods have no node
-  yet, so these series have only a namespace and a cluster. *starved* pods have been pending for half an hour or longer.
-- A pool is the value of the first of these node labels that kube-state-metrics exposes
-  (`--metric-labels-allowlist=nodes=[…]`): {pools}.
-  Without any of them, all nodes are one pool without a name.
-- GPUs that pods have through resource claims (DRA) are not included.
-
-"""
-
-
-REMEDIATION_INTRO = """
-## Remediation
-
-These come from the [remediation controller](remediation.md#how-do-i-know-what-it-did), if it runs and is scraped.
-
-"""
-
 
 def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
     """Return docs/failure-modes.md."""
@@ -286,30 +228,3 @@ def _cost() -> Iterator[tuple[str, str]]:
     (found,) = (group["rules"] for group in groups if group["name"] == "gpu-accounting")
     for rule in found:
         yield f"`{rule['record']}`", f"`{' '.join(rule['expr'].split())}`"
-
-
-def signals() -> str:
-    """Return docs/signals.md: one row per signal, in the order of the catalogue."""
-    rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
-    head = ("Signal", "Unit", *runbooks.SIGNAL_HEAD[1:])
-    lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
-    text = banner.markdown(catalogued_signals) + SIGNALS_INTRO + table(head, lines)
-    named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
-    text += SHARED_INTRO + table(("Recorded series", "Condition"), named)
-    pools = ticked(reversed(allocation.POOL_LABELS))
-    return (
-        text
-        + ALLOCATION_INTRO.format(pools=pools, taints=ticked(allocation.TOLERATED_TAINTS))
-        + _recorded(allocation.ALLOCATION)
-        + REMEDIATION_INTRO
-        + _recorded(remediation.REMEDIATION)
-    )
-
-
-def _recorded(of: Sequence[Aggregate]) -> str:
-    rows = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in of)
-    return table(("Recorded series", "Meaning", "Labels"), rows)
-
-
-def _made(way: Read) -> str:
-    return f"{way.name} == {' or '.join(map(str, way.codes))}" if way.codes else way.promql()

@@ -134,6 +134,7 @@ def at_once(folder: Path) -> list[Path]:
         for group in content.get("groups", ()):
             for rule in group["rules"]:
                 rule.pop("for", None)
+                rule.pop("keep_firing_for", None)  # or one would also fire with the labels that it has at first
                 rule["expr"] = without_count(rule["expr"])
         if "groups" in content:
             (folder / path.name).write_text(yaml.safe_dump(content))
