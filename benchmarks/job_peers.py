@@ -1,0 +1,146 @@
+"""Runs the same job under StepTimer, NVRx's straggler detector and TraceML: what each finds, and what it costs.
+
+    pip install nvidia-resiliency-ext traceml-ai        # beside PyTorch, with CUPTI 12 for NVRx
+    PYTHONPATH=. python3 benchmarks/job_peers.py --json peers.json
+    PYTHONPATH=. python3 benchmarks/job_peers.py --device cpu --ranks 4 --seconds 3 --cases ddp-balanced,ddp-data
+
+Each tool runs each case in fresh processes, and so does the job without a tool, before and after them. A cost is the
+slowdown of rank 0 against the mean of these two. A tool that is not installed is left out. On CPUs, NVRx has only the
+times of sections, because its kernel times need CUPTI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.job_receiver import Receiver
+from benchmarks.job_training import BY_NAME, SLOW_RANK
+from benchmarks.job_verdict import parts_of, verdict
+
+RANK_SCRIPT = Path(__file__).with_name("job_peer_rank.py")
+# The tool, and the package that it needs.
+PEERS = {"gpu-exporter": "gpu_exporter", "nvrx": "nvidia_resiliency_ext", "traceml": "traceml_ai"}
+CASES = ("ddp-balanced", "ddp-data", "ddp-forward", "ddp-backward", "ddp-gpu")
+TIMEOUT_SECONDS = 300
+
+
+def commands(tool: str, case: str, options: argparse.Namespace, folder: Path) -> Iterator[tuple[list[str], int]]:
+    """Yield the command of each rank, and the rank. TraceML starts its ranks itself."""
+    arguments = ["--tool", tool, "--case", case, "--device", options.device, "--seconds", str(options.seconds)]
+    arguments += ["--out", str(folder / "result.json")]
+    if tool == "traceml":
+        launcher = ["-m", "traceml_ai.launcher.cli", "run", "--nproc-per-node", str(options.ranks)]
+        launcher += ["--logs-dir", str(folder), "--run-name", "run", "--master-port", str(_port())]
+        launcher += ["--aggregator-port", str(_port()), str(RANK_SCRIPT), "--args"]
+        yield [sys.executable, *launcher, *arguments], 0
+    else:
+        for rank in range(options.ranks):
+            yield [sys.executable, str(RANK_SCRIPT), *arguments], rank
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run(tool: str, case: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a case under a tool; return step time and finding. Raises RuntimeError if the job fails."""
+    with tempfile.TemporaryDirectory() as name, closing(Receiver(Path(name) / "jobs.sock")) as receiver:
+        folder, latest = Path(name), dict[int, Any]()
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()), "WORLD_SIZE": str(options.ranks)}
+        shared |= {"GPU_EXPORTER_JOB_SOCKET": f"{name}/jobs.sock", "OMP_NUM_THREADS": "1"}
+        with (folder / "log").open("w+") as log, ExitStack() as stack:
+            job = []
+            for arguments, rank in commands(tool, case, options, folder):
+                environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                process = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+                job.append(process)
+            for message in _messages(receiver, job):
+                latest[message["rank"]] = message
+            log.seek(0)
+            if any(process.returncode for process in job) or not (folder / "result.json").exists():
+                raise RuntimeError(f"the job failed: {log.read().strip()[-300:]}")
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        if tool == "gpu-exporter":
+            result["finding"] = _ours(latest)
+        elif tool == "traceml":
+            result["finding"] = _traceml(folder)
+    return result
+
+
+def _messages(receiver: Receiver, job: Sequence[subprocess.Popen[bytes]]) -> Iterator[Mapping[str, Any]]:
+    """Yield messages until all processes have ended, or one has failed, or the time is over."""
+    end, is_over = time.monotonic() + TIMEOUT_SECONDS, False
+    while not is_over and time.monotonic() < end:
+        codes = [process.poll() for process in job]
+        is_over = any(codes) or None not in codes
+        yield from map(json.loads, receiver.receive(0.2))
+
+
+def _ours(latest: Mapping[int, Any]) -> dict[str, list[int]]:
+    rank, cause = verdict({rank: parts_of(message) for rank, message in sorted(latest.items())})
+    return {} if rank is None else {cause: [rank]}
+
+
+def _traceml(folder: Path) -> Any:
+    summary = next(folder.rglob("final_summary.json"), None)
+    found = json.loads(summary.read_text()).get("primary_diagnosis") if summary else None
+    return found and {key: found.get(key) for key in ("status", "severity", "reason", "summary") if found.get(key)}
+
+
+def compare(case: str, tools: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Run a case without a tool, with each, and without one again; return and print the results."""
+    before, found = run("none", case, options), dict[str, Any]()
+    for tool in tools:
+        try:
+            found[tool] = run(tool, case, options)
+        except RuntimeError as error:  # the others are compared nevertheless
+            found[tool] = {"error": str(error)}
+    plain = (before["step_seconds"] + run("none", case, options)["step_seconds"]) / 2
+    truth = "nobody" if case.endswith("balanced") else f"rank {SLOW_RANK}, {BY_NAME[case].cause}"
+    print(f"{case}: slow is {truth}; step {plain * 1e3:.2f} ms without a tool")
+    for tool, result in found.items():
+        if "error" not in result:
+            result["slowdown"] = result["step_seconds"] / plain - 1
+        cost = "" if "error" in result else f"{result['slowdown']:+.2%}"
+        print(f"  {tool:<13} {cost:>7}  {json.dumps(result.get('finding', result.get('error')))}", flush=True)
+    return {"truth": truth, "step_seconds": plain, "tools": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each case and tool (default: %(default)s)")
+    parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    options = parser.parse_args()
+    tools = [tool for tool, package in PEERS.items() if find_spec(package)]
+    for tool in PEERS.keys() - tools:
+        print(f"{tool}: {PEERS[tool]} is not installed; left out")
+    results = {case: compare(case, tools, options) for case in options.cases.split(",")}
+    if options.json:
+        options.json.write_text(json.dumps({"device": options.device, "ranks": options.ranks, **results}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
