@@ -28,7 +28,7 @@ from gpu_exporter.collection.workers import Workers
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.source import Attribution, HostEvidence, Instant, JobTelemetry, Sampled, Source
+from gpu_exporter.model.source import Attribution, HostEvidence, Instant, Sampled, Source, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Collector:
         events: EventLog | None = None,
         attribution: Attribution | None = None,
         host: HostEvidence | None = None,
-        jobs: JobTelemetry | None = None,
+        telemetry: Sequence[Telemetry] = (),
         extra_metrics: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
         every_tick_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -75,7 +75,7 @@ class Collector:
         self._workers = Workers(self.connection, self._records, lambda: self._plan, events)
         self._connector = Connector(self.connection, self._workers, settings.deadline)
         self._clock = threading.Thread(target=self._run_clock, name="clock", daemon=True)
-        self._composer = Composer(source, settings, attribution, events, host, jobs)
+        self._composer = Composer(source, settings, attribution, events, host, telemetry)
         self._publish = publish
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted

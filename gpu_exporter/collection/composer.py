@@ -15,7 +15,7 @@ from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
-from gpu_exporter.model.source import Attribution, HostEvidence, JobTelemetry, Source
+from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
 
@@ -30,7 +30,7 @@ class Composer:
         attribution: Attribution | None = None,
         events: EventLog | None = None,
         host: HostEvidence | None = None,
-        jobs: JobTelemetry | None = None,
+        telemetry: Sequence[Telemetry] = (),
     ) -> None:
         self._source = source.name
         self._live, self._description = source.live, source.description
@@ -40,7 +40,7 @@ class Composer:
         self._attribution = attribution
         self._events = events
         self._host = host
-        self._jobs = jobs
+        self._telemetry = telemetry
         self._attributed: dict[Row, Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
@@ -80,7 +80,8 @@ class Composer:
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
         samples += self._event_samples([record for record, _ in gpus], xid_counts)
         owner_labels = self._attribute(seen, samples)
-        samples += self._jobs.samples(seen) if self._jobs else ()
+        for each in self._telemetry:
+            samples += each.samples(seen)
         statuses = tuple(status for _, status in gpus)
         return Snapshot(
             now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description

@@ -1,0 +1,161 @@
+"""An exporter that profiles by itself: a fake driver, real processes, and the real py-spy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import bcrypt
+import pytest
+
+from tests.conftest import Exporter, Serve, run
+from tests.support.busy_jobs import busy_job
+from tests.support.fakes.driver import FakeDriver, identity
+from tests.support.pprof import decoded, folded_of
+from tests.support.tools import until
+
+pytestmark = pytest.mark.slow
+
+UUID = str(identity(0)["UUID"])
+PASSWORD = "secret"
+LOGIN = {"Authorization": f"Basic {base64.b64encode(f'mia:{PASSWORD}'.encode()).decode()}"}
+OTHER = {"Authorization": f"Basic {base64.b64encode(f'prometheus:{PASSWORD}'.encode()).decode()}"}
+TAKEN, FAILED = "gpu_exporter_profiles_total", "gpu_exporter_profile_failures_total"
+
+
+def host_bound(driver: FakeDriver, *pids: int) -> None:
+    """Make GPU 0 wait for data that comes over PCIe, and list these processes on it."""
+    with driver.batch():
+        driver.set("Gpm.1", 24.0)
+        driver.set("Gpm.2", 7.0)
+        driver.set("Gpm.5", 2.0)
+        driver.set("Gpm.10", 3.0)
+        driver.set("Gpm.21", 9000.0)
+        driver.set("ComputeRunningProcesses", ",".join(f"{pid}:1000" for pid in pids))
+
+
+def options(folder: Path, *more: str) -> tuple[str, ...]:
+    hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+    web = folder / "web.yml"
+    web.write_text(json.dumps({"basic_auth_users": {"mia": hashed, "prometheus": hashed}}))
+    return (
+        *("--web.config.file", str(web), "--profile-users", "mia", "--profile-dir", str(folder / "profiles")),
+        *("--profile-after", "1s", "--interval", "200ms", *more),
+    )
+
+
+def page_of(exporter: Exporter) -> Any:
+    from tests.conftest import Page
+
+    return Page(exporter.get("/metrics", OTHER)[1].decode())
+
+
+def profiles(exporter: Exporter) -> list[dict[str, Any]]:
+    answer, body = exporter.get("/api/v1/profiles", LOGIN)
+    assert answer.status == 200, body
+    found: list[dict[str, Any]] = json.loads(body)["profiles"]
+    return found
+
+
+def awaited(exporter: Exporter) -> dict[str, Any]:
+    """Wait for the first profile. The clients that ask for the GPUs make the diagnosis frequent."""
+
+    def first() -> dict[str, Any] | None:
+        exporter.get("/api/v1/gpus", LOGIN)
+        return next(iter(profiles(exporter)), None)
+
+    return until(first, 60, "a profile") or {}
+
+
+def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    """From the class of the GPU to the line of code: in the API, the metrics, pprof and the diagnosis."""
+    with busy_job("loader", tmp_path) as (job, line):
+        host_bound(driver, job.pid)
+        exporter = serve(*options(tmp_path, "--profile", "host-bound"), env=driver.environment)
+        found = awaited(exporter)
+        assert (found["reason"], found["finding"], found["uuids"]) == ("host-bound", "data-loading-bound", [UUID])
+        (process,) = found["processes"]
+        assert (process["pid"], process["uid"]) == (job.pid, os.getuid())
+        cause = process["causes"][0]
+        assert (cause["cause"], cause["lines"][0]["frame"]) == ("data_loading", f"{line}: load_batch")
+        page = until(lambda: (page := page_of(exporter)).values("gpu_idle_cause_ratio") and page, 30, "the metric")
+        assert page.value("gpu_idle_cause_ratio", cause="data_loading", UUID=UUID) > 0.8
+        assert page.value("gpu_profile_timestamp_seconds", UUID=UUID) == found["at"]
+        assert page.value(TAKEN, reason="host-bound") == 1
+        assert not page.values("gpu_process_memory_used_bytes")
+        pprof = decoded(exporter.get("/debug/pprof/wall?seconds=600", LOGIN)[1])
+        (stack,) = {stack for stack in folded_of(pprof)["wall"] if "load_batch" in stack}
+        assert stack.endswith(f"{line}: load_batch")
+        one = json.loads(exporter.get(f"/api/v1/profiles?id={found['id']}", LOGIN)[1])
+        assert any("load_batch" in stack for stack in one["stacks"][0]["stacks"])
+        assert f"profile method=stacks seconds=5 pids={job.pid}" in exporter.log.read_text()
+    folder = tmp_path / "profiles"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+    exporter.stop()
+    again = serve(*options(tmp_path, "--profile", "host-bound"), env=driver.environment)
+    assert until(lambda: profiles(again), 30, "the profile of before the restart") == [found]
+
+
+def test_who_may_see_profiles(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    exporter = serve(*options(tmp_path, "--profile", "schedule"), env=driver.environment)
+    for path in ("/api/v1/profiles", "/debug/pprof/wall"):
+        assert exporter.get(path)[0].status == 401
+        refused, body = exporter.get(path, OTHER)
+        assert (refused.status, b"--profile-users" in body) == (403, True)
+        assert exporter.get(path, LOGIN)[0].status == 200
+    assert exporter.get("/api/v1/profiles?id=../../etc/passwd", LOGIN)[0].status == 404
+    assert exporter.get("/debug/pprof/wall?seconds=-1", LOGIN)[0].status == 400
+    assert not decoded(exporter.get("/debug/pprof/wall", LOGIN)[1]).sample
+
+
+def test_profiles_are_off_by_default(serve: Serve, driver: FakeDriver) -> None:
+    exporter = serve(env=driver.environment)
+    assert exporter.get("/api/v1/profiles")[0].status == 404
+    assert not exporter.page().values(TAKEN, reason="stall")
+
+
+def test_no_python_and_the_schedule(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    """A program that is no Python is one line in the log, and is left alone."""
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            host_bound(driver, other.pid)
+            exporter = serve(*options(tmp_path, "--profile", "schedule"), env=driver.environment)
+            page = until(
+                lambda: (page := page_of(exporter)).value(FAILED, reason="not_python") and page, 30, "a failure"
+            )
+        finally:
+            other.kill()
+    assert page.value(TAKEN, reason="schedule") == 0
+    lines = [line for line in exporter.log.read_text().splitlines() if "does not run Python" in line]
+    assert len(lines) == 1
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--profile", "always"), "is not one of stall, straggler, host-bound, schedule"),
+        (("--profile", "stall", "--source", "simulated"), "--profile: only processes on the GPUs of this machine"),
+        (("--profile", "stall", "--live-page", "false"), "--profile needs the diagnosis of the live page"),
+        (("--profile", "stall", "--profile-dir", "/proc/self/x"), "--profile-dir /proc/self/x: "),
+        (("--profile", "stall", "--profile-users", "eve"), "--profile-users: eve is no user of --web.config.file"),
+    ],
+)
+def test_errors_are_one_line(driver: FakeDriver, tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
+    folder = () if "--profile-dir" in arguments else ("--profile-dir", str(tmp_path / "profiles"))
+    ran = run("serve", "--address", "127.0.0.1:0", *arguments, *folder, env=driver.environment)
+    assert ran.returncode in (1, 2)
+    assert why in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
