@@ -58,6 +58,7 @@ class Group(Enum):
     COMMON = "Common"
     PODS = "Pods, jobs and node names"
     HEALTH = "Health and XIDs"
+    PROFILES = "Profiles"
     ACCESS = "TLS, passwords and control"
     LOG = "Logging"
     COMPATIBLE = "Compatibility with dcgm-exporter"
@@ -103,7 +104,7 @@ def _setting(
     return field(default=value, metadata=metadata)
 
 
-COMMON, PODS, HEALTH, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = Group
+COMMON, PODS, HEALTH, PROFILES, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = Group
 
 
 # fmt: off
@@ -120,7 +121,6 @@ class Config:
     processes: bool           = _setting(COMMON, "Expose GPU memory and SM share of each process, with its pod or job.", boolean, "false")
     host_evidence: bool       = _setting(COMMON, "Read from /proc, /sys and cgroups why a GPU waits for its processes: CPU limits, run queues, loader workers, storage; see docs/host-evidence.md.", boolean, "false")
     job_socket: Path | None   = _setting(COMMON, "Unix socket to create for training loops, which send their step times to it; see docs/jobs.md. Its directory must exist.", Path)
-    profile: frozenset[Reason] = _setting(COMMON, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in Reason)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
     live_page: bool           = _setting(COMMON, "Diagnose the GPUs continuously and keep their last hour in memory, for the page at / and its API.", boolean, "true")
     kubernetes: bool          = _setting(PODS, "Ask kubelet which pod uses which GPU; see docs/attribution.md.", boolean, "false")
     kubernetes_pods: bool     = _setting(PODS, "Ask the API server for the pods of this node: workload, rank, UID.", boolean, "false")
@@ -134,7 +134,12 @@ class Config:
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
-    profile_users: tuple[str, ...] = _setting(ACCESS, "Users of --web.config.file who may see profiles, which show code, separated by commas.", names, "")
+    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in Reason)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
+    profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
+    profile_users: tuple[str, ...] = _setting(PROFILES, "Users of --web.config.file who may see profiles, which show code, separated by commas.", names, "")
+    profile_dir: Path         = _setting(PROFILES, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")
+    profile_keep: float       = _setting(PROFILES, "How long profiles are kept; at most 2000 of them, and 64 MiB.", duration, "168h")
+    profile_socket: Path | None = _setting(PROFILES, "Unix socket of `gpu-exporter sampler`, which then samples instead of the exporter.", Path)
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
     token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release` and `resume` on this machine use to log in. `serve` writes it.", Path)
@@ -158,10 +163,6 @@ class Config:
     inject: str               = _setting(TRIAL, "Failure modes to simulate, such as GpuMemoryBound:node-000/1; see docs/simulated.md.", str, "", many=True)
     high_resolution: bool     = _setting(ADVANCED, "Read profiling counters ten times a second, for histograms of changes that are shorter than a collection interval. Costs about 0.5 % of a core per GPU.", boolean, "false")
     gauge_window: float       = _setting(ADVANCED, "Time over which profiling gauges are averaged.", duration, "15s")
-    profile_dir: Path         = _setting(ADVANCED, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")
-    profile_after: float      = _setting(ADVANCED, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
-    profile_keep: float       = _setting(ADVANCED, "How long profiles are kept; at most 2000 of them, and 64 MiB.", duration, "168h")
-    profile_socket: Path | None = _setting(ADVANCED, "Unix socket of `gpu-exporter sample-server`, which then samples instead of the exporter.", Path)
     procfs: Path              = _setting(ADVANCED, "The host's /proc, to look up processes: share it with hostPID or a mount. With NVIDIA's open kernel modules, the container's own /proc works, too.", Path, "/proc")
     sysfs: Path               = _setting(ADVANCED, "The host's /sys, for --host-evidence: its cgroups and PCI devices.", Path, "/sys")
     pod_resources_socket: Path = _setting(ADVANCED, "kubelet's pod-resources socket.", Path, "/var/lib/kubelet/pod-resources/kubelet.sock")

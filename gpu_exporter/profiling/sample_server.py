@@ -1,4 +1,4 @@
-"""`gpu-exporter sample-server`: samples stacks for an exporter that may not read other processes itself.
+"""`gpu-exporter sampler`: samples stacks for an exporter that may not read other processes itself.
 
 It runs in a container beside the exporter, with SYS_PTRACE and the host's PIDs, and listens on nothing but a Unix
 socket that only the exporter's container has mounted. It samples only processes that hold a GPU, one request at a time.

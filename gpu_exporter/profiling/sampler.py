@@ -86,7 +86,7 @@ def receive(connection: socket.socket, most: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSampler:
-    """Asks `gpu-exporter sample-server`, which listens on the socket at `path`."""
+    """Asks `gpu-exporter sampler`, which listens on the socket at `path`."""
 
     path: Path
 
@@ -95,7 +95,7 @@ class RemoteSampler:
             answers = {answer.pid: answer for answer in self._ask(processes, sampling)}
         except (OSError, ValueError) as error:
             why = printable(getattr(error, "strerror", None) or str(error), MOST_WHY)
-            text = f"--profile-socket {self.path}: {why}: is gpu-exporter sample-server running?"
+            text = f"--profile-socket {self.path}: {why}: is gpu-exporter sampler running?"
             return {process.pid: NotSampled(text, Failure.SAMPLER) for process in processes}
         return {process.pid: _outcome(process, answers.get(process.pid)) for process in processes}
 
@@ -136,5 +136,5 @@ def local_sampler(files: HostFiles, scratch: Path | None = None) -> LocalSampler
         return LocalSampler(pyspy.program(), files, scratch)
     except GpuExporterError as error:
         raise GpuExporterError(
-            "--profile: py-spy is not installed", fix="pip install 'gpu-exporter[profile]', or set --profile-socket"
+            "--profile: py-spy is not installed", fix="pip install py-spy, or set --profile-socket"
         ) from error

@@ -41,6 +41,26 @@ class Bounds:
     bytes: int = 64 << 20
 
 
+def newest(folder: Path, since: float) -> list[Summary]:
+    """Return the profiles in a folder since a time (unix seconds), oldest first; none if it cannot be read."""
+    found: list[Summary] = []
+    try:
+        names = sorted((path.name for path in folder.iterdir()), reverse=True)
+    except OSError:
+        return []
+    for name in names:
+        if not ID.fullmatch(name.removesuffix(SUFFIX)):
+            continue
+        try:
+            summary = decode_summary(read(folder / name, MOST_BYTES))
+        except (OSError, ValueError):  # just removed, or damaged
+            continue
+        if summary.at < since:
+            break
+        found.insert(0, summary)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A profile, and the bytes of its file; 0 if it could not be written, and is only in memory."""

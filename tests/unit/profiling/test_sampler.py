@@ -99,7 +99,7 @@ def test_a_server_that_is_not_there(path: Path) -> None:
     found = RemoteSampler(path).sample([here], Sampling())[here.pid]
     assert isinstance(found, NotSampled)
     assert found.failure is Failure.SAMPLER
-    assert str(found) == f"--profile-socket {path}: No such file or directory: is gpu-exporter sample-server running?"
+    assert str(found) == f"--profile-socket {path}: No such file or directory: is gpu-exporter sampler running?"
 
 
 def test_answers_of_another_program(path: Path) -> None:
@@ -182,5 +182,5 @@ def test_py_spy_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise GpuExporterError("missing")
 
     monkeypatch.setattr(pyspy, "program", missing)
-    with pytest.raises(GpuExporterError, match=r"py-spy is not installed: pip install 'gpu-exporter\[profile\]'"):
+    with pytest.raises(GpuExporterError, match=r"py-spy is not installed: pip install py-spy, or set"):
         local_sampler(FILES)

@@ -1,4 +1,4 @@
-"""`gpu-exporter sample-server`: samples stacks for an exporter in another container."""
+"""`gpu-exporter sampler`: samples stacks for an exporter in another container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.config import Config
 LAST_LINES_SECONDS = 0.3
 
 
-@click.command("sample-server", cls=Command)
+@click.command("sampler", cls=Command)
 @settings("procfs", "log_level", "log_format")
 @click.option(
     "--socket",
@@ -25,7 +25,7 @@ LAST_LINES_SECONDS = 0.3
     required=True,
     help="Unix socket to create, in a folder that only the exporter shares: its --profile-socket.",
 )
-def sample_server_command(socket: Path, **values: Any) -> None:
+def sampler_command(socket: Path, **values: Any) -> None:
     """Sample stacks for an exporter that may not read other processes.
 
     It samples only processes that hold a GPU, with py-spy, and at most 5 s of 16 processes at a time. It needs the
