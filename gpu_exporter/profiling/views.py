@@ -22,6 +22,11 @@ class ProfileViews:
     def __init__(self, store: ProfileStore) -> None:
         self._store = store
 
+    def newest(self) -> str:
+        """Return the id of the newest profile; empty if there is none. Reads no file."""
+        summaries = self._store.summaries
+        return summaries[-1].id if summaries else ""
+
     def listed(self) -> bytes:
         """Return the profiles without stacks as JSON, the newest first; the oldest are left out at MOST_LIST_BYTES."""
         entries, size = list[bytes](), 0

@@ -43,7 +43,9 @@ def profile_watch(source: Source, config: Config, monitor: Monitor | None, *, al
     )
     store = ProfileStore(config.profile_dir, Bounds(config.profile_keep))
     rules = Rules(config.profile, config.profile_after)
-    return ProfileWatch(rules, lambda: findings(monitor.current), sampler, store, files)
+    watch = ProfileWatch(rules, lambda: findings(monitor.current), sampler, store, files)
+    monitor.newest_profile = watch.views.newest
+    return watch
 
 
 def findings(current: Current) -> Mapping[str, GpuFindings]:

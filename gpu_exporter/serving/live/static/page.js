@@ -4,6 +4,7 @@ import { Connection } from "./connection.js";
 import { element, renderIfChanged, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
 import { Jobs } from "./jobs.js";
+import { Profiles } from "./profiles.js";
 import { Row } from "./rows.js";
 import { renderSummary } from "./summary.js";
 import { Timeline } from "./timeline.js";
@@ -30,6 +31,7 @@ const view = {
 };
 
 const jobs = new Jobs(part("jobs"), view);
+view.profiles = new Profiles(() => schedule(false));
 const connection = new Connection({
   time(seconds) {
     // The server rounds its time down to a second; a smaller difference is none.
@@ -41,6 +43,7 @@ const connection = new Connection({
     const limits = new Map(payload?.gpus.map((gpu) => [gpu.id, gpu.limits]));
     for (const gpu of fresh.gpus) gpu.limits = { ...limits.get(gpu.id), ...gpu.limits };
     payload = fresh;
+    view.profiles.update(fresh.newest_profile);
     schedule(false);
   },
   history(fresh) {
