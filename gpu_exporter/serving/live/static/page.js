@@ -17,6 +17,8 @@ let ahead = 0; // of the server's clock, in seconds
 let numbers = 0;
 let scheduled = false;
 let redraw = true;
+// The GPU that a link to this page names: alerts do.
+let linked = location.hash.slice(1);
 
 const view = {
   timeline: new Timeline(),
@@ -83,6 +85,10 @@ function render() {
   jobs.update(payload);
   renderRows();
   showAge();
+  if (rows.has(linked)) {
+    view.show(linked);
+    linked = "";
+  }
 }
 
 function renderRows() {
