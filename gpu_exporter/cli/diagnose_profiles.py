@@ -13,12 +13,13 @@ from gpu_exporter.diagnosis.gather import exporter_url
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.profiling.records import ProfiledProcess, Summary
+from gpu_exporter.profiling.records import ProfiledProcess, Summary, in_words
 from gpu_exporter.profiling.samples import SHOWN_SECONDS, latest_of
 from gpu_exporter.profiling.store import newest
 
 # Of several processes on a GPU, so many are named.
 MOST_PROCESSES = 4
+MOST_LINE = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ def lines(stored: StoredProfiles, gpus: Iterable[tuple[str, str]], now: float) -
         if summary := stored.of(uuid):
             minutes = max(0, round((now - summary.at) / 60))
             processes = [process for process in summary.processes if uuid in process.gpus]
-            found += [
-                f"Profile of GPU {index}, {minutes} min ago: {_process(each)}" for each in processes[:MOST_PROCESSES]
-            ]
-    return [*found, *filter(None, [stored.problem])]
+            about = f"Profile of GPU {index}, {minutes} min ago"
+            found += [f"{about}: {_process(process)}" for process in processes[:MOST_PROCESSES]]
+            found += [f"{about}: {printable(in_words(odd), MOST_LINE)}" for odd in summary.odd]
+    return [*dict.fromkeys(found), *filter(None, [stored.problem])]
 
 
 def _process(process: ProfiledProcess) -> str:

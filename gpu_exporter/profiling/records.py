@@ -15,6 +15,7 @@ from gpu_exporter.decoding import gunzip, json_as
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, NotSampled
+from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 
 MOST_LINES, MOST_STACKS = 3, 2000
@@ -65,10 +66,22 @@ class FailedProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class OddRank:
+    """A process whose main thread is elsewhere than those of the `others`: at `line`, in words."""
+
+    pid: int
+    rank: str
+    line: str
+    others: int
+    others_line: str
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """A profile without its stacks: when it was taken (unix seconds), why, of which GPUs (UUIDs and indices).
 
-    `left_out` counts processes beyond the limit.
+    `left_out` counts processes beyond the limit. `odd` are those that are elsewhere than all others: in a hang, the
+    missing ranks.
     """
 
     id: str
@@ -82,6 +95,7 @@ class Summary:
     processes: tuple[ProfiledProcess, ...] = ()
     failed: tuple[FailedProcess, ...] = ()
     left_out: int = 0
+    odd: tuple[OddRank, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON."""
@@ -115,6 +129,19 @@ def process_summary(profile: ProcessProfile, uuids: Sequence[str]) -> ProfiledPr
     return ProfiledProcess(
         process.pid, process.uid, process.command, process.rank, tuple(uuids), profile.samples, causes
     )
+
+
+def odd_ranks(profiles: Sequence[ProcessProfile]) -> tuple[OddRank, ...]:
+    """Return the processes that are elsewhere than all others; none if there is no majority."""
+    return tuple(
+        OddRank(odd.process.pid, odd.process.rank, odd.line, odd.others, odd.others_line) for odd in odd_ones(profiles)
+    )
+
+
+def in_words(odd: OddRank) -> str:
+    """Return where a process is, and where the others are."""
+    rank = f" (rank {odd.rank})" if odd.rank else ""
+    return f"process {odd.pid}{rank} is at {odd.line}, while {odd.others} others are at {odd.others_line}"
 
 
 def failure(process: Process, error: NotSampled) -> FailedProcess:

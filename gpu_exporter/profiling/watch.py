@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.decoding import printable
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Sample
@@ -33,6 +34,7 @@ from gpu_exporter.profiling.views import ProfileViews
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+MOST_LINE = 600
 # Failures that are about this node or its configuration are logged once, until a profile succeeds.
 OF_NODE = frozenset({Failure.NOT_PERMITTED, Failure.SAMPLER, Failure.DISK})
 
@@ -145,7 +147,10 @@ class ProfileWatch(threading.Thread):
             tuple(records.process_summary(profile, _uuids(request, profile.process)) for profile in profiles),
             tuple(records.failure(process, error) for process, error in failed),
             len({pid for device in request.devices for pid in device.pids}) - len(request.pids),
+            records.odd_ranks(profiles),
         )
+        for odd in summary.odd:
+            log.warning("profile: %s", printable(records.in_words(odd), MOST_LINE))
         if not self.store.add(summary, [records.process_stacks(profile) for profile in profiles]):
             self._series.count_failure(Failure.DISK)
 

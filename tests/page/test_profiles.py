@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.model.profile_reason import Reason
-from gpu_exporter.profiling.records import CauseShare, Line, ProcessStacks, ProfiledProcess, Summary
+from gpu_exporter.profiling.records import CauseShare, Line, OddRank, ProcessStacks, ProfiledProcess, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from tests.conftest import Exporter, Serve
 from tests.e2e.serving.test_web import hashed
@@ -30,9 +30,9 @@ def started(serve: Serve, driver: FakeDriver, folder: Path) -> Exporter:
     words = STACK_WORDS[TraceCause.DATA_LOADING]
     cause = CauseShare(TraceCause.DATA_LOADING, words, 4.3, 0.86, (Line(FRAME, 0.86),))
     process = ProfiledProcess(4711, 1000, HOSTILE, "0", (UUID,), 250, (cause,))
-    summary = Summary(
-        str(round(now * 1000)), now, Reason.HOST_BOUND, "data-loading-bound", (UUID,), (0,), 5.0, 50, (process,)
-    )
+    odd = OddRank(4713, "2", "/home/mia/train.py(71): evaluate", 3, FRAME)
+    name, found = str(round(now * 1000)), "data-loading-bound"
+    summary = Summary(name, now, Reason.HOST_BOUND, found, (UUID,), (0,), 5.0, 50, (process,), odd=(odd,))
     stacks = {f"main thread;<b>main</b>;{FRAME}": 4.3, "main thread;<b>main</b>": 0.7}
     ProfileStore(folder / "profiles", Bounds()).add(summary, [ProcessStacks(4711, (0,), stacks)])
     web = folder / "web.yml"
@@ -49,6 +49,9 @@ def test_the_line_is_beside_the_finding(serve: Serve, driver: FakeDriver, tab: O
     details = page.get_by_role("group", name="Details of GPU 0")
     where = re.compile(r"Where: 86 % of the time waiting for the data loader, at /home/mia/train\.py\(31\): load_batch")
     expect(details.locator(".findings")).to_contain_text(where)
+    expect(details.locator(".findings")).to_contain_text(
+        "Process 4713 (rank 2) is elsewhere: at /home/mia/train.py(71)"
+    )
     expect(details).to_contain_text("the GPU waits for its host (data-loading-bound)")
     table = details.get_by_role("table", name=f"The main thread of process 4711 ({HOSTILE}, rank 0) on GPU 0")
     expect(table.get_by_role("row").nth(1)).to_contain_text("86 %")

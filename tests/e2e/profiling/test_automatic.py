@@ -6,17 +6,17 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import bcrypt
 import pytest
 
-from tests.conftest import Exporter, Serve, run
+from tests.conftest import Exporter, Page, Serve, run
 from tests.support.busy_jobs import busy_job
 from tests.support.fakes.driver import FakeDriver, identity
+from tests.support.fakes.kubelet import FakeKubelet, Given, pod
 from tests.support.pprof import decoded, folded_of
 from tests.support.tools import until
 
@@ -56,9 +56,7 @@ def secret(folder: Path) -> Path:
     return path
 
 
-def page_of(exporter: Exporter) -> Any:
-    from tests.conftest import Page
-
+def page_of(exporter: Exporter) -> Page:
     return Page(exporter.get("/metrics", OTHER)[1].decode())
 
 
@@ -152,10 +150,37 @@ def test_no_python_and_the_schedule(serve: Serve, driver: FakeDriver, tmp_path: 
     assert len(lines) == 1
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    with TemporaryDirectory() as folder:
-        yield Path(folder)
+def hangs(driver: FakeDriver, absent: int, pids: list[int]) -> None:
+    """Make all GPUs but one wait in a collective, each with a process."""
+    idle = {**dict.fromkeys((1, 2, 3, 5, 7, 10, 11, 12, 13, 60, 61), 0.0), 20: 1.0, 21: 1.0}
+    spinning = {**idle, 1: 100.0, 2: 18.0, 3: 5.0}
+    with driver.batch():
+        for gpu, pid in enumerate(pids):
+            for number, value in (idle if gpu == absent else spinning).items():
+                driver.set(f"Gpm.{number}", value, gpu)
+            driver.set("ComputeRunningProcesses", f"{pid}:1000", gpu)
+
+
+def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """The stacks of all ranks are taken at once, and the missing rank is named with its line."""
+    driver = FakeDriver(tmp_path / "driver", gpus=4)
+    uuids = [str(identity(gpu)["UUID"]) for gpu in range(4)]
+    kubelet.pods = [pod("trainer", Given("nvidia.com/gpu", uuids), namespace="ml")]
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(busy_job("loader" if gpu == 2 else "busy", tmp_path)) for gpu in range(4)]
+        hangs(driver, 2, [job.pid for job, _ in ranks])
+        owners = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+        settings = options(tmp_path, "--profile", "stall", *owners)
+        exporter = serve(*settings, env=driver.environment)
+        found = awaited(exporter)
+    assert (found["reason"], found["finding"], found["gpus"]) == ("stall", "GpuCollectiveStall", [0, 1, 2, 3])
+    assert len(found["processes"]) == 4
+    (odd,) = found["odd"]
+    (waiting, line), (missing, elsewhere) = ranks[0], ranks[2]
+    assert (odd["pid"], odd["line"], odd["others"]) == (missing.pid, f"{elsewhere}: load_batch", 3)
+    assert odd["others_line"] == f"{line}: train_step"
+    assert f"process {missing.pid} is at {elsewhere}: load_batch, while 3 others are at" in exporter.log.read_text()
+    assert waiting.pid in [process["pid"] for process in found["processes"]]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from gpu_exporter.profiling.sampler import (
     local_sampler,
     receive,
 )
+from tests.support.busy_jobs import busy_job
 
 FILES = HostFiles(Path("/proc"), Path("/sys"))
 REQUEST = {"version": 1, "pids": [7], "seconds": 5.0, "rate": 50}
@@ -184,3 +185,19 @@ def test_py_spy_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "program", missing)
     with pytest.raises(GpuExporterError, match=r"py-spy is not installed: pip install py-spy, or set"):
         local_sampler(FILES)
+
+
+@pytest.mark.slow
+def test_the_real_py_spy_behind_the_socket(path: Path, tmp_path: Path) -> None:
+    stop = threading.Event()
+    with (
+        busy_job("loader", tmp_path) as (job, line),
+        closing(SampleServer(path, local_sampler(FILES), FILES, lambda pid: pid == job.pid)) as server,
+    ):
+        thread = threading.Thread(target=server.run, args=(stop,))
+        thread.start()
+        found = RemoteSampler(path).sample([look_up(FILES, job.pid)], Sampling(1.0))[job.pid]
+        stop.set()
+        thread.join()
+    assert isinstance(found, str)
+    assert f"load_batch ({line.partition('(')[0]}:" in found

@@ -65,6 +65,10 @@ export function whereabouts(profile, gpu) {
     const line = element("code", {}, cause.lines[0].frame);
     return [element("p", { class: "where" }, element("strong", {}, "Where: "), `${quantity(cause.share, "share")} of the time ${cause.words}, at `, line)];
   });
+  for (const odd of profile?.odd ?? []) {
+    const name = `Process ${odd.pid}${odd.rank && ` (rank ${odd.rank})`}`;
+    sentences.push(element("p", { class: "where" }, element("strong", {}, `${name} is elsewhere: `), "at ", element("code", {}, odd.line), `, while ${odd.others} others are at `, element("code", {}, odd.others_line)));
+  }
   return sentences.length ? sentences : null;
 }
 
