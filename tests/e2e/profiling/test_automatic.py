@@ -13,11 +13,15 @@ from typing import Any
 import bcrypt
 import pytest
 
+from gpu_exporter.catalogue.signal import RATE_WINDOW
 from tests.conftest import Exporter, Page, Serve, run
+from tests.support import chart
+from tests.support.alerting import RATE, Hook, alertmanager, without_count
 from tests.support.busy_jobs import busy_job
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.fakes.kubelet import FakeKubelet, Given, pod
 from tests.support.pprof import decoded, folded_of
+from tests.support.prometheus import scraping
 from tests.support.tools import until
 
 pytestmark = pytest.mark.slow
@@ -26,6 +30,7 @@ UUID = str(identity(0)["UUID"])
 PASSWORD = "secret"
 LOGIN = {"Authorization": f"Basic {base64.b64encode(f'mia:{PASSWORD}'.encode()).decode()}"}
 OTHER = {"Authorization": f"Basic {base64.b64encode(f'prometheus:{PASSWORD}'.encode()).decode()}"}
+ALERT = "GpuDataLoadingBound"
 TAKEN, FAILED = "gpu_exporter_profiles_total", "gpu_exporter_profile_failures_total"
 
 
@@ -114,6 +119,45 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
     exporter.stop()
     again = serve(*options(tmp_path, "--profile", "host-bound"), env=driver.environment)
     assert until(lambda: profiles(again), 30, "the profile of before the restart") == [found]
+
+
+def chart_rules(folder: Path, page: str) -> Path:
+    """Write the rules of the chart with links to this page, and with short waits."""
+    content = chart.rules({"prometheusRule": {"pageUrl": page}})
+    for rule in (rule for group in content["groups"] for rule in group["rules"]):
+        rule.pop("keep_firing_for", None)
+        rule["expr"] = without_count(rule["expr"].replace(f"[{RATE_WINDOW}]", f"[{RATE}]"))
+        if "for" in rule:
+            rule["for"] = "1s"
+    path = folder / "rules.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_from_the_alert_to_the_line(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    """Prometheus fires, Alertmanager has the link to the page, and the page has the line."""
+    with busy_job("loader", tmp_path) as (job, line), ExitStack() as stack:
+        host_bound(driver, job.pid)
+        exporter = serve(*options(tmp_path, "--profile", "host-bound"), env=driver.environment)
+        hook = stack.enter_context(Hook())
+        alerts = stack.enter_context(alertmanager(tmp_path, hook))
+        login = {"basic_auth": {"username": "prometheus", "password": PASSWORD}}
+        target = {"honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}], **login}
+        rules = [chart_rules(tmp_path, f"http://127.0.0.1:{exporter.port}/?node={{node}}")]
+        stack.enter_context(scraping(tmp_path, "1s", target, rule_files=rules, alertmanagers=[alerts.address]))
+        found = until(
+            lambda: [alert for alert in alerts.ask("GET", "alerts") if alert["labels"]["alertname"] == ALERT],
+            60,
+            "the alert in Alertmanager",
+        )
+        (url,) = {alert["annotations"]["page_url"] for alert in found}
+        address, _, gpu = url.partition("#")
+        assert gpu == UUID
+        assert address.startswith(f"http://127.0.0.1:{exporter.port}/?node=")
+        assert address[-1] != "="
+        assert exporter.get(address.removeprefix(f"http://127.0.0.1:{exporter.port}"), LOGIN)[0].status == 200
+        profile = awaited(exporter)
+        assert profile["processes"][0]["causes"][0]["lines"][0]["frame"] == f"{line}: load_batch"
 
 
 def test_who_may_see_profiles(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
