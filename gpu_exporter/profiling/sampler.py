@@ -14,7 +14,6 @@ from typing import Protocol
 
 from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import MOST_OUTPUT_BYTES, SLACK_SECONDS, Failure, NotSampled, Sampling
@@ -132,9 +131,4 @@ def holds_gpu(procfs: Path, pid: int, major: int = NVIDIA_MAJOR) -> bool:
 
 def local_sampler(files: HostFiles, scratch: Path | None = None) -> LocalSampler:
     """Return the sampler of this process. Raises GpuExporterError if py-spy is not installed."""
-    try:
-        return LocalSampler(pyspy.program(), files, scratch)
-    except GpuExporterError as error:
-        raise GpuExporterError(
-            "--profile: py-spy is not installed", fix="pip install py-spy, or set --profile-socket"
-        ) from error
+    return LocalSampler(pyspy.program(), files, scratch)

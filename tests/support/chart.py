@@ -157,11 +157,7 @@ SETS: Mapping[str, Values] = {
     },
     "host-evidence": {"hostEvidence": {"enabled": True}, "openShift": {"scc": True}},
     "job-socket": {"jobSocket": {"enabled": True}, "openShift": {"scc": True}},
-    "profile": {
-        "profile": {"enabled": True, "users": [USER]},
-        "web": {"config": {"basic_auth_users": {USER: HASH}}},
-        "openShift": {"scc": True},
-    },
+    "profile": {"profile": {"enabled": True, "users": [USER]}, "web": {"config": {"basic_auth_users": {USER: HASH}}}},
     "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "xids": {"keep": "none"}},
     "overridden": {
         "prometheusRule": {

@@ -73,3 +73,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     )
 
     assert message == "module 'gpu_exporter' has no attribute 'reed'"
+
+
+def test_the_server_loads_nothing_that_profiles() -> None:
+    """Only `--profile` does."""
+    loaded, _ = fresh(f"import gpu_exporter.serving.run; print(json.dumps({LOADED}))")
+
+    assert "gpu_exporter.serving.node" in loaded
+    assert [
+        name for name in loaded if ".profiling" in name or ".traces" in name or name.endswith("serving.profiles")
+    ] == []

@@ -61,8 +61,16 @@ def secret(folder: Path) -> Path:
     return path
 
 
-def page_of(exporter: Exporter) -> Page:
-    return Page(exporter.get("/metrics", OTHER)[1].decode())
+def page_with(exporter: Exporter, name: str, **labels: str) -> Page:
+    """Scrape until a series has a value above 0."""
+    pages: list[Page] = []
+
+    def has_it() -> bool:
+        pages.append(Page(exporter.get("/metrics", OTHER)[1].decode()))
+        return any(pages[-1].values(name, **labels))
+
+    until(has_it, 30, name)
+    return pages[-1]
 
 
 def profiles(exporter: Exporter) -> list[dict[str, Any]]:
@@ -93,7 +101,7 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
         assert (process["pid"], process["uid"]) == (job.pid, os.getuid())
         cause = process["causes"][0]
         assert (cause["cause"], cause["lines"][0]["frame"]) == ("data_loading", f"{line}: load_batch")
-        page = until(lambda: (page := page_of(exporter)).values("gpu_idle_cause_ratio") and page, 30, "the metric")
+        page = page_with(exporter, "gpu_idle_cause_ratio")
         assert page.value("gpu_idle_cause_ratio", cause="data_loading", UUID=UUID) > 0.8
         assert page.value("gpu_profile_timestamp_seconds", UUID=UUID) == found["at"]
         assert page.value(TAKEN, reason="host-bound") == 1
@@ -184,9 +192,7 @@ def test_no_python_and_the_schedule(serve: Serve, driver: FakeDriver, tmp_path: 
         try:
             host_bound(driver, other.pid)
             exporter = serve(*options(tmp_path, "--profile", "schedule"), env=driver.environment)
-            page = until(
-                lambda: (page := page_of(exporter)).value(FAILED, reason="not_python") and page, 30, "a failure"
-            )
+            page = page_with(exporter, FAILED, reason="not_python")
         finally:
             other.kill()
     assert page.value(TAKEN, reason="schedule") == 0
