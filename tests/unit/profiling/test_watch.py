@@ -140,14 +140,26 @@ def test_budgets_and_bad_programs_outlive_a_restart(make: Make, tmp_path: Path) 
     assert state.avoided == ((1000, "python"),)
 
 
-def test_somebody_else_profiles(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("comm", "command", "is_other"),
+    [
+        ("nsys", "nsys profile python", True),
+        ("py-spy", "py-spy\0record\0--pid\x007", True),
+        ("py-spy", "py-spy\0record\0--pid\x0077", False),
+        ("python", "python\0nsys", False),
+    ],
+)
+def test_somebody_else_profiles(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, comm: str, command: str, is_other: bool
+) -> None:
     proc(tmp_path / "proc", 7)
-    proc(tmp_path / "proc", 8, "nsys profile python", comm="nsys")
+    proc(tmp_path / "proc", 8, command, comm=comm)
     sampler = FakeSampler()
     found = ticked(make(sampler), seen(7))
-    assert not sampler.asked
-    assert found["gpu_exporter_profile_failures_total,other_profiler"] == 1
-    assert "not profiled while somebody else profiles: nsys is running (process 8)" in caplog.text
+    assert bool(sampler.asked) is not is_other
+    assert found["gpu_exporter_profile_failures_total,other_profiler"] == is_other
+    said = f"not profiled while somebody else profiles: {comm} is running (process 8)"
+    assert (said in caplog.text) is is_other
 
 
 def test_a_process_that_is_debugged(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
