@@ -20,8 +20,9 @@ SECONDS, SCHEDULED_SECONDS = 5.0, 1.0
 # Of more processes, those with most memory on each GPU are sampled.
 MOST_PROCESSES = 16
 MOST_AVOIDED = 256
-# After these, the program of the process is left alone.
-BAD = frozenset({Failure.ENDED, Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
+# After these, the program of the process is left alone. A job may also end by itself while it is sampled: only the
+# second end counts.
+BAD = frozenset({Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,14 @@ class Request:
 class State:
     """The past, in monotonic seconds: since when a GPU has a finding, when it was last profiled, and whom to avoid.
 
-    `avoided` are programs, by user and command.
+    `avoided` are programs, by user and command, and `ended` those of which a process ended while it was sampled.
     """
 
     since: Mapping[tuple[str, Reason], float] = field(default_factory=dict)
     profiled: Mapping[str, float] = field(default_factory=dict)
     stalled: Mapping[str, float] = field(default_factory=dict)
     avoided: tuple[tuple[int, str], ...] = ()
+    ended: tuple[tuple[int, str], ...] = ()
 
     def avoids(self, process: Process) -> bool:
         """Return whether this process, or an earlier one with its command, responded badly to a profile."""
@@ -130,6 +132,8 @@ def finish(state: State, request: Request, failed: Sequence[tuple[Process, Failu
     """Return the state after a profile, or an attempt, that ended now. `failed` are processes without stacks."""
     took = dict.fromkeys((device.uuid for device in request.devices), now)
     bad = [(process.uid, process.command) for process, failure in failed if failure in BAD]
-    avoided = tuple(dict.fromkeys((*state.avoided, *bad)))[-MOST_AVOIDED:]
+    ended = {(process.uid, process.command) for process, failure in failed if failure is Failure.ENDED}
+    avoided = tuple(dict.fromkeys((*state.avoided, *bad, *(ended & {*state.ended}))))[-MOST_AVOIDED:]
+    once = tuple(dict.fromkeys((*state.ended, *ended)))[-MOST_AVOIDED:]
     stalled = {**state.stalled, **took} if request.reason is Reason.STALL else state.stalled
-    return replace(state, profiled={**state.profiled, **took}, stalled=stalled, avoided=avoided)
+    return replace(state, profiled={**state.profiled, **took}, stalled=stalled, avoided=avoided, ended=once)

@@ -137,9 +137,17 @@ def test_a_process_on_two_gpus_is_sampled_once() -> None:
 def test_a_program_that_responded_badly_is_left_alone(failure: Failure) -> None:
     """Not if the reason is on the side of the exporter."""
     state = finish(State(), Request(Reason.SCHEDULE, "", (gpu(0),)), [(process(), failure)], 0.0)
-    bad = failure in (Failure.ENDED, Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED)
+    bad = failure in (Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED)
     assert state.avoids(process()) is bad
     assert not state.avoids(process("python other.py"))
+
+
+def test_a_program_that_ends_twice_while_it_is_sampled_is_left_alone() -> None:
+    """Once may be by chance; the ranks of one job that end together count once."""
+    state, request = State(), Request(Reason.SCHEDULE, "", (gpu(0),))
+    for avoided in (False, True):
+        state = finish(state, request, [(process(), Failure.ENDED)] * 2, 0.0)
+        assert state.avoids(process()) is avoided
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Reason)), st.integers(0, 3), st.floats(0, 100)), max_size=40))
