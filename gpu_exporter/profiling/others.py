@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from gpu_exporter.host.files import HostFiles
 
@@ -22,9 +23,10 @@ def other_profiler(files: HostFiles, pids: Iterable[int]) -> str:
             return f"process {tracer} debugs process {pid}"
     names = {str(pid).encode() for pid in targets}
     for pid in files.pids():
-        name = files.process(f"{pid}/comm").strip()
-        if name in PROGRAMS or (name == SAMPLER and names.intersection(_arguments(files, pid))):
-            return f"{name.decode()} is running (process {pid})"
+        with suppress(PermissionError):  # hidden from this user
+            name = files.process(f"{pid}/comm").strip()
+            if name in PROGRAMS or (name == SAMPLER and names.intersection(_arguments(files, pid))):
+                return f"{name.decode()} is running (process {pid})"
     return ""
 
 

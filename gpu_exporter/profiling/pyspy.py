@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -46,6 +47,7 @@ class Failure(Enum):
     TIMEOUT = "timeout"
     OTHER_PROFILER = "other_profiler"
     AVOIDED = "avoided"
+    TOO_LARGE = "too_large"
     DISK = "disk"
     SAMPLER = "sampler_unreachable"
     OTHER = "other"
@@ -64,13 +66,14 @@ class Sampling:
     """How to sample: for how many seconds, how often per second, and whether also frames of C and C++.
 
     Native frames need the process to be stopped for each sample; without them it never is. `workers`: also sample
-    child processes.
+    child processes. `most_bytes`: how much py-spy may write about a process.
     """
 
     seconds: float = 5.0
     rate: int = 50
     native: bool = False
     workers: bool = True
+    most_bytes: int = MOST_OUTPUT_BYTES
 
 
 def program() -> Path:
@@ -106,7 +109,7 @@ class _Run:
     """One run of py-spy, from the start on. It cannot write more than a limit."""
 
     def __init__(self, py_spy: Path, process: Process, sampling: Sampling, folder: Path) -> None:
-        self.process, self._py_spy = process, py_spy
+        self.process, self._py_spy, self._sampling = process, py_spy, sampling
         self._output, self._errors = folder / f"{process.pid}.folded", folder / f"{process.pid}.errors"
         with self._errors.open("wb") as errors:
             self._running = subprocess.Popen(
@@ -132,6 +135,9 @@ class _Run:
             content = ""
         if content:
             return content
+        if code == -signal.SIGXFSZ:
+            most = self._sampling.most_bytes >> 20
+            return NotSampled(f"{self.process.title}: its stacks exceed {most} MiB", Failure.TOO_LARGE)
         if not is_alive(files, self.process):
             return NotSampled(f"{self.process.title}: it ended before it was sampled", Failure.ENDED)
         text = self._said()
@@ -161,7 +167,7 @@ class _Run:
 
 def _limit(pid: int, sampling: Sampling) -> None:
     """Limit what a py-spy that has just started may use."""
-    limits = {resource.RLIMIT_FSIZE: MOST_OUTPUT_BYTES, resource.RLIMIT_CPU: round(sampling.seconds + SLACK_SECONDS)}
+    limits = {resource.RLIMIT_FSIZE: sampling.most_bytes, resource.RLIMIT_CPU: round(sampling.seconds + SLACK_SECONDS)}
     if not sampling.native:
         limits[resource.RLIMIT_AS] = MOST_MEMORY_BYTES
     for limit, most in limits.items():

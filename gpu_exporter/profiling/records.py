@@ -19,6 +19,8 @@ from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 
 MOST_LINES, MOST_STACKS = 3, 2000
+# Of the stacks of one process, as text; and of a file, packed and unpacked.
+MOST_TEXT = 512 << 10
 MOST_BYTES, MOST_UNPACKED_BYTES = 4 << 20, 16 << 20
 
 
@@ -151,9 +153,13 @@ def failure(process: Process, error: NotSampled) -> FailedProcess:
 
 def process_stacks(profile: ProcessProfile) -> ProcessStacks:
     """Return the most costly stacks of a process."""
-    ranked = sorted(profile.stacks.items(), key=lambda item: (-item[1], item[0]))
-    rest = sum(seconds for _, seconds in ranked[MOST_STACKS:])
-    kept = {stack: round(seconds, 3) for stack, seconds in ranked[:MOST_STACKS]}
+    kept, rest, size = dict[str, float](), 0.0, 0
+    for stack, seconds in sorted(profile.stacks.items(), key=lambda item: (-item[1], item[0])):
+        size += len(stack)
+        if len(kept) < MOST_STACKS and size <= MOST_TEXT:
+            kept[stack] = round(seconds, 3)
+        else:
+            rest += seconds
     return ProcessStacks(profile.process.pid, profile.process.gpus, kept, round(rest, 3))
 
 

@@ -31,7 +31,7 @@ from gpu_exporter.profiling.sampler import (
     encoded,
     receive,
 )
-from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS
+from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, sampling_of
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class SampleServer:
             else:
                 answers.append(SampleAnswer(pid, "", Failure.NOT_PERMITTED.value, f"{process.title}: holds no GPU"))
         log.info("stacks of %s for %g s", ", ".join(each.title for each in processes) or "nothing", request.seconds)
-        return [*answers, *self._sampled(processes, Sampling(request.seconds, request.rate))]
+        return [*answers, *self._sampled(processes, sampling_of(request.seconds, request.rate, len(processes)))]
 
     def _sampled(self, processes: Sequence[Process], sampling: Sampling) -> Sequence[SampleAnswer]:
         if not processes:

@@ -16,13 +16,14 @@ from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import MOST_OUTPUT_BYTES, SLACK_SECONDS, Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import SLACK_SECONDS, Failure, NotSampled, Sampling
+from gpu_exporter.profiling.triggers import MOST_WRITTEN_BYTES
 
 VERSION = 1
 # For a request and for an answer to be transferred.
 TRANSFER_SECONDS = 5.0
 MOST_REQUEST_BYTES = 4 << 10
-MOST_ANSWER_BYTES = 2 * MOST_OUTPUT_BYTES
+MOST_ANSWER_BYTES = 2 * MOST_WRITTEN_BYTES
 MOST_WHY = 300
 # The major number of /dev/nvidia0 and so on. From FIRST_CONTROL on, minors are control devices, which hold no GPU.
 NVIDIA_MAJOR, FIRST_CONTROL = 195, 254

@@ -10,16 +10,19 @@ from dataclasses import dataclass, field, replace
 
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure
+from gpu_exporter.profiling.pyspy import Failure, Sampling
 
 # A GPU is profiled at most once in this time. A stall counts only against earlier stalls: a job that hangs cannot be
 # slowed down, and its stacks may be gone a minute later.
 GAP_SECONDS = 600.0
 # py-spy samples for whole seconds.
 SECONDS, SCHEDULED_SECONDS = 5.0, 1.0
+RATE = 50
 # Of more processes, those with most memory on each GPU are sampled.
 MOST_PROCESSES = 16
 MOST_AVOIDED = 256
+# What py-spy may write about all processes of a profile, and about one: a job decides how deep its stacks are.
+MOST_WRITTEN_BYTES, MOST_OUTPUT_BYTES = 24 << 20, 8 << 20
 # After these, the program of the process is left alone. A job may also end by itself while it is sampled: only the
 # second end counts.
 BAD = frozenset({Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
@@ -84,6 +87,12 @@ class State:
     def avoids(self, process: Process) -> bool:
         """Return whether this process, or an earlier one with its command, responded badly to a profile."""
         return (process.uid, process.command) in self.avoided
+
+
+def sampling_of(seconds: float, rate: int, processes: int) -> Sampling:
+    """Return how to sample so many processes without being asked."""
+    most = min(MOST_OUTPUT_BYTES, MOST_WRITTEN_BYTES // max(1, processes))
+    return Sampling(seconds, rate, most_bytes=most)
 
 
 def observe(state: State, devices: Sequence[Device], now: float) -> State:

@@ -12,8 +12,8 @@ from gpu_exporter.profiling.store import ProfileStore
 from gpu_exporter.traces.pprof import LabelledStacks, Times, labelled
 
 MOST_LIST_BYTES = 1 << 20
-# A profile for pprof is merged of at most so many.
-MOST_MERGED = 100
+# A profile for pprof is merged of at most so many, and of stacks with at most so much text; the newest are kept.
+MOST_MERGED, MOST_MERGED_TEXT = 100, 16 << 20
 
 
 class ProfileViews:
@@ -52,9 +52,16 @@ class ProfileViews:
         Its samples have the labels gpu, pid, command, rank, reason and profile. It has none if there is no profile.
         """
         since = time.time() - seconds
-        merged = [each for each in self._store.summaries if each.at + each.seconds > since][-MOST_MERGED:]
-        groups = [group for summary in merged for group in self._groups(summary)]
-        begin = merged[0].at if merged else since
+        recent = [each for each in self._store.summaries if each.at + each.seconds > since][-MOST_MERGED:]
+        merged, groups, size = list[Summary](), list[LabelledStacks](), 0
+        for summary in reversed(recent):
+            added = list(self._groups(summary))
+            size += sum(len(stack) for group in added for stack in group.stacks)
+            if size > MOST_MERGED_TEXT:
+                break
+            merged.append(summary)
+            groups += added
+        begin = merged[-1].at if merged else since
         length = sum(each.seconds for each in merged)
         rate = merged[0].rate if merged else 0
         return labelled({"wall": groups}, Times(length, begin, 1 / rate if rate else 0.0))

@@ -110,9 +110,11 @@ class ProfileWatch(threading.Thread):
 
     def _take(self, request: Request) -> None:
         """Take a profile, and store it with whatever failed."""
-        at, sampling = time.time(), Sampling(request.seconds)
+        at, profiles = time.time(), []
+        # Whatever happens now, it is not tried again at once.
+        self._state = triggers.finish(self._state, request, (), self._clock())
         processes, failed = self._processes(request)
-        profiles = []
+        sampling = triggers.sampling_of(request.seconds, triggers.RATE, len(processes))
         if processes:
             self._audit(request, processes)
             for process, outcome in self._sampled(processes, sampling).items():
@@ -143,7 +145,7 @@ class ProfileWatch(threading.Thread):
             tuple(device.uuid for device in request.devices),
             tuple(device.index for device in request.devices),
             request.seconds,
-            Sampling(request.seconds).rate,
+            triggers.RATE,
             tuple(records.process_summary(profile, _uuids(request, profile.process)) for profile in profiles),
             tuple(records.failure(process, error) for process, error in failed),
             len({pid for device in request.devices for pid in device.pids}) - len(request.pids),

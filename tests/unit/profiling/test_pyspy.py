@@ -163,6 +163,15 @@ def test_py_spy_is_limited(tmp_path: Path) -> None:
     assert limits["Max cpu time"] == "21"
 
 
+def test_stacks_that_are_too_large(tmp_path: Path) -> None:
+    """A job decides how deep and how many its stacks are."""
+    program = stand_in(tmp_path, 'exec cat /dev/zero > "$7"')
+    here = look_up(FILES, os.getpid())
+    answer = pyspy.sample(program, [here], Sampling(1.0, most_bytes=2 << 20), FILES, tmp_path)[here.pid]
+    assert isinstance(answer, NotSampled)
+    assert (answer.failure, str(answer)) == (Failure.TOO_LARGE, f"{here.title}: its stacks exceed 2 MiB")
+
+
 def test_kinds_of_failures() -> None:
     assert failure_of("No space left on device (os error 28)") is Failure.DISK
     assert failure_of("Permission denied (os error 13)") is Failure.NOT_PERMITTED
