@@ -30,12 +30,14 @@ from gpu_exporter.inputs import (
     nearest,
     patterns,
     positive,
+    reasons,
     schema,
     speed,
     whole,
 )
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
+from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
 ENV_PREFIX = "GPU_EXPORTER_"
@@ -56,6 +58,7 @@ class Group(Enum):
     COMMON = "Common"
     PODS = "Pods, jobs and node names"
     HEALTH = "Health and XIDs"
+    PROFILES = "Profiles"
     ACCESS = "TLS, passwords and control"
     LOG = "Logging"
     COMPATIBLE = "Compatibility with dcgm-exporter"
@@ -101,7 +104,7 @@ def _setting(
     return field(default=value, metadata=metadata)
 
 
-COMMON, PODS, HEALTH, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = Group
+COMMON, PODS, HEALTH, PROFILES, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = Group
 
 
 # fmt: off
@@ -131,6 +134,12 @@ class Config:
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
+    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in Reason)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
+    profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
+    profile_users: tuple[str, ...] = _setting(PROFILES, "Users of --web.config.file who may see profiles, which show code, separated by commas.", names, "")
+    profile_dir: Path         = _setting(PROFILES, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")
+    profile_keep: float       = _setting(PROFILES, "How long profiles are kept; at most 2000 of them, and 64 MiB.", duration, "168h")
+    profile_socket: Path | None = _setting(PROFILES, "Unix socket of `gpu-exporter sampler`, which then samples instead of the exporter.", Path)
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
     token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release` and `resume` on this machine use to log in. `serve` writes it.", Path)

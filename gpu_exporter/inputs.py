@@ -12,6 +12,7 @@ from pathlib import Path
 from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import read
 from gpu_exporter.model.metric import MetricSet, Schema
+from gpu_exporter.model.profile_reason import Reason
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
@@ -200,6 +201,12 @@ def choice(*names: str) -> Callable[[str], str]:
 def names(text: str) -> tuple[str, ...]:
     """Parse names separated by commas."""
     return tuple(dict.fromkeys(name for item in text.split(",") if (name := item.strip())))
+
+
+def reasons(text: str) -> frozenset[Reason]:
+    """Parse reasons to profile, separated by commas."""
+    parse = choice(*(reason.value for reason in Reason))
+    return frozenset(Reason(parse(name)) for name in names(text))
 
 
 def patterns(text: str) -> tuple[re.Pattern[str], ...]:

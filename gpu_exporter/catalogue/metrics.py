@@ -32,7 +32,7 @@ from gpu_exporter.model.metric import (
 GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
-FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
+FULL, NAMED, HOST, JOB, PROFILE = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB, MetricSet.PROFILE
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -311,6 +311,12 @@ JOB_PEAK       = _job("peak_flops_per_second",     GAUGE,   "flops per second", 
 JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; verified=\"true\" if the driver lists its process on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
 JOB_SOCKET_UP  = Metric("gpu_exporter_job_socket_up", GAUGE, "bool", "1 if the exporter listens on the socket of training loops, 0 while it cannot make it.", 0, 1, NODE, set=JOB)
 JOB_MESSAGES   = Metric("gpu_exporter_job_messages_total", COUNTER, "messages", "Messages of training loops by result: accepted, or why the message was dropped (docs/jobs.md).", entity=NODE, set=JOB)
+
+# --- profiles of the processes on the GPUs, with --profile: py-spy samples their stacks, and profiling/ sums them up ---------------------
+IDLE_CAUSE       = Metric("gpu_idle_cause_ratio",              GAUGE,   "ratio",     "What the main threads of the processes on the GPU did, by cause, as shares of their time; they add up to 1. Sampled: only from the latest profile, of a few seconds, and for an hour after it.", 0, 1, set=PROFILE)
+PROFILED_AT      = Metric("gpu_profile_timestamp_seconds",     GAUGE,   "seconds",   "Unix time in seconds of the profile that gpu_idle_cause_ratio is from.", set=PROFILE)
+PROFILES         = Metric("gpu_exporter_profiles_total",       COUNTER, "profiles",  "Profiles that the exporter took by itself, by reason (docs/profile.md).", entity=NODE, set=PROFILE)
+PROFILE_FAILURES = Metric("gpu_exporter_profile_failures_total", COUNTER, "processes", "Processes that were not profiled although it was time to, by reason; with reason disk also profiles that could not be stored (docs/profile.md).", entity=NODE, set=PROFILE)
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
 XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "XID errors by code; codes that require a drain start at 0.")

@@ -23,6 +23,7 @@ from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETT
 from gpu_exporter.cli.profile import profile_command
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.remediate import remediate_command
+from gpu_exporter.cli.sampler import sampler_command
 from gpu_exporter.cli.stop import leave, stop_event
 from gpu_exporter.cli.top import top_command
 from gpu_exporter.cli.trace import trace_command
@@ -265,7 +266,7 @@ def events_command(as_json: bool, **values: Any) -> None:
 
 
 @commands.command("diagnose", error_code=COULD_NOT_TELL)
-@settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides")
+@settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides", "profile_dir")
 @click.option(
     "--for",
     "seconds",
@@ -316,3 +317,4 @@ commands.add_command(compare_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)
 commands.add_command(remediate_command)
+commands.add_command(sampler_command)

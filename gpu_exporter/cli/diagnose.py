@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,6 +34,9 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unread
 from gpu_exporter.sources.recording.format import job_of
+
+if TYPE_CHECKING:
+    from gpu_exporter.cli.diagnose_profiles import StoredProfiles
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
@@ -111,17 +114,18 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     except GpuExporterError as error:
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, clean
+    profiles = _profiles(request, gathered)
     if request.report:
         _write_report(request, gathered, diagnoses, absent, window)
     if as_json:
-        _print_json(diagnoses, absent, gathered)
+        _print_json(diagnoses, absent, gathered, profiles)
     elif sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         found = terminal_report.lines(diagnoses, window, width=width, style=_style(), every=every, verbose=verbose)
-        _print_text(diagnoses, absent, gathered, ["", *found, ""], price=request.price, width=width)
+        _print_text(diagnoses, absent, gathered, ["", *found, ""], profiles, price=request.price, width=width)
     else:
         found = report.lines(diagnoses, every=every, verbose=verbose)
-        _print_text(diagnoses, absent, gathered, found, price=request.price)
+        _print_text(diagnoses, absent, gathered, found, profiles, price=request.price)
     return report.exit_code(diagnoses, absent), clean
 
 
@@ -189,8 +193,35 @@ def _write_report(
     write(request.report, watched, diagnoses, absent, window, mask=request.mask_names, price=request.price)
 
 
-def _print_json(diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered) -> None:
-    about = {"source": gathered.source, "watched_seconds": round(gathered.seconds, 1)}
+def _profiles(request: Request, gathered: _Gathered) -> StoredProfiles | None:
+    """Return the profiles that the exporter has stored; None if the GPUs are no real ones."""
+    if gathered.recorded or gathered.source == SIMULATED.name:
+        return None
+    from gpu_exporter.cli import diagnose_profiles
+
+    if request.remote:
+        return diagnose_profiles.of_exporter(request.remote, gathered.scrapes)
+    return diagnose_profiles.of_folder(request.config.profile_dir)
+
+
+def _profile_lines(diagnoses: Sequence[judge.Diagnosis], profiles: StoredProfiles | None) -> list[str]:
+    if profiles is None:
+        return []
+    from gpu_exporter.cli.diagnose_profiles import lines
+
+    gpus = {each.device.uuid: each.identity.gpu for each in diagnoses if report.is_reported(each)}
+    return lines(profiles, [(index, uuid) for uuid, index in gpus.items()], time.time())
+
+
+def _print_json(
+    diagnoses: Sequence[judge.Diagnosis],
+    absent: Sequence[Absent],
+    gathered: _Gathered,
+    profiles: StoredProfiles | None,
+) -> None:
+    about: dict[str, Any] = {"source": gathered.source, "watched_seconds": round(gathered.seconds, 1)}
+    if profiles and profiles.summaries:
+        about["profiles"] = [summary.to_json() for summary in profiles.summaries]
     click.echo(json.dumps({**about, **report.as_dict(diagnoses, absent)}, indent=2))
 
 
@@ -199,6 +230,7 @@ def _print_text(
     absent: Sequence[Absent],
     gathered: _Gathered,
     found: Iterable[str],
+    profiles: StoredProfiles | None,
     *,
     price: float | None,
     width: int | None = None,
@@ -216,7 +248,7 @@ def _print_text(
     if phases := _phases(gathered):
         echo(phases)
     click.echo("\n".join(found))
-    for line in report.time_lines(diagnoses, price):
+    for line in (*_profile_lines(diagnoses, profiles), *report.time_lines(diagnoses, price)):
         echo(line)
     if hint := report.hint(diagnoses):
         echo(hint)

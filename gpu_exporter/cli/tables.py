@@ -18,6 +18,7 @@ SETS = {
     MetricSet.NAMED: "--collectors",
     MetricSet.HOST: "--host-evidence",
     MetricSet.JOB: "--job-socket",
+    MetricSet.PROFILE: "--profile",
 }
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")

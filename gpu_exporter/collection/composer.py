@@ -16,19 +16,20 @@ from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
-from gpu_exporter.model.source import Attribution, HostEvidence, JobTelemetry, Source
+from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What tells more about the GPUs than their source does: their events, owners, hosts and jobs, where configured."""
+    """What tells more about the GPUs than their source does: their events, owners, hosts, jobs and profiles, where
+    configured."""
 
     events: EventLog | None = None
     attribution: Attribution | None = None
     host: HostEvidence | None = None
-    jobs: JobTelemetry | None = None
+    telemetry: Sequence[Telemetry] = ()
 
 
 NO_CONTEXT = Context()
@@ -44,7 +45,7 @@ class Composer:
         self._non_gpu_samples = source.non_gpu_samples
         self._settings = settings
         self._events, self._attribution = context.events, context.attribution
-        self._host, self._jobs = context.host, context.jobs
+        self._host, self._telemetry = context.host, context.telemetry
         self._attributed: dict[Row, Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
@@ -84,9 +85,10 @@ class Composer:
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
         samples += self._event_samples([record for record, _ in gpus], xid_counts)
         owner_labels = self._attribute(seen, samples)
-        if self._jobs:
+        if self._telemetry:
             pods = [series for series in self._attributed.values() if series.metric is m.POD_INFO]
-            samples += self._jobs.samples(seen, pods)
+            for telemetry in self._telemetry:
+                samples += telemetry.samples(seen, pods)
         statuses = tuple(status for _, status in gpus)
         return Snapshot(
             now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description

@@ -106,8 +106,13 @@ def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list
     return scrapes
 
 
+def exporter_url(url: str) -> str:
+    """Return the URL before /metrics."""
+    return re.sub(r"/metrics/?$", "", url)
+
+
 def _scraped(remote: Remote) -> Scrape:
-    base = Remote(re.sub(r"/metrics/?$", "", remote.url), *remote.credentials)
+    base = Remote(exporter_url(remote.url), *remote.credentials)
     try:
         return stamped(parsed(base.metrics()))
     except ValueError as error:

@@ -38,7 +38,7 @@ class Fields:
             config.metrics,
             processes=config.processes,
             host=config.host_evidence,
-            jobs=config.job_socket is not None,
+            jobs=_needs_processes(config),
             schema=config.schema,
         )
         self.subscribers: Sequence[Callable[[Selection], None]] = ()
@@ -121,6 +121,11 @@ class Fields:
             log.info("file of fields %s: %d classic families, %d labels", self._file.path, shown, labels)
 
 
+def _needs_processes(config: Config) -> bool:
+    """Return whether jobs or profiles are matched with the processes on each GPU, which need not be exposed."""
+    return config.job_socket is not None or bool(config.profile)
+
+
 def _file(config: Config) -> FieldsFile:
     from gpu_exporter.exposition.fields_file import (
         FieldsFile,  # imported only if needed, because it loads DCGM's table of fields
@@ -131,6 +136,6 @@ def _file(config: Config) -> FieldsFile:
         config.collectors,
         config.metrics,
         processes=config.processes,
-        jobs=config.job_socket is not None,
+        jobs=_needs_processes(config),
         schema=config.schema,
     )

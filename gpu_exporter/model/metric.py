@@ -28,13 +28,15 @@ class Pace(Enum):
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
-    exposed if the fields file names it. Nor are HOST and JOB: they need `--host-evidence` and `--job-socket`."""
+    exposed if the fields file names it. Nor are HOST, JOB and PROFILE: they need `--host-evidence`, `--job-socket` and
+    `--profile`."""
 
     DEFAULT = "default"
     FULL = "full"
     NAMED = "named"
     HOST = "host"
     JOB = "job"
+    PROFILE = "profile"
 
 
 class Schema(Enum):

@@ -33,11 +33,11 @@ class HostEvidence(Protocol):
         """Request the end; does not wait for it."""
 
 
-class JobTelemetry(Protocol):
-    """Receives what training loops send, on its own thread."""
+class Telemetry(Protocol):
+    """Makes samples on its own thread: of what training loops send, or of profiles."""
 
     def start(self) -> None:
-        """Start to receive."""
+        """Start."""
 
     def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
         """Return the latest samples, and note the processes and pods of each GPU. Never blocks, never raises.

@@ -13,12 +13,13 @@ from gpu_exporter.profiling.processes import Process
 SYSLOG = Path("/dev/log")
 
 
-def audit_line(method: str, processes: Sequence[Process], seconds: float, by: int) -> str:
-    """Return one line: who profiled which processes of which users on which GPUs, how, and for how long."""
+def audit_line(method: str, processes: Sequence[Process], seconds: float, by: int, reason: str = "") -> str:
+    """Return one line: who profiled which processes of which users on which GPUs, how, for how long and why."""
     pids = ",".join(str(process.pid) for process in processes)
     uids = ",".join(str(uid) for uid in sorted({process.uid for process in processes}))
     gpus = ",".join(str(gpu) for gpu in sorted({gpu for process in processes for gpu in process.gpus}))
-    return f"profile method={method} seconds={seconds:g} pids={pids} uids={uids} gpus={gpus or '-'} by_uid={by}"
+    why = f" reason={reason}" if reason else ""
+    return f"profile method={method} seconds={seconds:g} pids={pids} uids={uids} gpus={gpus or '-'} by_uid={by}{why}"
 
 
 def record(line: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from gpu_exporter.decoding import printable
@@ -25,9 +28,37 @@ MISSING = "stacks are sampled by py-spy, which is not installed: pip install py-
 SLACK_SECONDS = 20.0
 DUMP_SECONDS = 5.0
 NONE_FOUND = "no python processes"
+SCRATCH_PREFIX = "gpu-exporter-"
 MOST_OUTPUT_BYTES = 64 << 20
 MOST_ERROR_BYTES = 64 << 10
+# py-spy gives way to the jobs of the node. Of a Python it maps the interpreter; with native frames, every library.
+NICENESS = 10
+MOST_MEMORY_BYTES = 4 << 30
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+class Failure(Enum):
+    """Why a process was not sampled. `value` is the label `reason` of the metric."""
+
+    NOT_PERMITTED = "not_permitted"
+    NOT_PYTHON = "not_python"
+    UNSUPPORTED = "unsupported_python"
+    ENDED = "process_ended"
+    TIMEOUT = "timeout"
+    OTHER_PROFILER = "other_profiler"
+    AVOIDED = "avoided"
+    TOO_LARGE = "too_large"
+    DISK = "disk"
+    SAMPLER = "sampler_unreachable"
+    OTHER = "other"
+
+
+class NotSampled(GpuExporterError):
+    """A process has no stacks: why, in one line and by kind."""
+
+    def __init__(self, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +66,14 @@ class Sampling:
     """How to sample: for how many seconds, how often per second, and whether also frames of C and C++.
 
     Native frames need the process to be stopped for each sample; without them it never is. `workers`: also sample
-    child processes.
+    child processes. `most_bytes`: how much py-spy may write about a process.
     """
 
     seconds: float = 5.0
     rate: int = 50
     native: bool = False
     workers: bool = True
+    most_bytes: int = MOST_OUTPUT_BYTES
 
 
 def program() -> Path:
@@ -61,10 +93,13 @@ def program() -> Path:
 
 
 def sample(
-    py_spy: Path, processes: Sequence[Process], sampling: Sampling, files: HostFiles
-) -> Mapping[int, str | GpuExporterError]:
-    """Return the folded stacks of each process, by PID, all sampled at the same time; an error where that failed."""
-    with tempfile.TemporaryDirectory(prefix="gpu-exporter-") as folder:
+    py_spy: Path, processes: Sequence[Process], sampling: Sampling, files: HostFiles, scratch: Path | None = None
+) -> Mapping[int, str | NotSampled]:
+    """Return the folded stacks of each process, by PID, all sampled at the same time; an error where that failed.
+
+    py-spy writes below the folder `scratch`; None for the system's. Raises OSError if that is not possible.
+    """
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=scratch) as folder:
         runs = [_Run(py_spy, process, sampling, Path(folder)) for process in processes]
         end = time.monotonic() + sampling.seconds + SLACK_SECONDS
         return {run.process.pid: run.outcome(end, files) for run in runs}
@@ -74,7 +109,7 @@ class _Run:
     """One run of py-spy, from the start on. It cannot write more than a limit."""
 
     def __init__(self, py_spy: Path, process: Process, sampling: Sampling, folder: Path) -> None:
-        self.process, self._py_spy = process, py_spy
+        self.process, self._py_spy, self._sampling = process, py_spy, sampling
         self._output, self._errors = folder / f"{process.pid}.folded", folder / f"{process.pid}.errors"
         with self._errors.open("wb") as errors:
             self._running = subprocess.Popen(
@@ -84,34 +119,39 @@ class _Run:
                 stderr=errors,
             )
         with suppress(ProcessLookupError):  # it has ended; outcome() says why
-            resource.prlimit(self._running.pid, resource.RLIMIT_FSIZE, (MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES))
+            _limit(self._running.pid, sampling)
 
-    def outcome(self, end: float, files: HostFiles) -> str | GpuExporterError:
+    def outcome(self, end: float, files: HostFiles) -> str | NotSampled:
         """Return the folded stacks, or the error, at this monotonic time at the latest."""
         try:
             code = self._running.wait(max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._running.kill()
             self._running.wait()
-            return GpuExporterError(f"{self.process.title}: py-spy did not end: use a shorter --seconds")
+            return NotSampled(f"{self.process.title}: py-spy did not end: use a shorter --seconds", Failure.TIMEOUT)
         try:
             content = read(self._output, MOST_OUTPUT_BYTES).decode("utf-8", "replace") if code == 0 else ""
         except OSError:
             content = ""
         if content:
             return content
-        return GpuExporterError(f"{self.process.title}: {self._why(files)}")
-
-    def _why(self, files: HostFiles) -> str:
+        if code == -signal.SIGXFSZ:
+            most = self._sampling.most_bytes >> 20
+            return NotSampled(f"{self.process.title}: its stacks exceed {most} MiB", Failure.TOO_LARGE)
         if not is_alive(files, self.process):
-            return "it ended before it was sampled"
+            return NotSampled(f"{self.process.title}: it ended before it was sampled", Failure.ENDED)
+        text = self._said()
+        return NotSampled(f"{self.process.title}: {reason(text, _ptrace_scope())}", failure_of(text))
+
+    def _said(self) -> str:
+        """Return what py-spy wrote to stderr."""
         try:
             text = self._errors.read_bytes()[:MOST_ERROR_BYTES].decode("utf-8", "replace")
         except OSError:
             text = ""
         if NONE_FOUND in text.lower():  # it does not say why while it looks for child processes
             text = self._one_dump()
-        return reason(text, _ptrace_scope())
+        return text
 
     def _one_dump(self) -> str:
         """Return what py-spy writes to stderr when it shall print the stacks of the process alone, once."""
@@ -125,15 +165,37 @@ class _Run:
         return ran.stderr[:MOST_ERROR_BYTES].decode("utf-8", "replace")
 
 
-def reason(text: str, ptrace_scope: int) -> str:
-    """Return what went wrong and what to do about it, from what py-spy wrote to stderr."""
+def _limit(pid: int, sampling: Sampling) -> None:
+    """Limit what a py-spy that has just started may use."""
+    limits = {resource.RLIMIT_FSIZE: sampling.most_bytes, resource.RLIMIT_CPU: round(sampling.seconds + SLACK_SECONDS)}
+    if not sampling.native:
+        limits[resource.RLIMIT_AS] = MOST_MEMORY_BYTES
+    for limit, most in limits.items():
+        resource.prlimit(pid, limit, (most, most))
+    os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
+
+
+def failure_of(text: str) -> Failure:
+    """Return what went wrong, from what py-spy wrote to stderr."""
     lowered = text.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered:
+        return Failure.NOT_PERMITTED
+    if "failed to find python version" in lowered or "failed to find a python" in lowered:
+        return Failure.NOT_PYTHON
+    if "unsupported version" in lowered:
+        return Failure.UNSUPPORTED
+    return Failure.DISK if "no space left" in lowered else Failure.OTHER
+
+
+def reason(text: str, ptrace_scope: int) -> str:
+    """Return what went wrong and what to do about it, from what py-spy wrote to stderr."""
+    failure = failure_of(text)
+    if failure is Failure.NOT_PERMITTED:
         scope = f", or set kernel.yama.ptrace_scope to 0 (now {ptrace_scope})" if ptrace_scope else ""
         return f"not permitted: run as root, or as its user; in a container, add the capability SYS_PTRACE{scope}"
-    if "failed to find python version" in lowered or "failed to find a python" in lowered:
+    if failure is Failure.NOT_PYTHON:
         return "it does not run Python"
-    if "unsupported version" in lowered:
+    if failure is Failure.UNSUPPORTED:
         return "py-spy does not know its version of Python: upgrade py-spy"
     line = next((line for line in text.splitlines() if line.lower().startswith(("error", "caused by"))), "")
     return f"py-spy returned no stacks: {printable(line or 'no reason given', 160)}"

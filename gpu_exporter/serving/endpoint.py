@@ -16,6 +16,7 @@ from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
 from gpu_exporter.serving.node_state import Since
 
 if TYPE_CHECKING:
+    from gpu_exporter.profiling.views import ProfileViews
     from gpu_exporter.serving.watch.thread import LiveNode
 
 # A page expires after this time, or after this many intervals if that is longer.
@@ -78,7 +79,7 @@ class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
-    exporter cannot know it.
+    exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see.
     """
 
     node: str
@@ -89,6 +90,8 @@ class Endpoint:
     live: LiveNode | None = None
     since: Since = field(default_factory=Since)
     boot_id: str = ""
+    profiles: ProfileViews | None = None
+    profile_users: frozenset[str] = frozenset()
     gpus: Composed = field(default_factory=Composed)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

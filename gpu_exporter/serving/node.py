@@ -27,12 +27,13 @@ from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import HostEvidence, JobTelemetry, Source, Staged
+from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
 from gpu_exporter.serving.endpoint import Endpoint, Health, never
 from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.attributor import Attributor
+    from gpu_exporter.profiling.watch import ProfileWatch
     from gpu_exporter.serving.watch.thread import LiveNode
 
 log = logging.getLogger(__name__)
@@ -78,10 +79,14 @@ class Node:
         self._process = process
         self._attributor = _attributor(source, config)
         self._host = _host(source, config)
-        self._jobs = _jobs(source, config, alone=alone)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
         self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
         pages = Pages()
+        health = Health(config.interval, pages, lambda: self._collector.failure)
+        self.live = live = _live(name, config, health, events, always=alone)
+        profiles = _profiles(source, config, live, alone=alone)
+        jobs = _jobs(source, config, alone=alone)
+        self._telemetry = tuple(filter(None, (jobs, profiles)))
         self._collector = Collector(
             source,
             selection.read_rows,
@@ -94,12 +99,10 @@ class Node:
                 xid_count_window=config.xid_count_window,
                 clock_events_count_window=config.clock_events_count_window,
             ),
-            context=Context(events, self._attributor, self._host, self._jobs),
+            context=Context(events, self._attributor, self._host, self._telemetry),
             extra_metrics=extra_metrics,
             every_tick_wanted=pages.followed,
         )
-        health = Health(config.interval, pages, lambda: self._collector.failure)
-        self.live = live = _live(name, config, health, self._collector.events, always=alone)
         self.endpoint = Endpoint(
             name,
             pages,
@@ -108,6 +111,8 @@ class Node:
             source.dead if isinstance(source, Staged) else never,
             live,
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
+            profiles=profiles.views if profiles else None,
+            profile_users=frozenset(config.profile_users),
         )
 
     @property
@@ -128,8 +133,8 @@ class Node:
             self._attributor.start()
         if self._host:
             self._host.start()
-        if self._jobs:
-            self._jobs.start()
+        for telemetry in self._telemetry:
+            telemetry.start()
         self._collector.start(LIBRARY_SECONDS, stop)
 
     def begin_to_stop(self) -> None:
@@ -141,8 +146,8 @@ class Node:
             self._attributor.stop()
         if self._host:
             self._host.stop()
-        if self._jobs:
-            self._jobs.stop()
+        for telemetry in self._telemetry:
+            telemetry.stop()
 
     def stop(self) -> bool:
         """Stop the collection loop. Return False if a driver call is stuck."""
@@ -211,7 +216,16 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
     return host_watch(config.procfs, config.sysfs, names=config.processes)
 
 
-def _jobs(source: Source, config: Config, *, alone: bool) -> JobTelemetry | None:
+def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: bool) -> ProfileWatch | None:
+    """Return what profiles the processes on the GPUs; None if that is off. Raises GpuExporterError."""
+    if not config.profile:
+        return None
+    from gpu_exporter.serving.profiles import profile_watch
+
+    return profile_watch(source, config, live.monitor if live else None, alone=alone)
+
+
+def _jobs(source: Source, config: Config, *, alone: bool) -> Telemetry | None:
     """Return what receives the messages of training loops; None if that is off. Raises GpuExporterError."""
     if config.job_socket is None:
         return None

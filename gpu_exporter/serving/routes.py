@@ -16,6 +16,7 @@ from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
 from gpu_exporter.serving.live import assets
 from gpu_exporter.serving.live.handlers import History, Stream
 from gpu_exporter.serving.live.page import Page, Static
+from gpu_exporter.serving.profile_handlers import Pprof, Profiles
 
 # With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
@@ -70,6 +71,8 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/stream", Stream, Needs.NODE, "new values of each GPU, as server-sent events"),
     Route("/api/v1/node", NodeState, Needs.NODE, "the state of the node for controllers, as JSON", LandingPage.NODE),
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
+    Route("/api/v1/profiles", Profiles, Needs.NODE, "profiles of the processes on the GPUs, as JSON"),
+    Route("/debug/pprof/wall", Pprof, Needs.NODE, "profiles of the last minute, for Parca, Pyroscope and pprof"),
     Route("/", Page, Needs.NODE, "the live page, or the list of nodes if there are several"),
     *(Route(f"/static/{name}", Static, Needs.NOTHING, "a file of the live page") for name in assets.NAMES),
     Route("/-/quit", Quit, Needs.LIFECYCLE, "POST: end the process"),

@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.collection.dcgm_counts import OF_CLOCK, OF_XIDS
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.fields_in_force import Fields
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
@@ -86,6 +87,8 @@ def run(
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
     guard, sockets = Guard(config.web_config_file), listening() if config.web_systemd_socket else ()
     lifecycle.check(guard)
+    if strangers := [user for user in config.profile_users if user not in guard.config.users]:
+        raise GpuExporterError(f"--profile-users: {strangers[0]} is no user of --web.config.file", fix="add it there")
     threading.Thread(target=guard.run, args=(stop,), name="web-config", daemon=True).start()
     server = Server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
     with token or nullcontext():  # after binding the port, so a second exporter does not replace the token

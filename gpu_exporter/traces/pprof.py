@@ -7,13 +7,46 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_exporter.traces.frames import PYTHON_FRAME
 
 # Numbers of fields in profile.proto.
-_SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRINGS, _DURATION = 1, 2, 4, 5, 6, 10
+_SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRINGS, _TIME, _DURATION, _PERIOD_TYPE, _PERIOD = (
+    1,
+    2,
+    4,
+    5,
+    6,
+    9,
+    10,
+    11,
+    12,
+)
 _TYPE, _UNIT = 1, 2
-_LOCATION_IDS, _VALUES = 1, 2
-_ID, _LINES, _LINE_FUNCTION, _NAME = 1, 4, 1, 2
+_LOCATION_IDS, _VALUES, _LABELS, _LABEL_KEY, _LABEL_TEXT = 1, 2, 3, 1, 2
+_ID, _LINES, _LINE_FUNCTION, _LINE_NUMBER, _NAME, _FILE = 1, 4, 1, 2, 2, 4
 NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledStacks:
+    """Folded stacks, from the outermost frame to the innermost, with seconds. `labels` are those of their samples."""
+
+    stacks: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How many seconds were profiled, when that began (unix seconds), and the seconds between two samples.
+
+    0 if the latter are not known.
+    """
+
+    seconds: float
+    at: float = 0.0
+    period: float = 0.0
 
 
 def profile(stacks: Mapping[str, Mapping[str, float]], seconds: float) -> bytes:
@@ -21,28 +54,56 @@ def profile(stacks: Mapping[str, Mapping[str, float]], seconds: float) -> bytes:
 
     Stacks are folded, from the outermost frame to the innermost, with seconds. `seconds` is how long was profiled.
     """
-    strings: dict[str, int] = {"": 0}
+    return labelled({name: [LabelledStacks(of_type)] for name, of_type in stacks.items()}, Times(seconds))
 
-    def text(value: str) -> int:
-        return strings.setdefault(value, len(strings))
 
-    functions: dict[str, int] = {}
-    types = [_message(_SAMPLE_TYPE, (_TYPE, text(name)), (_UNIT, text("nanoseconds"))) for name in stacks]
-    samples = []
-    for column, of_type in enumerate(stacks.values()):
-        for stack, spent in of_type.items():
-            frames = [functions.setdefault(frame, len(functions) + 1) for frame in reversed(stack.split(";"))]
-            values = [0] * len(stacks)
-            values[column] = max(0, round(spent * NS))
-            samples.append(_bytes(_SAMPLE, _packed(_LOCATION_IDS, frames) + _packed(_VALUES, values)))
-    locations = [
-        _bytes(_LOCATION, _field(_ID, number) + _message(_LINES, (_LINE_FUNCTION, number)))
-        for number in functions.values()
+def labelled(types: Mapping[str, Sequence[LabelledStacks]], times: Times) -> bytes:
+    """Return a profile as `profile` does, whose samples have labels."""
+    encoder = _Encoder()
+    parts = [
+        _message(_SAMPLE_TYPE, (_TYPE, encoder.text(name)), (_UNIT, encoder.text("nanoseconds"))) for name in types
     ]
-    defined = [_message(_FUNCTION, (_ID, number), (_NAME, text(name))) for name, number in functions.items()]
-    table = [_bytes(_STRINGS, string.encode(errors="replace")) for string in strings]
-    parts = [*types, *samples, *locations, *defined, *table, _field(_DURATION, max(0, round(seconds * NS)))]
+    for column, groups in enumerate(types.values()):
+        for group in groups:
+            parts += encoder.samples(group, column, len(types))
+    if times.period:
+        first = encoder.text(next(iter(types)))
+        parts.append(_message(_PERIOD_TYPE, (_TYPE, first), (_UNIT, encoder.text("nanoseconds"))))
+    parts += encoder.frames()
+    parts += [_bytes(_STRINGS, string.encode(errors="replace")) for string in encoder.strings]
+    numbers = {_TIME: times.at, _DURATION: times.seconds, _PERIOD: times.period}
+    parts += [_field(number, round(value * NS)) for number, value in numbers.items() if value > 0]
     return gzip.compress(b"".join(parts), mtime=0)
+
+
+class _Encoder:
+    """Numbers strings and frames. A frame is a location and a function with the same number."""
+
+    def __init__(self) -> None:
+        self.strings: dict[str, int] = {"": 0}
+        self._frames: dict[str, int] = {}
+
+    def text(self, value: str) -> int:
+        return self.strings.setdefault(value, len(self.strings))
+
+    def samples(self, group: LabelledStacks, column: int, columns: int) -> Iterable[bytes]:
+        """Yield the samples of a group, whose values belong to one of several sample types."""
+        pairs = [(self.text(key), self.text(value)) for key, value in group.labels.items()]
+        labels = b"".join(_message(_LABELS, (_LABEL_KEY, key), (_LABEL_TEXT, value)) for key, value in pairs)
+        for stack, spent in group.stacks.items():
+            frames = [self._frames.setdefault(frame, len(self._frames) + 1) for frame in reversed(stack.split(";"))]
+            values = [0] * columns
+            values[column] = max(0, round(spent * NS))
+            yield _bytes(_SAMPLE, _packed(_LOCATION_IDS, frames) + _packed(_VALUES, values) + labels)
+
+    def frames(self) -> Iterable[bytes]:
+        """Yield the locations and functions. A frame of Python has its file and line, too."""
+        for name, number in self._frames.items():
+            python = PYTHON_FRAME.match(name)
+            line = ((_LINE_NUMBER, int(python["line"])),) if python else ()
+            file = ((_FILE, self.text(python["path"])),) if python else ()
+            yield _bytes(_LOCATION, _field(_ID, number) + _message(_LINES, (_LINE_FUNCTION, number), *line))
+            yield _message(_FUNCTION, (_ID, number), (_NAME, self.text(name)), *file)
 
 
 def _varint(value: int) -> bytes:

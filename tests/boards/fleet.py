@@ -181,7 +181,7 @@ class Node:
             selection.read_rows,
             self._publish,
             settings,
-            context=Context(EventLog(load(None), lambda pci: None), jobs=_loops(source)),
+            context=Context(EventLog(load(None), lambda pci: None), telemetry=_loops(source)),
         )
 
     def connect(self) -> None:
@@ -204,10 +204,10 @@ class Node:
         self.page = self._renderer.render(snapshot).body(Variant(openmetrics=False, gzip=False))
 
 
-def _loops(source: StagedSource) -> NodeLoops | None:
+def _loops(source: StagedSource) -> Sequence[NodeLoops]:
     job, rank = placed()[source.node.name]
     loop = LOOPS.get(job.name)
-    return NodeLoops(job.name, loop, rank * GPUS, source.node.clock) if loop else None
+    return (NodeLoops(job.name, loop, rank * GPUS, source.node.clock),) if loop else ()
 
 
 class Clock:

@@ -157,6 +157,7 @@ SETS: Mapping[str, Values] = {
     },
     "host-evidence": {"hostEvidence": {"enabled": True}, "openShift": {"scc": True}},
     "job-socket": {"jobSocket": {"enabled": True}, "openShift": {"scc": True}},
+    "profile": {"profile": {"enabled": True, "users": [USER]}, "web": {"config": {"basic_auth_users": {USER: HASH}}}},
     "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "xids": {"keep": "none"}},
     "overridden": {
         "prometheusRule": {
@@ -166,6 +167,7 @@ SETS: Mapping[str, Values] = {
             "alertLabels": {"team": "gpu", "severity": "kept"},
             "runbookUrl": "https://runbooks.example/gpu/",
             "grafanaUrl": "https://grafana.example/",
+            "pageUrl": "https://gpus.example/{node}/",
             "limits": {"heldMemory": 2000000000, "usdPerGpuHour": 3.25},
             "modes": {
                 "GpuLost": {"severity": "warning", "hold": "10m", "keep": "5m"},

@@ -114,6 +114,20 @@ OWNERS: Mapping[str, Effect] = {
     "jobSocket.path": Effect(
         "/run/jobs", f"{POD} volumes job-socket hostPath path", "/run/jobs", {"jobSocket": {"enabled": True}}
     ),
+    "profile.enabled": Effect(True, f"{POD} containers sampler securityContext capabilities add", ["SYS_PTRACE"]),
+    "profile.reasons": Effect(["schedule"], f"{CONFIG} profile", "schedule", {"profile": {"enabled": True}}),
+    "profile.users": Effect(
+        ["mia"],
+        f"{CONFIG} profile_users",
+        "mia",
+        {"profile": {"enabled": True}, "web": {"config": {"basic_auth_users": {"mia": HASH}}}},
+    ),
+    "profile.resources": Effect(
+        {"limits": {"memory": "2Gi"}},
+        f"{POD} containers sampler resources limits memory",
+        "2Gi",
+        {"profile": {"enabled": True}},
+    ),
     "kernelLog.mode": Effect("kmsg", f"{EXPORTER} securityContext privileged", True),
     "kernelLog.path": Effect(
         "/logs/kernel", f"{POD} volumes kernel-log hostPath path", "/logs", {"kernelLog": {"mode": "file"}}

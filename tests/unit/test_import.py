@@ -81,3 +81,13 @@ def test_the_server_loads_no_parser_of_untrusted_json() -> None:
     loaded, _ = fresh(f"import {modules}; print(json.dumps('msgspec' in sys.modules))")
 
     assert loaded is False
+
+
+def test_the_server_loads_nothing_that_profiles() -> None:
+    """Only `--profile` does."""
+    loaded, _ = fresh(f"import gpu_exporter.serving.run; print(json.dumps({LOADED}))")
+
+    assert "gpu_exporter.serving.node" in loaded
+    assert [
+        name for name in loaded if ".profiling" in name or ".traces" in name or name.endswith("serving.profiles")
+    ] == []

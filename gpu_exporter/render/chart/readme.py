@@ -62,6 +62,7 @@ while it is on:
 | `processes.enabled` | hostPID |
 | `hostEvidence.enabled` | hostPID, read-only hostPath of /sys; storage reads and /dev/shm of other users also need SYS_PTRACE (`securityContext`) |
 | `jobSocket.enabled` | hostPID, writable hostPath, uid 0 |
+| `profile.enabled` | hostPID; in a container of its own, `sampler`, SYS_PTRACE and uid 0, without other capabilities, ports or GPUs. The exporter's own container gets no more than hostPID |
 | `kernelLog.mode: file` | read-only hostPath, the group of the file |
 | `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |
 | `xids.keep: node` | writable hostPath, uid 0 |
@@ -178,6 +179,21 @@ extraVolumeMounts: [{{name: dcgm, mountPath: /dcgm, readOnly: true}}]
 
 Without `dcgm.hostEngine`, the exporter runs DCGM itself. That needs a complete DCGM in the image: build one `FROM` this
 image.
+
+## Profiles
+
+With `profile.enabled`, the exporter has the processes of a GPU sampled when it waits for its host, is a straggler or
+stalls: [continuous profiling](../../docs/continuous-profiling.md). The container `sampler` does so. It is the only one
+that may read other processes, and obeys only the exporter's container, through a socket that no other container mounts.
+It samples only processes that have a GPU's device file open, and for at most 5 s.
+
+The image needs py-spy: build it with `docker build --build-arg EXTRAS=kubernetes,profile`. If the nodes use AppArmor, the
+profile of a container may forbid to read processes of others: the log then says `not permitted`.
+
+```yaml
+profile: {{enabled: true, users: [mia]}}
+web: {{config: {{basic_auth_users: {{mia: "$2y$10$…", prometheus: "$2y$10$…"}}}}}}
+```
 
 ## Driver upgrades and GPU resets
 

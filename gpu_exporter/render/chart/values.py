@@ -10,6 +10,7 @@ from gpu_exporter.catalogue.conditions import Limit, duration
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.render.boards import BOARDS
 from gpu_exporter.render.chart import exporter_schemas, schemas
 from gpu_exporter.render.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, one_of
@@ -27,6 +28,10 @@ MANAGED: Mapping[str, str] = {
     "host_evidence": "hostEvidence.enabled",
     "sysfs": "hostEvidence.enabled",
     "job_socket": "jobSocket.enabled",
+    "profile": "profile.reasons",
+    "profile_users": "profile.users",
+    "profile_dir": "profile.enabled",
+    "profile_socket": "profile.enabled",
     "kernel_log": "kernelLog.mode",
     "state_dir": "xids.keep",
     "xid_overrides": "xids.overrides",
@@ -127,6 +132,10 @@ ATTRIBUTION = (
     Value("hostEvidence.enabled", False, BOOL, "Whether to read from procfs, sysfs and cgroups why GPUs wait for their processes: CPU limits, run queues, loader workers, storage (*hostPID, hostPath*)."),
     Value("jobSocket.enabled", False, BOOL, "Whether to receive step times and throughput of training loops, through `jobs.sock` in `jobSocket.path` (*hostPID, writable hostPath, uid 0*)."),
     Value("jobSocket.path", "/run/gpu-exporter-jobs", schemas.FOLDER, "Folder of the node for that socket; it is created if it does not exist. Pods of jobs mount it, too."),
+    Value("profile.enabled", False, BOOL, "Whether to sample the stacks of processes on GPUs that wait for their host, with py-spy in a container of its own, `sampler` (*SYS_PTRACE, hostPID and uid 0 in that container*). Its image needs the extra `profile`: see *Profiles*."),
+    Value("profile.reasons", [reason.value for reason in Reason if reason is not Reason.SCHEDULE], {"type": "array", "minItems": 1, "uniqueItems": True, "items": one_of(*(reason.value for reason in Reason))}, "When to take a profile: `stall`, `straggler`, `host-bound`, and `schedule` (every GPU, every ten minutes)."),
+    Value("profile.users", [], TEXTS, "Users of `web.config` who may see profiles, which show code. Without any, only the metrics show them."),
+    Value("profile.resources", {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}, schemas.RESOURCES, "Requests and limits of the container `sampler`."),
     Value("kernelLog.mode", "none", one_of("none", "file", "kmsg"), "Where XIDs are read in addition to the driver: `none`, `kernelLog.path` (`file`; *hostPath*), or /dev/kmsg (`kmsg`; *privileged*)."),
     Value("kernelLog.path", "/var/log/kern.log", schemas.FOLDER, "Kernel log of the node, for `kernelLog.mode: file`."),
     Value("kernelLog.group", 4, COUNT, "Group that may read that file; 4 is adm."),
@@ -233,6 +242,7 @@ RULES = (
     Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
     Value("prometheusRule.additionalRules", [], schemas.RULE_GROUPS, "Groups of rules of your own, added as they are: `[{name: own, rules: [{alert: …, expr: …}]}]`."),
     Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
+    Value("prometheusRule.pageUrl", "", schemas.URL, "URL of an exporter's live page, with `{node}` for the node, such as `https://gpus.example/{node}/`. Alerts about a GPU then link to it (`page_url`), also to the line of code where its processes are."),
     Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
 )
 REMEDIATION = (

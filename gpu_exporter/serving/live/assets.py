@@ -30,6 +30,7 @@ NAMES = (
     "page.css",
     "page.js",
     "processes.js",
+    "profiles.js",
     "rows.js",
     "summary.js",
     "timeline.js",

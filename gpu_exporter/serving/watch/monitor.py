@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue import metrics as m
@@ -43,6 +43,8 @@ class Monitor:
 
     def __init__(self, name: str, interval: float, events: EventLog | None = None) -> None:
         self.name, self._interval, self._events = name, interval, events
+        # Returns the id of the newest profile: empty if there is none yet, None if profiles are off.
+        self.newest_profile: Callable[[], str | None] = lambda: None
         self._watch, self.history = Watch(), History(NAMES)
         self._verdicts: dict[str, tuple[str, float]] = {}
         # Of the history, which one thread writes while another reads it.
@@ -104,6 +106,7 @@ class Monitor:
             "classes": [{"name": each.name, "words": each.means, "colour": each.colour} for each in BOTTLENECKS],
             "gpus": entries,
             "jobs": self._jobs(),
+            "newest_profile": self.newest_profile(),
         }
 
     def event(self, snapshot: Snapshot, problem: str = "") -> bytes:

@@ -74,6 +74,14 @@
 {{- end }}
 
 {{- define "gpu-exporter.checkFeatures" -}}
+{{- if and .Values.profile.users (not .Values.profile.enabled) }}
+{{- fail "profile.users needs profile.enabled" }}
+{{- end }}
+{{- range $user := .Values.profile.users }}
+{{- if not (or $.Values.web.existingSecret (hasKey (default (dict) $.Values.web.config.basic_auth_users) $user)) }}
+{{- fail (printf "profile.users: %s is no user of web.config.basic_auth_users: add the user there" $user) }}
+{{- end }}
+{{- end }}
 {{- range $name := list "hostEngine" "bindings" "profiling" }}
 {{- if and (get $.Values.dcgm $name) (not $.Values.dcgm.enabled) }}
 {{- fail (printf "dcgm.%s needs dcgm.enabled" $name) }}

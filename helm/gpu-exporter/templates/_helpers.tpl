@@ -107,6 +107,48 @@ imagePullSecrets:
 {{- if .Values.dcgm.profiling }}dcgm.profiling {{ end }}
 {{- end }}
 
+{{/* Features that need the PIDs of the host. */}}
+{{- define "gpu-exporter.hostPID" -}}
+{{- if .Values.processes.enabled }}processes.enabled {{ end }}
+{{- if .Values.hostEvidence.enabled }}hostEvidence.enabled {{ end }}
+{{- if .Values.jobSocket.enabled }}jobSocket.enabled {{ end }}
+{{- if .Values.profile.enabled }}profile.enabled {{ end }}
+{{- end }}
+
+{{/* The container that samples stacks: the only one that may read other processes. It listens on no port. */}}
+{{- define "gpu-exporter.sampler" -}}
+name: sampler
+image: {{ include "gpu-exporter.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args: [sampler, --socket, /run/gpu-exporter-sampler/sampler.sock]
+env:
+  # Overrides the image, which has all: it needs no GPU.
+  - name: NVIDIA_VISIBLE_DEVICES
+    value: void
+{{- with .Values.profile.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "gpu-exporter.samplerSecurityContext" . | nindent 2 }}
+volumeMounts:
+  - name: sampler
+    mountPath: /run/gpu-exporter-sampler
+  # Where py-spy writes what it has sampled.
+  - name: sampler-tmp
+    mountPath: /tmp
+{{- end }}
+
+{{- define "gpu-exporter.samplerSecurityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  add: [SYS_PTRACE]
+  drop: [ALL]
+readOnlyRootFilesystem: true
+runAsNonRoot: false
+runAsUser: 0
+{{- end }}
+
 {{/* Whether a feature mounts a part of the node. */}}
 {{- define "gpu-exporter.hostPath" -}}
 {{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
@@ -123,6 +165,7 @@ imagePullSecrets:
 {{- if .Values.slurm.jobMappingPath }}slurm.jobMappingPath {{ end }}
 {{- if .Values.processes.enabled }}processes.enabled {{ end }}
 {{- if .Values.hostEvidence.enabled }}hostEvidence.enabled {{ end }}
+{{- if .Values.profile.enabled }}profile.enabled {{ end }}
 {{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
 {{- if eq .Values.gpuAccess.mode "volumeMounts" }}gpuAccess.mode {{ end }}
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
@@ -225,6 +268,12 @@ httpGet:
 {{- if .Values.processes.enabled }}{{ $_ := set $found "processes" "true" }}{{ end }}
 {{- if .Values.hostEvidence.enabled }}{{ $_ := set $found "host_evidence" "true" }}{{ $_ := set $found "sysfs" "/host/sys" }}{{ end }}
 {{- if .Values.jobSocket.enabled }}{{ $_ := set $found "job_socket" "/host/job-socket/jobs.sock" }}{{ end }}
+{{- if .Values.profile.enabled }}
+{{- $_ := set $found "profile" (join "," .Values.profile.reasons) }}
+{{- $_ := set $found "profile_dir" "/var/lib/gpu-exporter-profiles/profiles" }}
+{{- $_ := set $found "profile_socket" "/run/gpu-exporter-sampler/sampler.sock" }}
+{{- with .Values.profile.users }}{{ $_ := set $found "profile_users" (join "," .) }}{{ end }}
+{{- end }}
 {{- if eq .Values.kernelLog.mode "kmsg" }}{{ $_ := set $found "kernel_log" "/dev/kmsg" }}
 {{- else if eq .Values.kernelLog.mode "file" }}{{ $_ := set $found "kernel_log" (printf "/host/log/%s" (base .Values.kernelLog.path)) }}
 {{- else }}{{ $_ := set $found "kernel_log" "none" }}{{ end }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process, environment, is_alive, look_up
-from gpu_exporter.profiling.pyspy import Sampling, reason
+from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling, failure_of, reason
 from gpu_exporter.profiling.stacks import ThreadProfile, parse, profiles
 from tests.support.busy_jobs import busy_job
 from tests.support.tools import until
@@ -118,6 +119,64 @@ def test_without_permission(tmp_path: Path) -> None:
         pid = job.pid if os.getuid() == 0 else 1
         ran = subprocess.run([sys.executable, "-c", program, str(pid)], capture_output=True, text=True, check=False)
     assert "not permitted: run as root, or as its user; in a container, add the capability" in ran.stdout, ran
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped(tmp_path: Path) -> None:
+    """It runs nothing, but its stack can be read."""
+    with busy_job("busy", tmp_path) as (job, line):
+        os.kill(job.pid, signal.SIGSTOP)
+        main, *_ = threads_of(job.pid)
+        os.kill(job.pid, signal.SIGCONT)
+    assert main.causes[0].lines[0].frame.startswith(f"{line.partition('(')[0]}(")
+    assert main.causes[0].share == 1.0
+
+
+def stand_in(folder: Path, body: str) -> Path:
+    """Write a program that is started instead of py-spy; `$7` is the file that it shall write."""
+    path = folder / "py-spy"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_py_spy_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspy, "SLACK_SECONDS", 0.0)
+    here = look_up(FILES, os.getpid())
+    answer = pyspy.sample(stand_in(tmp_path, "exec sleep 600"), [here], Sampling(0.2), FILES, tmp_path)[here.pid]
+    assert isinstance(answer, NotSampled)
+    assert answer.failure is Failure.TIMEOUT
+    assert [path.name for path in tmp_path.iterdir()] == ["py-spy"]
+
+
+def test_py_spy_is_limited(tmp_path: Path) -> None:
+    """Its priority is low, and its memory, CPU time and output are bounded."""
+    waits = "until grep -q 'file size *67108864' /proc/self/limits; do sleep 0.02; done"
+    nice = "while [ \"$(cut -d' ' -f19 /proc/self/stat)\" != 10 ]; do sleep 0.02; done"
+    program = stand_in(tmp_path, f'{waits}; {nice}; cat /proc/self/limits > "$7"')
+    here = look_up(FILES, os.getpid())
+    answer = pyspy.sample(program, [here], Sampling(1.0), FILES, tmp_path)[here.pid]
+    assert isinstance(answer, str), answer
+    limits = {line[:26].strip(): line[26:47].strip() for line in answer.splitlines()}
+    assert limits["Max file size"] == str(pyspy.MOST_OUTPUT_BYTES)
+    assert limits["Max address space"] == str(pyspy.MOST_MEMORY_BYTES)
+    assert limits["Max cpu time"] == "21"
+
+
+def test_stacks_that_are_too_large(tmp_path: Path) -> None:
+    """A job decides how deep and how many its stacks are."""
+    program = stand_in(tmp_path, 'exec cat /dev/zero > "$7"')
+    here = look_up(FILES, os.getpid())
+    answer = pyspy.sample(program, [here], Sampling(1.0, most_bytes=2 << 20), FILES, tmp_path)[here.pid]
+    assert isinstance(answer, NotSampled)
+    assert (answer.failure, str(answer)) == (Failure.TOO_LARGE, f"{here.title}: its stacks exceed 2 MiB")
+
+
+def test_kinds_of_failures() -> None:
+    assert failure_of("No space left on device (os error 28)") is Failure.DISK
+    assert failure_of("Permission denied (os error 13)") is Failure.NOT_PERMITTED
+    assert failure_of("Error: Unsupported version of Python: 4.0") is Failure.UNSUPPORTED
+    assert failure_of("x") is Failure.OTHER
 
 
 def test_why_py_spy_failed() -> None:

@@ -21,6 +21,7 @@ SHOWN_BY: Mapping[str, Callable[..., None]] = {
     "prometheusRule.toleratedTaints": rules.test_tolerated_taints_reach_the_rules,
     "prometheusRule.runbookUrl": rules.test_settings_of_all_alerts,
     "prometheusRule.grafanaUrl": rules.test_settings_of_all_alerts,
+    "prometheusRule.pageUrl": rules.test_settings_of_all_alerts,
 }
 
 

@@ -51,6 +51,7 @@ BEYOND: Mapping[str, set[str]] = {
     },
     "host-evidence": {"hostPID", "hostPath /sys"},
     "job-socket": {"hostPID", "hostPath /run/gpu-exporter-jobs", "uid 0", "not runAsNonRoot"},
+    "profile": {"hostPID", "uid 0", "not runAsNonRoot", "capability SYS_PTRACE"},
     "host-network": {"hostNetwork", "hostPID", "hostPath /dev/null"},
 }
 
@@ -85,12 +86,38 @@ def test_no_other_privileges(name: str) -> None:
     context = exporter(found)["securityContext"]
     assert context["readOnlyRootFilesystem"] is True
     assert context.get("privileged", False) is (name == "kernel-log")
-    writable = {"/run/gpu-exporter", "/var/lib/gpu-exporter", "/more", "/host/job-socket"}
+    writable = {
+        "/run/gpu-exporter",
+        "/var/lib/gpu-exporter",
+        "/var/lib/gpu-exporter-profiles",
+        "/more",
+        "/host/job-socket",
+    }
     mounts = exporter(found)["volumeMounts"]
     assert {each["mountPath"] for each in mounts if not each.get("readOnly")} - writable <= {
         "/var/run/nvidia-container-devices/all"
     }
-    assert {each["name"] for each in mounts} == {each["name"] for each in pod(found)["volumes"]}
+    of_others = {"sampler-tmp"}
+    assert {each["name"] for each in mounts} == {each["name"] for each in pod(found)["volumes"]} - of_others
+
+
+def test_only_the_sampler_may_read_other_processes() -> None:
+    """It has no GPU, no port and no configuration, and shares only its socket; the exporter cannot replace that."""
+    found = pod(made("profile"))
+    exporter_, sampler = (
+        next(each for each in found["containers"] if each["name"] == name) for name in ("exporter", "sampler")
+    )
+    assert beyond_restricted({**found, "containers": [exporter_]}) == {"hostPID"}
+    assert sampler["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert not {"ports", "envFrom", "livenessProbe"} & sampler.keys()
+    assert sampler["securityContext"]["readOnlyRootFilesystem"] is True
+    shared = {each["name"] for each in sampler["volumeMounts"]} & {each["name"] for each in exporter_["volumeMounts"]}
+    assert shared == {"sampler"}
+    (mount,) = [each for each in exporter_["volumeMounts"] if each["name"] == "sampler"]
+    assert mount["readOnly"] is True
+    settings = yaml.safe_load(only(made("profile"), "ConfigMap")["data"]["config.yaml"])
+    assert sampler["args"][2] == settings["profile_socket"]
+    assert settings["profile_dir"].startswith("/var/lib/gpu-exporter-profiles/")
 
 
 def test_the_test_pod_is_restricted() -> None:

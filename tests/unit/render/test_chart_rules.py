@@ -110,6 +110,9 @@ def test_settings_of_all_alerts() -> None:
     assert "GpuFakeLoad" not in found
     assert found["GpuLost"]["annotations"]["runbook_url"] == "https://runbooks.example/gpu/gpulost.md"
     assert found["GpuLost"]["annotations"]["dashboard_url"].startswith("https://grafana.example/d/gpu-gpu?")
+    page = "https://gpus.example/{{ $labels.node }}/#{{ $labels.UUID }}{{ with $labels.GPU_I_ID }}/{{ . }}{{ end }}"
+    assert found["GpuDataLoadingBound"]["annotations"]["page_url"] == page
+    assert "page_url" not in found["GpuExporterDown"]["annotations"]
     groups = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"][:-1]
     assert {group["interval"] for group in groups} == {"30s"}
 

@@ -40,8 +40,10 @@ def on_openshift(name: str) -> list[Object]:
 
 
 def refused(scc: Mapping[str, Any], found: list[Object]) -> set[str]:
-    """Return why OpenShift would not admit the exporter's container under an SCC."""
-    return {*_volumes(scc, pod(found)), *_host(scc, pod(found)), *_context(scc, pod(found), exporter(found))}
+    """Return why OpenShift would not admit the containers of the chart under an SCC."""
+    spec = pod(found)
+    own = [each for each in spec["containers"] if each["name"] in ("exporter", "sampler")]
+    return {*_volumes(scc, spec), *_host(scc, spec), *(why for each in own for why in _context(scc, spec, each))}
 
 
 def _volumes(scc: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +61,8 @@ def _host(scc: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
 
 def _context(scc: Mapping[str, Any], spec: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[str]:
     context = {**spec["securityContext"], **container["securityContext"]}
-    if context["runAsUser"] != scc["runAsUser"]["uid"]:
+    users = scc["runAsUser"]
+    if users["type"] != "RunAsAny" and context["runAsUser"] != users["uid"]:
         yield "user"
     if context.get("privileged") and not scc["allowPrivilegedContainer"]:
         yield "privileged"

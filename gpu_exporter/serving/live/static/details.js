@@ -5,6 +5,7 @@ import { element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { findings, loss, notSupported, xids } from "./findings.js";
 import { gpuName, quantity, sentence, words } from "./format.js";
 import { moreThanFirst, processTable } from "./processes.js";
+import { profileTables, whereabouts } from "./profiles.js";
 import { statistics } from "./timeline.js";
 
 export class Details {
@@ -27,7 +28,7 @@ export class Details {
     this.node = element(
       "div",
       { class: "opened" },
-      element("div", { class: "column" }, section("findings", "Findings"), section("loss", "Where the time goes"), section("xids", "XIDs"), section("processes", "Processes"), section("identity", "Identity and owner"), section("missing", "Not available")),
+      element("div", { class: "column" }, section("findings", "Findings"), section("profile", "What its processes do"), section("loss", "Where the time goes"), section("xids", "XIDs"), section("processes", "Processes"), section("identity", "Identity and owner"), section("missing", "Not available")),
       this.chartsSection,
     );
     this.numbers = scrollRegion();
@@ -44,7 +45,10 @@ export class Details {
       this.#charts = new Charts(this.#id, this.#view, () => this.#gpu);
       this.chartsSection.append(this.#charts.node, this.numbers);
     }
-    this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, Math.floor(now / 60)], () => findings(gpu, now));
+    const profile = this.#view.profiles.of(gpu, now);
+    const minute = Math.floor(now / 60);
+    this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, minute, profile?.id], () => [...findings(gpu, now), whereabouts(profile, gpu)]);
+    this.#show("profile", profile ? [profile.id, minute] : null, () => profileTables(profile, gpu, now));
     this.#show("loss", gpu.time, () => loss(gpu));
     this.#showProcesses();
     this.#show("identity", [gpu.UUID, gpu.info, gpu.owners], () => identity(gpu));

@@ -4,6 +4,7 @@ import { Connection } from "./connection.js";
 import { element, renderIfChanged, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
 import { Jobs } from "./jobs.js";
+import { Profiles } from "./profiles.js";
 import { Row } from "./rows.js";
 import { renderSummary } from "./summary.js";
 import { Timeline } from "./timeline.js";
@@ -16,6 +17,8 @@ let ahead = 0; // of the server's clock, in seconds
 let numbers = 0;
 let scheduled = false;
 let redraw = true;
+// The GPU that a link to this page names: alerts do.
+let linked = location.hash.slice(1);
 
 const view = {
   timeline: new Timeline(),
@@ -30,6 +33,7 @@ const view = {
 };
 
 const jobs = new Jobs(part("jobs"), view);
+view.profiles = new Profiles(() => schedule(false));
 const connection = new Connection({
   time(seconds) {
     // The server rounds its time down to a second; a smaller difference is none.
@@ -41,6 +45,7 @@ const connection = new Connection({
     const limits = new Map(payload?.gpus.map((gpu) => [gpu.id, gpu.limits]));
     for (const gpu of fresh.gpus) gpu.limits = { ...limits.get(gpu.id), ...gpu.limits };
     payload = fresh;
+    view.profiles.update(fresh.newest_profile);
     schedule(false);
   },
   history(fresh) {
@@ -80,6 +85,10 @@ function render() {
   jobs.update(payload);
   renderRows();
   showAge();
+  if (rows.has(linked)) {
+    view.show(linked);
+    linked = "";
+  }
 }
 
 function renderRows() {

@@ -1,0 +1,46 @@
+"""`gpu-exporter sampler`: samples stacks for an exporter in another container."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_exporter.cli.logs import configure
+from gpu_exporter.cli.options import Command, settings
+from gpu_exporter.cli.stop import stop_event
+from gpu_exporter.config import Config
+
+# How long the command waits at its end until the last log lines are written.
+LAST_LINES_SECONDS = 0.3
+
+
+@click.command("sampler", cls=Command)
+@settings("procfs", "log_level", "log_format")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Unix socket to create, in a folder that only the exporter shares: its --profile-socket.",
+)
+def sampler_command(socket: Path, **values: Any) -> None:
+    """Sample stacks for an exporter that may not read other processes.
+
+    It samples only processes that hold a GPU, with py-spy, and at most 5 s of 16 processes at a time. It needs the
+    host's PIDs and the capability SYS_PTRACE; the exporter then needs neither root nor capabilities.
+    """
+    from gpu_exporter.host.files import HostFiles
+    from gpu_exporter.profiling.sample_server import SampleServer
+    from gpu_exporter.profiling.sampler import holds_gpu, local_sampler
+
+    config = Config(**values)
+    files = HostFiles(config.procfs, config.sysfs)
+    lines = configure(config.log_level, config.log_format)
+    try:
+        server = SampleServer(socket, local_sampler(files), files, lambda pid: holds_gpu(config.procfs, pid))
+        with closing(server):
+            server.run(stop_event())
+    finally:
+        lines.drain(LAST_LINES_SECONDS)

@@ -1,0 +1,189 @@
+"""A stored profile: a summary that stays in memory, and stacks that are read from the file when somebody asks."""
+
+from __future__ import annotations
+
+import gzip
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
+from gpu_exporter.decoding import gunzip, json_as
+from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.profiling.processes import Process
+from gpu_exporter.profiling.pyspy import Failure, NotSampled
+from gpu_exporter.profiling.ranks import odd_ones
+from gpu_exporter.profiling.result import ProcessProfile
+
+MOST_LINES, MOST_STACKS = 3, 2000
+# Of the stacks of one process, as text; and of a file, packed and unpacked.
+MOST_TEXT = 512 << 10
+MOST_BYTES, MOST_UNPACKED_BYTES = 4 << 20, 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of code, and the share of the main thread's time."""
+
+    frame: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class CauseShare:
+    """What a main thread did: the cause as in `profile --json`, in words, seconds, share, and the costliest lines."""
+
+    cause: TraceCause
+    words: str
+    seconds: float
+    share: float
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledProcess:
+    """A process that was sampled, and what its main thread did, the most costly first. `gpus` are UUIDs."""
+
+    pid: int
+    uid: int
+    command: str
+    rank: str
+    gpus: tuple[str, ...]
+    samples: int
+    causes: tuple[CauseShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedProcess:
+    """A process that was not sampled: why in one line, and by kind."""
+
+    pid: int
+    uid: int
+    command: str
+    reason: Failure
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OddRank:
+    """A process whose main thread is elsewhere than those of the `others`: at `line`, in words."""
+
+    pid: int
+    rank: str
+    line: str
+    others: int
+    others_line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A profile without its stacks: when it was taken (unix seconds), why, of which GPUs (UUIDs and indices).
+
+    `left_out` counts processes beyond the limit. `odd` are those that are elsewhere than all others: in a hang, the
+    missing ranks.
+    """
+
+    id: str
+    at: float
+    reason: Reason
+    finding: str
+    uuids: tuple[str, ...]
+    gpus: tuple[int, ...]
+    seconds: float
+    rate: int
+    processes: tuple[ProfiledProcess, ...] = ()
+    failed: tuple[FailedProcess, ...] = ()
+    left_out: int = 0
+    odd: tuple[OddRank, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the documented JSON."""
+        return dict(msgspec.to_builtins(self))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStacks:
+    """The folded stacks of a process with seconds, the most costly first. `left_out` are seconds of further stacks."""
+
+    pid: int
+    gpus: tuple[int, ...]
+    stacks: Mapping[str, float]
+    left_out: float = 0.0
+
+
+def process_summary(profile: ProcessProfile, uuids: Sequence[str]) -> ProfiledProcess:
+    """Return what the main thread of a process did."""
+    process = profile.process
+    main = next((thread for thread in profile.threads if thread.is_main), None)
+    causes = tuple(
+        CauseShare(
+            cause.cause,
+            STACK_WORDS[cause.cause],
+            round(cause.seconds, 3),
+            round(cause.share, 4),
+            tuple(Line(line.frame, round(line.share, 4)) for line in cause.lines[:MOST_LINES]),
+        )
+        for cause in (main.causes if main else ())
+    )
+    return ProfiledProcess(
+        process.pid, process.uid, process.command, process.rank, tuple(uuids), profile.samples, causes
+    )
+
+
+def odd_ranks(profiles: Sequence[ProcessProfile]) -> tuple[OddRank, ...]:
+    """Return the processes that are elsewhere than all others; none if there is no majority."""
+    return tuple(
+        OddRank(odd.process.pid, odd.process.rank, odd.line, odd.others, odd.others_line) for odd in odd_ones(profiles)
+    )
+
+
+def in_words(odd: OddRank) -> str:
+    """Return where a process is, and where the others are."""
+    rank = f" (rank {odd.rank})" if odd.rank else ""
+    return f"process {odd.pid}{rank} is at {odd.line}, while {odd.others} others are at {odd.others_line}"
+
+
+def failure(process: Process, error: NotSampled) -> FailedProcess:
+    """Return the record of a process that was not sampled."""
+    return FailedProcess(process.pid, process.uid, process.command, error.failure, str(error))
+
+
+def process_stacks(profile: ProcessProfile) -> ProcessStacks:
+    """Return the most costly stacks of a process."""
+    kept, rest, size = dict[str, float](), 0.0, 0
+    for stack, seconds in sorted(profile.stacks.items(), key=lambda item: (-item[1], item[0])):
+        size += len(stack)
+        if len(kept) < MOST_STACKS and size <= MOST_TEXT:
+            kept[stack] = round(seconds, 3)
+        else:
+            rest += seconds
+    return ProcessStacks(profile.process.pid, profile.process.gpus, kept, round(rest, 3))
+
+
+def encode(summary: Summary, stacks: Sequence[ProcessStacks]) -> bytes:
+    """Return the content of a file: a line of JSON with the summary, and one with the stacks, compressed."""
+    return gzip.compress(b"\n".join((msgspec.json.encode(summary), msgspec.json.encode(stacks))), mtime=0)
+
+
+def decode_summary(content: bytes) -> Summary:
+    """Return the summary in a file. Raises ValueError."""
+    return json_as(Summary, gunzip(content, MOST_UNPACKED_BYTES).partition(b"\n")[0])
+
+
+def decode_stacks(content: bytes) -> list[ProcessStacks]:
+    """Return the stacks in a file. Raises ValueError."""
+    return json_as(list[ProcessStacks], gunzip(content, MOST_UNPACKED_BYTES).partition(b"\n")[2])
+
+
+def cause_shares(summary: Summary, uuid: str) -> Mapping[TraceCause, float]:
+    """Return the share of the time of the main threads on a GPU by cause; empty if none was sampled."""
+    totals: defaultdict[TraceCause, float] = defaultdict(float)
+    for process in summary.processes:
+        if uuid in process.gpus:
+            for cause in process.causes:
+                totals[cause.cause] += cause.seconds
+    whole = sum(totals.values())
+    return {cause: seconds / whole for cause, seconds in totals.items()} if whole else {}

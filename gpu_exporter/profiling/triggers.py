@@ -1,0 +1,148 @@
+"""When to profile which GPU without being asked. Pure: functions of what is seen, of the past, and of the time.
+
+Only py-spy is used for this: after a trace with stacks, a job stays slower (docs/profile.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.profiling.processes import Process
+from gpu_exporter.profiling.pyspy import Failure, Sampling
+
+# A GPU is profiled at most once in this time. A stall counts only against earlier stalls: a job that hangs cannot be
+# slowed down, and its stacks may be gone a minute later.
+GAP_SECONDS = 600.0
+# py-spy samples for whole seconds.
+SECONDS, SCHEDULED_SECONDS = 5.0, 1.0
+RATE = 50
+# Of more processes, those with most memory on each GPU are sampled.
+MOST_PROCESSES = 16
+MOST_AVOIDED = 256
+# What py-spy may write about all processes of a profile, and about one: a job decides how deep its stacks are.
+MOST_WRITTEN_BYTES, MOST_OUTPUT_BYTES = 24 << 20, 8 << 20
+# After these, the program of the process is left alone. A job may also end by itself while it is sampled: only the
+# second end counts.
+BAD = frozenset({Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as it is now: the PIDs of its processes, those with most memory first, its job, and what is found.
+
+    `findings` has the name of the class or failure mode that is a reason to profile it.
+    """
+
+    uuid: str
+    index: int
+    pids: tuple[int, ...] = ()
+    job: str = ""
+    findings: Mapping[Reason, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which reasons are on, and how long a finding must last."""
+
+    reasons: frozenset[Reason]
+    after: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A profile to take now. `finding` is the name of what was found; empty for the schedule."""
+
+    reason: Reason
+    finding: str
+    devices: tuple[Device, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long to sample."""
+        return SCHEDULED_SECONDS if self.reason is Reason.SCHEDULE else SECONDS
+
+    @property
+    def pids(self) -> Mapping[int, tuple[int, ...]]:
+        """The PIDs to sample with the indices of their GPUs, at most MOST_PROCESSES: first one of each GPU."""
+        ranked = sorted((place, device.index, pid) for device in self.devices for place, pid in enumerate(device.pids))
+        chosen = list(dict.fromkeys(pid for _, _, pid in ranked))[:MOST_PROCESSES]
+        return {pid: tuple(device.index for device in self.devices if pid in device.pids) for pid in chosen}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The past, in monotonic seconds: since when a GPU has a finding, when it was last profiled, and whom to avoid.
+
+    `avoided` are programs, by user and command, and `ended` those of which a process ended while it was sampled.
+    """
+
+    since: Mapping[tuple[str, Reason], float] = field(default_factory=dict)
+    profiled: Mapping[str, float] = field(default_factory=dict)
+    stalled: Mapping[str, float] = field(default_factory=dict)
+    avoided: tuple[tuple[int, str], ...] = ()
+    ended: tuple[tuple[int, str], ...] = ()
+
+    def avoids(self, process: Process) -> bool:
+        """Return whether this process, or an earlier one with its command, responded badly to a profile."""
+        return (process.uid, process.command) in self.avoided
+
+
+def sampling_of(seconds: float, rate: int, processes: int) -> Sampling:
+    """Return how to sample so many processes without being asked."""
+    most = min(MOST_OUTPUT_BYTES, MOST_WRITTEN_BYTES // max(1, processes))
+    return Sampling(seconds, rate, most_bytes=most)
+
+
+def observe(state: State, devices: Sequence[Device], now: float) -> State:
+    """Return the state after a look at the GPUs: since when each has its findings."""
+    since = {
+        (device.uuid, reason): state.since.get((device.uuid, reason), now)
+        for device in devices
+        for reason in device.findings
+    }
+    return replace(state, since=since)
+
+
+def due(state: State, devices: Sequence[Device], rules: Rules, now: float) -> Request | None:
+    """Return the most urgent profile to take now; None if there is none. Call `observe` before."""
+    held = [device for device in devices if device.pids]
+    for reason in Reason:
+        if reason in rules.reasons:
+            waiting = [device for device in held if _is_due(state, device, reason, rules, now)]
+            if waiting:
+                first = min(waiting, key=lambda device: (state.profiled.get(device.uuid, float("-inf")), device.index))
+                finding = first.findings.get(reason, "")
+                return Request(reason, finding, _together(first, held) if reason is Reason.STALL else (first,))
+    return None
+
+
+def _is_due(state: State, device: Device, reason: Reason, rules: Rules, now: float) -> bool:
+    last = (state.stalled if reason is Reason.STALL else state.profiled).get(device.uuid)
+    if last is not None and now - last < GAP_SECONDS:
+        return False
+    if reason is Reason.SCHEDULE:
+        return True
+    since = state.since.get((device.uuid, reason))
+    return since is not None and now - since >= rules.after
+
+
+def _together(first: Device, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return all GPUs of the job that hangs, whether they wait or are waited for."""
+    return tuple(
+        device
+        for device in devices
+        if device is first or (device.job == first.job if first.job else Reason.STALL in device.findings)
+    )
+
+
+def finish(state: State, request: Request, failed: Sequence[tuple[Process, Failure]], now: float) -> State:
+    """Return the state after a profile, or an attempt, that ended now. `failed` are processes without stacks."""
+    took = dict.fromkeys((device.uuid for device in request.devices), now)
+    bad = [(process.uid, process.command) for process, failure in failed if failure in BAD]
+    ended = {(process.uid, process.command) for process, failure in failed if failure is Failure.ENDED}
+    avoided = tuple(dict.fromkeys((*state.avoided, *bad, *(ended & {*state.ended}))))[-MOST_AVOIDED:]
+    once = tuple(dict.fromkeys((*state.ended, *ended)))[-MOST_AVOIDED:]
+    stalled = {**state.stalled, **took} if request.reason is Reason.STALL else state.stalled
+    return replace(state, profiled={**state.profiled, **took}, stalled=stalled, avoided=avoided, ended=once)

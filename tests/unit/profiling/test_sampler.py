@@ -1,0 +1,193 @@
+"""The sampler in another process: its protocol, whom it samples, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.profiling.processes import Process, look_up
+from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.sample_server import SampleServer, checked
+from gpu_exporter.profiling.sampler import (
+    MOST_REQUEST_BYTES,
+    RemoteSampler,
+    SampleAnswer,
+    SampleRequest,
+    encoded,
+    holds_gpu,
+    local_sampler,
+    receive,
+)
+from tests.support.busy_jobs import busy_job
+
+FILES = HostFiles(Path("/proc"), Path("/sys"))
+REQUEST = {"version": 1, "pids": [7], "seconds": 5.0, "rate": 50}
+
+
+class Answers:
+    """A sampler that answers without py-spy."""
+
+    def sample(self, processes: Sequence[Process], sampling: Sampling) -> Mapping[int, str | NotSampled]:
+        return {process.pid: f"stacks of {process.pid}" for process in processes}
+
+
+class NoDisk:
+    """A sampler that cannot write."""
+
+    def sample(self, processes: Sequence[Process], sampling: Sampling) -> Mapping[int, str | NotSampled]:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A path that is short enough for a socket."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder) / "s"
+
+
+@pytest.fixture
+def served(path: Path) -> Iterator[Path]:
+    """The socket of a running server that believes that this process holds a GPU, and no other."""
+    stop = threading.Event()
+    server = SampleServer(path, Answers(), FILES, lambda pid: pid == os.getpid())
+    thread = threading.Thread(target=server.run, args=(stop,))
+    thread.start()
+    yield path
+    stop.set()
+    thread.join()
+    server.close()
+
+
+def test_only_processes_on_a_gpu_are_sampled(served: Path) -> None:
+    here, parent = look_up(FILES, os.getpid()), look_up(FILES, os.getppid())
+    gone = Process((1 << 22) + 1, 1, 0, "gone", 1)
+    found = RemoteSampler(served).sample([here, parent, gone], Sampling())
+    assert found[here.pid] == f"stacks of {here.pid}"
+    refused, ended = found[parent.pid], found[gone.pid]
+    assert isinstance(refused, NotSampled)
+    assert (refused.failure, str(refused).endswith(": holds no GPU")) == (Failure.NOT_PERMITTED, True)
+    assert isinstance(ended, NotSampled)
+    assert ended.failure is Failure.ENDED
+
+
+def test_garbage_ends_only_its_connection(served: Path) -> None:
+    for content in (b"", b"{", b"x" * (MOST_REQUEST_BYTES + 1), json.dumps({**REQUEST, "seconds": 600}).encode()):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(30)
+            client.connect(str(served))
+            with suppress(ConnectionError):  # the server has not read everything
+                client.sendall(content)
+                client.shutdown(socket.SHUT_WR)
+                assert client.recv(10) == b""
+    here = look_up(FILES, os.getpid())
+    assert RemoteSampler(served).sample([here], Sampling()) == {here.pid: f"stacks of {here.pid}"}
+
+
+def test_a_server_that_is_not_there(path: Path) -> None:
+    here = look_up(FILES, os.getpid())
+    found = RemoteSampler(path).sample([here], Sampling())[here.pid]
+    assert isinstance(found, NotSampled)
+    assert found.failure is Failure.SAMPLER
+    assert str(found) == f"--profile-socket {path}: No such file or directory: is gpu-exporter sampler running?"
+
+
+def test_answers_of_another_program(path: Path) -> None:
+    """Whatever it answers, only the profile is lost."""
+    here = look_up(FILES, os.getpid())
+    answers = [b"[]", b"not json", encoded([SampleAnswer(here.pid, "", "new_reason", "why\n\x1b")])]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def answer() -> None:
+            for content in answers:
+                connection, _ = server.accept()
+                with connection:
+                    receive(connection, MOST_REQUEST_BYTES)
+                    connection.sendall(content)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = [RemoteSampler(path).sample([here], Sampling())[here.pid] for _ in answers]
+        thread.join()
+    assert [each.failure for each in found if isinstance(each, NotSampled)] == [
+        Failure.SAMPLER,
+        Failure.SAMPLER,
+        Failure.OTHER,
+    ]
+    assert all(str(each).isprintable() for each in found)
+
+
+def test_a_server_without_disk(path: Path) -> None:
+    with closing(SampleServer(path, NoDisk(), FILES, lambda pid: True)) as server:
+        (answer,) = server.answers(SampleRequest(1, (os.getpid(),), 1.0, 50))
+    assert (answer.failure, answer.why) == ("disk", "py-spy cannot write its result: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"version": 2}, "version 2, but this server speaks version 1: update both"),
+        ({"seconds": 6}, "at most 5 s"),
+        ({"seconds": -1}, "at most 5 s"),
+        ({"rate": 1000}, "at 100 samples"),
+        ({"pids": []}, "1 to 16 processes"),
+        ({"pids": list(range(1, 18))}, "1 to 16 processes"),
+        ({"pids": [0]}, "1 to 16 processes"),
+        ({"pids": ["x"]}, "Expected `int`"),
+    ],
+)
+def test_requests_are_bounded(changes: dict[str, Any], why: str) -> None:
+    assert checked(json.dumps(REQUEST).encode()).pids == (7,)
+    with pytest.raises(ValueError, match=why):
+        checked(json.dumps({**REQUEST, **changes}).encode())
+
+
+def test_a_socket_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(GpuExporterError, match=r"--socket .*: use a path in a folder that exists"):
+        SampleServer(tmp_path / "missing" / "s", Answers(), FILES, lambda pid: True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GpuExporterError, match="--socket"):
+        SampleServer(tmp_path / "file", Answers(), FILES, lambda pid: True)
+    assert (tmp_path / "file").exists()
+
+
+def test_an_old_socket_is_replaced(path: Path) -> None:
+    for _ in range(2):
+        SampleServer(path, Answers(), FILES, lambda pid: True).close()
+    assert path.is_socket()
+
+
+def test_device_files() -> None:
+    """/dev/null has the major number 1, and stands for a device."""
+    assert not holds_gpu(Path("/proc"), os.getpid())
+    with open("/dev/null", "rb"):
+        assert holds_gpu(Path("/proc"), os.getpid(), os.major(os.stat("/dev/null").st_rdev))
+    assert not holds_gpu(Path("/proc"), (1 << 22) + 1)
+
+
+@pytest.mark.slow
+def test_the_real_py_spy_behind_the_socket(path: Path, tmp_path: Path) -> None:
+    stop = threading.Event()
+    with (
+        busy_job("loader", tmp_path) as (job, line),
+        closing(SampleServer(path, local_sampler(FILES), FILES, lambda pid: pid == job.pid)) as server,
+    ):
+        thread = threading.Thread(target=server.run, args=(stop,))
+        thread.start()
+        found = RemoteSampler(path).sample([look_up(FILES, job.pid)], Sampling(1.0))[job.pid]
+        stop.set()
+        thread.join()
+    assert isinstance(found, str)
+    assert f"load_batch ({line.partition('(')[0]}:" in found

@@ -1,0 +1,167 @@
+"""When a GPU is profiled: which finding, for how long, how often, and which processes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.profiling.processes import Process
+from gpu_exporter.profiling.pyspy import Failure
+from gpu_exporter.profiling.triggers import (
+    GAP_SECONDS,
+    MOST_PROCESSES,
+    Device,
+    Request,
+    Rules,
+    State,
+    due,
+    finish,
+    observe,
+)
+
+ALL = Rules(frozenset(Reason))
+HOST_BOUND = {Reason.HOST_BOUND: "data-loading-bound"}
+STALLED = {Reason.STALL: "GpuCollectiveStall"}
+
+
+def gpu(
+    index: int, findings: dict[Reason, str] | None = None, *, pids: tuple[int, ...] = (1,), job: str = ""
+) -> Device:
+    return Device(f"GPU-{index}", index, tuple(100 * index + pid for pid in pids), job, findings or {})
+
+
+def process(command: str = "python train.py") -> Process:
+    return Process(1, 1, 1000, command, 1)
+
+
+def after(seconds: float, *devices: Device, rules: Rules = ALL, state: State | None = None) -> Request | None:
+    """Return what is due when the findings have held for so long."""
+    first = observe(state or State(), devices, 0.0)
+    return due(observe(first, devices, seconds), devices, rules, seconds)
+
+
+WITHOUT_SCHEDULE = Rules(ALL.reasons - {Reason.SCHEDULE})
+
+
+def test_a_finding_must_last() -> None:
+    device = gpu(0, HOST_BOUND)
+    assert after(299, device, rules=WITHOUT_SCHEDULE) is None
+    request = after(300, device, rules=WITHOUT_SCHEDULE)
+    assert request == Request(Reason.HOST_BOUND, "data-loading-bound", (device,))
+    assert (request.seconds, request.pids) == (5.0, {1: (0,)})
+
+
+def test_another_class_of_the_same_reason_goes_on() -> None:
+    """A GPU may alternate between host-bound and data-loading-bound."""
+    state = observe(State(), [gpu(0, HOST_BOUND)], 0.0)
+    changed = gpu(0, {Reason.HOST_BOUND: "host-bound"})
+    request = due(observe(state, [changed], 300.0), [changed], WITHOUT_SCHEDULE, 300.0)
+    assert request
+    assert request.finding == "host-bound"
+
+
+def test_an_interruption_begins_anew() -> None:
+    state = observe(observe(State(), [gpu(0, HOST_BOUND)], 0.0), [gpu(0)], 200.0)
+    state = observe(state, [gpu(0, HOST_BOUND)], 250.0)
+    assert due(state, [gpu(0, HOST_BOUND)], WITHOUT_SCHEDULE, 400.0) is None
+
+
+def test_only_reasons_that_are_on() -> None:
+    assert after(1e6, gpu(0, HOST_BOUND), rules=Rules(frozenset({Reason.STALL}))) is None
+    assert after(1e6, gpu(0, HOST_BOUND), rules=Rules(frozenset())) is None
+
+
+def test_a_gpu_without_processes_is_never_profiled() -> None:
+    assert after(1e6, gpu(0, HOST_BOUND, pids=())) is None
+
+
+def test_a_stall_takes_all_ranks_of_the_job() -> None:
+    """Also the one that is waited for; not those of another job."""
+    ranks = [gpu(index, STALLED if index != 2 else None, job="ml/a") for index in range(4)]
+    request = after(300, *ranks, gpu(4, HOST_BOUND, job="ml/b"))
+    assert request
+    assert (request.reason, [device.index for device in request.devices]) == (Reason.STALL, [0, 1, 2, 3])
+    assert request.pids == {1: (0,), 101: (1,), 201: (2,), 301: (3,)}
+
+
+def test_a_stall_of_an_unknown_job_takes_all_gpus_that_stall() -> None:
+    request = after(300, gpu(0, STALLED), gpu(1, STALLED), gpu(2))
+    assert request
+    assert [device.index for device in request.devices] == [0, 1]
+
+
+def test_a_gpu_is_profiled_once_in_ten_minutes() -> None:
+    device = gpu(0, HOST_BOUND)
+    state = finish(State(), Request(Reason.SCHEDULE, "", (device,)), (), 0.0)
+    assert after(GAP_SECONDS - 1, device, state=state) is None
+    again = after(GAP_SECONDS, device, state=state)
+    assert again
+    assert again.reason is Reason.HOST_BOUND
+
+
+def test_a_stall_waits_only_for_earlier_stalls() -> None:
+    device = gpu(0, STALLED)
+    other = finish(State(), Request(Reason.HOST_BOUND, "", (device,)), (), 100.0)
+    assert after(300, device, state=other)
+    same = finish(State(), Request(Reason.STALL, "", (device,)), (), 100.0)
+    assert after(300, device, state=same) is None
+
+
+def test_the_schedule_takes_gpus_in_turn() -> None:
+    devices, state = [gpu(index) for index in range(3)], State()
+    taken = []
+    for now in (0.0, 1.0, 2.0, 3.0, 600.0):
+        request = due(observe(state, devices, now), devices, ALL, now)
+        if request:
+            taken.append(request.devices[0].index)
+            state = finish(state, request, (), now)
+            assert (request.reason, request.seconds) == (Reason.SCHEDULE, 1.0)
+    assert taken == [0, 1, 2, 0]
+
+
+def test_of_many_processes_the_largest_of_each_gpu_are_taken() -> None:
+    devices = (gpu(0, pids=tuple(range(1, 201))), gpu(1, pids=(1,)))
+    pids = list(Request(Reason.SCHEDULE, "", devices).pids)
+    assert len(pids) == MOST_PROCESSES
+    assert pids[:3] == [1, 101, 2]
+
+
+def test_a_process_on_two_gpus_is_sampled_once() -> None:
+    devices = (Device("a", 0, (7,)), Device("b", 1, (7,)))
+    assert Request(Reason.STALL, "", devices).pids == {7: (0, 1)}
+
+
+@pytest.mark.parametrize("failure", list(Failure))
+def test_a_program_that_responded_badly_is_left_alone(failure: Failure) -> None:
+    """Not if the reason is on the side of the exporter."""
+    state = finish(State(), Request(Reason.SCHEDULE, "", (gpu(0),)), [(process(), failure)], 0.0)
+    bad = failure in (Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED)
+    assert state.avoids(process()) is bad
+    assert not state.avoids(process("python other.py"))
+
+
+def test_a_program_that_ends_twice_while_it_is_sampled_is_left_alone() -> None:
+    """Once may be by chance; the ranks of one job that end together count once."""
+    state, request = State(), Request(Reason.SCHEDULE, "", (gpu(0),))
+    for avoided in (False, True):
+        state = finish(state, request, [(process(), Failure.ENDED)] * 2, 0.0)
+        assert state.avoids(process()) is avoided
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Reason)), st.integers(0, 3), st.floats(0, 100)), max_size=40))
+def test_the_budget_holds_for_any_history(steps: list[tuple[Reason, int, float]]) -> None:
+    """Of each GPU there is at most one profile in ten minutes, apart from stalls."""
+    now, state = 0.0, State()
+    last: dict[int, float] = {}
+    for reason, index, passed in steps:
+        now += passed
+        devices = [gpu(index, {reason: "x"} if reason is not Reason.SCHEDULE else None)]
+        state = observe(state, devices, now)
+        request = due(state, devices, ALL, now)
+        if request:
+            if request.reason is not Reason.STALL:
+                assert now - last.get(index, -1e9) >= GAP_SECONDS
+            last[index] = now
+            state = finish(state, request, (), now)
