@@ -147,3 +147,14 @@ def test_without_a_server(tab: OpenTab, site: Path) -> None:
     opened.allowed = ("versions.json", "ERR_FAILED")
     opened.page.goto((site / "9.9" / "index.html").as_uri())
     search(opened.page, "GpuStragglerSlow", "GpuStragglerSlow")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(tab: OpenTab, address: str, scheme: str) -> None:
+    """axe-core finds nothing but faults of Material for MkDocs: names of its dialog, its landmarks and its version."""
+    opened = tab(color_scheme=scheme)
+    for name in ("guides/idle-gpu.html", "metrics.html", "python.html"):
+        opened.page.goto(address + name)
+        expect(opened.page.locator(".md-version__current")).to_be_visible()
+        rules = {violation.split(":")[0] for violation in opened.violations()}
+        assert rules <= {"aria-dialog-name", "label-content-name-mismatch", "landmark-unique"}, name

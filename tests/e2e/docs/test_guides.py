@@ -75,7 +75,7 @@ def test_commands(guide: Path, tmp_path: Path, driver: FakeDriver) -> None:
         GPU_EXPORTER_ADDRESS=f"127.0.0.1:{port}",
     )
     parts = output.split(f"{END}\n")
-    assert len(parts) == len(blocks(guide)) + 1
+    assert len(parts) == len(blocks(guide)) + 1, FIX
     for block, printed in zip(blocks(guide), parts, strict=False):
         assert not_printed(block, printed) == [], f"{block.commands}\n{printed}\n{FIX}"
 

@@ -103,7 +103,7 @@ def test_navigation_has_every_page_once() -> None:
     """In the order of docs/README.md; runbooks are below their index."""
     text = str(contents.navigation())
     pages = re.findall(r"'([\w./-]+\.md)'", text)
-    assert len(pages) == len(set(pages))
+    assert len(pages) == len(set(pages)), "fix: correct release/site/contents.py"
     missing = {links.site_path(path.relative_to(ROOT).as_posix()) for path in ROOT.glob("docs/**/*.md")} - set(pages)
     assert missing == set(), "fix: list these pages in docs/README.md"
 

@@ -21,6 +21,11 @@ function filterable(table) {
   (table.closest(".md-typeset__scrollwrap") ?? table).before(box);
 }
 
+// Tables can be scrolled with the keyboard. Material wraps them until the page is loaded.
+addEventListener("load", () => {
+  for (const wrapped of document.querySelectorAll(".md-typeset__scrollwrap")) wrapped.tabIndex = 0;
+});
+
 for (const table of document.querySelectorAll(".md-content table")) {
   if (table.tBodies[0]?.rows.length > MOST_ROWS) filterable(table);
 }
