@@ -14,7 +14,7 @@ import pytest
 
 from gpu_exporter.jobs.store import MOST_RANKS_OF_PROCESS
 from tests.conftest import Exporter, Page, Serve, run
-from tests.support.fakes.driver import FakeDriver, identity
+from tests.support.fakes.driver import FakeDriver, identity, mig_device
 from tests.support.job_sender import encoded, message, send
 from tests.support.tools import until
 
@@ -212,3 +212,14 @@ def test_doctor_says_what_became_of_messages(serve: Serve, driver: FakeDriver, p
     assert "messages of training loops accepted: 1; sending now: ranks 1, jobs 1" in said
     assert "messages of training loops dropped: 1, because their GPU is unknown" in said
     assert "not seen on a GPU (unverified): 1 of 1" in said
+
+
+def test_a_rank_on_a_mig_device(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """It declares the UUID of its device. Its peak is that of its share of the GPU."""
+    device = mig_device(3, "2g.35gb")
+    driver.partition(0, {0: device})
+    exporter = start(serve, driver, path)
+    page = counted(exporter, path, "accepted", encoded(message(uuid=device["UUID"], dtype="bf16")))
+    labels = {"UUID": UUID, "GPU_I_ID": "3", "GPU_I_PROFILE": "2g.35gb"}
+    assert page.value(STEPS, **labels) == 3
+    assert page.value("gpu_job_peak_flops_per_second", **labels) == pytest.approx(989e12 * 32 / 132)
