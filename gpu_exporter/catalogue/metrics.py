@@ -306,9 +306,9 @@ JOB_NOW        = tuple(
     _job("activity", GAUGE, "bool", "What a rank does now: 1 for training, evaluation, checkpoint or compile, 0 for the others.", labels=(("activity", activity),))
     for activity in ACTIVITIES)
 JOB_STARTED_AT = _job("start_timestamp_seconds",   GAUGE,   "seconds", "Unix time in seconds at which the first process of a rank started; its successors on the same GPU keep it, as they keep the counters.")
-JOB_RESTARTS   = _job("restarts_total",            COUNTER, "restarts", "Processes of a rank that another one has succeeded.")
+JOB_RESTARTS   = _job("restarts_total",            COUNTER, "restarts", "Restarts of a rank: how many of its processes another one has succeeded.")
 JOB_PEAK       = _job("peak_flops_per_second",     GAUGE,   "flops per second", "Peak of the rank's GPU for the data type that the rank declares, without sparsity, from the data sheet (docs/gpu-models.md); absent if either is unknown.")
-JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; verified=\"true\" if the driver lists its process on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
+JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; verified=\"true\" if the driver lists its process, or a parent or child of it, on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
 JOB_SOCKET_UP  = Metric("gpu_exporter_job_socket_up", GAUGE, "bool", "1 if the exporter listens on the socket of training loops, 0 while it cannot make it.", 0, 1, NODE, set=JOB)
 JOB_MESSAGES   = Metric("gpu_exporter_job_messages_total", COUNTER, "messages", "Messages of training loops by result: accepted, or why the message was dropped (docs/jobs.md).", entity=NODE, set=JOB)
 

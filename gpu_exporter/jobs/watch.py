@@ -63,14 +63,14 @@ class JobWatch(threading.Thread):
             self._listen()
         except SocketInUse as error:
             self._report(error)
+        self._publish(time.monotonic())
 
     # --- the clock's thread -----------------------------------------------------------------------------------------
 
     def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series] = ()) -> Sequence[Sample]:
         """Return the latest samples, and note which process and pod is on which GPU. Never blocks, never raises."""
         self._places = places(gpus, pods)
-        counts = [Sample(self._count_series[result], count) for result, count in self._counts.items()]
-        return [*self._published, *counts, Sample(self._up, self._socket is not None)]
+        return [*self._published, Sample(self._up, self._socket is not None)]
 
     def stop(self) -> None:
         """Request the end and remove the file; does not wait for the thread, which the end of the process may cut."""
@@ -178,4 +178,5 @@ class JobWatch(threading.Thread):
                 of_rank = RankSeries(key, gpu)
             series[key] = of_rank
             parts.append(of_rank.samples(state))
-        self._series, self._published = series, tuple(chain.from_iterable(parts))
+        counts = [Sample(self._count_series[result], count) for result, count in self._counts.items()]
+        self._series, self._published = series, (*chain.from_iterable(parts), *counts)

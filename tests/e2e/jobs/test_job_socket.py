@@ -14,12 +14,13 @@ import pytest
 
 from gpu_exporter.jobs.store import MOST_RANKS_OF_PROCESS
 from tests.conftest import Exporter, Page, Serve, run
-from tests.support.fakes.driver import FakeDriver, identity
+from tests.support.fakes.driver import FakeDriver, identity, mig_device
 from tests.support.job_sender import encoded, message, send
 from tests.support.tools import until
 
 UUID = str(identity(0)["UUID"])
 MESSAGES, STEPS = "gpu_exporter_job_messages_total", "gpu_job_steps_total"
+START = "gpu_job_start_timestamp_seconds"
 
 
 @pytest.fixture
@@ -68,6 +69,11 @@ def test_a_rank_has_series(serve: Serve, driver: FakeDriver, path: Path) -> None
     assert page.value("gpu_job_samples_total", **labels) == 24
     assert page.value("gpu_job_model_flops_total", **labels) == 3e15
     assert page.value("gpu_job_last_step_timestamp_seconds", **labels) > 1e9
+    assert page.value("gpu_job_activity", activity="training", **labels) == 1
+    assert page.value("gpu_job_activity", activity="checkpoint", **labels) == 0
+    assert (
+        0 < page.value("gpu_job_last_step_timestamp_seconds", **labels) - page.value(START, **labels) < 1.8
+    )  # elapsed less since_step: 1.25 s
     assert page.value("gpu_job_rank_info", verified="false", world_size="2", dtype="bf16", **labels) == 1
     assert not any("job" in have for name, have, _ in page.samples if name.startswith("gpu_job_"))
 
@@ -95,7 +101,9 @@ def test_a_process_on_no_gpu_is_dropped(serve: Serve, driver: FakeDriver, path: 
 def test_counters_continue_when_the_rank_is_started_again(serve: Serve, driver: FakeDriver, path: Path) -> None:
     exporter = start(serve, driver, path)
     counted(exporter, path, "accepted", rank(steps=5))
-    assert counted(exporter, path, "accepted", rank(steps=2, attempt="b")).value(STEPS) == 7
+    begun = exporter.page().value(START)
+    page = counted(exporter, path, "accepted", rank(steps=2, attempt="b"))
+    assert (page.value(STEPS), page.value(START), page.value("gpu_job_restarts_total")) == (7, begun, 1)
     assert counted(exporter, path, "old_attempt", rank(steps=6)).value(STEPS) == 7
     assert counted(exporter, path, "backwards", rank(steps=1, attempt="b")).value(STEPS) == 7
 
@@ -204,3 +212,14 @@ def test_doctor_says_what_became_of_messages(serve: Serve, driver: FakeDriver, p
     assert "messages of training loops accepted: 1; sending now: ranks 1, jobs 1" in said
     assert "messages of training loops dropped: 1, because their GPU is unknown" in said
     assert "not seen on a GPU (unverified): 1 of 1" in said
+
+
+def test_a_rank_on_a_mig_device(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """It declares the UUID of its device. Its peak is that of its share of the GPU."""
+    device = mig_device(3, "2g.35gb")
+    driver.partition(0, {0: device})
+    exporter = start(serve, driver, path)
+    page = counted(exporter, path, "accepted", encoded(message(uuid=device["UUID"], dtype="bf16")))
+    labels = {"UUID": UUID, "GPU_I_ID": "3", "GPU_I_PROFILE": "2g.35gb"}
+    assert page.value(STEPS, **labels) == 3
+    assert page.value("gpu_job_peak_flops_per_second", **labels) == pytest.approx(989e12 * 32 / 132)
