@@ -1,18 +1,17 @@
-"""What training loops say raises the alerts about it, in time, and no others; their pauses excuse what GPUs show."""
+"""What training loops say raises the alerts about it, in time, and no others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.failure_modes import loops, profiles
+from gpu_exporter.catalogue.failure_modes import loops
 from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, Loop, loop
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Values
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
 from tests.rules.loops import BUSY, Story, Stretch, changed, devices, paused, rules, scaled, series
 from tests.rules.promtool import Case, Expect, check
@@ -154,7 +153,7 @@ def test_stragglers_by_self_time(tmp_path: Path) -> None:
     even: Loop = loop("even")
     for number in range(4):
         even = scaled(even, rank_of(number), 1 + 0.05 * number)
-    noisy = loop("noisy", own=1.05)
+    noisy: Loop = loop("noisy", own=1.05)
     for number in range(4):
         noisy = scaled(noisy, rank_of(number), 1 + 0.002 * (number % 3))
     cheap = scaled(loop("cheap", own=1.5), "self_seconds_sum", 0.1)
@@ -252,63 +251,3 @@ def test_what_is_recorded(tmp_path: Path) -> None:
 def test_without_loops_nothing_is_recorded(tmp_path: Path) -> None:
     gpus = [Device("plain", gpu, [minutes(20, BUSY)], owner=rank("plain", gpu)) for gpu in range(2)]
     check(tmp_path, [Case("plain", gpus, [Expect('{__name__=~"(rank|job):.*"}')])], rules=RULES)
-
-
-# --- the loop knows better than counters ------------------------------------------------------------------------------
-
-EVALUATES = replace(m.JOB_ACTIVITY, labels=(("activity", "evaluation"),))
-SAVES = replace(m.JOB_ACTIVITY, labels=(("activity", "checkpoint"),))
-TELEMETRY = "GpuCollectiveStall|GpuStragglerStarved|GpuStragglerSlow"
-
-
-def telemetry(name: str, ranks: Sequence[Values], said: Values) -> list[Device]:
-    """Return the ranks of a job whose first loop says this."""
-    return [
-        Device(name, gpu, [minutes(40, {**profiles.HEALTHY, **values, **({} if gpu else said)})], owner=rank(name, gpu))
-        for gpu, values in enumerate(ranks)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "alert"),
-    [
-        ([profiles.ABSENT, *[profiles.HANGING] * 3], "GpuCollectiveStall"),
-        ([profiles.STARVED, *[profiles.OF_STARVED] * 3], "GpuStragglerStarved"),
-        ([profiles.SLOW, *[profiles.OF_SLOW] * 3], "GpuStragglerSlow"),
-    ],
-    ids=["hang", "starved", "slow"],
-)
-def test_a_pause_excuses_what_gpus_show(tmp_path: Path, ranks: Sequence[Values], alert: str) -> None:
-    """An evaluation or a checkpoint of rank 0 alone. A loop that trains is no excuse, nor is a rare pause."""
-    stories: Mapping[str, Values] = {
-        "silent": {},
-        "trains": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.0)},
-        "rarely": {EVALUATES: Ramp(0, 0.02), SAVES: Ramp(0, 0.0)},
-        "evaluates": {EVALUATES: Ramp(0, 1.0), SAVES: Ramp(0, 0.0)},
-        "saves": {EVALUATES: Ramp(0, 0.0), SAVES: Ramp(0, 0.4)},
-    }
-    gpus = [gpu for name, said in stories.items() for gpu in telemetry(name, ranks, said)]
-    named = f'group by (workload, alertname) (ALERTS{{alertstate="firing", alertname=~"{TELEMETRY}"}})'
-    found = [({"workload": name, "alertname": alert}, 1.0) for name in ("silent", "trains", "rarely")]
-    check(tmp_path, [Case("excused", gpus, [Expect(named, found)])], rules=RULES)
-
-
-def test_a_pause_excuses_a_hang_for_an_hour(tmp_path: Path) -> None:
-    """Then the checkpoint itself hangs."""
-    said: Values = {SAVES: Ramp(0, 1.0)}
-    gpus = [
-        Device("stuck", gpu, [minutes(HOUR + 30, {**profiles.HEALTHY, **values, **said})], owner=rank("stuck", gpu))
-        for gpu, values in enumerate([profiles.ABSENT, profiles.HANGING])
-    ]
-    named = 'group by (alertname) (ALERTS{alertstate="firing", alertname="GpuCollectiveStall"})'
-    check(tmp_path, [Case("stuck", gpus, [Expect(named, [({"alertname": "GpuCollectiveStall"}, 1.0)])])], rules=RULES)
-
-
-def test_a_slow_loader(tmp_path: Path) -> None:
-    """Only that of the rank whose loop says so."""
-    gpus = [
-        Device("data", gpu, [minutes(40, {**profiles.HEALTHY, m.JOB_DATA: Ramp(0, share)})], owner=rank("data", gpu))
-        for gpu, share in enumerate((0.4, 0.1))
-    ]
-    expected = [({"gpu": "0", "alertname": "GpuJobDataBound"}, 1.0)]
-    check(tmp_path, [Case("data", gpus, [Expect('group by (gpu, alertname) (ALERTS{alertstate="firing"})', expected)])])

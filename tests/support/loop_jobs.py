@@ -26,13 +26,15 @@ def uuids(page: str) -> list[str]:
 class LoopJob:
     """A job with a rank on each of these GPUs. `steps_until`: the monotonic time of its last step, None while it steps.
 
-    The last rank has `own` times the self time of the others, which is half of a step.
+    The last rank has `own` times the self time of the others, which is half of a step. `data` is the share of a step in
+    the data loader.
     """
 
     job_id: str
     uuids: Sequence[str]
     step_seconds: float = 0.05
     own: float = 1.0
+    data: float = 0.02
     steps_until: float | None = None
     begun: float = 0.0
 
@@ -53,6 +55,7 @@ class LoopJob:
                 "dtype": "bf16",
                 "elapsed": now - self.begun,
                 "since_step": now - self.begun - trained,
+                "data_seconds": trained * self.data,
                 "self": {**said["self"], "sum": own},
                 "phase_seconds": {"forward": own / 3, "backward": own / 2, "waiting": trained - own},
                 "activity_seconds": {"training": trained, "evaluation": 0, "checkpoint": 0, "compile": 0},

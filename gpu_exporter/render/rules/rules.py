@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
-
-import yaml
 
 from gpu_exporter.catalogue import bottlenecks, failure_modes, promql
 from gpu_exporter.catalogue import signals as s
@@ -37,6 +34,7 @@ from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
 from gpu_exporter.render.rules import aggregates, allocation, identity, remediation, training_jobs
+from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
 
 # What replaces {gpu} and {job} in the summary of an alert.
 NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
@@ -49,8 +47,6 @@ SHOWN = ("cluster", "node", "gpu", "namespace", "workload")
 
 # Groups of signals: Prometheus evaluates groups in parallel, but the rules of one group in sequence.
 OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
-
-Rule = Mapping[str, Any]
 
 
 def _record(name: str, expression: str) -> Rule:
@@ -134,11 +130,10 @@ def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
 
 
 def _cost(prices: Limits) -> Iterator[Rule]:
-    named = {price.name: f"{prices.get(price.name, price.value):.15g}" for price in PRICES}
     for each in (*aggregates.COSTS, training_jobs.TOKEN_COST):
         text = each.expression
-        for name, price in named.items():
-            text = text.replace(f"{{{name}}}", price)
+        for price in PRICES:
+            text = text.replace(f"{{{price.name}}}", f"{prices.get(price.name, price.value):.15g}")
         yield _record(each.record, text)
 
 
@@ -146,24 +141,6 @@ def _cost(prices: Limits) -> Iterator[Rule]:
 SLOW, RECORDED_EVERY = "1m", 60.0
 # For alerts that fire at once.
 PROMPT = "10s"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rules that are evaluated in sequence, every `interval`; without it, at the evaluation interval of Prometheus."""
-
-    name: str
-    rules: Sequence[Rule]
-    interval: str = ""
-
-    def content(self) -> Mapping[str, Any]:
-        """Return the group as Prometheus reads it."""
-        interval = {"interval": self.interval} if self.interval else {}
-        rules = [{**rule, "expr": _Text(rule["expr"])} for rule in self.rules]
-        return {"name": self.name, **interval, "rules": rules}
-
-
-Groups = Sequence[Group]
 
 
 def _recorded(limits: Limits) -> Groups:
@@ -188,26 +165,26 @@ def _aggregates(of: Sequence[aggregates.Aggregate]) -> list[Rule]:
 
 
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
-    """Return the alerts of a domain: those that fire at once are evaluated more often, if not all are."""
-    mine = [mode for mode in modes if mode.domain is domain]
-    prompt = [mode for mode in mine if not mode.hold and domain is not Domain.HEALTH]
-    rules, soon = (
-        [rule for mode in mine if (mode in prompt) is wanted for rule in alerts_of(mode, limits)]
-        for wanted in (False, True)
-    )
-    # Some health alerts must fire immediately.
-    groups = [Group(f"gpu-{domain.value}", rules, "" if domain is Domain.HEALTH else SLOW)]
-    return [*groups, Group(f"gpu-{domain.value}-prompt", soon, PROMPT)] if soon else groups
+    rules: dict[str, list[Rule]] = {}
+    for mode in modes:
+        if mode.domain is domain:
+            # Some health alerts must fire immediately.
+            interval = "" if domain is Domain.HEALTH else SLOW if mode.hold else PROMPT
+            rules.setdefault(interval, []).extend(alerts_of(mode, limits))
+    return [
+        Group(f"gpu-{domain.value}{'-prompt' if interval == PROMPT else ''}", of_interval, interval)
+        for interval, of_interval in rules.items()
+    ]
 
 
 def recording(limits: Limits | None = None) -> str:
     """Return alerts/recording.yaml: the rules that all others read, in the order of their evaluation."""
-    return banner.comment(s, bottlenecks, failure_modes) + _yaml(_recorded(limits or {}))
+    return banner.comment(s, bottlenecks, failure_modes) + as_text(_recorded(limits or {}))
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
     """Return alerts/<domain>.yaml: one alert per failure mode."""
-    return banner.comment(*_files(domain)) + _yaml(_alerting(domain, limits or {}, modes))
+    return banner.comment(*_files(domain)) + as_text(_alerting(domain, limits or {}, modes))
 
 
 def _files(domain: Domain) -> Sequence[ModuleType]:
@@ -218,7 +195,7 @@ def _files(domain: Domain) -> Sequence[ModuleType]:
 def bundle(limits: Limits) -> str:
     """Return all rules in one file, for the chart."""
     groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
-    return banner.comment(s, bottlenecks, failure_modes) + _yaml(groups)
+    return banner.comment(s, bottlenecks, failure_modes) + as_text(groups)
 
 
 def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
@@ -288,24 +265,3 @@ def expression(mode: FailureMode, limits: Limits) -> str:
         parts.append(mode.fleet)
     whole = parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
     return f"(\n{whole}\n)\nunless {mode.unless}" if mode.unless else whole
-
-
-class _Text(str):
-    """Text that is dumped as a YAML literal block if it has several lines."""
-
-
-class _Dumper(yaml.SafeDumper):
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-
-def _literal(dumper: yaml.SafeDumper, text: _Text) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(_Text, _literal)
-
-
-def _yaml(groups: Iterable[Group]) -> str:
-    content = {"groups": [group.content() for group in groups]}
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
