@@ -244,7 +244,9 @@ def _evicting(fleet: Fleet, name: str) -> int:
     """Let a node fail, and wait for the first eviction; return who leads."""
     which = until(lambda: [fleet.leader()], 60)[0]
     assert which is not None
-    _evicting(fleet, name)
+    since = fleet.audited()
+    fleet.nodes.fail(name)
+    until(lambda: fleet.evictions(since), 120, "the first eviction", every=0.02)
     return which
 
 
