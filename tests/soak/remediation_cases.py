@@ -31,6 +31,19 @@ LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
 PER_SECOND, BURST = 5, 10
 
 
+def drained(fleet: Fleet, name: str) -> float:
+    """Wait until a node is drained; return how long that takes."""
+    begin = time.monotonic()
+    until(lambda: fleet.drained(name), 400, "the end of the drain")
+    return seconds(begin)
+
+
+def returned(fleet: Fleet, name: str) -> None:
+    """Repair a node, and wait until it is back in service."""
+    fleet.nodes.repair(name)
+    until(lambda: fleet.is_back(name), 200, "the return")
+
+
 def observe(fleet: Fleet) -> str:
     """In observe mode, everything is tried as a dry run, and only the Lease is written."""
     before, pods, since = fleet.node("node-03"), {pod.uid for pod in fleet.pods()}, fleet.audited()
@@ -82,20 +95,18 @@ def drain(fleet: Fleet) -> str:
     fleet.nodes.fail("node-03")
     until(lambda: fleet.node("node-03").cordoned, 60, "the cordon")
     cordoned = seconds(begin)
-    until(lambda: fleet.drained("node-03"), 180, "the end of the drain")
-    drained = seconds(begin)
+    took = cordoned + drained(fleet, "node-03")
     assert not fleet.on("node-03")
     until(fleet.settled, 60, "the replacements")
     replaced = seconds(begin)
     assert not gone & {pod.uid for pod in fleet.pods()}
     assert not fleet.on("node-03")
-    fleet.nodes.repair("node-03")
-    until(lambda: fleet.is_back("node-03"), 60, "the return")
+    returned(fleet, "node-03")
     events = fleet.control.ask("GET", "/api/v1/namespaces/default/events")["items"]
     reasons = [event["reason"] for event in events if event["involvedObject"]["name"] == "node-03"]
     assert {"GpuCordoned", "GpuDrained", "GpuReturnedToService"} <= {*reasons}, reasons
     return (
-        f"cordoned {cordoned} s after the fault, drained of {len(gone)} pods after {drained} s, all replaced after "
+        f"cordoned {cordoned} s after the fault, drained of {len(gone)} pods after {took:.1f} s, all replaced after "
         f"{replaced} s, back in service"
     )
 
@@ -135,10 +146,9 @@ def disruption_budget(fleet: Fleet) -> str:
     until(lambda: refusals() >= 3, 120, "refusals")
     until(lambda: {pod.labels["app"] for pod in fleet.on(name)} == {"web"}, 120, "the others to go")
     fleet.allow("web", DISRUPTIONS["web"])
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
+    drained(fleet, name)
     count = refusals()
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 60, "the return")
+    returned(fleet, name)
     return f"{count} answers 429, then drained and back"
 
 
@@ -157,10 +167,9 @@ def job_with_budget(fleet: Fleet) -> str:
     time.sleep(10)
     assert fleet.jobs()[job] == before, "some of its pods were evicted"
     fleet.control.ask("DELETE", f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/{job}")
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
+    drained(fleet, name)
     assert not fleet.jobs().get(job, frozenset()) & before
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 60, "the return")
+    returned(fleet, name)
     return "no pod of the job went while its disruption budget allowed 4 of 8, then all did"
 
 
@@ -180,9 +189,8 @@ def checkpoint(fleet: Fleet) -> str:
     until(lambda: pod.uid not in {each.uid for each in fleet.pods()}, 120, "the eviction")
     took = seconds(begin)
     assert took >= 19
-    until(lambda: fleet.drained(pod.node), 180, "the end of the drain")
-    fleet.nodes.repair(pod.node)
-    until(lambda: fleet.is_back(pod.node), 60, "the return")
+    drained(fleet, pod.node)
+    returned(fleet, pod.node)
     return f"evicted {took} s after the announcement of 20 s"
 
 
@@ -195,8 +203,7 @@ def protected(fleet: Fleet) -> str:
     until(lambda: fleet.node(name).labels.get(s.DRAIN_LABEL) == "timeout", 180, "the timeout")
     assert infra <= {pod.uid for pod in fleet.pods()}
     page = fleet.page(until(fleet.leader, 60) or 0)
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 60, "the return")
+    returned(fleet, name)
     assert "gpu_remediation_draining_since_timestamp_seconds{" in page
     return f"{len(infra)} pods stayed"
 
@@ -233,10 +240,9 @@ def _killed_leader(fleet: Fleet, name: str) -> float:
     fleet.kill(which)
     begin = time.monotonic()
     fleet.start(which)
-    until(lambda: fleet.drained(name), 300, "the end of the drain")
+    drained(fleet, name)
     took = seconds(begin)
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 120, "the return")
+    returned(fleet, name)
     return took
 
 
@@ -258,10 +264,9 @@ def frozen_leader(fleet: Fleet) -> str:
     other = 1 - which
     until(lambda: "gpu_remediation_leader 1.0" in fleet.page(other), 120, "another leader")
     fleet.processes[which].send_signal(signal.SIGCONT)
-    until(lambda: fleet.drained("node-12"), 240, "the end of the drain")
+    drained(fleet, "node-12")
     until(lambda: "gpu_remediation_leader 0.0" in fleet.page(which), 60, "that the old one notices")
-    fleet.nodes.repair("node-12")
-    until(lambda: fleet.is_back("node-12"), 60, "the return")
+    returned(fleet, "node-12")
     return "the other one finished the drain"
 
 
@@ -275,11 +280,8 @@ def revoked(fleet: Fleet) -> str:
     time.sleep(20)
     forbidden = sum(event["responseStatus"]["code"] == 403 for event in fleet.requests(since))
     fleet.grant()
-    begin = time.monotonic()
-    until(lambda: fleet.drained("node-13"), 300, "the end of the drain")
-    took = seconds(begin)
-    fleet.nodes.repair("node-13")
-    until(lambda: fleet.is_back("node-13"), 120, "the return")
+    took = drained(fleet, "node-13")
+    returned(fleet, "node-13")
     return f"{forbidden} answers 403 in about 20 s, drained {took} s after the rights are back"
 
 
@@ -300,7 +302,7 @@ def conflicts(fleet: Fleet) -> str:
     thread.start()
     try:
         fleet.nodes.fail("node-14")
-        until(lambda: fleet.drained("node-14"), 400, "the end of the drain")
+        drained(fleet, "node-14")
         fleet.nodes.repair("node-14")
         until(lambda: fleet.is_back("node-14"), 200, "the return")
     finally:
@@ -317,11 +319,8 @@ def killed_server(fleet: Fleet) -> str:
     fleet.control.kill("kube-apiserver")
     time.sleep(5)
     fleet.control.start_api()
-    begin = time.monotonic()
-    until(lambda: fleet.drained("node-15"), 300, "the end of the drain")
-    took = seconds(begin)
-    fleet.nodes.repair("node-15")
-    until(lambda: fleet.is_back("node-15"), 120, "the return")
+    took = drained(fleet, "node-15")
+    returned(fleet, "node-15")
     return f"drained {took} s after it is back"
 
 
@@ -348,18 +347,11 @@ def restored(fleet: Fleet) -> str:
     fleet.start_both()
     _evicting(fleet, name)
     fleet.control.back_up(fleet.folder / "backup")
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
-    fleet.control.kill("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
-    fleet.control.restore(fleet.folder / "backup")
-    fleet.control.start_etcd()
-    fleet.control.start_api()
-    fleet.control.start_controllers()
-    begin = time.monotonic()
+    drained(fleet, name)
+    fleet.restore()
     assert not fleet.drained(name), "the backup is too new"
-    until(lambda: fleet.drained(name), 400, "the end of the drain")
-    took = seconds(begin)
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 120, "the return")
+    took = drained(fleet, name)
+    returned(fleet, name)
     return f"drained again {took} s after the restore"
 
 
@@ -369,19 +361,12 @@ def restored_before(fleet: Fleet) -> str:
     fleet.start_both()
     fleet.control.back_up(fleet.folder / "backup")
     fleet.nodes.fail(name)
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
-    fleet.control.kill("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
-    fleet.control.restore(fleet.folder / "backup")
-    fleet.control.start_etcd()
-    fleet.control.start_api()
-    fleet.control.start_controllers()
+    drained(fleet, name)
+    fleet.restore()
     assert not fleet.node(name).unschedulable, "the backup is too new"
-    begin = time.monotonic()
-    until(lambda: fleet.drained(name), 400, "the end of the drain")
-    took = seconds(begin)
+    took = drained(fleet, name)
     claims = fleet.control.ask("GET", LEASE)["metadata"]["annotations"]
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 120, "the return")
+    returned(fleet, name)
     return f"cordoned and drained again {took} s after the restore, with the claims {claims}"
 
 

@@ -66,9 +66,9 @@ def has_account(control: ControlPlane) -> bool:
     return True
 
 
-def check(running: Fleet, jobs: dict[str, frozenset[str]], since: int) -> str:
-    """Check what a case has done since a line of the audit log; return it in words. Raises AssertionError."""
-    evicted = running.evictions(since)
+def check(running: Fleet, jobs: dict[str, frozenset[str]]) -> str:
+    """Check what the controllers have done in a case; return it in words. Raises AssertionError."""
+    evicted = running.evictions(running.since)
     # Pods of a StatefulSet keep their names.
     assert not [name for name, count in evicted.items() if count > 1 and not name.startswith("llama")], evicted
     assert not [name for name in evicted if name.startswith(("cpu", "infra", "exporter"))], evicted
@@ -86,11 +86,11 @@ def main() -> int:
     failures = []
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as running:
         for name in chosen.cases:
-            jobs, since = running.jobs(), running.audited()
+            jobs, running.since = running.jobs(), running.audited()
             try:
                 words = CASES[name](running)
                 until(running.settled, 60, "that all pods run again")
-                print(f"{name}: {words}; {check(running, jobs, since)}", flush=True)
+                print(f"{name}: {words}; {check(running, jobs)}", flush=True)
             except AssertionError as error:
                 failures.append(name)
                 print(f"{name}: FAILED: {str(error)[:2000]}", flush=True)

@@ -83,13 +83,17 @@ def budget(app: str, unavailable: int) -> dict[str, Any]:
 
 @dataclass
 class Fleet:
-    """A control plane, its nodes, and the controllers, of which `processes` run."""
+    """A control plane, its nodes, and the controllers, of which `processes` run.
+
+    What they did is checked from the line `since` of the audit log on.
+    """
 
     control: ControlPlane
     nodes: HollowFleet
     folder: Path
     rights: Sequence[Mapping[str, Any]]
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    since: int = 0
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
 
     # --- controllers --------------------------------------------------------------------------------------------------
@@ -228,6 +232,15 @@ class Fleet:
         """Change a PodDisruptionBudget."""
         path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/{app}"
         self.control.ask("PATCH", path, {"spec": {"maxUnavailable": unavailable}})
+
+    def restore(self) -> None:
+        """Restore etcd from the backup. Evictions of before are forgotten, as the API server has forgotten them."""
+        self.control.kill("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+        self.control.restore(self.folder / "backup")
+        self.control.start_etcd()
+        self.since = self.audited()
+        self.control.start_api()
+        self.control.start_controllers()
 
     def grant(self, kinds: Sequence[str] = RIGHTS) -> None:
         """Create the rights of the chart."""
