@@ -24,7 +24,7 @@ from gpu_exporter.remediation.pods import Pod
 from gpu_exporter.remediation.state import Node
 from tests.support import chart
 from tests.support.control_plane import COLLECTIONS, ControlPlane, Refused
-from tests.support.hollow_fleet import HollowFleet
+from tests.support.hollow_fleet import HollowFleet, is_ready
 from tests.support.tools import free_port, until
 
 NAMES = tuple(f"node-{place:02}" for place in range(20))
@@ -190,7 +190,7 @@ class Fleet:
     def settled(self) -> bool:
         """Return whether all pods run, as many as there should be, each on a node."""
         items = self.control.ask("GET", "/api/v1/pods")["items"]
-        running = [pod for pod in items if pod["status"]["phase"] == "Running"]
+        running = [pod for pod in items if is_ready(pod)]
         return len(items) == len(running) == PODS and not any("deletionTimestamp" in pod["metadata"] for pod in items)
 
     def drained(self, name: str) -> bool:
