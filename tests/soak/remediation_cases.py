@@ -21,12 +21,11 @@ from gpu_exporter.remediation.cluster import KubernetesCluster
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER
 from gpu_exporter.remediation.run import client
 from gpu_exporter.remediation.settings import Exporters, Pool, Settings
-from tests.soak.remediation_fleet import DISRUPTIONS, NAMES, OWN, Fleet, budget, seconds
+from tests.soak.remediation_fleet import DISRUPTIONS, LEASE, NAMES, Fleet, budget, seconds
 from tests.support import chart, eviction_contract
 from tests.support.control_plane import COLLECTIONS, Refused
 from tests.support.tools import until
 
-LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
 # The limit of the client: see `kubernetes/writer.py`.
 PER_SECOND, BURST = 5, 10
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from tests.soak.control_plane import programs
@@ -91,12 +92,13 @@ def main() -> int:
                 words = CASES[name](running)
                 until(running.settled, 60, "that all pods run again")
                 print(f"{name}: {words}; {check(running, jobs)}", flush=True)
-            except AssertionError as error:
+            except (AssertionError, OSError, HTTPException, Refused) as error:
                 failures.append(name)
-                print(f"{name}: FAILED: {str(error)[:2000]}", flush=True)
-                print(running.log()[-20000:])
-                break
-            finally:
+                print(f"{name}: FAILED: {type(error).__name__}: {str(error)[:1000]}", *running.last_lines(), sep="\n  ")
+                running.kill_all()
+                running.reset()
+                until(running.settled, 120, "that all pods run again")
+            else:
                 running.end()
     return 1 if failures else 0
 

@@ -30,6 +30,7 @@ from tests.support.tools import free_port, until
 NAMES = tuple(f"node-{place:02}" for place in range(20))
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 OWN = f"{chart.NAME}-remediation"
+LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
 # The command line has no option for the folder of the service account, which is always the same in a pod.
 PROGRAM = """
 import os, sys
@@ -164,6 +165,14 @@ class Fleet:
         """Return what the controllers have written."""
         return "".join(path.read_text() for path in sorted(self.folder.glob("controller-*.log")))
 
+    def last_lines(self) -> list[str]:
+        """Return the ends of what the controllers have written."""
+        return [
+            line[:400]
+            for path in sorted(self.folder.glob("controller-*.log"))
+            for line in path.read_text().splitlines()[-8:]
+        ]
+
     # --- what is the case ---------------------------------------------------------------------------------------------
 
     def node(self, name: str) -> Node:
@@ -232,6 +241,20 @@ class Fleet:
         """Change a PodDisruptionBudget."""
         path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/{app}"
         self.control.ask("PATCH", path, {"spec": {"maxUnavailable": unavailable}})
+
+    def reset(self) -> None:
+        """Remove all traces of the controllers, after a case that has failed."""
+        gone = dict.fromkeys((s.STATE, s.REPAIR, s.FENCE))
+        metadata = {"annotations": gone, "labels": dict.fromkeys((s.DRAIN_LABEL, s.REPAIR_LABEL))}
+        for name in NAMES:
+            self.nodes.repair(name)
+            path = f"{COLLECTIONS['Node']}/{name}"
+            self.control.ask("PATCH", path, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
+        with suppress(Refused):
+            self.control.ask("DELETE", LEASE)
+        self.grant()
+        for app, count in DISRUPTIONS.items():
+            self.allow(app, count)
 
     def restore(self) -> None:
         """Restore etcd from the backup. Evictions of before are forgotten, as the API server has forgotten them."""
