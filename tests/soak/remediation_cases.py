@@ -70,7 +70,7 @@ def evictions(fleet: Fleet) -> str:
     """The server answers as the fake one of CI does, with the rights of the chart."""
     fleet.allow("llama", 0)
     path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/llama"
-    until(lambda: fleet.control.ask("GET", path)["status"].get("disruptionsAllowed") == 0, 30, "the new budget")
+    until(lambda: fleet.get(path)["status"].get("disruptionsAllowed") == 0, 30, "the new budget")
     free, kept = (next(pod for pod in fleet.pods() if pod.labels.get("app") == app) for app in ("web", "llama"))
     here = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(fleet.control.port)}
     with closing(client(fleet.folder / "account", here)) as api:
@@ -101,7 +101,7 @@ def drain(fleet: Fleet) -> str:
     assert not gone & {pod.uid for pod in fleet.pods()}
     assert not fleet.on("node-03")
     returned(fleet, "node-03")
-    events = fleet.control.ask("GET", "/api/v1/namespaces/default/events")["items"]
+    events = fleet.get("/api/v1/namespaces/default/events")["items"]
     reasons = [event["reason"] for event in events if event["involvedObject"]["name"] == "node-03"]
     assert {"GpuCordoned", "GpuDrained", "GpuReturnedToService"} <= {*reasons}, reasons
     return (
@@ -181,7 +181,7 @@ def checkpoint(fleet: Fleet) -> str:
     fleet.nodes.fail(pod.node)
 
     def told() -> float:
-        notes = fleet.control.ask("GET", path)["metadata"]["annotations"]
+        notes = fleet.get(path)["metadata"]["annotations"]
         return time.monotonic() if EVICT_AFTER in notes else 0.0
 
     begin = until(told, 60, "the announcement")
@@ -364,7 +364,7 @@ def restored_before(fleet: Fleet) -> str:
     fleet.restore()
     assert not fleet.node(name).unschedulable, "the backup is too new"
     took = drained(fleet, name)
-    claims = fleet.control.ask("GET", LEASE)["metadata"]["annotations"]
+    claims = fleet.get(LEASE)["metadata"]["annotations"]
     returned(fleet, name)
     return f"cordoned and drained again {took} s after the restore, with the claims {claims}"
 

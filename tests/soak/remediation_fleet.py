@@ -175,13 +175,20 @@ class Fleet:
 
     # --- what is the case ---------------------------------------------------------------------------------------------
 
+    def get(self, path: str) -> Any:
+        """Return an object; a busy machine sometimes resets a connection."""
+        for _ in range(5):
+            with suppress(ConnectionError):
+                return self.control.ask("GET", path)
+        return self.control.ask("GET", path)
+
     def node(self, name: str) -> Node:
         """Return a node as it is now."""
-        return s.read(self.control.ask("GET", f"{COLLECTIONS['Node']}/{name}"))
+        return s.read(self.get(f"{COLLECTIONS['Node']}/{name}"))
 
     def pods(self) -> list[Pod]:
         """Return the pods of the workloads with GPUs that do not end."""
-        listed = map(pods.read, self.control.ask("GET", "/api/v1/pods")["items"])
+        listed = map(pods.read, self.get("/api/v1/pods")["items"])
         return [pod for pod in listed if pod.has_gpus and not pod.terminating]
 
     def on(self, name: str) -> list[Pod]:
@@ -198,7 +205,7 @@ class Fleet:
 
     def settled(self) -> bool:
         """Return whether all pods run, as many as there should be, each on a node."""
-        items = self.control.ask("GET", "/api/v1/pods")["items"]
+        items = self.get("/api/v1/pods")["items"]
         running = [pod for pod in items if is_ready(pod)]
         return len(items) == len(running) == PODS and not any("deletionTimestamp" in pod["metadata"] for pod in items)
 
