@@ -91,6 +91,7 @@ class KubernetesCluster:
         self._api, self._exporters = api, settings.exporters
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._lease = f"{self._leases}/{settings.lease}"
+        self._eviction = ""
 
     def nodes(self) -> Sequence[NodeObject]:
         """Return all nodes; they may be old."""
@@ -151,13 +152,19 @@ class KubernetesCluster:
 
     def evict(self, namespace: str, name: str, uid: str, version: str, *, dry_run: bool) -> None:
         """Evict a pod if it is still the one that was read."""
+        self._eviction = self._eviction or self._eviction_version()
         eviction = {
-            "apiVersion": f"policy/{self._eviction_version()}",
+            "apiVersion": f"policy/{self._eviction}",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid, "resourceVersion": version}},
         }
-        self._api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", eviction, Ignored, dry_run=dry_run)
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+        try:
+            self._api.create(path, eviction, Ignored, dry_run=dry_run)
+        except LookupFailed:
+            self._eviction = ""  # the server may have another version by now
+            raise
 
     def _eviction_version(self) -> str:
         """Return the version of Eviction that the server has: not always that of other objects of its group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.support.remediation_world import history
@@ -10,14 +11,16 @@ from tests.support.remediation_world import history
 CHUNK = 500
 
 
-def writes(first: int) -> int:
-    """Run a chunk of histories; return how many writes to nodes they had."""
-    total = 0
+def run(first: int) -> Counter[str]:
+    """Run a chunk of histories; return how much happened in them."""
+    total = Counter[str]()
     for seed in range(first, first + CHUNK):
         try:
-            total += history(seed).writes
+            world = history(seed)
         except AssertionError as error:
             raise AssertionError(f"history {seed}: {error}") from error
+        evictions = world.pods.evicted.total()
+        total.update(writes=world.writes, drains=world.drained, evictions=evictions, jobs=len(world.pods.begun))
     return total
 
 
@@ -29,8 +32,8 @@ def main() -> None:
     chosen = parser.parse_args()
     firsts = range(chosen.first, chosen.first + chosen.histories, CHUNK)
     with ProcessPoolExecutor() as executor:
-        total = sum(executor.map(writes, firsts))
-    print(f"{len(firsts) * CHUNK} histories, {total} writes to nodes: all bounds held, and everything ended well")
+        total = sum(executor.map(run, firsts), Counter[str]())
+    print(f"{len(firsts) * CHUNK} histories, {dict(total)}: all bounds held, and everything ended well")
 
 
 if __name__ == "__main__":

@@ -21,14 +21,26 @@ from gpu_exporter.remediation.cluster import KubernetesCluster
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER
 from gpu_exporter.remediation.run import client
 from gpu_exporter.remediation.settings import Exporters, Pool, Settings
-from tests.soak.remediation_fleet import DISRUPTIONS, NAMES, OWN, Fleet, budget, seconds
+from tests.soak.remediation_fleet import DISRUPTIONS, LEASE, NAMES, Fleet, budget, seconds
 from tests.support import chart, eviction_contract
 from tests.support.control_plane import COLLECTIONS, Refused
 from tests.support.tools import until
 
-LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
 # The limit of the client: see `kubernetes/writer.py`.
 PER_SECOND, BURST = 5, 10
+
+
+def drained(fleet: Fleet, name: str) -> float:
+    """Wait until a node is drained; return how long that takes."""
+    begin = time.monotonic()
+    until(lambda: fleet.drained(name), 400, "the end of the drain")
+    return seconds(begin)
+
+
+def returned(fleet: Fleet, name: str) -> None:
+    """Repair a node, and wait until it is back in service."""
+    fleet.nodes.repair(name)
+    until(lambda: fleet.is_back(name), 200, "the return")
 
 
 def observe(fleet: Fleet) -> str:
@@ -58,7 +70,7 @@ def evictions(fleet: Fleet) -> str:
     """The server answers as the fake one of CI does, with the rights of the chart."""
     fleet.allow("llama", 0)
     path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/llama"
-    until(lambda: fleet.control.ask("GET", path)["status"].get("disruptionsAllowed") == 0, 30, "the new budget")
+    until(lambda: fleet.get(path)["status"].get("disruptionsAllowed") == 0, 30, "the new budget")
     free, kept = (next(pod for pod in fleet.pods() if pod.labels.get("app") == app) for app in ("web", "llama"))
     here = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(fleet.control.port)}
     with closing(client(fleet.folder / "account", here)) as api:
@@ -82,20 +94,18 @@ def drain(fleet: Fleet) -> str:
     fleet.nodes.fail("node-03")
     until(lambda: fleet.node("node-03").cordoned, 60, "the cordon")
     cordoned = seconds(begin)
-    until(lambda: fleet.drained("node-03"), 180, "the end of the drain")
-    drained = seconds(begin)
+    took = cordoned + drained(fleet, "node-03")
     assert not fleet.on("node-03")
     until(fleet.settled, 60, "the replacements")
     replaced = seconds(begin)
     assert not gone & {pod.uid for pod in fleet.pods()}
     assert not fleet.on("node-03")
-    fleet.nodes.repair("node-03")
-    until(lambda: fleet.is_back("node-03"), 60, "the return")
-    events = fleet.control.ask("GET", "/api/v1/namespaces/default/events")["items"]
+    returned(fleet, "node-03")
+    events = fleet.get("/api/v1/namespaces/default/events")["items"]
     reasons = [event["reason"] for event in events if event["involvedObject"]["name"] == "node-03"]
     assert {"GpuCordoned", "GpuDrained", "GpuReturnedToService"} <= {*reasons}, reasons
     return (
-        f"cordoned {cordoned} s after the fault, drained of {len(gone)} pods after {drained} s, all replaced after "
+        f"cordoned {cordoned} s after the fault, drained of {len(gone)} pods after {took:.1f} s, all replaced after "
         f"{replaced} s, back in service"
     )
 
@@ -135,10 +145,9 @@ def disruption_budget(fleet: Fleet) -> str:
     until(lambda: refusals() >= 3, 120, "refusals")
     until(lambda: {pod.labels["app"] for pod in fleet.on(name)} == {"web"}, 120, "the others to go")
     fleet.allow("web", DISRUPTIONS["web"])
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
+    drained(fleet, name)
     count = refusals()
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 60, "the return")
+    returned(fleet, name)
     return f"{count} answers 429, then drained and back"
 
 
@@ -157,10 +166,9 @@ def job_with_budget(fleet: Fleet) -> str:
     time.sleep(10)
     assert fleet.jobs()[job] == before, "some of its pods were evicted"
     fleet.control.ask("DELETE", f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/{job}")
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
+    drained(fleet, name)
     assert not fleet.jobs().get(job, frozenset()) & before
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 60, "the return")
+    returned(fleet, name)
     return "no pod of the job went while its disruption budget allowed 4 of 8, then all did"
 
 
@@ -173,16 +181,15 @@ def checkpoint(fleet: Fleet) -> str:
     fleet.nodes.fail(pod.node)
 
     def told() -> float:
-        notes = fleet.control.ask("GET", path)["metadata"]["annotations"]
+        notes = fleet.get(path)["metadata"]["annotations"]
         return time.monotonic() if EVICT_AFTER in notes else 0.0
 
     begin = until(told, 60, "the announcement")
     until(lambda: pod.uid not in {each.uid for each in fleet.pods()}, 120, "the eviction")
     took = seconds(begin)
     assert took >= 19
-    until(lambda: fleet.drained(pod.node), 180, "the end of the drain")
-    fleet.nodes.repair(pod.node)
-    until(lambda: fleet.is_back(pod.node), 60, "the return")
+    drained(fleet, pod.node)
+    returned(fleet, pod.node)
     return f"evicted {took} s after the announcement of 20 s"
 
 
@@ -195,8 +202,7 @@ def protected(fleet: Fleet) -> str:
     until(lambda: fleet.node(name).labels.get(s.DRAIN_LABEL) == "timeout", 180, "the timeout")
     assert infra <= {pod.uid for pod in fleet.pods()}
     page = fleet.page(until(fleet.leader, 60) or 0)
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 60, "the return")
+    returned(fleet, name)
     assert "gpu_remediation_draining_since_timestamp_seconds{" in page
     return f"{len(infra)} pods stayed"
 
@@ -233,10 +239,9 @@ def _killed_leader(fleet: Fleet, name: str) -> float:
     fleet.kill(which)
     begin = time.monotonic()
     fleet.start(which)
-    until(lambda: fleet.drained(name), 300, "the end of the drain")
+    drained(fleet, name)
     took = seconds(begin)
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 120, "the return")
+    returned(fleet, name)
     return took
 
 
@@ -244,7 +249,9 @@ def _evicting(fleet: Fleet, name: str) -> int:
     """Let a node fail, and wait for the first eviction; return who leads."""
     which = until(lambda: [fleet.leader()], 60)[0]
     assert which is not None
-    _evicting(fleet, name)
+    since = fleet.audited()
+    fleet.nodes.fail(name)
+    until(lambda: fleet.evictions(since), 120, "the first eviction", every=0.02)
     return which
 
 
@@ -256,10 +263,9 @@ def frozen_leader(fleet: Fleet) -> str:
     other = 1 - which
     until(lambda: "gpu_remediation_leader 1.0" in fleet.page(other), 120, "another leader")
     fleet.processes[which].send_signal(signal.SIGCONT)
-    until(lambda: fleet.drained("node-12"), 240, "the end of the drain")
+    drained(fleet, "node-12")
     until(lambda: "gpu_remediation_leader 0.0" in fleet.page(which), 60, "that the old one notices")
-    fleet.nodes.repair("node-12")
-    until(lambda: fleet.is_back("node-12"), 60, "the return")
+    returned(fleet, "node-12")
     return "the other one finished the drain"
 
 
@@ -273,11 +279,8 @@ def revoked(fleet: Fleet) -> str:
     time.sleep(20)
     forbidden = sum(event["responseStatus"]["code"] == 403 for event in fleet.requests(since))
     fleet.grant()
-    begin = time.monotonic()
-    until(lambda: fleet.drained("node-13"), 300, "the end of the drain")
-    took = seconds(begin)
-    fleet.nodes.repair("node-13")
-    until(lambda: fleet.is_back("node-13"), 120, "the return")
+    took = drained(fleet, "node-13")
+    returned(fleet, "node-13")
     return f"{forbidden} answers 403 in about 20 s, drained {took} s after the rights are back"
 
 
@@ -298,7 +301,7 @@ def conflicts(fleet: Fleet) -> str:
     thread.start()
     try:
         fleet.nodes.fail("node-14")
-        until(lambda: fleet.drained("node-14"), 400, "the end of the drain")
+        drained(fleet, "node-14")
         fleet.nodes.repair("node-14")
         until(lambda: fleet.is_back("node-14"), 200, "the return")
     finally:
@@ -315,11 +318,8 @@ def killed_server(fleet: Fleet) -> str:
     fleet.control.kill("kube-apiserver")
     time.sleep(5)
     fleet.control.start_api()
-    begin = time.monotonic()
-    until(lambda: fleet.drained("node-15"), 300, "the end of the drain")
-    took = seconds(begin)
-    fleet.nodes.repair("node-15")
-    until(lambda: fleet.is_back("node-15"), 120, "the return")
+    took = drained(fleet, "node-15")
+    returned(fleet, "node-15")
     return f"drained {took} s after it is back"
 
 
@@ -346,18 +346,11 @@ def restored(fleet: Fleet) -> str:
     fleet.start_both()
     _evicting(fleet, name)
     fleet.control.back_up(fleet.folder / "backup")
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
-    fleet.control.kill("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
-    fleet.control.restore(fleet.folder / "backup")
-    fleet.control.start_etcd()
-    fleet.control.start_api()
-    fleet.control.start_controllers()
-    begin = time.monotonic()
+    drained(fleet, name)
+    fleet.restore()
     assert not fleet.drained(name), "the backup is too new"
-    until(lambda: fleet.drained(name), 400, "the end of the drain")
-    took = seconds(begin)
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 120, "the return")
+    took = drained(fleet, name)
+    returned(fleet, name)
     return f"drained again {took} s after the restore"
 
 
@@ -367,19 +360,12 @@ def restored_before(fleet: Fleet) -> str:
     fleet.start_both()
     fleet.control.back_up(fleet.folder / "backup")
     fleet.nodes.fail(name)
-    until(lambda: fleet.drained(name), 240, "the end of the drain")
-    fleet.control.kill("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
-    fleet.control.restore(fleet.folder / "backup")
-    fleet.control.start_etcd()
-    fleet.control.start_api()
-    fleet.control.start_controllers()
+    drained(fleet, name)
+    fleet.restore()
     assert not fleet.node(name).unschedulable, "the backup is too new"
-    begin = time.monotonic()
-    until(lambda: fleet.drained(name), 400, "the end of the drain")
-    took = seconds(begin)
-    claims = fleet.control.ask("GET", LEASE)["metadata"]["annotations"]
-    fleet.nodes.repair(name)
-    until(lambda: fleet.is_back(name), 120, "the return")
+    took = drained(fleet, name)
+    claims = fleet.get(LEASE)["metadata"]["annotations"]
+    returned(fleet, name)
     return f"cordoned and drained again {took} s after the restore, with the claims {claims}"
 
 

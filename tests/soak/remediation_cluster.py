@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from tests.soak.control_plane import programs
@@ -66,9 +67,9 @@ def has_account(control: ControlPlane) -> bool:
     return True
 
 
-def check(running: Fleet, jobs: dict[str, frozenset[str]], since: int) -> str:
-    """Check what a case has done since a line of the audit log; return it in words. Raises AssertionError."""
-    evicted = running.evictions(since)
+def check(running: Fleet, jobs: dict[str, frozenset[str]]) -> str:
+    """Check what the controllers have done in a case; return it in words. Raises AssertionError."""
+    evicted = running.evictions(running.since)
     # Pods of a StatefulSet keep their names.
     assert not [name for name, count in evicted.items() if count > 1 and not name.startswith("llama")], evicted
     assert not [name for name in evicted if name.startswith(("cpu", "infra", "exporter"))], evicted
@@ -86,17 +87,18 @@ def main() -> int:
     failures = []
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as running:
         for name in chosen.cases:
-            jobs, since = running.jobs(), running.audited()
+            jobs, running.since = running.jobs(), running.audited()
             try:
                 words = CASES[name](running)
                 until(running.settled, 60, "that all pods run again")
-                print(f"{name}: {words}; {check(running, jobs, since)}", flush=True)
-            except AssertionError as error:
+                print(f"{name}: {words}; {check(running, jobs)}", flush=True)
+            except (AssertionError, OSError, HTTPException, Refused) as error:
                 failures.append(name)
-                print(f"{name}: FAILED: {str(error)[:2000]}", flush=True)
-                print(running.log()[-20000:])
-                break
-            finally:
+                print(f"{name}: FAILED: {type(error).__name__}: {str(error)[:1000]}", *running.last_lines(), sep="\n  ")
+                running.kill_all()
+                running.reset()
+                until(running.settled, 120, "that all pods run again")
+            else:
                 running.end()
     return 1 if failures else 0
 

@@ -24,12 +24,13 @@ from gpu_exporter.remediation.pods import Pod
 from gpu_exporter.remediation.state import Node
 from tests.support import chart
 from tests.support.control_plane import COLLECTIONS, ControlPlane, Refused
-from tests.support.hollow_fleet import HollowFleet
+from tests.support.hollow_fleet import HollowFleet, is_ready
 from tests.support.tools import free_port, until
 
 NAMES = tuple(f"node-{place:02}" for place in range(20))
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 OWN = f"{chart.NAME}-remediation"
+LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
 # The command line has no option for the folder of the service account, which is always the same in a pod.
 PROGRAM = """
 import os, sys
@@ -83,13 +84,17 @@ def budget(app: str, unavailable: int) -> dict[str, Any]:
 
 @dataclass
 class Fleet:
-    """A control plane, its nodes, and the controllers, of which `processes` run."""
+    """A control plane, its nodes, and the controllers, of which `processes` run.
+
+    What they did is checked from the line `since` of the audit log on.
+    """
 
     control: ControlPlane
     nodes: HollowFleet
     folder: Path
     rights: Sequence[Mapping[str, Any]]
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    since: int = 0
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
 
     # --- controllers --------------------------------------------------------------------------------------------------
@@ -160,15 +165,30 @@ class Fleet:
         """Return what the controllers have written."""
         return "".join(path.read_text() for path in sorted(self.folder.glob("controller-*.log")))
 
+    def last_lines(self) -> list[str]:
+        """Return the ends of what the controllers have written."""
+        return [
+            line[:400]
+            for path in sorted(self.folder.glob("controller-*.log"))
+            for line in path.read_text().splitlines()[-8:]
+        ]
+
     # --- what is the case ---------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Any:
+        """Return an object; a busy machine sometimes resets a connection."""
+        for _ in range(5):
+            with suppress(ConnectionError):
+                return self.control.ask("GET", path)
+        return self.control.ask("GET", path)
 
     def node(self, name: str) -> Node:
         """Return a node as it is now."""
-        return s.read(self.control.ask("GET", f"{COLLECTIONS['Node']}/{name}"))
+        return s.read(self.get(f"{COLLECTIONS['Node']}/{name}"))
 
     def pods(self) -> list[Pod]:
         """Return the pods of the workloads with GPUs that do not end."""
-        listed = map(pods.read, self.control.ask("GET", "/api/v1/pods")["items"])
+        listed = map(pods.read, self.get("/api/v1/pods")["items"])
         return [pod for pod in listed if pod.has_gpus and not pod.terminating]
 
     def on(self, name: str) -> list[Pod]:
@@ -185,8 +205,8 @@ class Fleet:
 
     def settled(self) -> bool:
         """Return whether all pods run, as many as there should be, each on a node."""
-        items = self.control.ask("GET", "/api/v1/pods")["items"]
-        running = [pod for pod in items if pod["status"]["phase"] == "Running"]
+        items = self.get("/api/v1/pods")["items"]
+        running = [pod for pod in items if is_ready(pod)]
         return len(items) == len(running) == PODS and not any("deletionTimestamp" in pod["metadata"] for pod in items)
 
     def drained(self, name: str) -> bool:
@@ -228,6 +248,29 @@ class Fleet:
         """Change a PodDisruptionBudget."""
         path = f"{COLLECTIONS['PodDisruptionBudget'].format(namespace='team')}/{app}"
         self.control.ask("PATCH", path, {"spec": {"maxUnavailable": unavailable}})
+
+    def reset(self) -> None:
+        """Remove all traces of the controllers, after a case that has failed."""
+        gone = dict.fromkeys((s.STATE, s.REPAIR, s.FENCE))
+        metadata = {"annotations": gone, "labels": dict.fromkeys((s.DRAIN_LABEL, s.REPAIR_LABEL))}
+        for name in NAMES:
+            self.nodes.repair(name)
+            path = f"{COLLECTIONS['Node']}/{name}"
+            self.control.ask("PATCH", path, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
+        with suppress(Refused):
+            self.control.ask("DELETE", LEASE)
+        self.grant()
+        for app, count in DISRUPTIONS.items():
+            self.allow(app, count)
+
+    def restore(self) -> None:
+        """Restore etcd from the backup. Evictions of before are forgotten, as the API server has forgotten them."""
+        self.control.kill("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+        self.control.restore(self.folder / "backup")
+        self.control.start_etcd()
+        self.since = self.audited()
+        self.control.start_api()
+        self.control.start_controllers()
 
     def grant(self, kinds: Sequence[str] = RIGHTS) -> None:
         """Create the rights of the chart."""

@@ -155,6 +155,10 @@ SETS: Mapping[str, Values] = {
         "fullnameOverride": "watch",
         "namespaceOverride": "elsewhere",
     },
+    "remediation": {
+        "remediation": {"enabled": True, "pools": [{"name": "all", "mode": "drain"}], "secret": "keys"},
+        "podMonitor": {"enabled": True},
+    },
     "host-evidence": {"hostEvidence": {"enabled": True}, "openShift": {"scc": True}},
     "job-socket": {"jobSocket": {"enabled": True}, "openShift": {"scc": True}},
     "profile": {"profile": {"enabled": True, "users": [USER]}, "web": {"config": {"basic_auth_users": {USER: HASH}}}},

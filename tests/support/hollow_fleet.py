@@ -108,7 +108,8 @@ class HollowFleet(threading.Thread):
             if "deletionTimestamp" in metadata:
                 if time.monotonic() >= self._ending.setdefault(uid, time.monotonic()) + TERMINATION_SECONDS:
                     self._control.ask("DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
-            elif node and pod["status"]["phase"] == "Pending":
+            elif node and not is_ready(pod):
+                # Also if the API server has taken the node for dead, because heartbeats were late.
                 ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp()}
                 status: dict[str, Any] = {"phase": "Running", "conditions": [ready]}
                 if metadata["name"] == f"exporter-{node}":
@@ -128,6 +129,12 @@ class HollowFleet(threading.Thread):
             gpus[0] |= {"health": "unhealthy", "problems": [{**problem, "since": since}]}
         about = {"apiVersion": 1, "node": name, "boot_id": f"boot-{machine.boot}", "at": now, "live": True}
         return {**about, "ready": True, "expected": GPUS, "missing": 0, "gpus": gpus}
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod is ready."""
+    conditions = pod["status"].get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 class _Exporter(BaseHTTPRequestHandler):

@@ -20,6 +20,7 @@ from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Finding
+from gpu_exporter.remediation.ledger import BREAKER
 from gpu_exporter.remediation.pods import CHECKPOINT
 from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
 from gpu_exporter.remediation.state import Phase, Progress
@@ -214,15 +215,13 @@ class Days(World):
             name = self._free()
         reason = "sram_threshold" if place % 6 == 5 else self._choose.choice(("stalled", "uncorrectable_ecc"))
         self._begin(name, reason)
-        repaired = self._choose.uniform(1.5 * DAY, 2 * DAY) if reason == "sram_threshold" else self._work()
+        takes = (1.5 * DAY, 2 * DAY) if reason == "sram_threshold" else (3 * HOUR, 12 * HOUR)
+        repaired = self._choose.uniform(*takes)
         if place == 1:
             self.at(self.now + HOUR, lambda: self.uncordon(name))
         if place == 2:
             self.at(self.now + HOUR, lambda: self.heal(name))
         self.at(self.now + repaired, lambda: self._repair(name, confirm=reason == "sram_threshold"))
-
-    def _work(self) -> float:
-        return self._choose.uniform(3 * HOUR, 12 * HOUR)
 
     def _storm(self) -> None:
         """A bad driver: the same fault on several nodes within two minutes."""
@@ -296,10 +295,6 @@ class Days(World):
         """Note why an incident that should be cordoned is not."""
         for each in self.incidents[-STORM:]:
             if each.cordoned is None and not each.waited_for and self.now - each.began > 4 * STEP:
-                used = [name for name, item in self.objects.items() if s.read(item).out_of_service]
-                each.waited_for = "breaker" if each.storm and self.lease_has_breaker() else f"budget: {', '.join(used)}"
-
-    def lease_has_breaker(self) -> bool:
-        """Return whether the breaker is open for any fault."""
-        annotations = (self.lease or {"metadata": {}})["metadata"].get("annotations", {})
-        return "stalled" in annotations.get("gpu-exporter.io/breaker", "")
+                each.waited_for = (
+                    "breaker" if each.storm and BREAKER in self.lease["metadata"]["annotations"] else "budget"
+                )

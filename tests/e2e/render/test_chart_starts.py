@@ -241,9 +241,18 @@ def allowed(found: list[Object]) -> set[tuple[str, str, str]]:
 def test_other_sets_start_the_same() -> None:
     """Sets with other monitoring have the same pods as above; on OpenShift, the pods only demand their SCC."""
     assert {*chart.SETS} - {*ASKED} == {
-        *("monitored", "pod-monitor", "openshift", "restricted", "overridden", "host-evidence", "job-socket")
+        *(
+            "monitored",
+            "pod-monitor",
+            "openshift",
+            "restricted",
+            "overridden",
+            "host-evidence",
+            "job-socket",
+            "remediation",
+        )
     }
-    for name in ("monitored", "pod-monitor", "restricted", "overridden"):
+    for name in ("monitored", "pod-monitor", "restricted", "overridden", "remediation"):
         assert pod(made(name)) == pod(made("defaults"))
     assert pod(made("openshift")) == pod(made("attribution"))
 
