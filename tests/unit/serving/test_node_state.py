@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+
+import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Sample, Series
@@ -45,14 +48,17 @@ def test_a_missing_gpu_has_a_time() -> None:
     assert (answer["missing"], answer["missing_since"]) == (1, 100.0)
 
 
-def test_the_controller_reads_what_the_exporter_writes() -> None:
+def test_the_controller_reads_what_the_exporter_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends of the interface agree: identity, age, XIDs, and that a release says nothing."""
     since = Since()
     since.take(HEALTHY)
+    monkeypatch.setattr(time, "time", lambda: 161.0)
     found = evidence.judge(text(replace(HEALTHY, at=160.0), since), "n", "boot", degraded=False)
     assert (found.finding, found.clean_for, found.gpus) == (Finding.CLEAN, 60.0, frozenset({"GPU-0"}))
     since.take(FAULTY)
+    monkeypatch.setattr(time, "time", lambda: 231.0)
     (fault,) = evidence.judge(text(replace(FAULTY, at=230.0), since), "n", "boot", degraded=False).faults
     assert (fault.reason, fault.age, fault.serial, fault.xids) == ("stalled", 30.0, "S0", (119,))
+    monkeypatch.setattr(time, "time", lambda: 101.0)
     released = replace(HEALTHY, samples=(*HEALTHY.samples, Sample(Series(m.RELEASED_UNTIL), 500.0)))
     assert "released" in evidence.judge(text(released, since), "n", "boot", degraded=False).why
