@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation import drain, load, patches, pods
+from gpu_exporter.remediation import drain, load, patches, pods, state
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.load import Eviction, GangKey, Load, Unit
 from gpu_exporter.remediation.pods import Pod
-from gpu_exporter.remediation.reconcile import Decision, Reason
+from gpu_exporter.remediation.reconcile import Decision, Reason, reconcile
 from gpu_exporter.remediation.settings import Pool
 from gpu_exporter.remediation.state import Node
 
@@ -95,7 +95,7 @@ class Drainer:
             if unit not in begins:
                 self._evict(node, pool, unit)
         for unit in begins:
-            if self._is_possible(unit) and self._begin(node, decision, unit):
+            if self._is_possible(unit) and self._begin(node.name, pool, decision, unit):
                 self._evict(node, pool, unit)
                 break
 
@@ -158,14 +158,21 @@ class Drainer:
                 return f"PodDisruptionBudget {name} allows {allowed} of the {count} evictions"
         return ""
 
-    def _begin(self, node: Node, decision: Decision, unit: Unit) -> bool:
-        """Record in the node that the eviction of a gang begins; return False if the node has changed."""
-        state = node.state
-        assert state is not None
-        assert state.drain is not None
-        begun = replace(state, drain=replace(state.drain, gang=unit.begun()))
+    def _begin(self, name: str, pool: Pool, decision: Decision, unit: Unit) -> bool:
+        """Record in the node that the eviction of a gang begins; return False if that is not decided any more.
+
+        The node is read again: the dry runs take a while, and kubelet changes the node every few seconds.
+        """
+        item = self._cluster.node(name)
+        if item is None:
+            return False
+        node, now = state.read(item), self._wall()
+        again = drain.advance(reconcile(node, decision.evidence, pool, now), node, decision.load, pool, now)
+        if unit not in again.evict or node.state is None or node.state.drain is None or not pool.matches(node.labels):
+            return False
+        begun = replace(node.state, drain=replace(node.state.drain, gang=unit.begun()))
         try:
-            self._cluster.patch_node(node.name, patches.patch(node, replace(decision, state=begun)), dry_run=False)
+            self._cluster.patch_node(name, patches.patch(node, replace(again, state=begun)), dry_run=False)
         except LookupFailed as error:
             if error.reason != "conflict":
                 raise

@@ -355,15 +355,20 @@ def restored(fleet: Fleet) -> str:
 
 
 def restored_before(fleet: Fleet) -> str:
-    """etcd is restored from a backup of before the fault, when the node is back in service already."""
+    """etcd is restored from a backup of before the fault, when the node is drained already."""
     name = "node-17"
     fleet.start_both()
     fleet.control.back_up(fleet.folder / "backup")
     fleet.nodes.fail(name)
     drained(fleet, name)
+    first = fleet.node(name).state
     fleet.restore()
-    assert not fleet.node(name).unschedulable, "the backup is too new"
+    until(lambda: fleet.node(name).state != first, 60, "the cordon, which the backup does not know")
     took = drained(fleet, name)
+    again = fleet.node(name).state
+    assert first is not None
+    assert again is not None
+    assert first.fault != again.fault, "the backup is too new"
     claims = fleet.get(LEASE)["metadata"]["annotations"]
     returned(fleet, name)
     return f"cordoned and drained again {took} s after the restore, with the claims {claims}"

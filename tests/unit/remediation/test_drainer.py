@@ -119,3 +119,31 @@ def test_observe_mode_tries_evictions_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert observed.plan is not None
     assert observed.plan.decisions["n0"].verb is Verb.CORDON
     assert not made.pods.evicted
+
+
+def test_a_node_that_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelet changes it during the dry runs of a job; the job is begun nevertheless."""
+    made = world()
+    ask = type(made.controllers[0].cluster).budgets
+
+    def disturbed(*arguments: str) -> object:
+        made.change("n0", lambda item: item["metadata"]["labels"].update(at=str(made.now)))
+        return ask(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(made.controllers[0].cluster), "budgets", disturbed)
+    cycles(made, 12)
+    assert progress(made) is Progress.DRAINED
+
+
+def test_a_person_who_uncordons_during_the_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is not begun."""
+    made = world()
+    ask = type(made.controllers[0].cluster).budgets
+
+    def uncordoned(*arguments: str) -> object:
+        made.uncordon("n0")
+        return ask(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(made.controllers[0].cluster), "budgets", uncordoned)
+    cycles(made, 12)
+    assert not made.pods.begun
