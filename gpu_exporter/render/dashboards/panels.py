@@ -66,11 +66,12 @@ def lines(
     """Return a graph over time. Queries whose unit differs from that of the first get the right axis.
 
     With `many` series per query, a table at the right lists them, the highest first; without `legend`, only the tooltip
-    names them. Unless `overrides` set colours, each of several queries has its own hue. `limits` are drawn as dashed
+    names them, and each query has its own hue, unless `overrides` set colours. `limits` are drawn as dashed
     lines, `empty` is shown without data. `most` is where the axis ends if no value is higher: 1 for ratios.
     """
     unit = queries[0].unit
     most = 1 if unit == "percentunit" and not stacked else most
+    colour = {} if overrides else {"color": BY_VALUE}
     return core.TimeSeries(
         **common(title, about, width, height),
         targets=targets(queries),
@@ -86,12 +87,12 @@ def lines(
         tooltipSort="desc",
         overrides=[
             *_right_axes([query.unit for query in queries]),
-            *(hues(queries) if not overrides and (len(queries) > 1 or not legend) else []),
+            *(hues(queries) if not overrides and not legend else []),
             *overrides,
         ],
         links=list(links),
         extraJson=extra(
-            {"color": BY_VALUE, "links": [dict(link)] if link else [], "noValue": empty, **_thresholds(limits)},
+            {**colour, "links": [dict(link)] if link else [], "noValue": empty, **_thresholds(limits)},
             {"legend": _legend(many) if legend else {"showLegend": False}},
         ),
     )
