@@ -37,7 +37,7 @@ from gpu_exporter.render.dashboards.queries import Query
 HUES = (BLUE, PURPLE, TEAL, YELLOW, GREY)
 GPU_COLOURS = (BLUE, PURPLE, TEAL, GREY, "#8ab8ff", "#deb6f2", "#b3b9c5", "#d8d9da")
 # The series of one query by their last value. Grafana's own colours would have a meaning: green, orange and red.
-BY_VALUE = {"mode": "continuous-BlPu", "seriesBy": "last"}
+BY_VALUE = {"mode": "continuous-BlPu"}
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
 
