@@ -45,8 +45,8 @@ def render(modes: Sequence[FailureMode]) -> str:
 
 
 def _panel(title: str, page: str, text: str) -> dict[str, Any]:
-    """Return a panel with a runbook, without its heading and without what only matters to who adapts the alert."""
-    text = text.partition("\n# ")[2].partition("\n")[2].partition("\n### Data it needs\n")[0].strip()
+    """Return a panel with a runbook, without its heading and without how it is detected, which matters to who adapts it."""
+    text = text.partition("\n# ")[2].partition("\n")[2].partition("\n## How it is detected\n")[0].strip()
     return {
         "type": "text",
         "id": panel_id(page),
