@@ -45,7 +45,7 @@ def render(modes: Sequence[FailureMode]) -> str:
 
 
 def _panel(title: str, page: str, text: str) -> dict[str, Any]:
-    """Return a panel with a runbook, without its heading and how the alert is detected: for who adapts it, and large."""
+    """Return a panel with a runbook, without its heading and how the alert is detected, which is long."""
     text = text.partition("\n# ")[2].partition("\n")[2].partition("\n## How it is detected\n")[0].strip()
     return {
         "type": "text",
