@@ -214,8 +214,8 @@ def test_another_batch_size_is_not_slower(tmp_path: Path) -> None:
 
 def test_jobs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
     """Programs of two teams may have the same name. Their ranks are not compared."""
-    slow: Loop = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in loop("slow").items()}
-    slow = scaled(slow, "self_seconds_sum", 1.2)
+    usual = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in loop("slow").items()}
+    slow = scaled(usual, "self_seconds_sum", 1.2)
     fast = {key.replace('job_id="fast"', 'job_id="train.py"'): value for key, value in loop("fast").items()}
     jobs(
         tmp_path,
