@@ -228,9 +228,9 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
 
 
 def training(gpus: Sequence[str]) -> list[LoopJob]:
-    """Return two jobs on these GPUs: one has a straggler, the other stands still."""
-    stuck = LoopJob("stuck", gpus, begun=time.monotonic() - 600, steps_until=time.monotonic() - 300)
-    return [LoopJob("slow", gpus, own=1.5), stuck]
+    """Return two jobs, of four ranks in all: one has a straggler, the other, on the last GPU, stands still."""
+    stuck = LoopJob("stuck", gpus[-1:], begun=time.monotonic() - 600, steps_until=time.monotonic() - 300)
+    return [LoopJob("slow", gpus[:-1], own=1.5), stuck]
 
 
 def assert_sawtooth(prometheus: Prometheus) -> None:
