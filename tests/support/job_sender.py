@@ -49,7 +49,7 @@ def send(path: Path, packet: bytes) -> bool:
     """Send a packet as training loops do: without waiting. Return whether the exporter's queue took it."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as sender,
-        suppress(BlockingIOError),
+        suppress(BlockingIOError, BrokenPipeError),
     ):
         sender.connect(str(path))
         sender.send(packet)

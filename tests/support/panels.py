@@ -261,8 +261,10 @@ class Truth:
 
 
 def _filters(node: Any) -> bool:
-    """Return whether a query drops NaN and negative numbers."""
-    return type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0")
+    """Return whether a query drops NaN and negative numbers, or the highest series, of which there may be no more."""
+    if type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0"):
+        return True
+    return " unless " in str(node) and "topk(" in str(node)
 
 
 def _matching(labels: Mapping[str, str], matchers: Mapping[str, str]) -> bool:

@@ -249,6 +249,7 @@ def test_other_sets_start_the_same() -> None:
             "overridden",
             "host-evidence",
             "job-socket",
+            "profile",
             "remediation",
         )
     }
