@@ -168,7 +168,7 @@ class Truth:
     def of(self, text: str) -> Devices | bool:
         """Return the devices that a query must return; for an aggregate, whether it returns any."""
         node: Any = promql_parser.parse(text)
-        return self._of(node.lhs if _filters(node) else node)
+        return self._of(node.lhs if _drops_values(node) else node)
 
     def _of(self, node: Any) -> Devices | bool:
         match type(node).__name__:
@@ -260,11 +260,19 @@ class Truth:
         return evaluate.value(what, self.seen, part) is not None
 
 
-def _filters(node: Any) -> bool:
-    """Return whether a query drops NaN and negative numbers, or the highest series, of which there may be no more."""
-    if type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0"):
-        return True
-    return " unless " in str(node) and "topk(" in str(node)
+def _drops_values(node: Any) -> bool:
+    """Return whether a query drops NaN and negative numbers."""
+    return type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0")
+
+
+def _may_be_empty(node: Any) -> bool:
+    """Return whether a query may have no result although its series exist: all are dropped, or none has that rank."""
+    return _drops_values(node) or is_of_rank(str(node))
+
+
+def is_of_rank(text: str) -> bool:
+    """Return whether a query is for series of a rank, such as the third, or for those of lower ranks."""
+    return " unless " in text and "topk(" in text
 
 
 def _matching(labels: Mapping[str, str], matchers: Mapping[str, str]) -> bool:
@@ -386,7 +394,7 @@ def _answer(truth: Truth, expr: str, series: Sequence[tuple[Mapping[str, str], s
         have = {(labels["UUID"], labels.get("GPU_I_ID", "")) for labels, _ in series}
         if have != (want := {(part.uuid, part.instance) for part in expected}):
             wrong.append(f"finds {sorted(have)} and not {sorted(want)}: {text}")
-    elif bool(series) is not expected and not (expected and _filters(promql_parser.parse(text))):
+    elif bool(series) is not expected and not (expected and _may_be_empty(promql_parser.parse(text))):
         wrong.append(f"{'finds nothing' if expected else 'finds what is not there'}: {text}")
     return wrong
 
