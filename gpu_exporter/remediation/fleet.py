@@ -58,16 +58,18 @@ class _Budget:
         claimed = {name for name, of in ledger.claims.items() if of == pool.name or of not in pools or name in listed}
         self.total, self.used = len(nodes), len(busy | claimed)
         self._limit = pool.budget.limit(self.total)
+        # A node that an old list lacks may be in any place.
+        self._anywhere = len(claimed - listed.keys())
         self._in_place: dict[str, int] = defaultdict(int)
-        for name in busy | claimed:
-            self._in_place[self._place(listed.get(name))] += 1
+        for name in (busy | claimed) & listed.keys():
+            self._in_place[self._place(listed[name])] += 1
 
     @property
     def use(self) -> PoolUse:
         return PoolUse(self.total, self.used, self._limit)
 
-    def _place(self, node: Node | None) -> str:
-        return node.labels.get(self._pool.budget.topology_key, "") if node else ""
+    def _place(self, node: Node) -> str:
+        return node.labels.get(self._pool.budget.topology_key, "")
 
     def problem(self, node: Node) -> str:
         """Return why a node cannot be cordoned; empty if it can. Counts it then."""
@@ -76,9 +78,9 @@ class _Budget:
         key, place = self._pool.budget.topology_key, self._place(node)
         if self.used >= self._limit:
             return f"{self.used} of {self.total} nodes are out of service: the budget allows {self._limit}"
-        if key and self._in_place[place] >= self._pool.budget.per_topology:
-            most = self._pool.budget.per_topology
-            return f"{self._in_place[place]} nodes with {key}={place} are out of service: the budget allows {most}"
+        in_place, most = self._in_place[place] + self._anywhere, self._pool.budget.per_topology
+        if key and in_place >= most:
+            return f"{in_place} nodes with {key}={place} are out of service: the budget allows {most}"
         self.used += 1
         self._in_place[place] += 1
         return ""

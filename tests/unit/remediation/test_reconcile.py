@@ -125,6 +125,8 @@ def test_a_zone_loses_one_node() -> None:
         for node in (replace(NODE, name=f"n{n}", labels={"zone": f"z{n % 2}"}) for n in range(6))
     ]
     assert allowed(dict(plan(found, Ledger(), settings(pool), NOW).decisions)) == ["n0", "n1"]
+    # A node that the list lacks, because it is old, may be in any zone.
+    assert allowed(dict(plan(found, Ledger(claims={"new": "all"}), settings(pool), NOW).decisions)) == []
 
 
 def test_the_breaker_stops_cordons_but_not_returns() -> None:
