@@ -79,21 +79,21 @@ def _step(decision: Decision, state: State, load: Load, drain: Drain, now: float
 
 
 def _evictions(decision: Decision, begun: s.Drain, load: Load, drain: Drain, now: float) -> Decision:
-    """Return which pods are told, and which are evicted; or what the drain waits for."""
+    """Return which pods are to be notified and which evicted, or what the drain waits for."""
     allowed = [unit for unit in load.units if unit.live and not unit.protected]
     tried = [unit for unit in allowed if unit.key not in load.refused]
-    tell = tuple(unit for unit in tried if any(not pod.is_told(begun.since, drain) for pod in unit.live))
+    notify = tuple(unit for unit in tried if any(not pod.is_notified(begun.since, drain) for pod in unit.live))
     evict = tuple(
         unit
         for unit in tried
-        if unit not in tell
+        if unit not in notify
         and not any(pod.waits(drain, now) for pod in unit.live)
         and not (unit.is_gang and begun.gang)  # one after the other
     )
-    if tell or evict:
-        what, whom = ("evicts", evict) if evict else ("announces the eviction to", tell)
+    if notify or evict:
+        what, whom = ("evicts", evict) if evict else ("announces the eviction to", notify)
         words = f"{what} {', '.join(map(str, whom[:MOST_NAMED]))}"
-        return replace(decision, verb=Verb.EVICT, reason=Reason.FAULT, words=words, evict=evict, tell=tell)
+        return replace(decision, verb=Verb.EVICT, reason=Reason.FAULT, words=words, evict=evict, notify=notify)
     reason = Reason.PODS_END
     if any(unit.live and unit.protected for unit in load.units):
         reason = Reason.PROTECTED

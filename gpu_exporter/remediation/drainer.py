@@ -88,8 +88,8 @@ class Drainer:
         At most one gang begins, because the record of it changes the node.
         """
         since = node.state.drain.since if node.state and node.state.drain else 0.0
-        for unit in decision.tell:
-            self._tell(unit, pool, since, dry_run=False)
+        for unit in decision.notify:
+            self._notify(unit, pool, since, dry_run=False)
         begins = [unit for unit in decision.evict if unit.is_gang and decision.reason is not Reason.REST_OF_GANG]
         for unit in decision.evict:
             if unit not in begins:
@@ -108,7 +108,7 @@ class Drainer:
         try:
             for unit in self._units(node, pool, fresh=True):
                 if not unit.protected:
-                    self._tell(unit, pool, self._wall(), dry_run=True)
+                    self._notify(unit, pool, self._wall(), dry_run=True)
                     self._attempt(unit, results, dry_run=True)
         except LookupFailed as error:
             if error.reason != "forbidden":
@@ -116,11 +116,11 @@ class Drainer:
             results.append(Eviction("(list of pods)", "", "forbidden"))
         self._announce.evicted(node, pool, results)
 
-    def _tell(self, unit: Unit, pool: Pool, since: float, *, dry_run: bool) -> None:
+    def _notify(self, unit: Unit, pool: Pool, since: float, *, dry_run: bool) -> None:
         """Announce to the pods of a unit when they are evicted."""
         problem = ""
         for pod in unit.live:
-            if pod.is_told(since, pool.drain):
+            if pod.is_notified(since, pool.drain):
                 continue
             operations = patches.announcement(pod, self._wall() + pod.checkpoint_seconds(pool.drain))
             try:

@@ -25,7 +25,11 @@ class Metrics:
         self._wall = wall
         self._since: dict[str, tuple[Reason, float]] = {}
         self._whole = threading.Lock()
-        self._registry = registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
+        self._add_counters(self._registry)
+        self._add_gauges(self._registry)
+
+    def _add_counters(self, registry: CollectorRegistry) -> None:
         self.decisions = Counter(
             "gpu_remediation_decisions",
             "Decisions about nodes, each counted when it changes",
@@ -48,6 +52,8 @@ class Metrics:
         self.webhooks = Counter(
             "gpu_remediation_webhooks", "Requests from Alertmanager by HTTP status", ("code",), registry=registry
         )
+
+    def _add_gauges(self, registry: CollectorRegistry) -> None:
         self.leader = Gauge("gpu_remediation_leader", "1 if this process holds the Lease", registry=registry)
         self.cycled = Gauge(
             "gpu_remediation_last_cycle_timestamp_seconds", "When the last cycle was complete", registry=registry

@@ -67,7 +67,7 @@ class Pod:
         except ValueError:
             return drain.checkpoint_seconds
 
-    def is_told(self, since: float, drain: Drain) -> bool:
+    def is_notified(self, since: float, drain: Drain) -> bool:
         """Return whether the pod knows when it is evicted in a drain that began then, or need not know."""
         wanted = self.checkpoint_seconds(drain)
         return not wanted or (self.evict_after or 0.0) >= since + wanted - CLOCKS
@@ -78,7 +78,7 @@ class Pod:
 
     @property
     def evict_after(self) -> float | None:
-        """The unix time before which the pod is not evicted; None if it has not been told one."""
+        """The unix time before which the pod is not evicted; None if it has not been notified."""
         try:
             return datetime.fromisoformat(self.annotations[EVICT_AFTER].replace("Z", "+00:00")).timestamp()
         except (KeyError, ValueError):

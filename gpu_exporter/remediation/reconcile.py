@@ -72,7 +72,8 @@ class Reason(Enum):
 class Decision:
     """What to do with a node, and why. `state` is the node's new state; None if it does not change.
 
-    `load` are the pods that a drain waits for, `evict` those of them to evict now, and `tell` those to announce it to.
+    `load` are the pods that a drain waits for, `evict` those of them to evict now, and `notify` those to announce it
+    to.
     """
 
     verb: Verb
@@ -82,11 +83,11 @@ class Decision:
     evidence: Evidence = field(default_factory=lambda: Evidence(Finding.UNKNOWN))
     load: Load | None = None
     evict: tuple[Unit, ...] = ()
-    tell: tuple[Unit, ...] = ()
+    notify: tuple[Unit, ...] = ()
 
     def refused(self, reason: Reason, words: str) -> Decision:
         """Return that nothing is done, although it should be."""
-        return replace(self, verb=Verb.NONE, reason=reason, words=words, state=None, evict=(), tell=())
+        return replace(self, verb=Verb.NONE, reason=reason, words=words, state=None, evict=(), notify=())
 
 
 def reconcile(node: Node, evidence: Evidence, pool: Pool, now: float) -> Decision:

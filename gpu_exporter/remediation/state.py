@@ -64,7 +64,7 @@ class Progress(Enum):
 class Gang:
     """A gang whose eviction has begun: its namespace, label and value, and the UIDs of its pods.
 
-    It is written before the first of its pods is evicted, so whoever reads it evicts the others, too.
+    It is written before the first of its pods is evicted, so that the next leader evicts the others, too.
     """
 
     namespace: str

@@ -91,14 +91,7 @@ class Node:
             source,
             selection.read_rows,
             self._publish,
-            CollectionSettings(
-                interval=config.interval,
-                gauge_window=config.gauge_window,
-                expected_gpus=config.expected_gpus,
-                high_resolution=config.high_resolution,
-                xid_count_window=config.xid_count_window,
-                clock_events_count_window=config.clock_events_count_window,
-            ),
+            _collection(config),
             context=Context(events, self._attributor, self._host, self._telemetry),
             extra_metrics=extra_metrics,
             every_tick_wanted=pages.followed,
@@ -214,6 +207,17 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
     from gpu_exporter.attribution.host_owner import host_watch
 
     return host_watch(config.procfs, config.sysfs, names=config.processes)
+
+
+def _collection(config: Config) -> CollectionSettings:
+    return CollectionSettings(
+        interval=config.interval,
+        gauge_window=config.gauge_window,
+        expected_gpus=config.expected_gpus,
+        high_resolution=config.high_resolution,
+        xid_count_window=config.xid_count_window,
+        clock_events_count_window=config.clock_events_count_window,
+    )
 
 
 def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: bool) -> ProfileWatch | None:

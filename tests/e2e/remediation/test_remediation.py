@@ -354,21 +354,21 @@ def test_a_drain(site: Site, start: Start) -> None:
 
 
 def test_time_for_a_checkpoint(site: Site, start: Start) -> None:
-    """A pod that asks for it is told when it is evicted, and is not evicted before. The server is an older one."""
+    """A pod that asks for it is notified of its eviction, and is not evicted before. The server is an older one."""
     site.api.eviction_version = "v1beta1"
     site.pod("bert", "n0", notes={CHECKPOINT: "3s"})
     start(site.settings(Mode.DRAIN))
     site.fail("n0")
     until(lambda: 'reason="checkpoint"} 1.0' in site.metrics(), what="the wait")
-    (told,) = site.api.page(TEAM, 0)["items"]
+    (notified,) = site.api.page(TEAM, 0)["items"]
     begun = json.loads(notes(site.node("n0"))[s.STATE])["drain"]["since"]
-    assert datetime.fromisoformat(told["metadata"]["annotations"][EVICT_AFTER]).timestamp() >= begun + 3
+    assert datetime.fromisoformat(notified["metadata"]["annotations"][EVICT_AFTER]).timestamp() >= begun + 3
     until(lambda: not site.pods, what="the eviction")
     assert site.api.written.count(("PATCH", f"{TEAM}/bert/status", False)) == 1
 
 
 def test_a_drain_that_cannot_end(site: Site, start: Start) -> None:
-    """After the timeout, people are told; nothing is forced."""
+    """After the timeout, people are notified; nothing is forced."""
     site.pod("precious", "n0", notes={POLICY: "never"})
     start(site.settings(Mode.DRAIN, drain=Drain(timeout="2s")))
     site.fail("n0")

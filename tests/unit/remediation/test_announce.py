@@ -1,4 +1,4 @@
-"""What people are told, and how often; what cannot be told stops nothing."""
+"""What people are notified of, and how often; a notification that fails stops nothing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_observe_mode_announces_an_action_once() -> None:
     ]
 
 
-def test_what_stops_an_action_is_told_once() -> None:
+def test_what_stops_an_action_is_reported_once() -> None:
     """As an Event on the node, with the reason."""
     site = Site()
     for _ in range(3):

@@ -125,7 +125,7 @@ def test_a_job_goes_as_a_whole_and_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "told", "evicted"),
+    ("notes", "notified", "evicted"),
     [
         ({}, False, True),
         ({CHECKPOINT: "10m"}, True, False),
@@ -136,12 +136,12 @@ def test_a_job_goes_as_a_whole_and_one_after_the_other() -> None:
         ({CHECKPOINT: "10m", EVICT_AFTER: "soon"}, True, False),
     ],
 )
-def test_checkpoints(notes: Mapping[str, str], told: bool, evicted: bool) -> None:
-    """A pod that asks for time is told, and gets all of it; a job gets what its slowest pod asks for."""
+def test_checkpoints(notes: Mapping[str, str], notified: bool, evicted: bool) -> None:
+    """A pod that asks for time is notified, and gets all of it; a job gets what its slowest pod asks for."""
     for waiting in (unit(pod(annotations=notes)), unit(RANKS[0], pod("r1", "m", annotations=notes, **JOB))):
         decision = decide(draining(), Load((waiting,)))
-        assert (bool(decision.tell), bool(decision.evict)) == (told, evicted)
-        assert (decision.reason is Reason.CHECKPOINT) == (not told and not evicted)
+        assert (bool(decision.notify), bool(decision.evict)) == (notified, evicted)
+        assert (decision.reason is Reason.CHECKPOINT) == (not notified and not evicted)
 
 
 @pytest.mark.parametrize(
