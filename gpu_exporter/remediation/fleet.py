@@ -141,11 +141,12 @@ def _breaker(assessed: Sequence[Assessed], ledger: Ledger, settings: Breaker, no
 def _beginnings(each: Assessed, now: float) -> Iterator[tuple[str, float]]:
     """Yield the faults of a node, present and those it was cordoned for, and when each began (unix seconds).
 
-    A restarted exporter dates all faults anew, so what the node was cordoned for began no later than the cordon.
+    A restarted exporter dates all faults anew, but what the node was cordoned for began no later than the cordon. The
+    cordons themselves are not the beginning: of faults that waited for the budget, they would look like a storm.
     """
     state, evidence = each.node.state, each.decision.evidence
-    earlier = state.reasons if state is not None and state.phase is not Phase.RETURNED else ()
-    if evidence.finding is Finding.FAULTY:
-        yield from ((fault.reason, now - fault.age) for fault in evidence.faults if fault.reason not in earlier)
-    if state is not None:
-        yield from ((reason, state.at) for reason in earlier)
+    latest = dict.fromkeys(state.reasons, state.at) if state is not None and state.phase is not Phase.RETURNED else {}
+    faults = evidence.faults if evidence.finding is Finding.FAULTY else ()
+    for fault in faults:
+        yield fault.reason, min(now - fault.age, latest.get(fault.reason, now))
+    yield from (part for part in latest.items() if part[0] not in {fault.reason for fault in faults})

@@ -158,6 +158,15 @@ def test_a_rollout_of_exporters_does_not_open_the_breaker() -> None:
     assert plan(found, Ledger(), settings(POOL, 3), NOW).breaker == {"lost": NOW}
 
 
+def test_cordons_of_old_faults_do_not_open_the_breaker() -> None:
+    """Faults that waited for the budget or a window are cordoned one after the other, however old they are."""
+    nodes = [replace(CORDONED, name=f"n{n}", state=replace(STATE, at=NOW - 60)) for n in range(5)]
+    for age, breaker in ((7200.0, {}), (90.0, {"stalled": NOW})):
+        evidence = replace(FAULTY, faults=(replace(FAULT, age=age),))
+        found = [Assessed(node, POOL, reconcile(node, evidence, POOL, NOW)) for node in nodes]
+        assert plan(found, Ledger(), settings(POOL, 3), NOW).breaker == breaker
+
+
 def test_pause_and_windows() -> None:
     """A pause stops everything; outside a window, only new cordons are stopped."""
     back = Assessed(CORDONED, POOL, reconcile(CORDONED, CLEAN, POOL, NOW))
