@@ -6,9 +6,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import Over, terms
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
+from gpu_exporter.catalogue.failure_modes.loops import LOOP
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Ramp, Scope, Wave
 from gpu_exporter.catalogue.failure_modes.mode import Values as Injected
 from gpu_exporter.catalogue.signals import UTIL
@@ -37,15 +39,15 @@ class Site:
 
 
 def window(mode: FailureMode) -> float:
-    """Return the longest window of a failure mode, in minutes."""
-    windows = [term.window for term in terms(mode.condition) if isinstance(term, Over)] if mode.condition else []
-    return max(windows, default=0.0) / 60
+    """Return the longest window of a failure mode, in minutes, apart from those of training loops: there are none."""
+    over = [term for term in terms(mode.condition) if isinstance(term, Over)] if mode.condition else []
+    return max((term.window for term in over if term.signal not in job_signals.SIGNALS), default=0.0) / 60
 
 
 def shown(mode: FailureMode, generation: Generation) -> bool:
     """Return whether an exporter of this generation shows the failure mode."""
-    if mode.requires == "remediation":
-        return False  # the fleet has no controller
+    if mode.requires in ("remediation", LOOP):
+        return False  # the fleet has no controller, and its jobs no step timer
     if mode.requires:
         return mode.name == "GpuAllocationFragmented" or generation is Generation.GPU_EXPORTER
     return bool(mode.fleet) or (mode.condition is not None and knowable(mode.condition, generation))

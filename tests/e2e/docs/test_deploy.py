@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.render.chart import manifests
 from tests import ROOT
@@ -69,7 +70,7 @@ def test_simulated_fault_fires(serve: Serve, tmp_path: Path) -> None:
     (pattern,) = config["rule_files"]
     outside = mounts("prometheus")[str(Path(pattern).parent)]
     rules = sorted(outside.glob(Path(pattern).name))
-    assert {path.stem for path in rules} == {"recording", "health", "distributed", "bottleneck", "cost"}
+    assert {path.stem for path in rules} == {"recording", *(domain.value for domain in Domain)}
     (job,) = config["scrape_configs"]
     text = json.dumps(job).replace("exporter:9400", f"127.0.0.1:{exporter.port}")
     scrape = {key: value for key, value in json.loads(text).items() if key != "job_name"}
@@ -85,7 +86,7 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
         [tool("promtool"), "check", "config", tmp_path / "prometheus.yaml"], capture_output=True, text=True
     )
     assert found.returncode == 0, found.stderr
-    assert "5 rule files found" in found.stdout
+    assert f"{1 + len(Domain)} rule files found" in found.stdout
     (target,) = yaml.safe_load(text)["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
     assert target.split(":")[0] in SERVICES
 

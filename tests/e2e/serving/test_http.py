@@ -37,6 +37,7 @@ REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 MIB = 1 << 20
 # The answer to GET does not end; tests/e2e/serving/test_live.py has its HEAD.
 ENDLESS = "/api/v1/stream"
+OF_PROFILES = ("/api/v1/profiles", "/debug/pprof/wall")
 
 
 @pytest.fixture
@@ -172,9 +173,10 @@ def test_accept_encoding(exporter: Exporter, accept: str, accepted: str | None, 
     "path", [route.path for route in ROUTES if route.needs is Needs.NODE and route.path != ENDLESS]
 )
 def test_head(exporter: Exporter, path: str) -> None:
-    """HEAD has the same headers as GET, and no body."""
+    """HEAD has the same status and headers as GET, and no body. Profiles are off."""
     (head, nothing), (get, body) = ask(exporter, "HEAD", path), ask(exporter, "GET", path)
-    assert (head.status, nothing) == (200, b"")
+    assert (head.status, nothing) == (get.status, b"")
+    assert get.status == (404 if path in OF_PROFILES else 200)
     assert head.headers["Content-Type"] == get.headers["Content-Type"]
     assert int(head.headers["Content-Length"]) == len(body)
 
