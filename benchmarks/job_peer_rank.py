@@ -90,7 +90,7 @@ class Nvrx(Plain):
         self._on_gpu = device_kind == "cuda"
         if not self._on_gpu:
             _without_cupti()
-        from nvidia_resiliency_ext.straggler import Detector
+        from nvidia_resiliency_ext.attribution.straggler import Detector
 
         self._detector = Detector
         Detector.initialize(scores_to_compute="all", gather_on_rank0=True)

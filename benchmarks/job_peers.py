@@ -1,6 +1,6 @@
 """Runs the same job under StepTimer, NVRx's straggler detector and TraceML: what each finds, and what it costs.
 
-    pip install nvidia-resiliency-ext traceml-ai        # beside PyTorch, with CUPTI 12 for NVRx
+    pip install 'nvidia-resiliency-ext>=0.7' traceml-ai   # beside PyTorch for CUDA 13, whose CUPTI NVRx needs
     PYTHONPATH=. python3 benchmarks/job_peers.py --json peers.json
     PYTHONPATH=. python3 benchmarks/job_peers.py --device cpu --ranks 4 --seconds 3 --cases ddp-balanced,ddp-data
 

@@ -35,7 +35,7 @@ from benchmarks.paired import slowdown
 from gpu_exporter.model.job_message import SEND_SECONDS
 from gpu_exporter.training import StepTimer
 
-STEP_SECONDS, BLOCK_STEPS, BLOCKS = 0.020, 20, 18
+STEP_SECONDS, BLOCK_STEPS, BLOCKS, KERNELS = 0.020, 20, 18, 40
 CPU_STEPS, CPU_ROUNDS, FAKE_STEPS = 20_000, 5, 400
 # The project's limits.
 MOST_SHARE, MOST_CPU_SECONDS = 0.001, 30e-6
@@ -88,23 +88,25 @@ def timed_step(step_timer: StepTimer, forward: Callable[[], Any], backward: Call
 
 
 def gpu_step() -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return two functions that queue half a step each: matrix products that take STEP_SECONDS together."""
+    """Return two functions that queue half a step each: kernels that spin, STEP_SECONDS together.
+
+    They need little power, so the GPU's clock does not change. With matrix products at the power limit, the time of a
+    step varied by 1 %, ten times the effect to be measured.
+    """
     import torch
 
-    x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) / 64
+    def spin(cycles: int) -> None:
+        for _ in range(KERNELS):
+            torch.cuda._sleep(cycles)
 
-    def products(count: int) -> None:
-        y = x
-        for _ in range(count):
-            y = y @ x
-
-    products(200)
+    probe = 1_000_000
+    spin(probe)
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    products(1000)
+    spin(probe)
     torch.cuda.synchronize()
-    half = max(int(STEP_SECONDS / 2 / (time.perf_counter() - begin) * 1000), 1)
-    return lambda: products(half), lambda: products(half)
+    cycles = int(probe * STEP_SECONDS / 2 / (time.perf_counter() - begin))
+    return lambda: spin(cycles), lambda: spin(cycles)
 
 
 def paired_blocks(path: str, *, synced: bool = False) -> dict[str, Any]:

@@ -17,7 +17,11 @@ def is_last() -> bool:
     return rank == ranks - 1
 
 
-def parallel(name: str, width: int = 2048) -> Callable[[], Any]:
+# So wide that a step takes the GPU longer than a profiled host takes to launch it.
+GPU_BOUND = 8192
+
+
+def parallel(name: str, width: int) -> Callable[[], Any]:
     """Return one step of data-parallel training, whose communication overlaps the backward pass."""
     import torch
 
@@ -38,7 +42,7 @@ def parallel(name: str, width: int = 2048) -> Callable[[], Any]:
 
 def balanced(name: str) -> Step:
     """Equal ranks."""
-    train = parallel(name)
+    train = parallel(name, GPU_BOUND)
     return lambda number: train()
 
 
@@ -54,8 +58,8 @@ def exposed(name: str) -> Step:
     """Communication that nothing overlaps."""
     import torch
 
-    train = training(name, 1024)
-    buffer = torch.zeros(256 << 20, device="cuda", dtype=torch.bfloat16)
+    train = training(name, GPU_BOUND // 2)
+    buffer = torch.zeros(1 << 30, device="cuda", dtype=torch.bfloat16)
 
     def step(number: int) -> None:
         train()
@@ -71,7 +75,7 @@ def augment(late: bool) -> None:
 
 def late_host(name: str) -> Step:
     """One rank whose host is slow."""
-    train = parallel(name)
+    train = parallel(name, GPU_BOUND // 4)
 
     def step(number: int) -> None:
         augment(is_last())
@@ -82,10 +86,10 @@ def late_host(name: str) -> Step:
 
 def late_gpu(name: str) -> Step:
     """One rank whose GPU has more to do."""
-    train, more = parallel(name), training(name)
+    train, more = parallel(name, GPU_BOUND), training(name, GPU_BOUND)
 
     def step(number: int) -> None:
-        for _ in range(8 if is_last() else 0):
+        for _ in range(2 if is_last() else 0):
             more(None)
         train()
 

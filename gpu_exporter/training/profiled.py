@@ -24,7 +24,8 @@ COLLECTIVE = re.compile(
 class Sampler:
     """Profiles every `every`-th step. All ranks sample the same steps, because they have made the same number.
 
-    If the profiler does not work, or the job uses it itself, nothing is sampled any more.
+    The first profile gives no self time: while CUPTI is being set up, launches take tens of milliseconds longer, and
+    not equally on all ranks. If the profiler does not work, or the job uses it itself, nothing is sampled any more.
     """
 
     def __init__(self, every: int) -> None:
@@ -32,7 +33,7 @@ class Sampler:
             raise ValueError(f"sample_every={every}: use 2 or more; a profiled step is slow")
         self._every = every
         self._profile: Any = None
-        self._is_off = False
+        self._is_warm = self._is_off = False
 
     def begin(self, steps: int) -> None:
         """Start the profiler if it is the turn of the step after so many. The GPU is idle then."""
@@ -48,13 +49,16 @@ class Sampler:
             self._is_off = True
 
     def end(self) -> float | None:
-        """Return the self time of the step on the GPU, in seconds; None if it was not sampled."""
+        """Return the self time of the step on the GPU, in seconds; None if it was not sampled or is the first."""
         profile, self._profile = self._profile, None
         if profile is None:
             return None
         try:
             sys.modules["torch"].cuda.synchronize()
             profile.stop()
+            was_warm, self._is_warm = self._is_warm, True
+            if not was_warm:
+                return None
             return own_seconds(kernels(profile.profiler.kineto_results.events(), "CUDA"))
         except (RuntimeError, AttributeError):
             self._is_off = True

@@ -58,7 +58,8 @@ def observe(fleet: Fleet) -> str:
     real = {event["objectRef"]["resource"] for event in writes if "dryRun=All" not in event["requestURI"]}
     assert real == {"leases"}, real
     codes = Counter((event["objectRef"]["resource"], event["responseStatus"]["code"]) for event in writes)
-    assert all(code < 300 for _, code in codes), codes
+    # Both controllers want the Lease at the start, and one of them loses.
+    assert all(code < 300 for key, code in codes if (key, code) != ("leases", 409)), codes
     after = fleet.node("node-03")
     assert (after.annotations, after.taints, after.unschedulable) == (before.annotations, (), False)
     assert {pod.uid for pod in fleet.pods()} == pods
