@@ -48,21 +48,19 @@ class Sampler:
         except (RuntimeError, AttributeError):
             self._is_off = True
 
-    def end(self) -> float | None:
-        """Return the self time of the step on the GPU, in seconds; None if it was not sampled or is the first."""
+    def end(self) -> tuple[bool, float | None]:
+        """Return whether the step was profiled, and its self time on the GPU in seconds, if that is known."""
         profile, self._profile = self._profile, None
         if profile is None:
-            return None
+            return False, None
+        is_first, self._is_warm = not self._is_warm, True
         try:
             sys.modules["torch"].cuda.synchronize()
             profile.stop()
-            was_warm, self._is_warm = self._is_warm, True
-            if not was_warm:
-                return None
-            return own_seconds(kernels(profile.profiler.kineto_results.events(), "CUDA"))
+            own = None if is_first else own_seconds(kernels(profile.profiler.kineto_results.events(), "CUDA"))
         except (RuntimeError, AttributeError):
-            self._is_off = True
-            return None
+            self._is_off, own = True, None
+        return True, own
 
 
 def kernels(events: Iterable[Any], device: str) -> list[tuple[str, float, float]]:

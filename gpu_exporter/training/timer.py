@@ -204,8 +204,8 @@ class StepTimer:
 
     def end_step(self, step: Step) -> None:
         """Count a step that is over."""
-        own = self._sampler.end() if self._sampler else None
-        self.recorder.end_step(is_timed=own is None)
+        was_profiled, own = self._sampler.end() if self._sampler else (False, None)
+        self.recorder.end_step(is_timed=not was_profiled)
         with self._lock:
             totals = self.totals
             if own is not None:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import yaml
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.failure_modes.loop_series import Loop
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
 from tests.rules.promtool import RULES
 from tests.rules.series import Device, minutes, rank
 from tests.rules.shapes import STEP, Part, notation
 
+Loop = Mapping[str, "float | Ramp"]
 COUNTER = re.compile(r"_(total|sum|count|bucket)\{")
 GROUPS = (
     "gpu-identity",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue.failure_modes import loops
-from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, Loop, loop
+from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
-from tests.rules.loops import BUSY, Story, Stretch, changed, devices, paused, rules, scaled, series
+from tests.rules.loops import BUSY, Loop, Story, Stretch, changed, devices, paused, rules, scaled, series
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import Device, minutes, rank
 
@@ -47,11 +47,11 @@ def test_injected_modes_fire(tmp_path: Path) -> None:
     # A slow job also has a low MFU after an hour, and one that stalls a low goodput.
     stories["gpujobslower"] = injected(by_name("GpuJobSlower"), 3.3 * HOUR, 0.7 * HOUR)
     stories["gpujobstalled"] = [
-        Stretch(3.5 * HOUR, loop("gpujobstalled")),
+        Stretch(3.5 * HOUR, TrainingLoop("gpujobstalled")),
         Stretch(0.2 * HOUR, by_name("GpuJobStalled").inject.series),
-        Stretch(0.3 * HOUR, loop("gpujobstalled")),
+        Stretch(0.3 * HOUR, TrainingLoop("gpujobstalled")),
     ]
-    stories["healthy"] = [Stretch(4 * HOUR, loop("healthy"))]
+    stories["healthy"] = [Stretch(4 * HOUR, TrainingLoop("healthy"))]
     fires = [fired(mode.name.lower(), mode.name) for mode in OF_JOBS]
     jobs(tmp_path, stories, *fires, fired("healthy"))
 
@@ -86,7 +86,7 @@ class AtTimes:
 def test_a_stall_is_noticed_within_three_steps_and_a_minute(tmp_path: Path, step: float) -> None:
     """And not before three steps are over."""
     speed, last = STEP_SECONDS / step, 20 * 60.0
-    story = [Stretch(20, loop("job", speed=speed)), Stretch(5, loop("job", speed=speed, since=last))]
+    story = [Stretch(20, TrainingLoop("job", speed=speed)), Stretch(5, TrainingLoop("job", speed=speed, since=last))]
     expected = {last + 3 * step: Expect(STALLED), last + 3 * step + 60: Expect(STALLED, [({"job_id": "job"}, 1.0)])}
     case = AtTimes(Case("stall", devices("job", story), [], more=series("job", story)), expected)
     check(tmp_path, [case], rules=rules(tmp_path), interval="10s")
@@ -97,7 +97,7 @@ CHECKPOINTS, BETWEEN = 3, 12.0
 
 def with_checkpoints(name: str) -> Story:
     """Return the story of a job that does not say that it saves a checkpoint, which takes a minute and a half."""
-    trains, story = loop(name), list[Stretch]()
+    trains, story = TrainingLoop(name), list[Stretch]()
     saves = {key: Ramp(value.start, 0.0) if isinstance(value, Ramp) else value for key, value in trains.items()}
     long = r'step_seconds_bucket.*le="(160|600|\\+Inf)'
     for _ in range(CHECKPOINTS):
@@ -111,7 +111,7 @@ def with_checkpoints(name: str) -> Story:
 
 def test_pauses_are_no_stalls(tmp_path: Path) -> None:
     """Neither when all ranks pause nor when one does; and the first step after the pause may take its time."""
-    trains = loop("all"), loop("one")
+    trains = TrainingLoop("all"), TrainingLoop("one")
     stories = {
         "all": [Stretch(20, trains[0]), Stretch(30, paused(trains[0])), Stretch(10, trains[0])],
         "one": [Stretch(20, trains[1]), Stretch(30, paused(trains[1], "checkpoint", "0")), Stretch(10, trains[1])],
@@ -150,18 +150,18 @@ SHORT = 20.0
 
 def test_stragglers_by_self_time(tmp_path: Path) -> None:
     """Of four or more ranks; ranks that differ a little, or evenly, or by less than 5 % of a step, are none."""
-    even: Loop = loop("even")
+    even: Loop = TrainingLoop("even")
     for number in range(4):
         even = scaled(even, rank_of(number), 1 + 0.05 * number)
-    noisy: Loop = loop("noisy", own=1.05)
+    noisy: Loop = TrainingLoop("noisy", own=1.05)
     for number in range(4):
         noisy = scaled(noisy, rank_of(number), 1 + 0.002 * (number % 3))
-    cheap = scaled(loop("cheap", own=1.5), "self_seconds_sum", 0.1)
-    two = scaled(loop("two", own=1.3, ranks=6), rank_of(0), 1.2)
+    cheap = scaled(TrainingLoop("cheap", own=1.5), "self_seconds_sum", 0.1)
+    two = scaled(TrainingLoop("two", own=1.3, ranks=6), rank_of(0), 1.2)
     stories = {
         name: [Stretch(SHORT, said)]
         for name, said in {
-            "one": loop("one", own=1.2),
+            "one": TrainingLoop("one", own=1.2),
             "two": two,
             "even": even,
             "noisy": noisy,
@@ -182,41 +182,44 @@ def test_stragglers_by_self_time(tmp_path: Path) -> None:
 def test_stragglers_of_a_few_ranks(tmp_path: Path, ranks: int) -> None:
     """By their ratio to the fastest rank."""
     stories = {
-        "slow": [Stretch(SHORT, loop("slow", ranks=ranks, own=1.4))],
-        "alike": [Stretch(SHORT, loop("alike", ranks=ranks, own=1.15))],
+        "slow": [Stretch(SHORT, TrainingLoop("slow", ranks=ranks, own=1.4))],
+        "alike": [Stretch(SHORT, TrainingLoop("alike", ranks=ranks, own=1.15))],
     }
     jobs(tmp_path, stories, stragglers("slow", ranks - 1), stragglers("alike"), ranks=ranks)
 
 
 def test_one_rank_has_no_straggler(tmp_path: Path) -> None:
-    jobs(tmp_path, {"alone": [Stretch(SHORT, loop("alone", ranks=1, own=2))]}, stragglers("alone"), ranks=1)
+    jobs(tmp_path, {"alone": [Stretch(SHORT, TrainingLoop("alone", ranks=1, own=2))]}, stragglers("alone"), ranks=1)
 
 
 def test_an_evaluation_of_rank_0_makes_no_straggler(tmp_path: Path) -> None:
     """The other rank of two waits for it outside of what it measures as waiting."""
-    one = loop("uneven", ranks=2, own=1.5)
+    one = TrainingLoop("uneven", ranks=2, own=1.5)
     evaluates = changed(one, r'rank="0".*activity="evaluation"', Ramp(0.0, 0.3))
-    both = changed(loop("both", ranks=2, own=1.5), r'seconds_total{.*activity="evaluation"', Ramp(0.0, 0.3))
+    both = changed(TrainingLoop("both", ranks=2, own=1.5), r'seconds_total{.*activity="evaluation"', Ramp(0.0, 0.3))
     stories = {"uneven": [Stretch(SHORT, evaluates)], "both": [Stretch(SHORT, both)]}
     jobs(tmp_path, stories, stragglers("uneven"), stragglers("both", 1), ranks=2)
 
 
 def test_another_batch_size_is_not_slower(tmp_path: Path) -> None:
     """Steps take twice as long with the same number of tokens per second, on half of the ranks."""
-    before, after = loop("batch"), scaled(loop("batch", speed=0.5), "tokens|flops", 2)
+    before, after = TrainingLoop("batch"), scaled(TrainingLoop("batch", speed=0.5), "tokens|flops", 2)
     half = {key: value for key, value in after.items() if 'rank="2"' not in key and 'rank="3"' not in key}
     stories = {
         "batch": [Stretch(2 * HOUR, before), Stretch(0.7 * HOUR, half)],
-        "evaluates": [Stretch(2 * HOUR, loop("evaluates")), Stretch(0.7 * HOUR, loop("evaluates", trains=0.7))],
+        "evaluates": [
+            Stretch(2 * HOUR, TrainingLoop("evaluates")),
+            Stretch(0.7 * HOUR, TrainingLoop("evaluates", trains=0.7)),
+        ],
     }
     jobs(tmp_path, stories, fired("batch"), fired("evaluates"))
 
 
 def test_jobs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
     """Programs of two teams may have the same name. Their ranks are not compared."""
-    usual = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in loop("slow").items()}
+    usual = {key.replace('job_id="slow"', 'job_id="train.py"'): value for key, value in TrainingLoop("slow").items()}
     slow = scaled(usual, "self_seconds_sum", 1.2)
-    fast = {key.replace('job_id="fast"', 'job_id="train.py"'): value for key, value in loop("fast").items()}
+    fast = {key.replace('job_id="fast"', 'job_id="train.py"'): value for key, value in TrainingLoop("fast").items()}
     jobs(
         tmp_path,
         {"slow": [Stretch(SHORT, slow)], "fast": [Stretch(SHORT, fast)]},
@@ -228,7 +231,7 @@ def test_jobs_of_one_name_are_kept_apart(tmp_path: Path) -> None:
 
 def test_what_is_recorded(tmp_path: Path) -> None:
     """Of the last minutes, by job."""
-    story = [Stretch(2 * HOUR, loop("job", trains=0.8))]
+    story = [Stretch(2 * HOUR, TrainingLoop("job", trains=0.8))]
     values = {
         "job:ranks:count": 4,
         "job:step:seconds": 0.5,

@@ -91,6 +91,7 @@ def main() -> int:
             try:
                 words = CASES[name](running)
                 until(running.settled, 60, "that all pods run again")
+                running.end()
                 print(f"{name}: {words}; {check(running, jobs)}", flush=True)
             except (AssertionError, OSError, HTTPException, Refused) as error:
                 failures.append(name)
@@ -98,8 +99,6 @@ def main() -> int:
                 running.kill_all()
                 running.reset()
                 until(running.settled, 120, "that all pods run again")
-            else:
-                running.end()
     return 1 if failures else 0
 
 

@@ -132,8 +132,8 @@ class Fleet:
         """End the controllers that run."""
         for process in self.processes.values():
             process.terminate()
-        for process in self.processes.values():
-            assert process.wait(60) == 0
+        codes = {which: process.wait(60) for which, process in self.processes.items()}
+        assert not any(codes.values()), f"exit codes of the controllers: {codes}"
         self.processes.clear()
 
     def kill(self, which: int) -> None:

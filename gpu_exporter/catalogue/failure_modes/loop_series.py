@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Ramp
@@ -15,40 +17,52 @@ TOKENS_PER_SECOND, FLOPS_PER_SECOND, PEAK, DATA_SHARE = 8000.0, 4e14, 1e15, 0.02
 # What the counters have reached, in seconds of training.
 PAST = 500.0
 
-Loop = Mapping[str, "float | Ramp"]
 
-
-def loop(
-    name: str,
-    *,
-    ranks: int = 4,
-    own: float = 1.0,
-    trains: float = 1.0,
-    speed: float = 1.0,
-    since: float | None = None,
-) -> Loop:
-    """Return the series of a job of this name, whose ranks have the GPUs of a node of this name.
+@dataclass(frozen=True)
+class TrainingLoop(Mapping[str, "float | Ramp"]):
+    """The series of a job of this name, whose ranks have the GPUs of a node of this name.
 
     The last rank has `own` times the usual self time. `trains` is the share of time in training; the rest is in
     evaluations. `speed` is that of the steps. `since`: the time of the last step, if there are no steps any more.
+    A server, which injects nothing, does not need the series; they are made when they are read first.
     """
-    series: dict[str, float | Ramp] = {}
-    for rank in range(ranks):
-        labels = f'job_id="{name}",rank="{rank}",gpu="{rank}",UUID="GPU-{name}-{rank}"'
-        grows = 0.0 if since is not None else trains
-        for key, per_second in _counters(own if rank == ranks - 1 else 1.0, speed):
-            if key[0] == f"{m.JOB_STEP}_bucket" and rank:
-                continue  # all ranks have the same, so that of one is enough
-            series[_key(*key, labels)] = Ramp(PAST * per_second, grows * per_second)
-        series[_key(m.JOB_ACTIVITY.name, 'activity="evaluation"', labels)] = Ramp(0.0, 1 - trains)
-        for metric in m.JOB_NOW:
-            ((label, activity),) = metric.labels
-            series[_key(metric.name, f'{label}="{activity}"', labels)] = float(activity == TRAINING)
-        series[_key(m.JOB_STEPPED_AT.name, "", labels)] = Ramp(0.0, 1.0) if since is None else since
-        series[_key(m.JOB_STARTED_AT.name, "", labels)] = -PAST
-        series[_key(m.JOB_PEAK.name, "", labels)] = PEAK
-        series[_key(m.JOB_RANK_INFO.name, f'world_size="{ranks}"', labels)] = 1.0
-    return series
+
+    name: str
+    ranks: int = 4
+    own: float = 1.0
+    trains: float = 1.0
+    speed: float = 1.0
+    since: float | None = None
+
+    @cached_property
+    def series(self) -> Mapping[str, float | Ramp]:
+        """The values by name and labels."""
+        series: dict[str, float | Ramp] = {}
+        for rank in range(self.ranks):
+            labels = f'job_id="{self.name}",rank="{rank}",gpu="{rank}",UUID="GPU-{self.name}-{rank}"'
+            grows = 0.0 if self.since is not None else self.trains
+            for key, per_second in _counters(self.own if rank == self.ranks - 1 else 1.0, self.speed):
+                if key[0] == f"{m.JOB_STEP}_bucket" and rank:
+                    continue  # all ranks have the same, so that of one is enough
+                series[_key(*key, labels)] = Ramp(PAST * per_second, grows * per_second)
+            series[_key(m.JOB_ACTIVITY.name, 'activity="evaluation"', labels)] = Ramp(0.0, 1 - self.trains)
+            for metric in m.JOB_NOW:
+                ((label, activity),) = metric.labels
+                series[_key(metric.name, f'{label}="{activity}"', labels)] = float(activity == TRAINING)
+            series[_key(m.JOB_STEPPED_AT.name, "", labels)] = Ramp(0.0, 1.0) if self.since is None else self.since
+            series[_key(m.JOB_STARTED_AT.name, "", labels)] = -PAST
+            series[_key(m.JOB_PEAK.name, "", labels)] = PEAK
+            series[_key(m.JOB_RANK_INFO.name, f'world_size="{self.ranks}"', labels)] = 1.0
+        return series
+
+    def __getitem__(self, key: str) -> float | Ramp:
+        return self.series[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.series)
+
+    def __len__(self) -> int:
+        return len(self.series)
 
 
 def _counters(own: float, speed: float) -> Iterator[tuple[tuple[str, str], float]]:

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import Compare, Limit
-from gpu_exporter.catalogue.failure_modes.loop_series import loop
+from gpu_exporter.catalogue.failure_modes.loop_series import TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
 from gpu_exporter.model.verdict import Action
 
@@ -33,7 +33,7 @@ OF_JOBS = (
         "Job {{ $labels.job_id }} ({job}) has completed no step for {{ $value | humanizeDuration }}",
         "Save the stacks of all ranks before you restart the job (gpu-exporter profile, or py-spy dump). Then look for the "
         "rank that stopped first: its GPU is idle, or it has an alert of its own.",
-        Inject(series=loop("gpujobstalled", since=600.0)),
+        Inject(series=TrainingLoop("gpujobstalled", since=600.0)),
         fleet="job:standstill:seconds > job:stall_limit:seconds",
         keep=2 * MINUTE,
         scope=Scope.FLEET,
@@ -68,7 +68,7 @@ OF_JOBS = (
         "{{ $value | humanizePercentage }} of each step",
         "Which phase of this rank takes longer, and is its data loader slow? See the panels of the training loop. If all of "
         "its phases on the GPU are longer, check the clock and the health of the GPU.",
-        Inject(series=loop("gpujobstraggler", own=1.25)),
+        Inject(series=TrainingLoop("gpujobstraggler", own=1.25)),
         fleet=f"""rank:self_excess:ratio > 0.05
 and
 rank:self_excess:seconds > {_JOB} group_left () job:self_margin:seconds
@@ -109,7 +109,7 @@ job:pause_spread:ratio > 0.05""",
         "Job {{ $labels.job_id }} ({job}) trains at only {{ $value | humanizePercentage }} of its usual speed",
         "What changed: the nodes of the job, its configuration, its data? Compare the phases of a step with those of "
         "yesterday, then look for a straggler and for alerts about its GPUs.",
-        Inject(series=loop("gpujobslower", speed=0.7), series_before=loop("gpujobslower")),
+        Inject(series=TrainingLoop("gpujobslower", speed=0.7), series_before=TrainingLoop("gpujobslower")),
         fleet="avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < 0.8\nand job:speed:per_second",
         keep=15 * MINUTE,
         scope=Scope.FLEET,
@@ -173,7 +173,7 @@ OF_COST = (
         "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of the last hour ({{ $labels.activity }})",
         "evaluation, checkpoint, compile: do it less often, or beside the training. other: restarts, stalls and steps that "
         "were lost; read the log of the job.",
-        Inject(series=loop("gpujobgoodputlow", trains=0.6)),
+        Inject(series=TrainingLoop("gpujobgoodputlow", trains=0.6)),
         fleet="job:lost:ratio > 0.25",
         keep=15 * MINUTE,
         scope=Scope.FLEET,
@@ -205,7 +205,7 @@ OF_COST = (
         Action.NONE,
         "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best hour",
         "Compare the time by activity and by phase with that of the best hour. Each lost percent raises the cost of a token.",
-        Inject(series=loop("gpujobmfudropped", trains=0.77), series_before=loop("gpujobmfudropped")),
+        Inject(series=TrainingLoop("gpujobmfudropped", trains=0.77), series_before=TrainingLoop("gpujobmfudropped")),
         fleet="job:mfu_hour:ratio / max_over_time(job:mfu_hour:ratio[3d]) < 0.8",
         scope=Scope.FLEET,
         requires=LOOP,

@@ -91,13 +91,13 @@ def test_one_step_in_many_is_sampled(torch: Any, gpu: Gpu, time: Time) -> None: 
     assert message["steps"] == 25
     assert sum(message["step"]["counts"]) == 23  # a profiled step is slower than others
     assert message["step"]["sum"] == pytest.approx(23 * 0.8)
-    assert sum(message["self"]["counts"]) == 2
-    assert message["self"]["sum"] == pytest.approx(2 * 0.3)
+    assert sum(message["self"]["counts"]) == 1  # the first profile also sets up CUPTI
+    assert message["self"]["sum"] == pytest.approx(0.3)
 
 
 def test_the_time_in_the_loader_is_self_time(torch: Any, gpu: Gpu, time: Time) -> None:  # noqa: F811
     def slow_loader() -> Any:
-        for _ in range(3):
+        for _ in range(5):
             time.pass_(0.2)
             yield 1
 
