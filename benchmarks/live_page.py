@@ -2,10 +2,11 @@
 
     python -m benchmarks.live_page [--seconds 60] [--rounds 2] [--gpus 8] [--pages 20]
 
-Runs `serve` three times per round, in turn: without the page (`--live-page false`), with it, and with open pages that
-read the stream. It reads the GPUs of this machine or, without any, a fake driver. CPU is a share of one core, at one
-scrape per second; then one scraper makes 1000 scrapes. Exit code 1 if the history costs more than 0.2 % of a core or
-3 MiB, or the pages more than 3 % of a core.
+Runs three exporters per round, side by side: without the page (`--live-page false`), with it, and with open pages that
+read the stream. In turn, their CPU would differ more by what else the machine does than by the page. They read the GPUs
+of this machine or, without any, a fake driver. CPU is a share of one core, at one scrape per second; then one scraper
+makes 1000 scrapes of each, in turn. Exit code 1 if the history costs more than 0.2 % of a core or 3 MiB, or the pages
+more than 3 % of a core.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -44,6 +46,15 @@ class Cost:
     received: int
 
 
+@dataclass(frozen=True)
+class Way:
+    """One way to run the exporter: with so many open pages and these options."""
+
+    name: str
+    pages: int = 0
+    arguments: tuple[str, ...] = ()
+
+
 class Pages:
     """Open pages: each reads the stream on a thread of its own."""
 
@@ -67,18 +78,25 @@ class Pages:
             thread.join(5)
 
 
-def measure(name: str, env: Mapping[str, str], seconds: float, pages: int, *arguments: str) -> Cost:
-    """Measure one way to run the exporter."""
-    port = free_port()
-    with running(exporter_command(port, *arguments), port, env) as exporter:
+def measure(ways: Sequence[Way], env: Mapping[str, str], seconds: float) -> list[Cost]:
+    """Measure some ways to run the exporter side by side."""
+    with ExitStack() as stack:
+        ports = [free_port() for _ in ways]
+        exporters = [
+            stack.enter_context(running(exporter_command(port, *way.arguments), port, env))
+            for way, port in zip(ways, ports, strict=True)
+        ]
         time.sleep(WARM_SECONDS)
-        opened = Pages(port, pages) if pages else None
+        opened = [Pages(port, way.pages) for way, port in zip(ways, ports, strict=True)]
         time.sleep(SETTLED_SECONDS)
-        cpu, rss = cpu_and_memory(exporter, seconds)
-        latency = scrape(port, 1, SCRAPES, PAUSE_SECONDS)
-        if opened:
-            opened.close()
-    return Cost(name, cpu, rss, latency.p50, latency.p99, opened.received if opened else 0)
+        with ThreadPoolExecutor(len(ways)) as pool:
+            costs = list(pool.map(lambda exporter: cpu_and_memory(exporter, seconds), exporters))
+        found = []
+        for way, port, pages, (cpu, rss) in zip(ways, ports, opened, costs, strict=True):
+            latency = scrape(port, 1, SCRAPES, PAUSE_SECONDS)
+            pages.close()
+            found.append(Cost(way.name, cpu, rss, latency.p50, latency.p99, pages.received))
+    return found
 
 
 @contextmanager
@@ -92,24 +110,23 @@ def main() -> int:
     """Measure, print and write; return 1 if a bound is missed."""
     parser = options(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=60, help="how long a run is measured (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each is run, in turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often all are run (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="GPUs of the fake driver (default: %(default)s)")
     parser.add_argument("--pages", type=int, default=20, help="open pages (default: %(default)s)")
     chosen = parser.parse_args()
     run, costs = begin(__name__, chosen), list[Cost]()
-    ways = (("off", 0, ("--live-page", "false")), ("on", 0, ()), ("pages", chosen.pages, ()))
+    ways = (Way("off", arguments=("--live-page", "false")), Way("on"), Way("pages", chosen.pages))
     with environment(chosen.gpus) as env:
         for _ in range(chosen.rounds):
-            for name, pages, arguments in ways:
-                costs.append(measure(name, env, chosen.seconds, pages, *arguments))
-                cost = costs[-1]
+            costs += (of_round := measure(ways, env, chosen.seconds))
+            for cost in of_round:
                 print(
-                    f"{name:<8}{cost.cpu:>8.2%}{cost.rss_mib:>7.1f} MiB{cost.p50:>8.2f}{cost.p99:>7.2f} ms"
+                    f"{cost.name:<8}{cost.cpu:>8.2%}{cost.rss_mib:>7.1f} MiB{cost.p50:>8.2f}{cost.p99:>7.2f} ms"
                     f"{cost.received / 1024:>9.0f} KiB",
                     flush=True,
                 )
-    cpu = {name: median(cost.cpu for cost in costs if cost.name == name) for name, _, _ in ways}
-    memory = {name: median(cost.rss_mib for cost in costs if cost.name == name) for name, _, _ in ways}
+    cpu = {way.name: median(cost.cpu for cost in costs if cost.name == way.name) for way in ways}
+    memory = {way.name: median(cost.rss_mib for cost in costs if cost.name == way.name) for way in ways}
     run.write(
         {
             "stand_in": not gpus(),
