@@ -6,10 +6,9 @@ import ast
 import configparser
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 from gpu_exporter.cli.commands import commands
 
@@ -17,9 +16,14 @@ ROOT = Path(__file__).parent
 while not (ROOT / "Makefile").is_file():  # wherever this file is moved to
     ROOT = ROOT.parent
 FILES = sorted((ROOT / "tests").rglob("*.py"))
-TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in FILES}
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SUFFIXES = (".py", ".md", ".csv", ".yaml", ".json", ".cfg", ".toml", ".sh", ".c")
+
+
+@cache
+def trees() -> Mapping[Path, ast.Module]:
+    """Return the parsed files of all tests. Not at import: to parse them takes seconds."""
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in FILES}
 
 
 def constants(tree: ast.Module) -> Mapping[str, str]:
@@ -79,18 +83,21 @@ def runs(command: str) -> bool:
     return True
 
 
-FIXES = {
-    f"{path}:{line}": message.partition("fix: ")[2]
-    for path, tree in TREES.items()
-    for line, message in messages(tree, constants(tree))
-    if "fix: " in message
-}
+@cache
+def fixes() -> Mapping[str, str]:
+    """Return the fix in each assertion that has one, by its place."""
+    return {
+        f"{path}:{line}": message.partition("fix: ")[2]
+        for path, tree in trees().items()
+        for line, message in messages(tree, constants(tree))
+        if "fix: " in message
+    }
 
 
 def test_each_assertion_of_a_drift_test_ends_with_the_fix() -> None:
     """So that contributors can repair what a test marked `drift` finds."""
     without, marked = [], 0
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and "pytest.mark.drift" in map(ast.unparse, node.decorator_list):
                 marked += 1
@@ -101,12 +108,11 @@ def test_each_assertion_of_a_drift_test_ends_with_the_fix() -> None:
     assert without == [], 'end the message of the assertion with "fix: " and what to do'
 
 
-@pytest.mark.parametrize("fix", sorted(set(FIXES.values())))
-def test_files_and_commands_of_fixes_exist(fix: str) -> None:
+def test_files_and_commands_of_fixes_exist() -> None:
     """Files of the repository, targets of make, subcommands, modules, options of pytest."""
-    places = [place for place, text in FIXES.items() if text == fix]
+    wrong = {place: gone for place, fix in fixes().items() if (gone := missing(fix))}
 
-    assert missing(fix) == [], f"name what exists in {', '.join(places)}"
+    assert wrong == {}, "name what exists"
 
 
 def test_missing_files_and_commands_are_found() -> None:

@@ -42,6 +42,7 @@ def _at(value: object, second: float) -> float:
     return value.start + value.per_second * second if isinstance(value, Ramp) else float(value)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", sorted(HOST - {"GpuSharedMemoryFull", "GpuLaunchThreadSaturated"}))
 def test_the_cause_of_a_straggler(tmp_path: Path, cause: str) -> None:
     """CPU limit, neighbours, storage, loader, or NUMA node."""

@@ -24,7 +24,7 @@ from tests.support.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}
 # To find a phase, a recording is read from its start: those of a hundred phases take most of the time.
-LONG_BYTES = 200_000
+LONG_BYTES = 70_000
 QUICK_AND_SLOW = [
     pytest.param(path, phase, marks=[pytest.mark.slow] if path.stat().st_size > LONG_BYTES else [])
     for path, phase in PHASES

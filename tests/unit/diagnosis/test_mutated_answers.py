@@ -95,6 +95,7 @@ def of_exporter(of: random.Random) -> list[Scrape]:
     return [Scrape(1000.0 + 15 * place, parsed(mutated(text(of), of).decode())) for place in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scrapes", [of_prometheus, of_exporter])
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_mutated_answers(scrapes: Callable[[random.Random], list[Scrape]], seed: int) -> None:

@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -97,6 +96,8 @@ def test_wrong_objects_are_detected() -> None:
 @pytest.mark.slow
 def test_objects_of_operators_are_valid() -> None:
     """Against the schemas of Prometheus Operator's and OpenShift's resources."""
+    import jsonschema  # takes a second, which each run of fast tests would pay
+
     found = [each for name in SETS for each in made(name) if each["apiVersion"].split("/")[0] in OPERATED]
     assert {each["kind"].lower() for each in found} == CRDS.keys()
     for each in found:
@@ -126,6 +127,7 @@ def test_common_labels_and_annotations() -> None:
         assert each["metadata"]["annotations"]["owner"] == "gpu", each["kind"]
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "values"),

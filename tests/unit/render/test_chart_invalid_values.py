@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import jsonschema
 import pytest
 from helm_python import Chart, HelmError
 
@@ -91,6 +90,8 @@ def test_the_keys_of_the_web_configuration_are_those_of_the_exporter() -> None:
 
 def test_other_tools_can_read_the_schema() -> None:
     """Editors check values with it, too."""
+    import jsonschema  # takes a second, which each run of fast tests would pay
+
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     validator = jsonschema.Draft7Validator(schema)

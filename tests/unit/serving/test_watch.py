@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
@@ -50,6 +49,8 @@ def snapshot(samples: Sequence[Sample] = (), at: float = 1000.0, *statuses: GpuS
 
 def entries(taken: Snapshot, monitor: Monitor | None = None) -> list[dict[str, Any]]:
     """Return the entries of the GPUs, which agree with the schema."""
+    import jsonschema  # takes a second, which each run of fast tests would pay
+
     monitor = monitor or Monitor(NODE, 1.0)
     monitor.take(taken)
     monitor.watch(taken)
@@ -178,6 +179,8 @@ def test_the_history_is_composed_once_per_point() -> None:
     monitor = Monitor(NODE, 1.0)
 
     def at(when: float) -> dict[str, Any]:
+        import jsonschema  # takes a second, which each run of fast tests would pay
+
         monitor.take(snapshot([Sample(Series(m.SM_ACTIVE, GPU), 0.5)], when))
         body = monitor.history_json()
         assert monitor.history_json() is body
