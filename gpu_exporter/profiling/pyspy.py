@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from pathlib import Path
 
 from gpu_exporter.decoding import printable
@@ -167,7 +168,7 @@ class _Run:
 
 def _limit(pid: int, sampling: Sampling) -> None:
     """Limit what a py-spy that has just started may use."""
-    limits = {resource.RLIMIT_FSIZE: sampling.most_bytes, resource.RLIMIT_CPU: round(sampling.seconds + SLACK_SECONDS)}
+    limits = {resource.RLIMIT_FSIZE: sampling.most_bytes, resource.RLIMIT_CPU: ceil(sampling.seconds + SLACK_SECONDS)}
     if not sampling.native:
         limits[resource.RLIMIT_AS] = MOST_MEMORY_BYTES
     for limit, most in limits.items():
