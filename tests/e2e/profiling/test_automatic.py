@@ -206,15 +206,25 @@ def hangs(driver: FakeDriver, absent: int, pids: list[int]) -> None:
             driver.set("ComputeRunningProcesses", f"{pid}:1000", gpu)
 
 
-def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path) -> None:
+def slurm(folder: Path) -> tuple[str, ...]:
+    """Give four GPUs to one job, as a prolog does, and return the options that read this."""
+    for gpu in range(4):
+        (folder / str(gpu)).write_text("4711\n")
+    return ("--hpc-job-mapping-dir", str(folder))
+
+
+@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm"])
+def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path, scheduler: str) -> None:
     """The stacks of all ranks are taken at once, and the missing rank is named with its line."""
     driver = FakeDriver(tmp_path / "driver", gpus=4)
     uuids = [str(identity(gpu)["UUID"]) for gpu in range(4)]
     kubelet.pods = [pod("trainer", Given("nvidia.com/gpu", uuids), namespace="ml")]
+    (jobs := tmp_path / "jobs").mkdir()
     with ExitStack() as stack:
         ranks = [stack.enter_context(busy_job("loader" if gpu == 2 else "busy", tmp_path)) for gpu in range(4)]
         hangs(driver, 2, [job.pid for job, _ in ranks])
-        owners = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+        of_pods = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+        owners = of_pods if scheduler == "kubernetes" else slurm(jobs)
         settings = options(tmp_path, "--profile", "stall", *owners)
         exporter = serve(*settings, env=driver.environment)
         found = awaited(exporter)
