@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,17 +133,19 @@ def process_summary(profile: ProcessProfile, uuids: Sequence[str]) -> ProfiledPr
     )
 
 
-def odd_ranks(profiles: Sequence[ProcessProfile]) -> tuple[OddRank, ...]:
-    """Return the processes that are elsewhere than all others; none if there is no majority."""
+def odd_ranks(profiles: Sequence[ProcessProfile], waited_for: Collection[int] = ()) -> tuple[OddRank, ...]:
+    """Return the processes that are elsewhere than all others, as `odd_ones` does."""
     return tuple(
-        OddRank(odd.process.pid, odd.process.rank, odd.line, odd.others, odd.others_line) for odd in odd_ones(profiles)
+        OddRank(odd.process.pid, odd.process.rank, odd.line, odd.others, odd.others_line)
+        for odd in odd_ones(profiles, waited_for)
     )
 
 
 def in_words(odd: OddRank) -> str:
     """Return where a process is, and where the others are."""
     rank = f" (rank {odd.rank})" if odd.rank else ""
-    return f"process {odd.pid}{rank} is at {odd.line}, while {odd.others} others are at {odd.others_line}"
+    others = "1 other is" if odd.others == 1 else f"{odd.others} others are"
+    return f"process {odd.pid}{rank} is at {odd.line}, while {others} at {odd.others_line}"
 
 
 def failure(process: Process, error: NotSampled) -> FailedProcess:

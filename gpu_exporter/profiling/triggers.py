@@ -32,7 +32,8 @@ BAD = frozenset({Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
 class Device:
     """A GPU as it is now: the PIDs of its processes, those with most memory first, its job, and what is found.
 
-    `findings` has the name of the class or failure mode that is a reason to profile it.
+    `findings` has the name of the class or failure mode that is a reason to profile it. `is_waited_for`: it does
+    nothing, while the other GPUs of its job wait in a collective.
     """
 
     uuid: str
@@ -40,6 +41,7 @@ class Device:
     pids: tuple[int, ...] = ()
     job: str = ""
     findings: Mapping[Reason, str] = field(default_factory=dict)
+    is_waited_for: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Request:
         ranked = sorted((place, device.index, pid) for device in self.devices for place, pid in enumerate(device.pids))
         chosen = list(dict.fromkeys(pid for _, _, pid in ranked))[:MOST_PROCESSES]
         return {pid: tuple(device.index for device in self.devices if pid in device.pids) for pid in chosen}
+
+    @property
+    def waited_for(self) -> frozenset[int]:
+        """The PIDs on GPUs that do nothing while others wait for them."""
+        return frozenset(pid for device in self.devices if device.is_waited_for for pid in device.pids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,12 @@ OF_NODE = frozenset({Failure.NOT_PERMITTED, Failure.SAMPLER, Failure.DISK})
 
 @dataclass(frozen=True, slots=True)
 class GpuFindings:
-    """What is found about a GPU now: its job, and by reason the name of the class or failure mode."""
+    """What is found about a GPU now: its job, by reason the name of the class or failure mode, and whether the other
+    GPUs of its job wait for it."""
 
     job: str
     findings: Mapping[Reason, str]
+    is_waited_for: bool = False
 
 
 class ProfileWatch(threading.Thread):
@@ -149,7 +151,7 @@ class ProfileWatch(threading.Thread):
             tuple(records.process_summary(profile, _uuids(request, profile.process)) for profile in profiles),
             tuple(records.failure(process, error) for process, error in failed),
             len({pid for device in request.devices for pid in device.pids}) - len(request.pids),
-            records.odd_ranks(profiles),
+            records.odd_ranks(profiles, request.waited_for),
         )
         for odd in summary.odd:
             log.warning("profile: %s", printable(records.in_words(odd), MOST_LINE))
@@ -231,7 +233,7 @@ def devices(gpus: Sequence[GpuSamples], findings: Mapping[str, GpuFindings]) -> 
         pids = tuple(sorted(memory, key=lambda pid: (-memory[pid], pid)))
         about = findings.get(seen.gpu.uuid, GpuFindings("", {}))
         if seen.gpu.uuid:
-            found.append(Device(seen.gpu.uuid, seen.gpu.index, pids, about.job, about.findings))
+            found.append(Device(seen.gpu.uuid, seen.gpu.index, pids, about.job, about.findings, about.is_waited_for))
     return found
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis.current import STRAGGLERS, Current
+from gpu_exporter.diagnosis.current import STRAGGLERS, Current, RankState
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.profile_reason import Reason
@@ -50,7 +50,7 @@ def profile_watch(source: Source, config: Config, monitor: Monitor | None, *, al
 
 def findings(current: Current) -> Mapping[str, GpuFindings]:
     """Return what is a reason to profile a GPU now, by UUID. MIG instances count as their GPU."""
-    jobs = {rank.device.uuid: name for name, ranks in current.jobs.items() for rank in ranks}
+    jobs = {rank.device.uuid: (name, rank.state) for name, ranks in current.jobs.items() for rank in ranks}
     found: defaultdict[str, dict[Reason, str]] = defaultdict(dict)
     for device, diagnosis in current.diagnoses.items():
         reasons = found[device.uuid]
@@ -59,4 +59,8 @@ def findings(current: Current) -> Mapping[str, GpuFindings]:
         for match in diagnosis.matches:
             if match.mode.name in REASON_OF:
                 reasons[REASON_OF[match.mode.name]] = match.mode.name
-    return {uuid: GpuFindings(jobs.get(uuid, ""), reasons) for uuid, reasons in found.items()}
+    return {uuid: _about(reasons, *jobs.get(uuid, ("", RankState.UNKNOWN))) for uuid, reasons in found.items()}
+
+
+def _about(reasons: Mapping[Reason, str], job: str, state: RankState) -> GpuFindings:
+    return GpuFindings(job, reasons, state is RankState.WAITED_FOR)

@@ -67,7 +67,7 @@ export function whereabouts(profile, gpu) {
   });
   for (const odd of profile?.odd ?? []) {
     const name = `Process ${odd.pid}${odd.rank && ` (rank ${odd.rank})`}`;
-    sentences.push(element("p", { class: "where" }, element("strong", {}, `${name} is elsewhere: `), "at ", element("code", {}, odd.line), `, while ${odd.others} others are at `, element("code", {}, odd.others_line)));
+    sentences.push(element("p", { class: "where" }, element("strong", {}, `${name} is elsewhere: `), "at ", element("code", {}, odd.line), `, while ${odd.others === 1 ? "1 other is" : `${odd.others} others are`} at `, element("code", {}, odd.others_line)));
   }
   return sentences.length ? sentences : null;
 }
