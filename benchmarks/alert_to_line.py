@@ -94,9 +94,9 @@ def hang(folder: Path, running: Sequence[subprocess.Popen[bytes]], exporter: Exp
     profile = wait(lambda: exporter.profile("stall"), 20) if stalls else None
     case.seconds["profile"] = _since(begin)
     if not profile:
-        gpu = exporter.gpu(0)
-        findings = [each["name"] for each in gpu["findings"]]
-        case.problem = f"class {gpu['class']}, findings {findings}, but no profile; {exporter.log()}"
+        seen = exporter.gpu(0)
+        findings = [each["name"] for each in seen["findings"]]
+        case.problem = f"class {seen['class']}, findings {findings}, but no profile; {exporter.log()}"
         return case
     case.line = next((odd["line"] for odd in profile["odd"] if odd["rank"] == str(last)), "")
     sampled = sorted(process["rank"] for process in profile["processes"])

@@ -50,7 +50,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
             torch.distributed.all_reduce(parameter.grad)
     optimizer.step()
     optimizer.zero_grad()
-    return loss.item()
+    return float(loss.item())
 
 
 def train() -> None:

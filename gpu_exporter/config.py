@@ -37,7 +37,7 @@ from gpu_exporter.inputs import (
 )
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
 from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
 ENV_PREFIX = "GPU_EXPORTER_"
@@ -134,7 +134,7 @@ class Config:
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
-    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in Reason)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
+    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in AUTOMATIC)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
     profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
     profile_users: tuple[str, ...] = _setting(PROFILES, "Users of --web.config.file who may see profiles, which show code, separated by commas.", names, "")
     profile_dir: Path         = _setting(PROFILES, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")

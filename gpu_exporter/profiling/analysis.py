@@ -28,7 +28,7 @@ GZIP = b"\x1f\x8b"
 
 
 def analyze(taken: Sequence[TakenTrace], outputs: Collection[str]) -> Mapping[str, bytes]:
-    """Return the outputs of the analysis by name: text, json, folded, pprof and report. Raises GpuExporterError."""
+    """Return the outputs of the analysis by name, which are those of `analysis_child`. Raises GpuExporterError."""
     names = {f"/proc/self/fd/{trace.descriptor}": f"process {trace.process.pid}" for trace in taken}
     size = sum(os.fstat(trace.descriptor).st_size for trace in taken)
     seconds = CPU_SECONDS + size // BYTES_PER_SECOND

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -14,9 +15,10 @@ from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.decoding import gunzip, json_as
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, NotSampled
+from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
 from gpu_exporter.profiling.ranks import odd_ones
-from gpu_exporter.profiling.result import ProcessProfile
+from gpu_exporter.profiling.result import ProcessProfile, process_profile
+from gpu_exporter.profiling.stacks import unfolded
 
 MOST_LINES, MOST_STACKS = 3, 2000
 # Of the stacks of one process, as text; and of a file, packed and unpacked.
@@ -79,11 +81,20 @@ class OddRank:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTime:
+    """GPU time of the kernels of one class on a GPU (UUID), in seconds of a trace."""
+
+    gpu: str
+    kernel_class: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """A profile without its stacks: when it was taken (unix seconds), why, of which GPUs (UUIDs and indices).
 
     `left_out` counts processes beyond the limit. `odd` are those that are elsewhere than all others: in a hang, the
-    missing ranks.
+    missing ranks. Only a trace has `kernels`; its processes have no samples and no causes.
     """
 
     id: str
@@ -98,20 +109,34 @@ class Summary:
     failed: tuple[FailedProcess, ...] = ()
     left_out: int = 0
     odd: tuple[OddRank, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON."""
         return dict(msgspec.to_builtins(self))
 
 
+class StackKind(Enum):
+    """What the seconds of stacks are: of threads, of a GPU by what launched its work, or of a GPU that was idle."""
+
+    WALL = "wall"
+    GPU = "gpu"
+    IDLE = "idle"
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
-    """The folded stacks of a process with seconds, the most costly first. `left_out` are seconds of further stacks."""
+    """The folded stacks of a process with seconds, the most costly first. `left_out` are seconds of further stacks.
+
+    `workers` is the number of its child processes, whose stacks begin with `workers`.
+    """
 
     pid: int
     gpus: tuple[int, ...]
     stacks: Mapping[str, float]
     left_out: float = 0.0
+    kind: StackKind = StackKind.WALL
+    workers: int = 0
 
 
 def process_summary(profile: ProcessProfile, uuids: Sequence[str]) -> ProfiledProcess:
@@ -131,6 +156,11 @@ def process_summary(profile: ProcessProfile, uuids: Sequence[str]) -> ProfiledPr
     return ProfiledProcess(
         process.pid, process.uid, process.command, process.rank, tuple(uuids), profile.samples, causes
     )
+
+
+def traced_process(process: Process, uuids: Sequence[str]) -> ProfiledProcess:
+    """Return a process that recorded a trace, which says nothing about its main thread as a whole."""
+    return ProfiledProcess(process.pid, process.uid, process.command, process.rank, tuple(uuids), 0, ())
 
 
 def odd_ranks(profiles: Sequence[ProcessProfile], waited_for: Collection[int] = ()) -> tuple[OddRank, ...]:
@@ -155,14 +185,28 @@ def failure(process: Process, error: NotSampled) -> FailedProcess:
 
 def process_stacks(profile: ProcessProfile) -> ProcessStacks:
     """Return the most costly stacks of a process."""
+    workers = max((thread.workers for thread in profile.threads), default=0)
+    return bounded_stacks(profile.process, profile.stacks, StackKind.WALL, workers)
+
+
+def bounded_stacks(process: Process, stacks: Mapping[str, float], kind: StackKind, workers: int = 0) -> ProcessStacks:
+    """Return the most costly of these stacks, as many as a file may have."""
     kept, rest, size = dict[str, float](), 0.0, 0
-    for stack, seconds in sorted(profile.stacks.items(), key=lambda item: (-item[1], item[0])):
+    for stack, seconds in sorted(stacks.items(), key=lambda item: (-item[1], item[0])):
         size += len(stack)
         if len(kept) < MOST_STACKS and size <= MOST_TEXT:
-            kept[stack] = round(seconds, 3)
+            kept[stack] = round(seconds, 6)
         else:
             rest += seconds
-    return ProcessStacks(profile.process.pid, profile.process.gpus, kept, round(rest, 3))
+    return ProcessStacks(process.pid, process.gpus, kept, round(rest, 3), kind, workers)
+
+
+def profile_again(process: ProfiledProcess, of: ProcessStacks, sampling: Sampling) -> ProcessProfile:
+    """Return the profile of a process, from what is stored of it."""
+    found = Process(process.pid, 0, process.uid, process.command, process.pid, of.gpus, process.rank)
+    profile = process_profile(found, unfolded(of.stacks, sampling.rate), sampling)
+    threads = tuple(replace(thread, workers=of.workers) if thread.workers else thread for thread in profile.threads)
+    return replace(profile, samples=process.samples, threads=threads)
 
 
 def encode(summary: Summary, stacks: Sequence[ProcessStacks]) -> bytes:

@@ -1,6 +1,6 @@
-"""When to profile which GPU without being asked. Pure: functions of what is seen, of the past, and of the time.
+"""When to profile which GPU, whether or not somebody asks. Pure: functions of what is seen, of the past, and of time.
 
-Only py-spy is used for this: after a trace with stacks, a job stays slower (docs/profile.md).
+Without being asked, only py-spy is used: after a trace with stacks, a job stays slower (docs/profile.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Device:
     """A GPU as it is now: the PIDs of its processes, those with most memory first, its job, and what is found.
 
     `findings` has the name of the class or failure mode that is a reason to profile it. `is_waited_for`: it does
-    nothing, while the other GPUs of its job wait in a collective.
+    nothing, while the other GPUs of its job wait in a collective. `owners` are names of its pod and job.
     """
 
     uuid: str
@@ -42,6 +42,7 @@ class Device:
     job: str = ""
     findings: Mapping[Reason, str] = field(default_factory=dict)
     is_waited_for: bool = False
+    owners: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +54,57 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A profile that the user `by` asks for: of a GPU, of PIDs, and of `owners`, a pod (namespace/name) or a job.
+
+    What is not set does not narrow it. With `trace`, PyTorch records a trace, with `frames` of Python, and `outputs`
+    are those of its analysis.
+    """
+
+    by: str
+    gpu: int | None = None
+    pids: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
+    seconds: float = SECONDS
+    trace: bool = False
+    frames: bool = True
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a profile that somebody asks for is not taken; with a budget, after how many seconds it would be."""
+
+    why: str
+    retry_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A profile to take now. `finding` is the name of what was found; empty for the schedule."""
+    """A profile to take now. `finding` is the name of what was found; empty for the schedule, and if it is `asked`."""
 
     reason: Reason
     finding: str
     devices: tuple[Device, ...]
+    asked: Asked | None = None
 
     @property
     def seconds(self) -> float:
         """How long to sample."""
+        if self.asked:
+            return self.asked.seconds
         return SCHEDULED_SECONDS if self.reason is Reason.SCHEDULE else SECONDS
 
     @property
     def pids(self) -> Mapping[int, tuple[int, ...]]:
         """The PIDs to sample with the indices of their GPUs, at most MOST_PROCESSES: first one of each GPU."""
-        ranked = sorted((place, device.index, pid) for device in self.devices for place, pid in enumerate(device.pids))
+        wanted = self.asked.pids if self.asked else ()
+        ranked = sorted(
+            (place, device.index, pid)
+            for device in self.devices
+            for place, pid in enumerate(device.pids)
+            if pid in wanted or not wanted
+        )
         chosen = list(dict.fromkeys(pid for _, _, pid in ranked))[:MOST_PROCESSES]
         return {pid: tuple(device.index for device in self.devices if pid in device.pids) for pid in chosen}
 
@@ -133,6 +169,27 @@ def _is_due(state: State, device: Device, reason: Reason, rules: Rules, now: flo
         return True
     since = state.since.get((device.uuid, reason))
     return since is not None and now - since >= rules.after
+
+
+def requested(state: State, devices: Sequence[Device], asked: Asked, now: float) -> Request | Refusal:
+    """Return the profile that somebody asks for, or why there is none: it must be of GPUs, and within the budget."""
+    held = tuple(device for device in devices if device.pids and _is_wanted(device, asked))
+    if not held:
+        return Refusal("the driver lists no such process on a GPU of this node")
+    for device in held:
+        waited = now - state.profiled.get(device.uuid, float("-inf"))
+        if waited < GAP_SECONDS:
+            ago, wait = f"GPU {device.index} was profiled {waited:.0f} s ago", GAP_SECONDS - waited
+            return Refusal(f"{ago}, and is at most once in {GAP_SECONDS / 60:.0f} min: wait {wait:.0f} s", wait)
+    return Request(Reason.REQUEST, "", held, asked)
+
+
+def _is_wanted(device: Device, asked: Asked) -> bool:
+    return (
+        asked.gpu in (None, device.index)
+        and (not asked.pids or any(pid in device.pids for pid in asked.pids))
+        and device.owners.issuperset(asked.owners)
+    )
 
 
 def _together(first: Device, devices: Sequence[Device]) -> tuple[Device, ...]:

@@ -16,7 +16,11 @@ from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
 from gpu_exporter.serving.node_state import Since
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from gpu_exporter.profiling.triggers import Asked, Refusal
     from gpu_exporter.profiling.views import ProfileViews
+    from gpu_exporter.profiling.watch import Given
     from gpu_exporter.serving.watch.thread import LiveNode
 
 # A page expires after this time, or after this many intervals if that is longer.
@@ -79,7 +83,8 @@ class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
-    exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see.
+    exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see;
+    `ask_profile` has one taken.
     """
 
     node: str
@@ -92,6 +97,7 @@ class Endpoint:
     boot_id: str = ""
     profiles: ProfileViews | None = None
     profile_users: frozenset[str] = frozenset()
+    ask_profile: Callable[[Asked], Future[Given | Refusal]] | None = None
     gpus: Composed = field(default_factory=Composed)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

@@ -106,6 +106,7 @@ class Node:
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
             profiles=profiles.views if profiles else None,
             profile_users=frozenset(config.profile_users),
+            ask_profile=profiles.ask if profiles else None,
         )
 
     @property

@@ -1,0 +1,101 @@
+"""Traces of processes that somebody asked for: what their GPUs did, by kernel class and by stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from gpu_exporter.decoding import json_as
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.profiling import analysis
+from gpu_exporter.profiling.daemon_socket import DaemonSocket
+from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.processes import Process, environment
+from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind, bounded_stacks
+from gpu_exporter.profiling.trace_session import TraceSession, check_socket_folder, socket_folder
+
+COST = (
+    "a trace with Python frames makes a job slower until it ends, by 4 to 20 % when this was measured: without --trace,"
+    " or with --no-stacks, it is not (docs/profile.md)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What traces say: outputs of their analysis by name, kernels and stacks; and the processes that have none."""
+
+    outputs: Mapping[str, bytes]
+    taken: Sequence[Process]
+    kernels: tuple[KernelTime, ...]
+    stacks: Sequence[ProcessStacks]
+    failed: Sequence[tuple[Process, GpuExporterError]]
+
+
+@dataclass(frozen=True, slots=True)
+class _OfDevice:
+    """The answer `device` of the analysis about one GPU of a trace."""
+
+    of: str
+    kernels: Mapping[str, float]
+    gpu: Mapping[str, float]
+    idle: Mapping[str, float]
+
+
+def recorded(session: TraceSession, socket_dir: Path | None = None) -> None:
+    """Have the processes of a session record traces. Raises GpuExporterError if the socket cannot be used."""
+    folder = socket_dir
+    started_with = [environment(session.files, process.pid) for process in session.processes]
+    if folder is None and (folder := socket_folder(started_with)):
+        check_socket_folder(folder, session.processes)
+    with DaemonSocket(folder) as socket:
+        session.run(socket)
+
+
+def trace(
+    processes: Sequence[Process],
+    options: TraceOptions,
+    files: HostFiles,
+    uuids: Mapping[int, str],
+    outputs: Sequence[str],
+    trace_dir: PurePosixPath | None = None,
+) -> Traced:
+    """Take traces of processes, all at the same moment. `uuids` are those of GPUs by index. Never raises for a job."""
+    session = TraceSession(processes, options, files, files.procfs, trace_dir)
+    try:
+        recorded(session)
+        found = analysis.analyze(session.taken, {*outputs, "device"}) if session.taken else {}
+    except GpuExporterError as error:
+        missing = {process.pid for process, _ in session.failed}
+        failed = [(process, error) for process in processes if process.pid not in missing]
+        return Traced({}, (), (), (), [*session.failed, *failed])
+    finally:
+        taken = [each.process for each in session.taken]
+        session.close()
+    by_name = {f"process {process.pid}": process for process in taken}
+    devices = [
+        (by_name[each.of], each)
+        for each in (json_as(list[_OfDevice], found["device"]) if found else ())
+        if each.of in by_name
+    ]
+    return Traced(
+        {name: found[name] for name in outputs if name in found},
+        taken,
+        tuple(kernel for process, device in devices for kernel in _kernels(process, device, uuids)),
+        [stacks for process, device in devices for stacks in _stacks(process, device)],
+        session.failed,
+    )
+
+
+def _kernels(process: Process, device: _OfDevice, uuids: Mapping[int, str]) -> list[KernelTime]:
+    """Return the time of kernels by class. A process with several GPUs numbers them in its own way: it has none."""
+    if len(process.gpus) != 1 or process.gpus[0] not in uuids:
+        return []
+    uuid = uuids[process.gpus[0]]
+    return [KernelTime(uuid, name, round(seconds, 6)) for name, seconds in sorted(device.kernels.items())]
+
+
+def _stacks(process: Process, device: _OfDevice) -> list[ProcessStacks]:
+    kinds = ((StackKind.GPU, device.gpu), (StackKind.IDLE, device.idle))
+    return [bounded_stacks(process, stacks, kind) for kind, stacks in kinds if stacks]
