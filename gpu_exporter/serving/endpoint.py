@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.pages import Pages
@@ -16,11 +16,7 @@ from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
 from gpu_exporter.serving.node_state import Since
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from gpu_exporter.profiling.triggers import Asked, Refusal
     from gpu_exporter.profiling.views import ProfileViews
-    from gpu_exporter.profiling.watch import Given
     from gpu_exporter.serving.watch.thread import LiveNode
 
 # A page expires after this time, or after this many intervals if that is longer.
@@ -73,6 +69,14 @@ class Health:
         return f"no GPU has been read for {age:.1f} s: `gpu-exporter doctor` says why" if age >= 3 * period else ""
 
 
+class Reply(NamedTuple):
+    """The answer to somebody who asks for a profile: JSON, or a line of text why there is none, with another status."""
+
+    status: int
+    body: bytes
+    retry_seconds: float = 0.0
+
+
 def never() -> bool:
     """Return False: real sources never simulate a dead exporter."""
     return False
@@ -84,7 +88,7 @@ class Endpoint:
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
     exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see;
-    `ask_profile` has one taken.
+    `ask_profile` has one taken, with the arguments of a URL, for a user.
     """
 
     node: str
@@ -97,7 +101,7 @@ class Endpoint:
     boot_id: str = ""
     profiles: ProfileViews | None = None
     profile_users: frozenset[str] = frozenset()
-    ask_profile: Callable[[Asked], Future[Given | Refusal]] | None = None
+    ask_profile: Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]] | None = None
     gpus: Composed = field(default_factory=Composed)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

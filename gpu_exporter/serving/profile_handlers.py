@@ -90,22 +90,11 @@ class Profiles(_OfProfiles):
         if is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
             await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
             return
-        from gpu_exporter.profiling.triggers import Refusal
-        from gpu_exporter.serving.profiles import asked, given
-
-        names = self.request.query_arguments
-        try:
-            question = asked({name: self.get_query_arguments(name) for name in names}, self.user or "token")
-        except ValueError as error:
-            await self.send(f"{error}\n", TEXT, 400)
-            return
-        answer = await asyncio.wrap_future(ask(question))
-        if isinstance(answer, Refusal):
-            if answer.retry_seconds:
-                self.set_header("Retry-After", str(math.ceil(answer.retry_seconds)))
-            await self.send(f"{answer.why}\n", TEXT, 429 if answer.retry_seconds else 409)
-        else:
-            await self.send(await asyncio.get_running_loop().run_in_executor(None, given, answer), JSON)
+        arguments = {name: self.get_query_arguments(name) for name in self.request.query_arguments}
+        reply = await ask(arguments, self.user or "token")
+        if reply.retry_seconds:
+            self.set_header("Retry-After", str(math.ceil(reply.retry_seconds)))
+        await self.send(reply.body, JSON if reply.status == 200 else TEXT, reply.status)
 
 
 class Pprof(_OfProfiles):

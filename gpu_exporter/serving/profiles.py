@@ -5,6 +5,7 @@ Imported only with `--profile`.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections import defaultdict
@@ -22,8 +23,9 @@ from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.model.source import Source
 from gpu_exporter.profiling.sampler import RemoteSampler, local_sampler
 from gpu_exporter.profiling.store import Bounds, ProfileStore
-from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, Asked, Rules
+from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, Asked, Refusal, Rules
 from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch
+from gpu_exporter.serving.endpoint import Reply
 from gpu_exporter.serving.watch.monitor import Monitor
 from gpu_exporter.sources.choice import is_remote
 
@@ -116,7 +118,19 @@ def number(text: str, least: int, most: int) -> int:
     return int(text)
 
 
-def given(answer: Given) -> bytes:
-    """Return the answer to somebody who asked for a profile, as JSON."""
+async def ask(watch: ProfileWatch, arguments: Mapping[str, Sequence[str]], by: str) -> Reply:
+    """Have a profile taken for a user, as the arguments of a URL say. Returns it, or why there is none."""
+    try:
+        question = asked(arguments, by)
+    except ValueError as error:
+        return Reply(400, f"{error}\n".encode())
+    answer = await asyncio.wrap_future(watch.ask(question))
+    if isinstance(answer, Refusal):
+        return Reply(429 if answer.retry_seconds else 409, f"{answer.why}\n".encode(), answer.retry_seconds)
+    # Not on this thread: scrapes would wait for a large answer.
+    return Reply(200, await asyncio.get_running_loop().run_in_executor(None, _as_json, answer))
+
+
+def _as_json(answer: Given) -> bytes:
     outputs = {name: base64.b64encode(content).decode() for name, content in answer.outputs.items()}
     return msgspec.json.encode({"profile": answer.summary, "stacks": answer.stacks, "outputs": outputs})
