@@ -28,6 +28,7 @@ from benchmarks.alert_to_line_setup import Exporter, Gpus, fake_gpus, go, job, s
 LOADER_LINE, MISSING_LINE = "load_batch", "next_shard"
 WAITING_CLASSES = ("host-bound", "data-loading-bound")
 STALL, ALERTS = "GpuCollectiveStall", ("GpuDataLoadingBound", "GpuHostBound")
+KERNELS = "gpu_kernel_class_seconds_total{"
 SLURM_JOB = "4711"
 # What the last case takes: the start of its job, the window of the diagnosis, and the profile.
 HANG_SECONDS = 48.0
@@ -72,12 +73,15 @@ def slow_loader(folder: Path, process: subprocess.Popen[bytes], exporter: Export
 
 
 def traced(process: subprocess.Popen[bytes], exporter: Exporter) -> Case:
-    """Request a trace from the job, as a person does."""
+    """Have the exporter request a trace from the job, because a person asks for it."""
     case, begin = Case("slow loader, trace"), time.monotonic()
-    ran = exporter.run("profile", "--trace", "--pid", str(process.pid))
+    ran = exporter.run("profile", "--trace", "--pid", str(process.pid), *exporter.login())
     case.seconds["trace"] = _since(begin)
     case.line = next((line.strip() for line in ran.stdout.splitlines() if LOADER_LINE in line), "")
-    case.problem = "" if case.line else (ran.stderr or ran.stdout).strip()[-300:]
+    if not case.line:
+        case.problem = (ran.stderr or ran.stdout).strip()[-300:]
+    elif not wait(lambda: KERNELS in (exporter.get("/metrics") or ""), 10):
+        case.problem = f"/metrics has no {KERNELS}"
     return case
 
 

@@ -111,6 +111,11 @@ class Summary:
     odd: tuple[OddRank, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
 
+    @property
+    def is_trace(self) -> bool:
+        """Whether processes recorded traces; otherwise their stacks were sampled."""
+        return not self.rate
+
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON."""
         return dict(msgspec.to_builtins(self))

@@ -13,7 +13,8 @@ from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, Sampling
 
 # A GPU is profiled at most once in this time. A stall counts only against earlier stalls: a job that hangs cannot be
-# slowed down, and its stacks may be gone a minute later.
+# slowed down, and its stacks may be gone a minute later. A trace counts only against earlier traces: a person asks for
+# it because of the stacks that were just sampled.
 GAP_SECONDS = 600.0
 # py-spy samples for whole seconds.
 SECONDS, SCHEDULED_SECONDS = 5.0, 1.0
@@ -124,6 +125,7 @@ class State:
     since: Mapping[tuple[str, Reason], float] = field(default_factory=dict)
     profiled: Mapping[str, float] = field(default_factory=dict)
     stalled: Mapping[str, float] = field(default_factory=dict)
+    traced: Mapping[str, float] = field(default_factory=dict)
     avoided: tuple[tuple[int, str], ...] = ()
     ended: tuple[tuple[int, str], ...] = ()
 
@@ -177,7 +179,8 @@ def requested(state: State, devices: Sequence[Device], asked: Asked, now: float)
     if not held:
         return Refusal("the driver lists no such process on a GPU of this node")
     for device in held:
-        waited = now - state.profiled.get(device.uuid, float("-inf"))
+        last = state.traced if asked.trace else state.profiled
+        waited = now - last.get(device.uuid, float("-inf"))
         if waited < GAP_SECONDS:
             ago, wait = f"GPU {device.index} was profiled {waited:.0f} s ago", GAP_SECONDS - waited
             return Refusal(f"{ago}, and is at most once in {GAP_SECONDS / 60:.0f} min: wait {wait:.0f} s", wait)
@@ -209,4 +212,8 @@ def finish(state: State, request: Request, failed: Sequence[tuple[Process, Failu
     avoided = tuple(dict.fromkeys((*state.avoided, *bad, *(ended & {*state.ended}))))[-MOST_AVOIDED:]
     once = tuple(dict.fromkeys((*state.ended, *ended)))[-MOST_AVOIDED:]
     stalled = {**state.stalled, **took} if request.reason is Reason.STALL else state.stalled
-    return replace(state, profiled={**state.profiled, **took}, stalled=stalled, avoided=avoided, ended=once)
+    is_trace = request.asked is not None and request.asked.trace
+    traced = {**state.traced, **took} if is_trace else state.traced
+    return replace(
+        state, profiled={**state.profiled, **took}, stalled=stalled, traced=traced, avoided=avoided, ended=once
+    )

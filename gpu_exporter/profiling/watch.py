@@ -151,7 +151,7 @@ class ProfileWatch(threading.Thread):
 
     def _take(self, request: Request) -> Given:
         """Take a profile, and store it with whatever failed."""
-        at, before = time.time(), self._state.profiled
+        at, before = time.time(), self._state
         # Whatever happens now, it is not tried again at once.
         self._state = triggers.finish(self._state, request, (), self._clock())
         processes, failed = self._taker.processes(request, self._state)
@@ -161,7 +161,7 @@ class ProfileWatch(threading.Thread):
             self._taker.take(request, processes, taken)
         self._state = triggers.finish(self._state, request, taken.failures, self._clock())
         if request.asked and not taken.succeeded:  # a person may try again
-            self._state = replace(self._state, profiled=before)
+            self._state = replace(self._state, profiled=before.profiled, traced=before.traced)
         self._report(taken.failed, succeeded=taken.succeeded)
         self._series.count(request.reason, taken.failures, succeeded=taken.succeeded)
         summary = self._summary(request, at, taken)
@@ -253,6 +253,7 @@ def remembered(summaries: Sequence[Summary], now: float, monotonic: float) -> St
         at = monotonic - max(0.0, now - summary.at)
         gpus = tuple(Device(uuid, index) for uuid, index in zip(summary.uuids, summary.gpus, strict=False))
         failed = [(Process(each.pid, 0, each.uid, each.command, each.pid), each.reason) for each in summary.failed]
-        request = Request(summary.reason, summary.finding, gpus)
+        asked = Asked("", trace=True) if summary.is_trace else None
+        request = Request(summary.reason, summary.finding, gpus, asked)
         state = triggers.finish(state, request, failed, at)
     return state

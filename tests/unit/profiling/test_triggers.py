@@ -197,3 +197,14 @@ def test_a_person_has_the_same_budget() -> None:
     assert isinstance(refusal, Refusal)
     assert (refusal.why.startswith("GPU 0 was profiled 300 s ago"), refusal.retry_seconds) == (True, 300.0)
     assert isinstance(requested(state, [device], Asked("mia"), 100.0 + GAP_SECONDS), Request)
+
+
+def test_a_trace_counts_only_against_traces() -> None:
+    """A person asks for it because of the stacks that were just sampled."""
+    device, asked = gpu(0), Asked("mia", trace=True)
+    state = finish(State(), Request(Reason.HOST_BOUND, "host-bound", (device,)), (), 100.0)
+    request = requested(state, [device], asked, 101.0)
+    assert isinstance(request, Request)
+    state = finish(state, request, (), 110.0)
+    assert isinstance(requested(state, [device], asked, 111.0), Refusal)
+    assert after(1e6, gpu(0, HOST_BOUND), rules=WITHOUT_SCHEDULE, state=state)
