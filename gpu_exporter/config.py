@@ -142,7 +142,7 @@ class Config:
     profile_socket: Path | None = _setting(PROFILES, "Unix socket of `gpu-exporter sampler`, which then samples instead of the exporter.", Path)
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
-    token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release` and `resume` on this machine use to log in. `serve` writes it.", Path)
+    token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release`, `resume` and `profile` on this machine use to log in. `serve` writes it.", Path)
     log_level: str            = _setting(LOG, "Lowest level to log: debug, info, warning or error.", choice("debug", "info", "warning", "error"), "info")
     log_format: str           = _setting(LOG, "Log format: text, or json with one object per line.", choice("text", "json"), "text")
     schema: Schema            = _setting(COMPATIBLE, "Names of DCGM metrics: classic (as dcgm-exporter up to 4.8.2) or si (as 4.9 and newer, in base units).", schema, "classic")
