@@ -16,7 +16,8 @@ import torch.distributed
 
 FOLDER = sys.argv[1]
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-WIDTH, BATCH = (8192, 4096) if torch.cuda.is_available() else (256, 64)
+# The batch is small, and the products are large: without `slow`, the GPU hardly waits.
+FEATURES, WIDTH, BATCH = (512, 8192, 2048) if torch.cuda.is_available() else (64, 256, 64)
 # A slow batch takes so many times as long as the computation.
 SLOWER = 3
 
@@ -30,7 +31,7 @@ def load_batch(device: str, seconds: float) -> torch.Tensor:
     """Return a batch; on request, slowly."""
     if requested("slow"):
         time.sleep(SLOWER * seconds)
-    return torch.randn(BATCH, WIDTH).to(device)
+    return torch.rand(BATCH, FEATURES).to(device)
 
 
 def next_shard() -> None:
@@ -63,7 +64,9 @@ def train() -> None:
         torch.cuda.set_device(RANK)
     if RANKS > 1:
         torch.distributed.init_process_group("nccl" if cuda else "gloo")
-    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))).to(device)
+    widths = (FEATURES, *[WIDTH] * 5)
+    layers = (torch.nn.Linear(*pair, bias=False, device=device) for pair in zip(widths, widths[1:], strict=False))
+    model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     seconds = 0.05
     while True:
