@@ -7,6 +7,7 @@ and its rank. While the file `slow` exists, the loader takes longer. RANK and WO
 `stuck` exists, the last rank waits in its own code, and never enters the next collective.
 """
 
+import itertools
 import os
 import sys
 import time
@@ -65,7 +66,7 @@ def train() -> None:
     if RANKS > 1:
         torch.distributed.init_process_group("nccl" if cuda else "gloo")
     widths = (FEATURES, *[WIDTH] * 5)
-    layers = (torch.nn.Linear(*pair, bias=False, device=device) for pair in zip(widths, widths[1:], strict=False))
+    layers = (torch.nn.Linear(*pair, bias=False, device=device) for pair in itertools.pairwise(widths))
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     seconds = 0.05
