@@ -116,19 +116,23 @@ def _since(begin: float) -> float:
 
 
 def cases(folder: Path, gpus: Gpus, ranks: int, end: float, *, with_alerts: bool) -> Iterator[Case]:
-    """Run all cases for which there is time until `end`, in monotonic seconds."""
+    """Run all cases for which there is time until `end`, in monotonic seconds. One that fails does not end the others."""
     loader, many = folder / "loader", folder / "ranks"
     with job(many, gpus, ranks) as hanging, job(loader, gpus) as (process,):
-        if not go(loader, [process], 40):
-            yield Case("slow loader", problem="the job does not train")
-            return
+        trains = go(loader, [process], 40)
         # Only now: the first seconds of a job look as if it waited for its host, which would be profiled.
         with serving(folder, gpus, with_alerts=with_alerts) as exporter:
-            if not wait(lambda: exporter.gpu(0)["class"] not in (None, *WAITING_CLASSES), 20):
-                yield Case("slow loader", problem=f"is {exporter.gpu(0)['class']} although it is not slowed")
-                return
-            yield slow_loader(loader, process, exporter, gpus)
-            yield traced(process, exporter)
+            if not trains:
+                yield Case("slow loader", problem="the job does not train")
+            elif not wait(lambda: exporter.gpu(0)["class"] not in (None, *WAITING_CLASSES), 15):
+                seen = exporter.gpu(0)
+                problem = f"is {seen['class']} although it is not slowed: {seen.get('measurements')}"
+                yield Case("slow loader", problem=problem)
+            else:
+                yield slow_loader(loader, process, exporter, gpus)
+            if trains:
+                (loader / "slow").touch()
+                yield traced(process, exporter)
             process.kill()
             process.wait()
             if time.monotonic() > end - HANG_SECONDS:
