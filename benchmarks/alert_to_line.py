@@ -116,7 +116,7 @@ def _since(begin: float) -> float:
 
 
 def cases(folder: Path, gpus: Gpus, ranks: int, end: float, *, with_alerts: bool) -> Iterator[Case]:
-    """Run all cases for which there is time until `end`, in monotonic seconds. One that fails does not end the others."""
+    """Run all cases for which there is time until `end` (monotonic seconds), also after one that failed."""
     loader, many = folder / "loader", folder / "ranks"
     with job(many, gpus, ranks) as hanging, job(loader, gpus) as (process,):
         trains = go(loader, [process], 40)
