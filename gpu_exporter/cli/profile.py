@@ -257,7 +257,7 @@ def _traced(
             for path in analysis.keep(session.taken, places.keep):
                 click.echo(f"gpu-exporter: kept {path}", err=True)
         with Progress("Analysing"):
-            return _Outcome(analysis.analyze(session.taken, wanted) if session.taken else {}, session.errors)
+            return _Outcome(tracing.analysed(session, wanted), session.errors)
     except GpuExporterError as error:
         return _Outcome({}, [*session.errors, error])
     finally:

@@ -96,6 +96,12 @@ class TraceSession:
             for target in self._targets.values():
                 target.file.close()
 
+    def discard(self, taken: TakenTrace, error: GpuExporterError) -> None:
+        """Give up a trace that was taken, but is of no use."""
+        self.taken.remove(taken)
+        os.close(taken.descriptor)
+        self.failed.append((taken.process, error))
+
     def close(self) -> None:
         """Close the files that were taken."""
         while self.taken:

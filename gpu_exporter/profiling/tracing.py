@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -53,6 +53,33 @@ def recorded(session: TraceSession, socket_dir: Path | None = None) -> None:
         session.run(socket)
 
 
+def analysed(session: TraceSession, outputs: Collection[str]) -> Mapping[str, bytes]:
+    """Return the outputs of the analysis of all traces together; empty if there are none.
+
+    A trace that cannot be analysed moves its process from `taken` to `failed`, and spoils no other one.
+    """
+    if not session.taken:
+        return {}
+    try:
+        return analysis.analyze(session.taken, outputs)
+    except GpuExporterError as error:
+        problems = {session.taken[0].process.pid: error} if len(session.taken) == 1 else _problems(session)
+    for taken in [each for each in session.taken if each.process.pid in problems]:
+        session.discard(taken, problems[taken.process.pid])
+    return analysis.analyze(session.taken, outputs) if session.taken else {}
+
+
+def _problems(session: TraceSession) -> Mapping[int, GpuExporterError]:
+    """Return why traces cannot be analysed, each on its own, by PID."""
+    problems = {}
+    for taken in session.taken:
+        try:
+            analysis.analyze([taken], {"device"})
+        except GpuExporterError as error:
+            problems[taken.process.pid] = error
+    return problems
+
+
 def trace(
     processes: Sequence[Process],
     options: TraceOptions,
@@ -65,8 +92,8 @@ def trace(
     session = TraceSession(processes, options, files, files.procfs, trace_dir)
     try:
         recorded(session)
-        found = analysis.analyze(session.taken, {*outputs, "device"}) if session.taken else {}
-    except GpuExporterError as error:
+        found = analysed(session, {*outputs, "device"})
+    except GpuExporterError as error:  # the socket cannot be used
         missing = {process.pid for process, _ in session.failed}
         failed = [(process, error) for process in processes if process.pid not in missing]
         return Traced({}, (), (), (), [*session.failed, *failed])
