@@ -36,10 +36,11 @@ FILES = ("folded", "pprof", "report")
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The outputs by name, and one error for each process that has none."""
+    """The outputs by name, one error for each process that has none, and whether no driver call is stuck."""
 
     outputs: Mapping[str, bytes]
     errors: Sequence[GpuExporterError]
+    clean: bool = True
 
 
 def _file(name: str, text: str) -> Callable[[Any], Any]:
@@ -83,84 +84,75 @@ def profile_command(
     docs/profile.md.
     """
     require_numpy()
-    from gpu_exporter.cli.profile_targets import holding, named
-    from gpu_exporter.profiling import pyspy
-    from gpu_exporter.profiling.kineto_ipc import TraceOptions
     from gpu_exporter.profiling.targets import Wanted
     from gpu_exporter.profiling.tracing import COST
 
     files = {name: path for name in FILES if (path := values.pop(name))}
     wanted = Wanted(values.pop("gpu"), values.pop("pod"), values.pop("job"))
     places = _Places(*(values.pop(name) for name in ("no_stacks", "keep", "socket_dir", "trace_dir")))
-    workers = not values.pop("no_workers")
+    how = _Sampled(rate, native, not values.pop("no_workers"))
     login = {name: values.pop(name) for name in ("url", "user", "password_file", "ca_file", "token_file", *SETTINGS)}
     standalone = values.pop("standalone")
     _refuse(bool(pids), wanted, trace, native, places)
-    length = _length(seconds, trace)
-    outputs = [*files, "json" if as_json else "text"]
+    outputs = (*files, "json" if as_json else "text")
+    request = _Request(pids, wanted, _length(seconds, trace), outputs, places if trace else None, how)
     config = Config(**values)
     if trace and not places.no_stacks:
         click.echo(f"gpu-exporter: {COST}", err=True)
-    own = rate != RATE or native or not workers or places != _Places(places.no_stacks)
-    if not standalone and (outcome := _by_exporter(login, pids, wanted, length, trace, places, outputs, own=own)):
-        _write(outcome.outputs, files)
-        _finish(outcome.errors, True, failed=not outcome.outputs)
-    if not trace:
-        pyspy.program()  # if it is missing, nothing else is asked
-    found = named(pids, config) if pids else holding(wanted, config)
-    outcome = _Outcome({}, ())
-    if found.processes:
-        _audit(trace, found.processes, length)
-        if trace:
-            options = TraceOptions(length, stacks=not places.no_stacks)
-            outcome = _traced(found.processes, options, config, outputs, places)
-        else:
-            outcome = _sampled(found.processes, pyspy.Sampling(length, rate, native, workers), config, outputs)
-        _write(outcome.outputs, files)
-    _finish([*found.errors, *outcome.errors], found.clean, failed=not outcome.outputs)
+    outcome = (None if standalone else _by_exporter(login, request)) or _from_here(request, config)
+    _write(outcome.outputs, files)
+    _finish(outcome)
 
 
-def _by_exporter(
-    login: Mapping[str, Any],
-    pids: Sequence[int],
-    wanted: Wanted,
-    seconds: float,
-    trace: bool,
-    places: _Places,
-    outputs: Sequence[str],
-    *,
-    own: bool,
-) -> _Outcome | None:
-    """Return the profile that the running exporter takes; None to take it here.
+def _by_exporter(login: Mapping[str, Any], request: _Request) -> _Outcome | None:
+    """Return the profile that a running exporter takes; None to take it from here.
 
-    It is asked if there is a login for it. `own`: there are options that only this command has. Raises UsageError and
-    GpuExporterError.
+    It is asked if there is a login for it. Raises UsageError and GpuExporterError.
     """
     from gpu_exporter.cli import profile_exporter
     from gpu_exporter.profiling.triggers import SECONDS
 
-    own = own or (not trace and seconds > SECONDS)
-    if login["url"] and own:
+    trace = request.trace
+    is_own = request.how != _Sampled() or (trace is not None and trace != _Places(trace.no_stacks))
+    is_own = is_own or (trace is None and request.seconds > SECONDS)
+    if login["url"] and is_own:
         raise click.UsageError(
             f"the exporter samples for at most {SECONDS:g} s, and takes no --rate, --native, --no-workers, --keep,"
             " --socket-dir or --trace-dir: leave them out, or leave out --url"
         )
-    if own or not (login["url"] or login["token_file"] or login["user"]):
+    if is_own or not (login["url"] or login["token_file"] or login["user"]):
         return None
-    arguments = [("seconds", f"{seconds:g}s"), *(("pid", str(pid)) for pid in pids)]
-    arguments += [("gpu", str(wanted.gpu))] if wanted.gpu is not None else []
-    arguments += [(name, text) for name, text in (("pod", wanted.pod), ("job", wanted.job)) if text]
+    arguments = profile_exporter.arguments(request.pids, request.wanted, request.seconds)
     if trace:
-        arguments += [("trace", "true"), ("frames", str(not places.no_stacks).lower())]
-        arguments += [("output", name) for name in outputs]
+        arguments += profile_exporter.of_trace(request.outputs, frames=not trace.no_stacks)
     remote = remote_of(**login)
     with Progress(f"Waiting for {remote.url}"):
         answer = profile_exporter.ask(remote, arguments, required=bool(login["url"]))
-    if answer is None:
-        return None
-    profiles = answer.profiles()
-    made = answer.traced if trace else _stack_outputs(profiles, outputs) if profiles else {}
-    return _Outcome(made, answer.errors)
+    profiles = answer.profiles() if answer else []
+    made = _stack_outputs(profiles, request.outputs) if profiles else {}
+    return _Outcome(answer.traced if trace else made, answer.errors) if answer else None
+
+
+def _from_here(request: _Request, config: Config) -> _Outcome:
+    """Return the profile of the processes that this command finds and samples itself."""
+    from gpu_exporter.cli.profile_targets import holding, named
+    from gpu_exporter.profiling import pyspy
+    from gpu_exporter.profiling.kineto_ipc import TraceOptions
+
+    trace, how = request.trace, request.how
+    if not trace:
+        pyspy.program()  # if it is missing, nothing else is asked
+    found = named(request.pids, config) if request.pids else holding(request.wanted, config)
+    outcome = _Outcome({}, ())
+    if found.processes:
+        _audit(bool(trace), found.processes, request.seconds)
+        if trace:
+            options = TraceOptions(request.seconds, stacks=not trace.no_stacks)
+            outcome = _traced(found.processes, options, config, request.outputs, trace)
+        else:
+            sampling = pyspy.Sampling(request.seconds, how.rate, how.native, how.workers)
+            outcome = _sampled(found.processes, sampling, config, request.outputs)
+    return _Outcome(outcome.outputs, [*found.errors, *outcome.errors], found.clean)
 
 
 def _refuse(by_pid: bool, wanted: Wanted, trace: bool, native: bool, places: _Places) -> None:
@@ -183,6 +175,27 @@ class _Places:
     keep: Path | None = None
     socket: Path | None = None
     trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """How stacks are sampled."""
+
+    rate: int = RATE
+    native: bool = False
+    workers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is profiled, for how long, which outputs are made of it, and with `trace` that PyTorch records a trace."""
+
+    pids: tuple[int, ...]
+    wanted: Wanted
+    seconds: float
+    outputs: tuple[str, ...]
+    trace: _Places | None
+    how: _Sampled
 
 
 def _length(seconds: float | None, trace: bool) -> float:
@@ -275,10 +288,11 @@ def _write(outputs: Mapping[str, bytes], files: Mapping[str, Path]) -> None:
             click.echo(content.decode())
 
 
-def _finish(errors: Sequence[GpuExporterError], clean: bool, *, failed: bool) -> None:
+def _finish(outcome: _Outcome) -> None:
     """Print the errors. The command fails if there is no profile at all, with the last error."""
-    for error in errors[: -1 if failed else None]:
+    failed = not outcome.outputs
+    for error in outcome.errors[: -1 if failed else None]:
         click.echo(f"gpu-exporter: {error}", err=True)
     if failed:
-        raise errors[-1]
-    leave(0, clean)
+        raise outcome.errors[-1]
+    leave(0, outcome.clean)

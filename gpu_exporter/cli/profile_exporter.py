@@ -16,6 +16,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.records import ProcessStacks, StackKind, Summary, profile_again
 from gpu_exporter.profiling.result import ProcessProfile
+from gpu_exporter.profiling.targets import Wanted
 
 # An exporter may wait for a job that writes a large trace.
 MOST_SECONDS = 400.0
@@ -49,6 +50,18 @@ class Answer:
             for of in self.stacks
             if of.kind is StackKind.WALL and of.pid in processes
         ]
+
+
+def arguments(pids: Sequence[int], wanted: Wanted, seconds: float) -> list[tuple[str, str]]:
+    """Return what a request for a profile says in its URL."""
+    found = [("seconds", f"{seconds:g}s"), *(("pid", str(pid)) for pid in pids)]
+    found += [("gpu", str(wanted.gpu))] if wanted.gpu is not None else []
+    return found + [(name, text) for name, text in (("pod", wanted.pod), ("job", wanted.job)) if text]
+
+
+def of_trace(outputs: Sequence[str], *, frames: bool) -> list[tuple[str, str]]:
+    """Return what a request for a trace says besides."""
+    return [("trace", "true"), ("frames", str(frames).lower()), *(("output", name) for name in outputs)]
 
 
 def ask(remote: Remote, arguments: Sequence[tuple[str, str]], *, required: bool) -> Answer | None:
