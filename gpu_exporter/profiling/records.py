@@ -191,11 +191,12 @@ def failure(process: Process, error: NotSampled) -> FailedProcess:
 def process_stacks(profile: ProcessProfile) -> ProcessStacks:
     """Return the most costly stacks of a process."""
     workers = max((thread.workers for thread in profile.threads), default=0)
-    return bounded_stacks(profile.process, profile.stacks, StackKind.WALL, workers)
+    kept, rest = most_costly(profile.stacks)
+    return ProcessStacks(profile.process.pid, profile.process.gpus, kept, rest, StackKind.WALL, workers)
 
 
-def bounded_stacks(process: Process, stacks: Mapping[str, float], kind: StackKind, workers: int = 0) -> ProcessStacks:
-    """Return the most costly of these stacks, as many as a file may have."""
+def most_costly(stacks: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """Return the most costly of these stacks, as many as a file may have, and the seconds of the others."""
     kept, rest, size = dict[str, float](), 0.0, 0
     for stack, seconds in sorted(stacks.items(), key=lambda item: (-item[1], item[0])):
         size += len(stack)
@@ -203,7 +204,7 @@ def bounded_stacks(process: Process, stacks: Mapping[str, float], kind: StackKin
             kept[stack] = round(seconds, 6)
         else:
             rest += seconds
-    return ProcessStacks(process.pid, process.gpus, kept, round(rest, 3), kind, workers)
+    return kept, round(rest, 3)
 
 
 def profile_again(process: ProfiledProcess, of: ProcessStacks, sampling: Sampling) -> ProcessProfile:

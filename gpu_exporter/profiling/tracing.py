@@ -13,13 +13,15 @@ from gpu_exporter.profiling import analysis
 from gpu_exporter.profiling.daemon_socket import DaemonSocket
 from gpu_exporter.profiling.kineto_ipc import TraceOptions
 from gpu_exporter.profiling.processes import Process, environment
-from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind, bounded_stacks
+from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind
 from gpu_exporter.profiling.trace_session import TraceSession, check_socket_folder, socket_folder
 
 COST = (
     "a trace with Python frames makes a job slower until it ends, by 4 to 20 % when this was measured; --no-stacks"
     " costs less, and nothing stays of a profile without --trace (docs/profile.md)"
 )
+# What the exporter keeps in memory of an analysis.
+MOST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class _OfDevice:
-    """The answer `device` of the analysis about one GPU of a trace."""
+    """The answer `device` of the analysis about one GPU of a trace: stacks, and seconds of stacks that are left out."""
 
     of: str
     kernels: Mapping[str, float]
-    gpu: Mapping[str, float]
-    idle: Mapping[str, float]
+    gpu: tuple[Mapping[str, float], float]
+    idle: tuple[Mapping[str, float], float]
 
 
 def recorded(session: TraceSession, socket_dir: Path | None = None) -> None:
@@ -53,20 +55,22 @@ def recorded(session: TraceSession, socket_dir: Path | None = None) -> None:
         session.run(socket)
 
 
-def analysed(session: TraceSession, outputs: Collection[str]) -> Mapping[str, bytes]:
-    """Return the outputs of the analysis of all traces together; empty if there are none.
+def analysed(
+    session: TraceSession, outputs: Collection[str], most_bytes: int = analysis.MOST_ANSWER_BYTES
+) -> Mapping[str, bytes]:
+    """Return the outputs of the analysis of all traces together, of at most so many bytes; empty if there are none.
 
     A trace that cannot be analysed moves its process from `taken` to `failed`, and spoils no other one.
     """
     if not session.taken:
         return {}
     try:
-        return analysis.analyze(session.taken, outputs)
+        return analysis.analyze(session.taken, outputs, most_bytes)
     except GpuExporterError as error:
         problems = {session.taken[0].process.pid: error} if len(session.taken) == 1 else _problems(session)
     for taken in [each for each in session.taken if each.process.pid in problems]:
         session.discard(taken, problems[taken.process.pid])
-    return analysis.analyze(session.taken, outputs) if session.taken else {}
+    return analysis.analyze(session.taken, outputs, most_bytes) if session.taken else {}
 
 
 def _problems(session: TraceSession) -> Mapping[int, GpuExporterError]:
@@ -92,7 +96,7 @@ def trace(
     session = TraceSession(processes, options, files, files.procfs, trace_dir)
     try:
         recorded(session)
-        found = analysed(session, {*outputs, "device"})
+        found = analysed(session, {*outputs, "device"}, MOST_BYTES)
     except GpuExporterError as error:  # the socket cannot be used
         missing = {process.pid for process, _ in session.failed}
         failed = [(process, error) for process in processes if process.pid not in missing]
@@ -125,4 +129,4 @@ def _kernels(process: Process, device: _OfDevice, uuids: Mapping[int, str]) -> l
 
 def _stacks(process: Process, device: _OfDevice) -> list[ProcessStacks]:
     kinds = ((StackKind.GPU, device.gpu), (StackKind.IDLE, device.idle))
-    return [bounded_stacks(process, stacks, kind) for kind, stacks in kinds if stacks]
+    return [ProcessStacks(process.pid, process.gpus, *stacks, kind) for kind, stacks in kinds if stacks[0]]
