@@ -83,7 +83,7 @@ def test_an_answer_that_is_too_large_is_not_kept(take: Take) -> None:
     """The exporter allows less than the command."""
     trace = take(SLOW_LOADER.read_bytes())
     with pytest.raises(GpuExporterError, match="the trace cannot be analysed: "):
-        analyze([trace], {"report"}, 1000)
+        analysis.analyze([trace], {"report"}, 1000)
 
 
 def test_the_limits_of_the_child() -> None:
