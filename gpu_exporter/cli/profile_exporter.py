@@ -20,6 +20,7 @@ from gpu_exporter.profiling.targets import Wanted
 
 # An exporter may wait for a job that writes a large trace.
 MOST_SECONDS = 400.0
+MOST_WHY = 400
 BUDGET, OFF = 429, (404, 405)
 
 
@@ -33,8 +34,10 @@ class Answer:
 
     @property
     def errors(self) -> list[GpuExporterError]:
-        """Why processes have no profile, one for each."""
-        return [GpuExporterError(printable(failed.why, 400)) for failed in self.profile.failed]
+        """Why processes have no profile, one for each, or why there is none."""
+        if not (self.profile.failed or self.profile.processes):
+            return [GpuExporterError("the processes ended before they were profiled")]
+        return [GpuExporterError(printable(failed.why, MOST_WHY)) for failed in self.profile.failed]
 
     @property
     def traced(self) -> dict[str, bytes]:

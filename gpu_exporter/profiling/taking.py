@@ -30,7 +30,7 @@ class Taken:
     @property
     def succeeded(self) -> bool:
         """Whether there is anything of at least one process."""
-        return bool(self.profiles or (self.traced and self.traced.outputs))
+        return bool(self.profiles or (self.traced and self.traced.taken))
 
     @property
     def failures(self) -> list[tuple[Process, Failure]]:

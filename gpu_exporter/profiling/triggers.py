@@ -99,15 +99,19 @@ class Request:
     @property
     def pids(self) -> Mapping[int, tuple[int, ...]]:
         """The PIDs to sample with the indices of their GPUs, at most MOST_PROCESSES: first one of each GPU."""
-        wanted = self.asked.pids if self.asked else ()
-        ranked = sorted(
-            (place, device.index, pid)
-            for device in self.devices
-            for place, pid in enumerate(device.pids)
-            if pid in wanted or not wanted
-        )
-        chosen = list(dict.fromkeys(pid for _, _, pid in ranked))[:MOST_PROCESSES]
+        chosen = self._wanted()[:MOST_PROCESSES]
         return {pid: tuple(device.index for device in self.devices if pid in device.pids) for pid in chosen}
+
+    @property
+    def left_out(self) -> int:
+        """The number of processes beyond MOST_PROCESSES."""
+        return max(0, len(self._wanted()) - MOST_PROCESSES)
+
+    def _wanted(self) -> list[int]:
+        """Return the PIDs that are to be sampled, first one of each GPU."""
+        only = self.asked.pids if self.asked else ()
+        ranked = sorted((place, device.index, pid) for device in self.devices for place, pid in enumerate(device.pids))
+        return list(dict.fromkeys(pid for _, _, pid in ranked if pid in only or not only))
 
     @property
     def waited_for(self) -> frozenset[int]:

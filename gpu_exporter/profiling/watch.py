@@ -140,6 +140,8 @@ class ProfileWatch(threading.Thread):
         self, asked: Asked, answer: Future[Given | Refusal], seen: Sequence[GpuSamples], found: Sequence[Device]
     ) -> None:
         """Take the profile that somebody asks for, or refuse it."""
+        if not answer.set_running_or_notify_cancel():
+            return
         request = triggers.requested(self._state, found, asked, self._clock())
         if paused(seen):
             request = Refusal("not profiled while another tool uses the profiling counters of a GPU")
@@ -187,7 +189,7 @@ class ProfileWatch(threading.Thread):
             0 if traced else triggers.RATE,
             tuple(profiled),
             tuple(records.failure(process, error) for process, error in taken.failed),
-            len({pid for device in request.devices for pid in device.pids}) - len(request.pids),
+            request.left_out,
             records.odd_ranks(taken.profiles, request.waited_for),
             traced.kernels if traced else (),
         )
