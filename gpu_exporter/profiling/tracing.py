@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gpu_exporter.decoding import json_as
 from gpu_exporter.host.files import HostFiles
@@ -15,6 +15,7 @@ from gpu_exporter.profiling.kineto_ipc import TraceOptions
 from gpu_exporter.profiling.processes import Process, environment
 from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind
 from gpu_exporter.profiling.trace_session import TraceSession, check_socket_folder, socket_folder
+from gpu_exporter.traces.kernel_classes import CLASS_NAMES
 
 COST = (
     "a trace with Python frames makes a job slower until it ends, by 4 to 20 % when this was measured; --no-stacks"
@@ -90,14 +91,15 @@ def trace(
     files: HostFiles,
     uuids: Mapping[int, str],
     outputs: Sequence[str],
-    trace_dir: PurePosixPath | None = None,
 ) -> Traced:
     """Take traces of processes, all at the same moment. `uuids` are those of GPUs by index. Never raises for a job."""
-    session = TraceSession(processes, options, files, files.procfs, trace_dir)
+    session = TraceSession(processes, options, files, files.procfs)
     try:
         recorded(session)
         found = analysed(session, {*outputs, "device"}, MOST_BYTES)
-    except GpuExporterError as error:  # the socket cannot be used
+        of_devices = json_as(list[_OfDevice], found["device"]) if found else []
+    except (GpuExporterError, ValueError) as problem:
+        error = GpuExporterError(str(problem))
         missing = {process.pid for process, _ in session.failed}
         failed = [(process, error) for process in processes if process.pid not in missing]
         return Traced({}, (), (), (), [*session.failed, *failed])
@@ -105,11 +107,7 @@ def trace(
         taken = [each.process for each in session.taken]
         session.close()
     by_name = {f"process {process.pid}": process for process in taken}
-    devices = [
-        (by_name[each.of], each)
-        for each in (json_as(list[_OfDevice], found["device"]) if found else ())
-        if each.of in by_name
-    ]
+    devices = [(by_name[each.of], each) for each in of_devices if each.of in by_name]
     return Traced(
         {name: found[name] for name in outputs if name in found},
         taken,
@@ -124,7 +122,8 @@ def _kernels(process: Process, device: _OfDevice, uuids: Mapping[int, str]) -> l
     if len(process.gpus) != 1 or process.gpus[0] not in uuids:
         return []
     uuid = uuids[process.gpus[0]]
-    return [KernelTime(uuid, name, round(seconds, 6)) for name, seconds in sorted(device.kernels.items())]
+    known = ((name, seconds) for name, seconds in sorted(device.kernels.items()) if name in CLASS_NAMES)
+    return [KernelTime(uuid, name, round(seconds, 6)) for name, seconds in known]
 
 
 def _stacks(process: Process, device: _OfDevice) -> list[ProcessStacks]:
