@@ -15,15 +15,15 @@ def test_two_ranks_of_slurm_that_hang() -> None:
     """Both are a reason to profile, and the one whose GPU is idle is waited for."""
     taken = snapshots([profiles.HANGING, profiles.ABSENT], "4711", slurm=True)
     waits, missing = (findings(watched(taken).current)[gpu.uuid] for gpu in GPUS[:2])
-    assert (waits.job, waits.owners, waits.is_waited_for) == ("4711", {"4711"}, False)
-    assert (missing.job, missing.owners, missing.is_waited_for) == ("4711", {"4711"}, True)
+    assert (waits.job, waits.owners, waits.is_waited_for) == ("4711", frozenset({"4711"}), False)
+    assert (missing.job, missing.owners, missing.is_waited_for) == ("4711", frozenset({"4711"}), True)
     assert waits.findings[Reason.STALL] == "GpuCollectiveStall"
 
 
 def test_the_owners_of_a_gpu() -> None:
     """A pod is named with its namespace, and by its workload."""
     found = findings(watched(snapshots([profiles.GEMM])).current)[GPUS[0].uuid]
-    assert (found.job, found.owners) == ("", {"ml/train-0", "train"})
+    assert (found.job, found.owners) == ("", frozenset({"ml/train-0", "train"}))
 
 
 def test_what_a_request_says() -> None:
