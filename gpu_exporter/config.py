@@ -37,7 +37,7 @@ from gpu_exporter.inputs import (
 )
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
 from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
 ENV_PREFIX = "GPU_EXPORTER_"
@@ -134,7 +134,7 @@ class Config:
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
-    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in Reason)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
+    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy, without being asked: {', '.join(reason.value for reason in AUTOMATIC)}, or several, separated by commas. Off by default; see docs/profile.md.", reasons, "")
     profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
     profile_users: tuple[str, ...] = _setting(PROFILES, "Users of --web.config.file who may see profiles, which show code, separated by commas.", names, "")
     profile_dir: Path         = _setting(PROFILES, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")
@@ -142,7 +142,7 @@ class Config:
     profile_socket: Path | None = _setting(PROFILES, "Unix socket of `gpu-exporter sampler`, which then samples instead of the exporter.", Path)
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
-    token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release` and `resume` on this machine use to log in. `serve` writes it.", Path)
+    token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release`, `resume` and `profile` on this machine use to log in. `serve` writes it.", Path)
     log_level: str            = _setting(LOG, "Lowest level to log: debug, info, warning or error.", choice("debug", "info", "warning", "error"), "info")
     log_format: str           = _setting(LOG, "Log format: text, or json with one object per line.", choice("text", "json"), "text")
     schema: Schema            = _setting(COMPATIBLE, "Names of DCGM metrics: classic (as dcgm-exporter up to 4.8.2) or si (as 4.9 and newer, in base units).", schema, "classic")

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import read
 from gpu_exporter.model.metric import MetricSet, Schema
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
@@ -205,7 +205,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def reasons(text: str) -> frozenset[Reason]:
     """Parse reasons to profile, separated by commas."""
-    parse = choice(*(reason.value for reason in Reason))
+    parse = choice(*(reason.value for reason in AUTOMATIC))
     return frozenset(Reason(parse(name)) for name in names(text))
 
 

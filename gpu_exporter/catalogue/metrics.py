@@ -315,7 +315,8 @@ JOB_MESSAGES   = Metric("gpu_exporter_job_messages_total", COUNTER, "messages", 
 # --- profiles of the processes on the GPUs, with --profile: py-spy samples their stacks, and profiling/ sums them up ---------------------
 IDLE_CAUSE       = Metric("gpu_idle_cause_ratio",              GAUGE,   "ratio",     "What the main threads of the processes on the GPU did, by cause, as shares of their time; they add up to 1. Sampled: only from the latest profile, of a few seconds, and for an hour after it.", 0, 1, set=PROFILE)
 PROFILED_AT      = Metric("gpu_profile_timestamp_seconds",     GAUGE,   "seconds",   "Unix time in seconds of the profile that gpu_idle_cause_ratio is from.", set=PROFILE)
-PROFILES         = Metric("gpu_exporter_profiles_total",       COUNTER, "profiles",  "Profiles that the exporter took by itself, by reason (docs/profile.md).", entity=NODE, set=PROFILE)
+KERNEL_CLASS     = Metric("gpu_kernel_class_seconds_total",    COUNTER, "seconds",   "GPU time of kernels and copies by class, such as gemm or communication. Sampled: only within the traces that somebody requested, of half a second each; compare classes with each other, not with the clock. Absent before the first trace.", set=PROFILE)
+PROFILES         = Metric("gpu_exporter_profiles_total",       COUNTER, "profiles",  "Profiles that the exporter took, by reason: by itself, or because of a request (docs/profile.md).", entity=NODE, set=PROFILE)
 PROFILE_FAILURES = Metric("gpu_exporter_profile_failures_total", COUNTER, "processes", "Processes that were not profiled although it was time to, by reason; with reason disk also profiles that could not be stored (docs/profile.md).", entity=NODE, set=PROFILE)
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------

@@ -8,18 +8,22 @@ import ssl
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FLAGS
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
-from gpu_exporter.cli.options import Command
+from gpu_exporter.cli.options import Command, F
 from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.greeting import base_url
 from gpu_exporter.serving.security.web_config import parse
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.remote import Remote
 
 SETTINGS = ("address", "web_config_file")
 FLAGS = tuple(f"--{flag(setting)}" for setting in fields(Config) if setting.name in SETTINGS)
@@ -38,6 +42,37 @@ class LocalCommand(Command):
             raise click.UsageError(str(error), ctx) from error
         known = [argument for argument in translated if argument.partition("=")[0] in FLAGS]
         return super().parse_args(ctx, [*known, *args])
+
+
+def remote_options(function: F) -> F:
+    """Add options for the URL of a running exporter and the login, besides the settings `token_file` and SETTINGS."""
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option("--ca-file", type=file, help="File with the CA certificates to verify an https URL."),
+        click.option("--password-file", type=file, help="File with the user's password."),
+        click.option("--user", default="", help="User name to log in with, instead of the token."),
+        click.option(
+            "--url",
+            envvar=f"{ENV_PREFIX}URL",
+            show_envvar=True,
+            help="URL of the running exporter. Default: this machine, with the port of the exporter's setting --address"
+            " and the certificate of its --web.config.file.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def remote_of(
+    *, url: str | None, address: Address, web_config_file: Path | None, ca_file: Path | None, **login: Any
+) -> Remote:
+    """Return the exporter at `url`, else that of this environment. Its own certificate names no CA and no localhost."""
+    from gpu_exporter.diagnosis.remote import Remote
+
+    if url:
+        return Remote(url, ca_file=ca_file, **login)
+    url, certificate = url_and_certificate(address, web_config_file)
+    return Remote(url, ca_file=ca_file, certificate=b"" if ca_file else certificate, **login)
 
 
 def url_and_certificate(address: Address, web_config_file: Path | None) -> tuple[str, bytes]:

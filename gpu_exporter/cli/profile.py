@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpu_exporter.cli.options import OWNER_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, remote_of, remote_options
+from gpu_exporter.cli.options import OWNER_SETTINGS, parsed, settings
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.cli.trace import require_numpy
@@ -28,24 +29,28 @@ if TYPE_CHECKING:
 
 STACK_SECONDS, TRACE_SECONDS = 5.0, 0.5
 MOST_STACK_SECONDS, MOST_TRACE_SECONDS, MOST_RATE = 600.0, 10.0, 1000
+RATE = 50
 # The files that both methods write, by the name of their option.
 FILES = ("folded", "pprof", "report")
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The outputs by name, and one error for each process that has none."""
+    """The outputs by name, one error for each process that has none, and whether no driver call is stuck."""
 
     outputs: Mapping[str, bytes]
     errors: Sequence[GpuExporterError]
+    clean: bool = True
 
 
 def _file(name: str, text: str) -> Callable[[Any], Any]:
     return click.option(name, type=click.Path(path_type=Path, dir_okay=False), help=f"{text} Only you can read it.")
 
 
-@click.command("profile", cls=Command)
-@settings("source", "procfs", *OWNER_SETTINGS, "node_name")
+@click.command("profile", cls=LocalCommand)
+@settings("source", "procfs", *OWNER_SETTINGS, "node_name", "token_file", *SETTINGS)
+@remote_options
+@click.option("--standalone", is_flag=True, help="Profile from here, even if an exporter runs.")
 @click.option("--gpu", type=click.IntRange(0), help="Profile the processes on the GPU with this index.")
 @click.option("--pid", "pids", type=click.IntRange(1), multiple=True, help="Profile this process. May be repeated.")
 @click.option("--pod", default="", metavar="NAMESPACE/NAME", help="Profile the processes of this pod.")
@@ -55,7 +60,7 @@ def _file(name: str, text: str) -> Callable[[Any], Any]:
 @_file("--folded", "Write folded stacks, with microseconds, for flame graphs.")
 @_file("--pprof", "Write a profile for pprof, Pyroscope and Parca.")
 @_file("--report", "Write a page of HTML with flame graphs, without any other file.")
-@click.option("--rate", type=click.IntRange(1, MOST_RATE), default=50, show_default=True, help="Samples per second.")
+@click.option("--rate", type=click.IntRange(1, MOST_RATE), default=RATE, show_default=True, help="Samples per second.")
 @click.option("--native", is_flag=True, help="Sample functions of C and C++, too. This stops the process briefly.")
 @click.option("--no-workers", is_flag=True, help="Do not sample child processes, such as those of a data loader.")
 @click.option("--trace", is_flag=True, help="Have PyTorch record a trace. The job needs KINETO_USE_DAEMON=1.")
@@ -74,34 +79,80 @@ def profile_command(
 
     It samples the stacks of the processes with py-spy, without their cooperation. With --trace, PyTorch itself records
     what the GPU and the host do. Without --gpu, --pid, --pod or --job, it profiles every process that holds a GPU.
+
+    With --url, or with the exporter's --token-file or a --user, the exporter profiles, within its budget: see
+    docs/profile.md.
     """
     require_numpy()
-    from gpu_exporter.cli.profile_targets import holding, named
-    from gpu_exporter.profiling import pyspy
-    from gpu_exporter.profiling.kineto_ipc import TraceOptions
     from gpu_exporter.profiling.targets import Wanted
+    from gpu_exporter.profiling.tracing import COST
 
     files = {name: path for name in FILES if (path := values.pop(name))}
     wanted = Wanted(values.pop("gpu"), values.pop("pod"), values.pop("job"))
     places = _Places(*(values.pop(name) for name in ("no_stacks", "keep", "socket_dir", "trace_dir")))
-    workers = not values.pop("no_workers")
+    how = _Sampled(rate, native, not values.pop("no_workers"))
+    login = {name: values.pop(name) for name in ("url", "user", "password_file", "ca_file", "token_file", *SETTINGS)}
+    standalone = values.pop("standalone")
     _refuse(bool(pids), wanted, trace, native, places)
-    length = _length(seconds, trace)
-    outputs = [*files, "json" if as_json else "text"]
+    outputs = (*files, "json" if as_json else "text")
+    request = _Request(pids, wanted, _length(seconds, trace), outputs, places if trace else None, how)
     config = Config(**values)
+    if trace and not places.no_stacks:
+        click.echo(f"gpu-exporter: {COST}", err=True)
+    outcome = (None if standalone else _by_exporter(login, request)) or _from_here(request, config)
+    _write(outcome.outputs, files)
+    _finish(outcome)
+
+
+def _by_exporter(login: Mapping[str, Any], request: _Request) -> _Outcome | None:
+    """Return the profile that a running exporter takes; None to take it from here.
+
+    It is asked if there is a login for it. Raises UsageError and GpuExporterError.
+    """
+    from gpu_exporter.cli import profile_exporter
+    from gpu_exporter.profiling.triggers import SECONDS
+
+    trace = request.trace
+    is_own = request.how != _Sampled() or (trace is not None and trace != _Places(trace.no_stacks))
+    is_own = is_own or (trace is None and request.seconds > SECONDS)
+    if login["url"] and is_own:
+        raise click.UsageError(
+            f"the exporter samples for at most {SECONDS:g} s, and takes no --rate, --native, --no-workers, --keep,"
+            " --socket-dir or --trace-dir: leave them out, or leave out --url"
+        )
+    if is_own or not (login["url"] or login["token_file"] or login["user"]):
+        return None
+    arguments = profile_exporter.arguments(request.pids, request.wanted, request.seconds)
+    if trace:
+        arguments += profile_exporter.of_trace(request.outputs, frames=not trace.no_stacks)
+    remote = remote_of(**login)
+    with Progress(f"Waiting for {remote.url}"):
+        answer = profile_exporter.ask(remote, arguments, required=bool(login["url"]))
+    profiles = answer.profiles() if answer else []
+    made = _stack_outputs(profiles, request.outputs) if profiles else {}
+    return _Outcome(answer.traced if trace else made, answer.errors) if answer else None
+
+
+def _from_here(request: _Request, config: Config) -> _Outcome:
+    """Return the profile of the processes that this command finds and samples itself."""
+    from gpu_exporter.cli.profile_targets import holding, named
+    from gpu_exporter.profiling import pyspy
+    from gpu_exporter.profiling.kineto_ipc import TraceOptions
+
+    trace, how = request.trace, request.how
     if not trace:
         pyspy.program()  # if it is missing, nothing else is asked
-    found = named(pids, config) if pids else holding(wanted, config)
+    found = named(request.pids, config) if request.pids else holding(request.wanted, config)
     outcome = _Outcome({}, ())
     if found.processes:
-        _audit(trace, found.processes, length)
+        _audit(bool(trace), found.processes, request.seconds)
         if trace:
-            options = TraceOptions(length, stacks=not places.no_stacks)
-            outcome = _traced(found.processes, options, config, outputs, places)
+            options = TraceOptions(request.seconds, stacks=not trace.no_stacks)
+            outcome = _traced(found.processes, options, config, request.outputs, trace)
         else:
-            outcome = _sampled(found.processes, pyspy.Sampling(length, rate, native, workers), config, outputs)
-        _write(outcome.outputs, files)
-    _finish([*found.errors, *outcome.errors], found.clean, failed=not outcome.outputs)
+            sampling = pyspy.Sampling(request.seconds, how.rate, how.native, how.workers)
+            outcome = _sampled(found.processes, sampling, config, request.outputs)
+    return _Outcome(outcome.outputs, [*found.errors, *outcome.errors], found.clean)
 
 
 def _refuse(by_pid: bool, wanted: Wanted, trace: bool, native: bool, places: _Places) -> None:
@@ -124,6 +175,27 @@ class _Places:
     keep: Path | None = None
     socket: Path | None = None
     trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """How stacks are sampled."""
+
+    rate: int = RATE
+    native: bool = False
+    workers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is profiled, for how long, which outputs are made of it, and with `trace` that PyTorch records a trace."""
+
+    pids: tuple[int, ...]
+    wanted: Wanted
+    seconds: float
+    outputs: tuple[str, ...]
+    trace: _Places | None
+    how: _Sampled
 
 
 def _length(seconds: float | None, trace: bool) -> float:
@@ -185,25 +257,20 @@ def _traced(
 ) -> _Outcome:
     """Have processes record traces, all from the same moment on, and analyse them together."""
     from gpu_exporter.host.files import HostFiles
-    from gpu_exporter.profiling import analysis
-    from gpu_exporter.profiling.daemon_socket import DaemonSocket
-    from gpu_exporter.profiling.processes import environment
-    from gpu_exporter.profiling.trace_session import TraceSession, check_socket_folder, socket_folder
+    from gpu_exporter.profiling import analysis, tracing
+    from gpu_exporter.profiling.trace_session import TraceSession
 
     files = HostFiles(config.procfs, config.sysfs)
-    folder = places.socket
-    if folder is None and (folder := socket_folder([environment(files, process.pid) for process in processes])):
-        check_socket_folder(folder, processes)
     trace_dir = PurePosixPath(places.trace) if places.trace else None
     session = TraceSession(processes, options, files, config.procfs, trace_dir)
     try:
-        with DaemonSocket(folder) as socket, Progress("Waiting for traces"):
-            session.run(socket)
+        with Progress("Waiting for traces"):
+            tracing.recorded(session, places.socket)
         if places.keep:
             for path in analysis.keep(session.taken, places.keep):
                 click.echo(f"gpu-exporter: kept {path}", err=True)
         with Progress("Analysing"):
-            return _Outcome(analysis.analyze(session.taken, wanted) if session.taken else {}, session.errors)
+            return _Outcome(tracing.analysed(session, wanted), session.errors)
     except GpuExporterError as error:
         return _Outcome({}, [*session.errors, error])
     finally:
@@ -221,10 +288,11 @@ def _write(outputs: Mapping[str, bytes], files: Mapping[str, Path]) -> None:
             click.echo(content.decode())
 
 
-def _finish(errors: Sequence[GpuExporterError], clean: bool, *, failed: bool) -> None:
+def _finish(outcome: _Outcome) -> None:
     """Print the errors. The command fails if there is no profile at all, with the last error."""
-    for error in errors[: -1 if failed else None]:
+    failed = not outcome.outputs
+    for error in outcome.errors[: -1 if failed else None]:
         click.echo(f"gpu-exporter: {error}", err=True)
     if failed:
-        raise errors[-1]
-    leave(0, clean)
+        raise outcome.errors[-1]
+    leave(0, outcome.clean)

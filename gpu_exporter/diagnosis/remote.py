@@ -39,6 +39,14 @@ class Unreachable(GpuExporterError):
     """No HTTP response came."""
 
 
+class Refused(GpuExporterError):
+    """A response with another status than 200."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class _OtherCertificate(OSError):
     """The server has another certificate than the one that is accepted."""
 
@@ -125,6 +133,10 @@ class Remote:
         """Return the response as one line. Raises GpuExporterError, with the response if it is a refusal."""
         return printable(" ".join(self._text(self._ask("POST", path, MOST_ANSWER_BYTES)).split()), 1000)
 
+    def post_whole(self, path: str, seconds: float) -> str:
+        """Return the body of the response, which must be complete in `seconds`. Raises GpuExporterError."""
+        return self._text(self._ask("POST", path, MOST_BYTES, seconds=seconds))
+
     def get(self, path: str, seconds: float | None = None) -> str:
         """Return the body of the response, which must be complete in `seconds`. Raises GpuExporterError."""
         return self._text(self._ask("GET", path, MOST_BYTES, seconds=seconds))
@@ -173,7 +185,8 @@ class Remote:
         except (OSError, HTTPException, ValueError) as error:
             raise self._failure(error, began=exchange.began) from error
         if response.status != 200:
-            raise GpuExporterError(f"{self.url}: {self._refusal(response, method, path.partition('?')[0])}")
+            refusal = f"{self.url}: {self._refusal(response, method, path.partition('?')[0])}"
+            raise Refused(refusal, response.status)
         return response
 
     def _refusal(self, response: _Response, method: str, path: str) -> str:

@@ -17,7 +17,8 @@ from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import DeviceIdentity, SignalReaders, Window, latest_of
 
 # Families of gpu-exporter by which all its devices are known.
-_IDENTIFYING = (m.UP, m.INFO, m.DOWN, m.HOST_PROCESS, m.POD_INFO, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
+_OF_GPUS = (m.UP, m.INFO, m.DOWN, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
+_IDENTIFYING = (*_OF_GPUS, m.HOST_PROCESS, m.POD_INFO, m.JOB_INFO)
 IDENTIFY = tuple(row.name for row in _IDENTIFYING)
 Signals = Mapping[tuple[Device, Signal], Points]
 

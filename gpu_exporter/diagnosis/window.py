@@ -32,7 +32,8 @@ PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id",
 FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
-        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name, m.HOST_PROCESS.name]
+        + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
+        + [m.HOST_PROCESS.name]
     )
 )
 
@@ -209,8 +210,9 @@ def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[Scrap
 class Identities:
     """All devices with a UUID. What the last scrape says of a device counts.
 
-    Its owner comes from the last scrape that has `DCGM_*` or `gpu_pod_info` series of it; if that scrape has none or
-    several, the device has no owner.
+    Its owner comes from the last scrape that has `DCGM_*`, `gpu_job_info` or `gpu_pod_info` series of it, of which the
+    last counts; if that scrape has none or several, the device has no owner. A snapshot has jobs only in
+    `gpu_job_info`: the label `hpc_job` of other series is added when a page is rendered.
     """
 
     def __init__(self) -> None:
@@ -223,6 +225,7 @@ class Identities:
         """Add the samples of a scrape."""
         devices: dict[DeviceKey, DeviceIdentity] = {}
         from_classic: dict[DeviceKey, Claims] = defaultdict(set)
+        from_job_info: dict[DeviceKey, Claims] = defaultdict(set)
         from_pod_info: dict[DeviceKey, Claims] = defaultdict(set)
         for sample in scrape.samples:
             if not sample.labels.get("UUID"):
@@ -238,14 +241,16 @@ class Identities:
                 devices[whole].process = {
                     name: sample.labels[name] for name in PROCESS_LABELS if sample.labels.get(name)
                 }
-            if sample.name.startswith("DCGM_") or sample.name == m.POD_INFO.name:
+            if sample.name == m.JOB_INFO.name:  # one for each step of a job
+                from_job_info[key].add(("", "", sample.labels.get("job_id", "")))
+            elif sample.name.startswith("DCGM_") or sample.name == m.POD_INFO.name:
                 claim = owner(sample.name, sample.labels)
                 claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic
                 claims[key] |= {claim} if claim else set()
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
             self.seen_at[device] = scrape.at
-        self._owners.update({**from_classic, **from_pod_info})
+        self._owners.update({**from_classic, **from_job_info, **from_pod_info})
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
         """Return the devices in order of node and index."""

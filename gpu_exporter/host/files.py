@@ -18,6 +18,7 @@ class HostFiles:
     """Files of the host below `procfs` and `sysfs`, which may be the host's, mounted elsewhere."""
 
     def __init__(self, procfs: Path, sysfs: Path) -> None:
+        self.procfs = procfs
         self._proc, self._sys = str(procfs), str(sysfs)
 
     def proc(self, path: str, most: int = MOST_BYTES) -> bytes:

@@ -1,4 +1,4 @@
-"""Why the exporter profiles a process without being asked."""
+"""Why the exporter profiles a process."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ class Reason(Enum):
     STRAGGLER = "straggler"
     HOST_BOUND = "host-bound"
     SCHEDULE = "schedule"
+    # A person asked, with `gpu-exporter profile`; it is no reason to profile without being asked.
+    REQUEST = "request"
+
+
+AUTOMATIC = tuple(reason for reason in Reason if reason is not Reason.REQUEST)

@@ -27,19 +27,21 @@ BLOCK_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 
 
-def analyze(taken: Sequence[TakenTrace], outputs: Collection[str]) -> Mapping[str, bytes]:
-    """Return the outputs of the analysis by name: text, json, folded, pprof and report. Raises GpuExporterError."""
+def analyze(
+    taken: Sequence[TakenTrace], outputs: Collection[str], most_bytes: int = MOST_ANSWER_BYTES
+) -> Mapping[str, bytes]:
+    """Return the outputs of the analysis by name, which are those of `analysis_child`. Raises GpuExporterError."""
     names = {f"/proc/self/fd/{trace.descriptor}": f"process {trace.process.pid}" for trace in taken}
     size = sum(os.fstat(trace.descriptor).st_size for trace in taken)
     seconds = CPU_SECONDS + size // BYTES_PER_SECOND
     request = {"traces": names, "outputs": sorted(outputs), "cpu_seconds": seconds}
-    answer = _answer(json.dumps(request), [trace.descriptor for trace in taken], 4.0 * seconds)
+    answer = _answer(json.dumps(request), [trace.descriptor for trace in taken], 4.0 * seconds, most_bytes)
     if error := answer.get("error"):
         raise GpuExporterError(f"the trace cannot be analysed: {printable(error, 300)}")
     return {name: base64.b64decode(text) if name == "pprof" else text.encode() for name, text in answer.items()}
 
 
-def _answer(request: str, descriptors: Sequence[int], seconds: float) -> Mapping[str, str]:
+def _answer(request: str, descriptors: Sequence[int], seconds: float, most_bytes: int) -> Mapping[str, str]:
     """Return what the child prints. Raises GpuExporterError if it ends without an answer."""
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
@@ -56,7 +58,7 @@ def _answer(request: str, descriptors: Sequence[int], seconds: float) -> Mapping
         timer.daemon = True
         timer.start()
         try:
-            content = child.stdout.read(MOST_ANSWER_BYTES + 1)
+            content = child.stdout.read(most_bytes + 1)
         finally:
             timer.cancel()
             child.kill()
@@ -65,7 +67,7 @@ def _answer(request: str, descriptors: Sequence[int], seconds: float) -> Mapping
         errors.seek(0)
         last = errors.read(MOST_ERROR_BYTES).decode("utf-8", "replace").strip().splitlines()
     try:
-        return json_as(dict[str, str], content[:MOST_ANSWER_BYTES])
+        return json_as(dict[str, str], content[:most_bytes])
     except ValueError:
         why = printable(last[-1], 200) if last else "it exceeded its limits of time or memory"
         fix = "use a shorter --seconds, or --no-stacks"

@@ -88,9 +88,31 @@ def _outputs(traces: Sequence[Trace], result: AnalysisResult, outputs: frozenset
         answer["folded"] = "\n".join(folded_lines(result)) + "\n"
     if "pprof" in outputs:
         answer["pprof"] = base64.b64encode(pprof_profile(traces, result)).decode()
+    if "device" in outputs:
+        answer["device"] = json.dumps(_of_devices(traces, result))
     if "report" in outputs:
         answer["report"] = page(traces, result)
     return answer
+
+
+def _of_devices(traces: Sequence[Trace], result: AnalysisResult) -> list[dict[str, Any]]:
+    """Return the time of each GPU of a trace: by kernel class, by stack that launched the work, and idle by stack.
+
+    Of the stacks, only as many as are stored: a job decides how many there are.
+    """
+    from gpu_exporter.profiling.records import most_costly
+    from gpu_exporter.traces.gpu_stacks import gpu_stacks
+
+    positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
+    return [
+        {
+            "of": positions[rank.rank].path,
+            "kernels": {kernels.name: kernels.seconds for kernels in rank.kernel_classes},
+            "gpu": most_costly(gpu_stacks(positions[rank.rank], rank.device)),
+            "idle": most_costly(result.idle_stacks.get(rank.rank, {})),
+        }
+        for rank in result.ranks
+    ]
 
 
 def _named(text: str, names: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.profiling.processes import Process
@@ -25,23 +25,31 @@ class OddOneOut:
     others_line: str
 
 
-def odd_ones(found: Sequence[ProcessProfile]) -> tuple[OddOneOut, ...]:
+def odd_ones(found: Sequence[ProcessProfile], waited_for: Collection[int] = ()) -> tuple[OddOneOut, ...]:
     """Return the processes that are elsewhere, if all others are on the same line nearly all the time.
 
-    These are at most a quarter of the processes, or one.
+    These are at most a quarter of the processes, or one. Without such a majority, as with two ranks, they are those of
+    the PIDs `waited_for`: their GPUs do nothing, while the others wait in a collective.
     """
-    if len(found) < LEAST_PROCESSES:
-        return ()
     lines = [_main_line(profile) for profile in found]
-    (common, count), *_ = Counter(line for line, _ in lines).most_common(1)
-    are_odd = [line != common for line, _ in lines]
-    others = [share for (_, share), is_odd in zip(lines, are_odd, strict=True) if not is_odd]
-    if not common or not 0 < sum(are_odd) <= max(1, len(found) // 4) or min(others) < LEAST_SHARE:
+    common, count = next(iter(Counter(line for line, _ in lines).most_common(1)), ("", 0))
+    if len(found) >= LEAST_PROCESSES and 0 < len(found) - count <= max(1, len(found) // 4):
+        return _elsewhere(found, lines, common)
+    others = {line for profile, (line, _) in zip(found, lines, strict=True) if profile.process.pid not in waited_for}
+    return _elsewhere(found, lines, others.pop()) if len(others) == 1 else ()
+
+
+def _elsewhere(
+    found: Sequence[ProcessProfile], lines: Sequence[tuple[str, float]], common: str
+) -> tuple[OddOneOut, ...]:
+    """Return the processes that are not on the `common` line, if the others are nearly always there."""
+    others = [share for line, share in lines if line == common]
+    if not common or min(others) < LEAST_SHARE:
         return ()
     return tuple(
-        OddOneOut(profile.process, line or "in no frame", count, common)
-        for profile, (line, _), is_odd in zip(found, lines, are_odd, strict=True)
-        if is_odd
+        OddOneOut(profile.process, line or "in no frame", len(others), common)
+        for profile, (line, _) in zip(found, lines, strict=True)
+        if line != common
     )
 
 

@@ -24,6 +24,8 @@ class ProfileSeries:
     def __init__(self) -> None:
         self._taken = Counter[Reason]()
         self._failures = Counter[Failure]()
+        # Seconds in traces, by UUID and kernel class.
+        self._kernels: dict[tuple[str, str], float] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
 
     def count(self, reason: Reason, failed: Sequence[tuple[Process, Failure]], *, succeeded: bool) -> None:
@@ -35,6 +37,12 @@ class ProfileSeries:
     def count_failure(self, failure: Failure) -> None:
         """Count a profile that could not be stored."""
         self._failures[failure] += 1
+
+    def add_kernels(self, summary: Summary) -> None:
+        """Add the GPU time of a trace."""
+        for kernels in summary.kernels:
+            key = (kernels.gpu, kernels.kernel_class)
+            self._kernels[key] = self._kernels.get(key, 0.0) + kernels.seconds
 
     def samples(self, gpus: Sequence[GpuSamples], summaries: Sequence[Summary], now: float) -> Sequence[Sample]:
         """Return the samples of now, in unix seconds."""
@@ -53,6 +61,10 @@ class ProfileSeries:
             yield m.PROFILES, None, (("reason", reason.value),), self._taken[reason]
         for failure in Failure:
             yield m.PROFILE_FAILURES, None, (("reason", failure.value),), self._failures[failure]
+        by_uuid = {seen.gpu.uuid: seen.gpu for seen in gpus}
+        for (uuid, name), seconds in self._kernels.items():
+            if uuid in by_uuid:
+                yield m.KERNEL_CLASS, by_uuid[uuid], (("class", name),), round(seconds, 6)
         for gpu in (seen.gpu for seen in gpus):
             if latest := latest_of(summaries, gpu.uuid, now - SHOWN_SECONDS):
                 yield m.PROFILED_AT, gpu, (), latest.at
@@ -65,6 +77,6 @@ def latest_of(summaries: Sequence[Summary], uuid: str, since: float) -> Summary 
     for summary in reversed(summaries):
         if summary.at < since:
             return None
-        if any(uuid in process.gpus for process in summary.processes):
+        if any(uuid in process.gpus and process.samples for process in summary.processes):
             return summary
     return None

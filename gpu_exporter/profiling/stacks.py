@@ -12,6 +12,8 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.traces.frames import PYTHON_FRAME, is_user_frame, stack_cause_of
 
 MAIN = "MainThread"
+# How folded stacks begin.
+WORKERS, MAIN_THREAD, THREAD = "workers", "main thread", "thread "
 WAITING_SHARE = 0.98
 MOST_NAME, MOST_FRAME, MOST_STACKS = 60, 300, 200_000
 _THREAD = re.compile(r"thread \((?P<id>[0-9a-fA-FxX]+)\)(?:: (?P<name>.*))?", re.DOTALL)
@@ -184,11 +186,25 @@ def _cause_time(cause: TraceCause, lines: Mapping[str, int], total: int, rate: f
     return CauseTime(cause, samples / rate, samples / total, tuple(found))
 
 
+def unfolded(stacks: Mapping[str, float], rate: float) -> tuple[Stack, ...]:
+    """Return the stacks that `folded` has made a text of. All workers count as one."""
+    found = []
+    for text, seconds in stacks.items():
+        thread, *frames = text.split(";")
+        worker = int(thread == WORKERS and bool(frames))
+        if worker:
+            thread, *frames = frames
+        is_main = thread == MAIN_THREAD
+        name = MAIN if is_main else thread.removeprefix(THREAD)
+        found.append(Stack(name, is_main, tuple(frames), max(1, round(seconds * rate)), worker))
+    return tuple(found)
+
+
 def folded(stacks: Sequence[Stack], rate: float) -> dict[str, float]:
     """Return seconds by folded stack: the thread, then the frames from the outermost to the innermost."""
     found: dict[str, float] = defaultdict(float)
     for stack in stacks:
-        thread = "main thread" if stack.is_main else f"thread {stack.thread}"
-        names = (*(("workers",) if stack.worker else ()), thread, *stack.frames)
+        thread = MAIN_THREAD if stack.is_main else f"{THREAD}{stack.thread}"
+        names = (*((WORKERS,) if stack.worker else ()), thread, *stack.frames)
         found[";".join(name.replace(";", ":") for name in names)] += stack.samples / rate
     return dict(found)

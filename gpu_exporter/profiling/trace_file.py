@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from gpu_exporter.model.errors import GpuExporterError
@@ -15,6 +17,8 @@ from gpu_exporter.profiling.processes import Process
 MOST_TRACE_BYTES = 1 << 30
 # A trace of half a second takes some 80 MB; the job needs as much again while it renames the file.
 LEAST_FREE_BYTES = 512 << 20
+# A job may have any number of files in its folder.
+MOST_ENTRIES = 100_000
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -32,6 +36,7 @@ class TraceFile:
         self.requested = str(folder / f"{stem}.json")
         self._name = f"{stem}_{process.inner_pid}.json"
         self._descriptor = self._open_folder(procfs)
+        self._remove_left()
 
     def close(self) -> None:
         """Remove the file, whether it is complete or not, and close the folder."""
@@ -98,6 +103,18 @@ class TraceFile:
     def _unlink(self, name: str) -> None:
         with suppress(OSError):
             os.unlink(name, dir_fd=self._descriptor)
+
+    def _remove_left(self) -> None:
+        """Remove what this process wrote for an exporter that has ended. A process records one trace at a time."""
+        ours = re.compile(rf"gpu-exporter-[0-9a-f]{{32}}_{self._process.inner_pid}\.json(?:\.tmp)?")
+        with suppress(OSError):
+            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
+            try:
+                with os.scandir(descriptor) as entries:
+                    for name in [entry.name for entry in islice(entries, MOST_ENTRIES) if ours.fullmatch(entry.name)]:
+                        self._unlink(name)
+            finally:
+                os.close(descriptor)
 
     def _open_folder(self, procfs: Path) -> int:
         try:

@@ -71,12 +71,17 @@ class TraceSession:
     answer_seconds: float = ANSWER_SECONDS
     write_seconds: float = WRITE_SECONDS
     taken: list[TakenTrace] = field(default_factory=list)
-    errors: list[GpuExporterError] = field(default_factory=list)
+    failed: list[tuple[Process, GpuExporterError]] = field(default_factory=list)
     _start: float | None = None
     _targets: dict[int, _Target] = field(default_factory=dict)
 
+    @property
+    def errors(self) -> list[GpuExporterError]:
+        """Why processes have no trace, one for each."""
+        return [error for _, error in self.failed]
+
     def run(self, socket: DaemonSocket) -> None:
-        """Fill in `taken` and `errors`: each process is in one of them."""
+        """Fill in `taken` and `failed`: each process is in one of them."""
         try:
             self._open()
             checked = 0.0
@@ -90,6 +95,12 @@ class TraceSession:
         finally:
             for target in self._targets.values():
                 target.file.close()
+
+    def discard(self, taken: TakenTrace, error: GpuExporterError) -> None:
+        """Give up a trace that was taken, but is of no use."""
+        self.taken.remove(taken)
+        os.close(taken.descriptor)
+        self.failed.append((taken.process, error))
 
     def close(self) -> None:
         """Close the files that were taken."""
@@ -105,7 +116,7 @@ class TraceSession:
                 folder = trace_folder(self.trace_dir, started_with)
                 file = TraceFile(process, folder, self.procfs)
             except GpuExporterError as error:
-                self.errors.append(error)
+                self.failed.append((process, error))
                 continue
             patience = POLL_SECONDS if is_without_daemon(started_with) else self.answer_seconds
             deadline = time.monotonic() + min(patience, self.answer_seconds)
@@ -205,7 +216,7 @@ class TraceSession:
             self._fail(target, GpuExporterError(f"{title}: {why}"))
 
     def _fail(self, target: _Target, error: GpuExporterError) -> None:
-        self.errors.append(error)
+        self.failed.append((target.process, error))
         target.settled = True
 
 

@@ -1,6 +1,6 @@
-"""When to profile which GPU without being asked. Pure: functions of what is seen, of the past, and of the time.
+"""When to profile which GPU, whether or not somebody asks. Pure: functions of what is seen, of the past, and of time.
 
-Only py-spy is used for this: after a trace with stacks, a job stays slower (docs/profile.md).
+Without being asked, only py-spy is used: after a trace with stacks, a job stays slower (docs/profile.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, Sampling
 
 # A GPU is profiled at most once in this time. A stall counts only against earlier stalls: a job that hangs cannot be
-# slowed down, and its stacks may be gone a minute later.
+# slowed down, and its stacks may be gone a minute later. A trace counts only against earlier traces: a person asks for
+# it because of the stacks that were just sampled.
 GAP_SECONDS = 600.0
 # py-spy samples for whole seconds.
 SECONDS, SCHEDULED_SECONDS = 5.0, 1.0
@@ -32,7 +33,8 @@ BAD = frozenset({Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
 class Device:
     """A GPU as it is now: the PIDs of its processes, those with most memory first, its job, and what is found.
 
-    `findings` has the name of the class or failure mode that is a reason to profile it.
+    `findings` has the name of the class or failure mode that is a reason to profile it. `is_waited_for`: it does
+    nothing, while the other GPUs of its job wait in a collective. `owners` are names of its pod and job.
     """
 
     uuid: str
@@ -40,6 +42,8 @@ class Device:
     pids: tuple[int, ...] = ()
     job: str = ""
     findings: Mapping[Reason, str] = field(default_factory=dict)
+    is_waited_for: bool = False
+    owners: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +55,68 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A profile that the user `by` asks for: of a GPU, of PIDs, and of `owners`, a pod (namespace/name) or a job.
+
+    What is not set does not narrow it. With `trace`, PyTorch records a trace, with `frames` of Python, and `outputs`
+    are those of its analysis.
+    """
+
+    by: str
+    gpu: int | None = None
+    pids: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
+    seconds: float = SECONDS
+    trace: bool = False
+    frames: bool = True
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a profile that somebody asks for is not taken; with a budget, after how many seconds it would be."""
+
+    why: str
+    retry_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A profile to take now. `finding` is the name of what was found; empty for the schedule."""
+    """A profile to take now. `finding` is the name of what was found; empty for the schedule, and if it is `asked`."""
 
     reason: Reason
     finding: str
     devices: tuple[Device, ...]
+    asked: Asked | None = None
 
     @property
     def seconds(self) -> float:
         """How long to sample."""
+        if self.asked:
+            return self.asked.seconds
         return SCHEDULED_SECONDS if self.reason is Reason.SCHEDULE else SECONDS
 
     @property
     def pids(self) -> Mapping[int, tuple[int, ...]]:
         """The PIDs to sample with the indices of their GPUs, at most MOST_PROCESSES: first one of each GPU."""
-        ranked = sorted((place, device.index, pid) for device in self.devices for place, pid in enumerate(device.pids))
-        chosen = list(dict.fromkeys(pid for _, _, pid in ranked))[:MOST_PROCESSES]
+        chosen = self._wanted()[:MOST_PROCESSES]
         return {pid: tuple(device.index for device in self.devices if pid in device.pids) for pid in chosen}
+
+    @property
+    def left_out(self) -> int:
+        """The number of processes beyond MOST_PROCESSES."""
+        return max(0, len(self._wanted()) - MOST_PROCESSES)
+
+    def _wanted(self) -> list[int]:
+        """Return the PIDs that are to be sampled, first one of each GPU."""
+        only = self.asked.pids if self.asked else ()
+        ranked = sorted((place, device.index, pid) for device in self.devices for place, pid in enumerate(device.pids))
+        return list(dict.fromkeys(pid for _, _, pid in ranked if pid in only or not only))
+
+    @property
+    def waited_for(self) -> frozenset[int]:
+        """The PIDs on GPUs that do nothing while others wait for them."""
+        return frozenset(pid for device in self.devices if device.is_waited_for for pid in device.pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +129,7 @@ class State:
     since: Mapping[tuple[str, Reason], float] = field(default_factory=dict)
     profiled: Mapping[str, float] = field(default_factory=dict)
     stalled: Mapping[str, float] = field(default_factory=dict)
+    traced: Mapping[str, float] = field(default_factory=dict)
     avoided: tuple[tuple[int, str], ...] = ()
     ended: tuple[tuple[int, str], ...] = ()
 
@@ -128,6 +177,28 @@ def _is_due(state: State, device: Device, reason: Reason, rules: Rules, now: flo
     return since is not None and now - since >= rules.after
 
 
+def requested(state: State, devices: Sequence[Device], asked: Asked, now: float) -> Request | Refusal:
+    """Return the profile that somebody asks for, or why there is none: it must be of GPUs, and within the budget."""
+    held = tuple(device for device in devices if device.pids and _is_wanted(device, asked))
+    if not held:
+        return Refusal("the driver lists no such process on a GPU of this node")
+    for device in held:
+        last = state.traced if asked.trace else state.profiled
+        waited = now - last.get(device.uuid, float("-inf"))
+        if waited < GAP_SECONDS:
+            ago, wait = f"GPU {device.index} was profiled {waited:.0f} s ago", GAP_SECONDS - waited
+            return Refusal(f"{ago}, and is at most once in {GAP_SECONDS / 60:.0f} min: wait {wait:.0f} s", wait)
+    return Request(Reason.REQUEST, "", held, asked)
+
+
+def _is_wanted(device: Device, asked: Asked) -> bool:
+    return (
+        asked.gpu in (None, device.index)
+        and (not asked.pids or any(pid in device.pids for pid in asked.pids))
+        and device.owners.issuperset(asked.owners)
+    )
+
+
 def _together(first: Device, devices: Sequence[Device]) -> tuple[Device, ...]:
     """Return all GPUs of the job that hangs, whether they wait or are waited for."""
     return tuple(
@@ -145,4 +216,8 @@ def finish(state: State, request: Request, failed: Sequence[tuple[Process, Failu
     avoided = tuple(dict.fromkeys((*state.avoided, *bad, *(ended & {*state.ended}))))[-MOST_AVOIDED:]
     once = tuple(dict.fromkeys((*state.ended, *ended)))[-MOST_AVOIDED:]
     stalled = {**state.stalled, **took} if request.reason is Reason.STALL else state.stalled
-    return replace(state, profiled={**state.profiled, **took}, stalled=stalled, avoided=avoided, ended=once)
+    is_trace = request.asked is not None and request.asked.trace
+    traced = {**state.traced, **took} if is_trace else state.traced
+    return replace(
+        state, profiled={**state.profiled, **took}, stalled=stalled, traced=traced, avoided=avoided, ended=once
+    )

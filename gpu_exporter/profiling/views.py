@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpu_exporter.profiling.records import ProcessStacks, Summary
+from gpu_exporter.profiling.records import ProcessStacks, StackKind, Summary
 from gpu_exporter.profiling.store import ProfileStore
 from gpu_exporter.traces.pprof import LabelledStacks, Times, labelled
 
@@ -69,6 +69,8 @@ class ProfileViews:
     def _groups(self, summary: Summary) -> Iterator[LabelledStacks]:
         processes = {process.pid: process for process in summary.processes}
         for of_process in self._store.stacks(summary.id) or ():
+            if of_process.kind is not StackKind.WALL:
+                continue
             process = processes.get(of_process.pid)
             labels = {
                 "gpu": _gpus(of_process),

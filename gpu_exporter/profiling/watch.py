@@ -10,41 +10,54 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import Empty, Full, Queue
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.decoding import printable
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.model.snapshot import GpuSamples
-from gpu_exporter.profiling import audit, records, stacks, triggers
-from gpu_exporter.profiling.others import other_profiler
-from gpu_exporter.profiling.processes import Process, is_alive, look_up
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
-from gpu_exporter.profiling.records import Summary
-from gpu_exporter.profiling.result import ProcessProfile, process_profile
+from gpu_exporter.profiling import audit, records, triggers
+from gpu_exporter.profiling.processes import Process
+from gpu_exporter.profiling.pyspy import Failure, NotSampled
+from gpu_exporter.profiling.records import ProcessStacks, Summary
 from gpu_exporter.profiling.sampler import Sampler
 from gpu_exporter.profiling.samples import ProfileSeries
 from gpu_exporter.profiling.store import ProfileStore
-from gpu_exporter.profiling.triggers import Device, Request, Rules, State
+from gpu_exporter.profiling.taking import Taken, Taker
+from gpu_exporter.profiling.triggers import Asked, Device, Refusal, Request, Rules, State
 from gpu_exporter.profiling.views import ProfileViews
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-MOST_LINE = 600
+MOST_LINE, MOST_USER = 600, 60
 # Failures that are about this node or its configuration are logged once, until a profile succeeds.
 OF_NODE = frozenset({Failure.NOT_PERMITTED, Failure.SAMPLER, Failure.DISK})
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFindings:
-    """What is found about a GPU now: its job, and by reason the name of the class or failure mode."""
+    """What is found about a GPU now: its job, by reason the name of the class or failure mode, whether the other
+    GPUs of its job wait for it, and the names of its pod and job."""
 
     job: str
     findings: Mapping[Reason, str]
+    is_waited_for: bool = False
+    owners: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The answer to somebody who asks for a profile: also what the analysis of traces says, by name."""
+
+    summary: Summary
+    stacks: Sequence[ProcessStacks]
+    outputs: Mapping[str, bytes]
 
 
 class ProfileWatch(threading.Thread):
@@ -61,8 +74,10 @@ class ProfileWatch(threading.Thread):
     ) -> None:
         super().__init__(name="profiles", daemon=True)
         self.store, self.views = store, ProfileViews(store)
-        self._rules, self._findings, self._sampler, self._files = rules, findings, sampler, files
+        self._rules, self._findings, self._taker = rules, findings, Taker(sampler, files)
         self._clock = clock
+        # At most one person waits.
+        self._questions: Queue[tuple[Asked, Future[Given | Refusal]]] = Queue(1)
         self._state, self._series = State(), ProfileSeries()
         self._seen: Sequence[GpuSamples] = ()
         self._published: Sequence[Sample] = self._series.samples((), (), 0.0)
@@ -80,6 +95,17 @@ class ProfileWatch(threading.Thread):
     def stop(self) -> None:
         """Request the end; does not wait for it. A py-spy that is running ends by itself."""
         self._stopping.set()
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def ask(self, asked: Asked) -> Future[Given | Refusal]:
+        """Have a profile taken, and return what will be its result. Refused at once while somebody else waits."""
+        answer = Future[Given | Refusal]()
+        try:
+            self._questions.put_nowait((asked, answer))
+        except Full:
+            answer.set_result(Refusal("somebody else asks for a profile, too: try again", TICK_SECONDS))
+        return answer
 
     # --- its own thread ---------------------------------------------------------------------------------------------
 
@@ -99,45 +125,60 @@ class ProfileWatch(threading.Thread):
                 self._broken = True
 
     def tick(self) -> None:
-        """Take a profile if it is time, and make new samples."""
+        """Take a profile if it is time or somebody asks for one, and make new samples."""
         seen, now = self._seen, self._clock()
         found = devices(seen, self._findings())
         self._state = triggers.observe(self._state, found, now)
-        request = triggers.due(self._state, found, self._rules, now)
+        with suppress(Empty):
+            self._answer(*self._questions.get_nowait(), seen, found)
+        request = triggers.due(self._state, found, self._rules, self._clock())
         if request and not paused(seen):
             self._take(request)
         self._published = self._series.samples(seen, self.store.summaries, time.time())
 
-    def _take(self, request: Request) -> None:
+    def _answer(
+        self, asked: Asked, answer: Future[Given | Refusal], seen: Sequence[GpuSamples], found: Sequence[Device]
+    ) -> None:
+        """Take the profile that somebody asks for, or refuse it."""
+        if not answer.set_running_or_notify_cancel():
+            return
+        request = triggers.requested(self._state, found, asked, self._clock())
+        if paused(seen):
+            request = Refusal("not profiled while another tool uses the profiling counters of a GPU")
+        try:
+            answer.set_result(request if isinstance(request, Refusal) else self._take(request))
+        except BaseException as error:
+            answer.set_exception(error)
+            raise
+
+    def _take(self, request: Request) -> Given:
         """Take a profile, and store it with whatever failed."""
-        at, profiles = time.time(), []
+        at, before = time.time(), self._state
         # Whatever happens now, it is not tried again at once.
         self._state = triggers.finish(self._state, request, (), self._clock())
-        processes, failed = self._processes(request)
-        sampling = triggers.sampling_of(request.seconds, triggers.RATE, len(processes))
+        processes, failed = self._taker.processes(request, self._state)
+        taken = Taken(failed=failed)
         if processes:
             self._audit(request, processes)
-            for process, outcome in self._sampled(processes, sampling).items():
-                if isinstance(outcome, NotSampled):
-                    failed.append((process, outcome))
-                else:
-                    profiles.append(process_profile(process, outcome, sampling))
-        kinds = [(process, error.failure) for process, error in failed]
-        self._state = triggers.finish(self._state, request, kinds, self._clock())
-        self._report(failed, succeeded=bool(profiles))
-        self._series.count(request.reason, kinds, succeeded=bool(profiles))
-        if profiles or any(failure is not Failure.AVOIDED for _, failure in kinds):
-            self._store(request, at, profiles, failed)
+            self._taker.take(request, processes, taken)
+        self._state = triggers.finish(self._state, request, taken.failures, self._clock())
+        if request.asked and not taken.succeeded:  # a person may try again
+            self._state = replace(self._state, profiled=before.profiled, traced=before.traced)
+        self._report(taken.failed, succeeded=taken.succeeded)
+        self._series.count(request.reason, taken.failures, succeeded=taken.succeeded)
+        summary = self._summary(request, at, taken)
+        stacks = [*map(records.process_stacks, taken.profiles), *(taken.traced.stacks if taken.traced else ())]
+        if taken.succeeded or any(failure is not Failure.AVOIDED for _, failure in taken.failures):
+            self._store(summary, stacks)
+        return Given(summary, stacks, taken.traced.outputs if taken.traced else {})
 
-    def _store(
-        self,
-        request: Request,
-        at: float,
-        profiles: Sequence[ProcessProfile],
-        failed: Sequence[tuple[Process, NotSampled]],
-    ) -> None:
+    def _summary(self, request: Request, at: float, taken: Taken) -> Summary:
         newest = self.store.summaries[-1].id if self.store.summaries else "0"
-        summary = Summary(
+        profiled = [records.process_summary(each, _uuids(request, each.process)) for each in taken.profiles]
+        traced = taken.traced
+        if traced:
+            profiled += [records.traced_process(each, _uuids(request, each)) for each in traced.taken]
+        return Summary(
             str(max(round(at * 1000), int(newest) + 1)).zfill(13),
             round(at, 3),
             request.reason,
@@ -145,61 +186,27 @@ class ProfileWatch(threading.Thread):
             tuple(device.uuid for device in request.devices),
             tuple(device.index for device in request.devices),
             request.seconds,
-            triggers.RATE,
-            tuple(records.process_summary(profile, _uuids(request, profile.process)) for profile in profiles),
-            tuple(records.failure(process, error) for process, error in failed),
-            len({pid for device in request.devices for pid in device.pids}) - len(request.pids),
-            records.odd_ranks(profiles),
+            0 if traced else triggers.RATE,
+            tuple(profiled),
+            tuple(records.failure(process, error) for process, error in taken.failed),
+            request.left_out,
+            records.odd_ranks(taken.profiles, request.waited_for),
+            traced.kernels if traced else (),
         )
+
+    def _store(self, summary: Summary, stacks: Sequence[ProcessStacks]) -> None:
         for odd in summary.odd:
             log.warning("profile: %s", printable(records.in_words(odd), MOST_LINE))
-        if not self.store.add(summary, [records.process_stacks(profile) for profile in profiles]):
+        if not self.store.add(summary, stacks):
             self._series.count_failure(Failure.DISK)
-
-    def _processes(self, request: Request) -> tuple[list[Process], list[tuple[Process, NotSampled]]]:
-        """Return the processes to sample, and those that must not be sampled."""
-        processes, failed = list[Process](), list[tuple[Process, NotSampled]]()
-        for pid, gpus in request.pids.items():
-            try:
-                process = look_up(self._files, pid, gpus)
-            except GpuExporterError:  # it ended after the driver listed it
-                continue
-            if self._state.avoids(process):
-                error = f"{process.title}: left alone, because an earlier profile of its program failed"
-                failed.append((process, NotSampled(error, Failure.AVOIDED)))
-            else:
-                processes.append(process)
-        who = other_profiler(self._files, [process.pid for process in processes]) if processes else ""
-        if who:
-            error = f"not profiled while somebody else profiles: {who}"
-            failed += [(process, NotSampled(error, Failure.OTHER_PROFILER)) for process in processes]
-            processes = []
-        return processes, failed
-
-    def _sampled(
-        self, processes: Sequence[Process], sampling: Sampling
-    ) -> Mapping[Process, Sequence[stacks.Stack] | NotSampled]:
-        try:
-            outcomes = self._sampler.sample(processes, sampling)
-        except OSError as error:
-            text = f"--profile-dir: py-spy cannot write its result: {error.strerror}"
-            return dict.fromkeys(processes, NotSampled(text, Failure.DISK))
-        targets = {process.pid for process in processes}
-        found: dict[Process, Sequence[stacks.Stack] | NotSampled] = {}
-        for process in processes:
-            outcome = outcomes[process.pid]
-            if not isinstance(outcome, NotSampled) and not is_alive(self._files, process):
-                outcome = NotSampled(f"{process.title}: it ended while it was sampled", Failure.ENDED)
-            if isinstance(outcome, NotSampled):
-                found[process] = outcome
-            else:
-                seen = stacks.parse(outcome, {process.pid, process.inner_pid})
-                found[process] = tuple(stack for stack in seen if stack.worker not in targets)
-        return found
+        self._series.add_kernels(summary)
 
     def _audit(self, request: Request, processes: Sequence[Process]) -> None:
-        reason = f"{request.reason.value}{f':{request.finding}' if request.finding else ''}"
-        line = audit.audit_line("stacks", processes, request.seconds, os.getuid(), reason)
+        asked = request.asked
+        about = f"by={printable(asked.by, MOST_USER)}" if asked else request.finding
+        reason = f"{request.reason.value}{f':{about}' if about else ''}"
+        method = "trace" if asked and asked.trace else "stacks"
+        line = audit.audit_line(method, processes, request.seconds, os.getuid(), reason)
         audit.record(line)
         log.info("%s", line)
 
@@ -231,7 +238,8 @@ def devices(gpus: Sequence[GpuSamples], findings: Mapping[str, GpuFindings]) -> 
         pids = tuple(sorted(memory, key=lambda pid: (-memory[pid], pid)))
         about = findings.get(seen.gpu.uuid, GpuFindings("", {}))
         if seen.gpu.uuid:
-            found.append(Device(seen.gpu.uuid, seen.gpu.index, pids, about.job, about.findings))
+            state = (about.findings, about.is_waited_for, about.owners)
+            found.append(Device(seen.gpu.uuid, seen.gpu.index, pids, about.job, *state))
     return found
 
 
@@ -247,6 +255,7 @@ def remembered(summaries: Sequence[Summary], now: float, monotonic: float) -> St
         at = monotonic - max(0.0, now - summary.at)
         gpus = tuple(Device(uuid, index) for uuid, index in zip(summary.uuids, summary.gpus, strict=False))
         failed = [(Process(each.pid, 0, each.uid, each.command, each.pid), each.reason) for each in summary.failed]
-        request = Request(summary.reason, summary.finding, gpus)
+        asked = Asked("", trace=True) if summary.is_trace else None
+        request = Request(summary.reason, summary.finding, gpus, asked)
         state = triggers.finish(state, request, failed, at)
     return state

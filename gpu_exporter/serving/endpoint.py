@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.pages import Pages
@@ -69,6 +69,14 @@ class Health:
         return f"no GPU has been read for {age:.1f} s: `gpu-exporter doctor` says why" if age >= 3 * period else ""
 
 
+class Reply(NamedTuple):
+    """The answer to somebody who asks for a profile: JSON, or a line of text why there is none, with another status."""
+
+    status: int
+    body: bytes
+    retry_seconds: float = 0.0
+
+
 def never() -> bool:
     """Return False: real sources never simulate a dead exporter."""
     return False
@@ -79,7 +87,8 @@ class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
-    exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see.
+    exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see;
+    `ask_profile` has one taken, with the arguments of a URL, for a user.
     """
 
     node: str
@@ -92,6 +101,7 @@ class Endpoint:
     boot_id: str = ""
     profiles: ProfileViews | None = None
     profile_users: frozenset[str] = frozenset()
+    ask_profile: Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]] | None = None
     gpus: Composed = field(default_factory=Composed)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

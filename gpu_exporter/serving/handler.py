@@ -49,6 +49,11 @@ class Handler(RequestHandler):
         if prefix and prefix not in self.endpoints:
             raise HTTPError(404)
 
+    def has_token(self) -> bool:
+        """Return whether the client has the token of --token-file, and is on this machine."""
+        token, authorization = self.settings["lifecycle"].token, self.request.headers.get("Authorization", "")
+        return token is not None and token.allows(authorization, self.request.remote_ip or "")
+
     def compute_etag(self) -> None:
         """Set no ETag: hashing half a megabyte would cost more than the rest of the scrape."""
 

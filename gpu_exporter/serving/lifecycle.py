@@ -79,10 +79,6 @@ class _StateChange(Handler):
             return self.off
         return "" if self.settings["guard"].authenticates or self.has_token() else self.no_token
 
-    def has_token(self) -> bool:
-        token, authorization = self.lifecycle.token, self.request.headers.get("Authorization", "")
-        return token is not None and token.allows(authorization, self.request.remote_ip or "")
-
     async def post(self) -> None:
         headers = self.request.headers
         refusal = self.refusal()

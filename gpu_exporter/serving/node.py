@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
-from gpu_exporter.serving.endpoint import Endpoint, Health, never
+from gpu_exporter.serving.endpoint import Endpoint, Health, Reply, never
 from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Node:
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
             profiles=profiles.views if profiles else None,
             profile_users=frozenset(config.profile_users),
+            ask_profile=_asking(profiles) if profiles else None,
         )
 
     @property
@@ -227,6 +229,12 @@ def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: b
     from gpu_exporter.serving.profiles import profile_watch
 
     return profile_watch(source, config, live.monitor if live else None, alone=alone)
+
+
+def _asking(profiles: ProfileWatch) -> Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]]:
+    from gpu_exporter.serving.profiles import ask
+
+    return partial(ask, profiles)
 
 
 def _jobs(source: Source, config: Config, *, alone: bool) -> Telemetry | None:

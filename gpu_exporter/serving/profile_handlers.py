@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
 import re
 from typing import TYPE_CHECKING
 
 from gpu_exporter.serving.handler import TEXT, Handler
+from gpu_exporter.serving.lifecycle import is_cross_site
 
 if TYPE_CHECKING:
     from gpu_exporter.profiling.views import ProfileViews
@@ -34,17 +36,19 @@ def user_of(authorization: str) -> str:
 
 
 class _OfProfiles(Handler):
-    async def profiles(self, prefix: str) -> ProfileViews | None:
-        """Return the profiles of a node; after an answer, None if there are none or the client may not see them.
+    @property
+    def user(self) -> str:
+        """The user who has logged in; empty without users in the web configuration."""
+        user = user_of(self.request.headers.get("Authorization", ""))
+        return user if user in self.settings["guard"].config.users else ""
 
-        Without users in the web configuration, nobody has logged in.
-        """
+    async def profiles(self, prefix: str) -> ProfileViews | None:
+        """Return the profiles of a node; after an answer, None if there are none or the client may not see them."""
         endpoint = self.endpoint(prefix)
         self.set_header("Cache-Control", "no-store")
-        user = user_of(self.request.headers.get("Authorization", ""))
         if endpoint.profiles is None:
             await self.send(OFF, TEXT, 404)
-        elif user not in endpoint.profile_users or user not in self.settings["guard"].config.users:
+        elif self.user not in endpoint.profile_users and not self.has_token():
             await self.send(NOT_ALLOWED, TEXT, 403)
         else:
             return endpoint.profiles
@@ -52,7 +56,15 @@ class _OfProfiles(Handler):
 
 
 class Profiles(_OfProfiles):
-    """The stored profiles, newest first; with `?id=` one of them with its stacks."""
+    """The stored profiles, newest first; with `?id=` one of them with its stacks. POST takes one.
+
+    The token of --token-file, from this machine, allows both: whoever may read it may read other processes, too.
+    """
+
+    async def prepare(self) -> None:
+        """Require no password of a request that has the token."""
+        if not self.has_token():
+            await super().prepare()
 
     async def get(self, prefix: str) -> None:
         profiles = await self.profiles(prefix)
@@ -70,6 +82,19 @@ class Profiles(_OfProfiles):
             await self.send(body, JSON)
 
     head = get
+
+    async def post(self, prefix: str) -> None:
+        headers, ask = self.request.headers, self.endpoint(prefix).ask_profile
+        if await self.profiles(prefix) is None or ask is None:
+            return
+        if is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
+            await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
+            return
+        arguments = {name: self.get_query_arguments(name) for name in self.request.query_arguments}
+        reply = await ask(arguments, self.user or "token")
+        if reply.retry_seconds:
+            self.set_header("Retry-After", str(math.ceil(reply.retry_seconds)))
+        await self.send(reply.body, JSON if reply.status == 200 else TEXT, reply.status)
 
 
 class Pprof(_OfProfiles):

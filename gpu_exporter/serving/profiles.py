@@ -5,19 +5,27 @@ Imported only with `--profile`.
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis.current import STRAGGLERS, Current
+from gpu_exporter.decoding import printable
+from gpu_exporter.diagnosis.current import STRAGGLERS, Current, RankState
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.inputs import duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.model.source import Source
 from gpu_exporter.profiling.sampler import RemoteSampler, local_sampler
 from gpu_exporter.profiling.store import Bounds, ProfileStore
-from gpu_exporter.profiling.triggers import Rules
-from gpu_exporter.profiling.watch import GpuFindings, ProfileWatch
+from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, Asked, Refusal, Rules
+from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch
+from gpu_exporter.serving.endpoint import Reply
 from gpu_exporter.serving.watch.monitor import Monitor
 from gpu_exporter.sources.choice import is_remote
 
@@ -29,6 +37,13 @@ REASON_OF: Mapping[str, Reason] = {
     **dict.fromkeys(STRAGGLERS, Reason.STRAGGLER),
     "GpuLaunchBound": Reason.HOST_BOUND,
 }
+
+# What a URL that asks for a profile may say, and the outputs of the analysis of a trace.
+ARGUMENTS = frozenset({"gpu", "pid", "pod", "job", "seconds", "trace", "frames", "output"})
+OUTPUTS = frozenset({"text", "json", "folded", "pprof", "report"})
+TRACE_SECONDS, MOST_TRACE_SECONDS = 0.5, 10.0
+NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+MOST_GPU, MOST_PID = 1023, 1 << 22
 
 
 def profile_watch(source: Source, config: Config, monitor: Monitor | None, *, alone: bool) -> ProfileWatch:
@@ -50,13 +65,72 @@ def profile_watch(source: Source, config: Config, monitor: Monitor | None, *, al
 
 def findings(current: Current) -> Mapping[str, GpuFindings]:
     """Return what is a reason to profile a GPU now, by UUID. MIG instances count as their GPU."""
-    jobs = {rank.device.uuid: name for name, ranks in current.jobs.items() for rank in ranks}
+    jobs = {rank.device.uuid: (name, rank.state) for name, ranks in current.jobs.items() for rank in ranks}
     found: defaultdict[str, dict[Reason, str]] = defaultdict(dict)
+    owners: defaultdict[str, set[str]] = defaultdict(set)
     for device, diagnosis in current.diagnoses.items():
+        about = diagnosis.identity
+        owners[device.uuid] |= {f"{about.namespace}/{about.pod}"} if about.pod else set()
+        owners[device.uuid] |= {about.workload} if about.workload else set()
         reasons = found[device.uuid]
         if diagnosis.bottleneck and diagnosis.bottleneck.name in HOST_BOUND_CLASSES:
             reasons[Reason.HOST_BOUND] = diagnosis.bottleneck.name
         for match in diagnosis.matches:
             if match.mode.name in REASON_OF:
                 reasons[REASON_OF[match.mode.name]] = match.mode.name
-    return {uuid: GpuFindings(jobs.get(uuid, ""), reasons) for uuid, reasons in found.items()}
+    return {
+        uuid: GpuFindings(jobs[uuid][0], reasons, jobs[uuid][1] is RankState.WAITED_FOR, frozenset(owners[uuid]))
+        if uuid in jobs
+        else GpuFindings("", reasons, owners=frozenset(owners[uuid]))
+        for uuid, reasons in found.items()
+    }
+
+
+def asked(arguments: Mapping[str, Sequence[str]], by: str) -> Asked:
+    """Return the profile that a user asks for with these arguments of a URL. Raises ValueError."""
+    last = {name: values[-1] for name, values in arguments.items() if values}
+    if unknown := sorted(last.keys() - ARGUMENTS):
+        raise ValueError(f"{printable(unknown[0], 40)}: is none of {', '.join(sorted(ARGUMENTS))}")
+    trace = last.get("trace", "false") == "true"
+    seconds = duration(last["seconds"]) if "seconds" in last else (TRACE_SECONDS if trace else SECONDS)
+    most = MOST_TRACE_SECONDS if trace else SECONDS
+    if not 0 < seconds <= most:
+        raise ValueError(f"seconds: at most {most:g}")
+    outputs = tuple(arguments.get("output", ())) if trace else ()
+    if strange := set(outputs) - OUTPUTS:
+        raise ValueError(f"output: {printable(min(strange), 40)} is none of {', '.join(sorted(OUTPUTS))}")
+    return Asked(
+        by,
+        number(last["gpu"], 0, MOST_GPU) if "gpu" in last else None,
+        tuple(number(pid, 1, MOST_PID) for pid in arguments.get("pid", ())[:MOST_PROCESSES]),
+        tuple(last[name] for name in ("pod", "job") if name in last),
+        seconds,
+        trace,
+        last.get("frames", "true") == "true",
+        outputs,
+    )
+
+
+def number(text: str, least: int, most: int) -> int:
+    """Return a whole number of a URL. Raises ValueError."""
+    if not NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise ValueError(f"{printable(text, 20)!r} is no whole number from {least} to {most}")
+    return int(text)
+
+
+async def ask(watch: ProfileWatch, arguments: Mapping[str, Sequence[str]], by: str) -> Reply:
+    """Have a profile taken for a user, as the arguments of a URL say. Returns it, or why there is none."""
+    try:
+        question = asked(arguments, by)
+    except ValueError as error:
+        return Reply(400, f"{error}\n".encode())
+    answer = await asyncio.wrap_future(watch.ask(question))
+    if isinstance(answer, Refusal):
+        return Reply(429 if answer.retry_seconds else 409, f"{answer.why}\n".encode(), answer.retry_seconds)
+    # Not on this thread: scrapes would wait for a large answer.
+    return Reply(200, await asyncio.get_running_loop().run_in_executor(None, _as_json, answer))
+
+
+def _as_json(answer: Given) -> bytes:
+    outputs = {name: base64.b64encode(content).decode() for name, content in answer.outputs.items()}
+    return msgspec.json.encode({"profile": answer.summary, "stacks": answer.stacks, "outputs": outputs})

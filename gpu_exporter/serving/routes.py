@@ -71,7 +71,7 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/stream", Stream, Needs.NODE, "new values of each GPU, as server-sent events"),
     Route("/api/v1/node", NodeState, Needs.NODE, "the state of the node for controllers, as JSON", LandingPage.NODE),
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
-    Route("/api/v1/profiles", Profiles, Needs.NODE, "profiles of the processes on the GPUs, as JSON"),
+    Route("/api/v1/profiles", Profiles, Needs.NODE, "profiles of the processes on the GPUs, as JSON; POST: take one"),
     Route("/debug/pprof/wall", Pprof, Needs.NODE, "profiles of the last minute, for Parca, Pyroscope and pprof"),
     Route("/", Page, Needs.NODE, "the live page, or the list of nodes if there are several"),
     *(Route(f"/static/{name}", Static, Needs.NOTHING, "a file of the live page") for name in assets.NAMES),

@@ -38,6 +38,7 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 OTHER_CLASS = "other"
+CLASS_NAMES = frozenset({OTHER_CLASS, *(name for name, _ in CLASSES)})
 # Matrix products whose name says that they run in fp32 or fp64 without tensor cores.
 _NO_TENSOR_CORES = re.compile(r"sgemm|dgemm|_simt_|fp32_|gemmSN|f32f32_f32f32_f32|gemv", re.IGNORECASE)
 _TENSOR_CORES = re.compile(

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.model.profile_reason import Reason
-from gpu_exporter.profiling.records import CauseShare, Line, OddRank, ProcessStacks, ProfiledProcess, Summary
+from gpu_exporter.profiling.records import (
+    CauseShare,
+    KernelTime,
+    Line,
+    OddRank,
+    ProcessStacks,
+    ProfiledProcess,
+    StackKind,
+    Summary,
+)
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from tests.conftest import Exporter, Serve
 from tests.e2e.serving.test_web import hashed
@@ -34,7 +44,19 @@ def started(serve: Serve, driver: FakeDriver, folder: Path) -> Exporter:
     name, found = str(round(now * 1000)), "data-loading-bound"
     summary = Summary(name, now, Reason.HOST_BOUND, found, (UUID,), (0,), 5.0, 50, (process,), odd=(odd,))
     stacks = {f"main thread;<b>main</b>;{FRAME}": 4.3, "main thread;<b>main</b>": 0.7}
-    ProfileStore(folder / "profiles", Bounds()).add(summary, [ProcessStacks(4711, (0,), stacks)])
+    store = ProfileStore(folder / "profiles", Bounds())
+    # Ten minutes before, another process of the same program loaded its data faster.
+    earlier = replace(summary, id=str(round(now * 1000) - 600_000), at=now - 600, reason=Reason.SCHEDULE, odd=())
+    earlier = replace(earlier, processes=(replace(process, pid=4700),))
+    store.add(
+        earlier, [ProcessStacks(4700, (0,), {f"main thread;<b>main</b>;{FRAME}": 0.3, "main thread;<b>main</b>": 0.7})]
+    )
+    traced = replace(process, samples=0, causes=())
+    kernels = (KernelTime(UUID, "gemm", 0.03), KernelTime(UUID, "communication", 0.01))
+    trace = replace(earlier, id=str(round(now * 1000) - 300_000), at=now - 300, reason=Reason.REQUEST)
+    trace = replace(trace, processes=(traced,), kernels=kernels)
+    store.add(trace, [ProcessStacks(4711, (0,), {"train;<i>launch</i>;sgemm": 0.04}, kind=StackKind.GPU)])
+    store.add(summary, [ProcessStacks(4711, (0,), stacks)])
     web = folder / "web.yml"
     web.write_text(json.dumps({"basic_auth_users": {name: hashed("right") for name in ("mia", "eve")}}))
     options = ("--profile", "stall", "--profile-dir", str(folder / "profiles"), "--profile-users", "mia")
@@ -59,12 +81,32 @@ def test_the_line_is_beside_the_finding(serve: Serve, driver: FakeDriver, tab: O
     flame = details.get_by_role("region", name="Flame graph of process 4711")
     expect(flame.get_by_title(f"86 %: {FRAME}")).to_be_visible()
     expect(flame).to_contain_text("<b>main</b>")
-    widths = [flame.get_by_title(title).bounding_box() for title in (f"86 %: {FRAME}", "100 %: all threads")]
+    widths = [flame.get_by_title(title).bounding_box() for title in (f"86 %: {FRAME}", "100 %: all")]
     assert widths[0]
     assert widths[1]
     assert 0.8 < widths[0]["width"] / widths[1]["width"] < 0.9
+    _compared(details)
+    _traced(details)
     assert opened.violations() == []
-    assert page.locator("main img, main b").count() == 0
+    assert page.locator("main img, main b, main i").count() == 0
+
+
+def _compared(details: Locator) -> None:
+    """A person compares the profile with an earlier one: the loader takes 56 points more of the time."""
+    details.get_by_label("Compare process 4711 with").select_option(index=1)
+    changed = details.get_by_role("region", name="What changed in process 4711")
+    expect(changed.get_by_title(f"86 %: +56 points: {FRAME}")).to_be_visible()
+    expect(changed.get_by_title("100 %: <b>main</b>")).to_be_visible()
+
+
+def _traced(details: Locator) -> None:
+    """A trace has kernels by class, and the stacks that launched them."""
+    table = details.get_by_role("table", name="GPU time of GPU 0 by kernel class")
+    expect(table.get_by_role("row").nth(1)).to_contain_text("75 %")
+    name = "GPU time by the code that launched it, process 4711"
+    details.get_by_role("button", name=name).click()
+    flame = details.get_by_role("region", name=name)
+    expect(flame.get_by_title("100 %: <i>launch</i>")).to_be_visible()
 
 
 def test_without_permission_there_is_no_profile(serve: Serve, driver: FakeDriver, tab: OpenTab, tmp_path: Path) -> None:

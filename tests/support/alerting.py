@@ -170,3 +170,18 @@ def rules(folder: Path, hold: str) -> list[Path]:
         path.write_text(json.dumps(content))
         written.append(path)
     return written
+
+
+def linked_rules(folder: Path, page: str) -> Path:
+    """Write the rules of the chart with links to this page (`prometheusRule.pageUrl`), and with short waits."""
+    from tests.support import chart
+
+    content = chart.rules({"prometheusRule": {"pageUrl": page}})
+    for rule in (rule for group in content["groups"] for rule in group["rules"]):
+        rule.pop("keep_firing_for", None)
+        rule["expr"] = without_count(rule["expr"].replace(f"[{RATE_WINDOW}]", f"[{RATE}]"))
+        if "for" in rule:
+            rule["for"] = "1s"
+    path = folder / "rules.yaml"
+    path.write_text(json.dumps(content))
+    return path

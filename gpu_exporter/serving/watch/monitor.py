@@ -245,7 +245,7 @@ def _owner(owners: Sequence[Mapping[str, str]], processes: Sequence[Mapping[str,
     """Return who uses a GPU in a few words: pods and jobs, otherwise its processes."""
     names = []
     for labels in owners:
-        place = "/".join(filter(None, (labels.get("namespace"), labels.get("pod") or labels.get("hpc_job"))))
+        place = "/".join(filter(None, (labels.get("namespace"), labels.get("pod") or labels.get("job_id"))))
         names.append(place or labels.get("container") or labels.get("container_id", ""))
     if not any(names):
         names = [each.get("process") or each.get("command", "") for each in processes]

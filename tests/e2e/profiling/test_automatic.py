@@ -13,13 +13,12 @@ from typing import Any
 import bcrypt
 import pytest
 
-from gpu_exporter.catalogue.signal import RATE_WINDOW
 from tests.conftest import Exporter, Page, Serve, run
-from tests.support import chart
-from tests.support.alerting import RATE, Hook, alertmanager, without_count
+from tests.support.alerting import Hook, alertmanager, linked_rules
 from tests.support.busy_jobs import busy_job
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.fakes.kubelet import FakeKubelet, Given, pod
+from tests.support.gpu_loads import hangs, host_bound
 from tests.support.pprof import decoded, folded_of
 from tests.support.prometheus import scraping
 from tests.support.tools import until
@@ -32,17 +31,6 @@ LOGIN = {"Authorization": f"Basic {base64.b64encode(f'mia:{PASSWORD}'.encode()).
 OTHER = {"Authorization": f"Basic {base64.b64encode(f'prometheus:{PASSWORD}'.encode()).decode()}"}
 ALERT = "GpuDataLoadingBound"
 TAKEN, FAILED = "gpu_exporter_profiles_total", "gpu_exporter_profile_failures_total"
-
-
-def host_bound(driver: FakeDriver, *pids: int) -> None:
-    """Make GPU 0 wait for data that comes over PCIe, and list these processes on it."""
-    with driver.batch():
-        driver.set("Gpm.1", 24.0)
-        driver.set("Gpm.2", 7.0)
-        driver.set("Gpm.5", 2.0)
-        driver.set("Gpm.10", 3.0)
-        driver.set("Gpm.21", 9000.0)
-        driver.set("ComputeRunningProcesses", ",".join(f"{pid}:1000" for pid in pids))
 
 
 def options(folder: Path, *more: str) -> tuple[str, ...]:
@@ -124,19 +112,6 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
     assert until(lambda: profiles(again), 30, "the profile of before the restart") == [found]
 
 
-def chart_rules(folder: Path, page: str) -> Path:
-    """Write the rules of the chart with links to this page, and with short waits."""
-    content = chart.rules({"prometheusRule": {"pageUrl": page}})
-    for rule in (rule for group in content["groups"] for rule in group["rules"]):
-        rule.pop("keep_firing_for", None)
-        rule["expr"] = without_count(rule["expr"].replace(f"[{RATE_WINDOW}]", f"[{RATE}]"))
-        if "for" in rule:
-            rule["for"] = "1s"
-    path = folder / "rules.yaml"
-    path.write_text(json.dumps(content))
-    return path
-
-
 def test_from_the_alert_to_the_line(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
     """Prometheus fires, Alertmanager has the link to the page, and the page has the line."""
     with busy_job("loader", tmp_path) as (job, line), ExitStack() as stack:
@@ -146,7 +121,7 @@ def test_from_the_alert_to_the_line(serve: Serve, driver: FakeDriver, tmp_path: 
         alerts = stack.enter_context(alertmanager(tmp_path, hook))
         login = {"basic_auth": {"username": "prometheus", "password": PASSWORD}}
         target = {"honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}], **login}
-        rules = [chart_rules(tmp_path, f"http://127.0.0.1:{exporter.port}/?node={{node}}")]
+        rules = [linked_rules(tmp_path, f"http://127.0.0.1:{exporter.port}/?node={{node}}")]
         stack.enter_context(scraping(tmp_path, "1s", target, rule_files=rules, alertmanagers=[alerts.address]))
         found = until(
             lambda: [alert for alert in alerts.ask("GET", "alerts") if alert["labels"]["alertname"] == ALERT],
@@ -195,26 +170,25 @@ def test_no_python_and_the_schedule(serve: Serve, driver: FakeDriver, tmp_path: 
     assert len(lines) == 1
 
 
-def hangs(driver: FakeDriver, absent: int, pids: list[int]) -> None:
-    """Make all GPUs but one wait in a collective, each with a process."""
-    idle = {**dict.fromkeys((1, 2, 3, 5, 7, 10, 11, 12, 13, 60, 61), 0.0), 20: 1.0, 21: 1.0}
-    spinning = {**idle, 1: 100.0, 2: 18.0, 3: 5.0}
-    with driver.batch():
-        for gpu, pid in enumerate(pids):
-            for number, value in (idle if gpu == absent else spinning).items():
-                driver.set(f"Gpm.{number}", value, gpu)
-            driver.set("ComputeRunningProcesses", f"{pid}:1000", gpu)
+def slurm(folder: Path) -> tuple[str, ...]:
+    """Give four GPUs to one job, as a prolog does, and return the options that read this."""
+    for gpu in range(4):
+        (folder / str(gpu)).write_text("4711\n")
+    return ("--hpc-job-mapping-dir", str(folder))
 
 
-def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm"])
+def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path, scheduler: str) -> None:
     """The stacks of all ranks are taken at once, and the missing rank is named with its line."""
     driver = FakeDriver(tmp_path / "driver", gpus=4)
     uuids = [str(identity(gpu)["UUID"]) for gpu in range(4)]
     kubelet.pods = [pod("trainer", Given("nvidia.com/gpu", uuids), namespace="ml")]
+    (jobs := tmp_path / "jobs").mkdir()
     with ExitStack() as stack:
         ranks = [stack.enter_context(busy_job("loader" if gpu == 2 else "busy", tmp_path)) for gpu in range(4)]
         hangs(driver, 2, [job.pid for job, _ in ranks])
-        owners = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+        of_pods = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+        owners = of_pods if scheduler == "kubernetes" else slurm(jobs)
         settings = options(tmp_path, "--profile", "stall", *owners)
         exporter = serve(*settings, env=driver.environment)
         found = awaited(exporter)

@@ -87,7 +87,10 @@ def test_a_trace(folder: Path, tmp_path: Path) -> None:
     assert ran.stdout.startswith("Verdict: data-loading-bound\n")
     assert "<stdin>(12): go > <built-in function sleep>" in ran.stdout
     kept = tmp_path / "kept" / f"trace_{job.pid}.json.gz"
-    assert ran.stderr.splitlines()[1:] == [f"gpu-exporter: kept {kept}"]
+    cost, audited, *others = ran.stderr.splitlines()
+    assert "makes a job slower until it ends" in cost
+    assert "profile method=trace" in audited
+    assert others == [f"gpu-exporter: kept {kept}"]
     assert kept.read_bytes() == SLOW_LOADER.read_bytes()
     assert not traces_in(folder)
     for path in (kept, *(tmp_path / name for name in ("folded", "pprof", "report"))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,9 @@ GPUS = tuple(Gpu(index, f"GPU-{index}", model="NVIDIA H200") for index in range(
 Values = Mapping[Metric, float]
 
 
-def snapshots(of_gpus: Sequence[Values], job: str = "train", begin: float = 1000.0, number: int = 22) -> list[Snapshot]:
+def snapshots(
+    of_gpus: Sequence[Values], job: str = "train", begin: float = 1000.0, number: int = 22, *, slurm: bool = False
+) -> list[Snapshot]:
     """Return snapshots of one second each, in which the GPUs have the same values."""
     series = [
         (Series(metric, gpu), value)
@@ -30,7 +33,9 @@ def snapshots(of_gpus: Sequence[Values], job: str = "train", begin: float = 1000
         for metric, value in values.items()
     ]
     owners = [
-        (Series(m.POD_INFO, gpu, (("namespace", "ml"), ("pod", f"{job}-{gpu.index}"), ("workload", job))), 1.0)
+        (Series(m.JOB_INFO, gpu, (("job_id", job), ("step", "0"))), 1.0)
+        if slurm
+        else (Series(m.POD_INFO, gpu, (("namespace", "ml"), ("pod", f"{job}-{gpu.index}"), ("workload", job))), 1.0)
         for gpu in GPUS[: len(of_gpus)]
         if job
     ]
@@ -108,6 +113,20 @@ def test_who_waits_for_whom() -> None:
     assert ranks[device(0)] is RankState.WAITED_FOR
     assert {ranks[device(n)] for n in (1, 2, 3)} == {RankState.WAITING}
     assert watched(snapshots([profiles.GEMM] * 2, job="")).current.jobs == {}
+
+
+def test_jobs_of_slurm_are_compared() -> None:
+    """As pods are: a snapshot has the jobs of job files and cgroups only as gpu_job_info."""
+    current = watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3], "4711", slurm=True)).current
+    assert [rank.device for rank in current.jobs["4711"]] == [device(n) for n in range(4)]
+    assert "GpuStragglerStarved" in [match.mode.name for match in current.diagnoses[device(0)].matches]
+
+
+def test_a_gpu_with_two_jobs_of_slurm_is_of_none() -> None:
+    taken = snapshots([profiles.GEMM] * 4, "4711", slurm=True)
+    other = Sample(Series(m.JOB_INFO, GPUS[0], (("job_id", "4712"),)), 1.0)
+    taken = [replace(snapshot, samples=(*snapshot.samples, other)) for snapshot in taken]
+    assert [rank.device for rank in watched(taken).current.jobs["4711"]] == [device(n) for n in (1, 2, 3)]
 
 
 def test_a_gpu_that_is_listed_no_more() -> None:

@@ -79,6 +79,13 @@ def test_a_gzip_bomb_ends_with_the_limit_of_time(take: Take, monkeypatch: pytest
         analysis.analyze([take(gzip.compress(b'{"traceEvents": [') + block * 128)], ["text"])
 
 
+def test_an_answer_that_is_too_large_is_not_kept(take: Take) -> None:
+    """The exporter allows less than the command."""
+    trace = take(SLOW_LOADER.read_bytes())
+    with pytest.raises(GpuExporterError, match="the trace cannot be analysed: "):
+        analysis.analyze([trace], {"report"}, 1000)
+
+
 def test_the_limits_of_the_child() -> None:
     program = (
         "import json, os, resource\n"

@@ -46,3 +46,17 @@ def test_ranks_that_make_progress() -> None:
     assert not odd_ones([rank(0, REDUCE), rank(1, EVALUATE)])
     assert not odd_ones([rank(0, REDUCE), rank(1, REDUCE), rank(2, EVALUATE), rank(3, EVALUATE)])
     assert not odd_ones([rank(0), rank(1), rank(2, EVALUATE)])
+
+
+def test_two_ranks_of_which_one_never_entered_the_collective() -> None:
+    """There is no majority, but the GPU of the missing rank does nothing."""
+    two = [rank(0, REDUCE), rank(1, EVALUATE)]
+    (odd,) = odd_ones(two, {11})
+    assert (odd.process.rank, odd.line, odd.others, odd.others_line) == (
+        "1",
+        "/t.py(71): evaluate",
+        1,
+        "/t.py(40): step",
+    )
+    assert not odd_ones(two, {10, 11})
+    assert not odd_ones([rank(0, REDUCE), rank(1, "load (/t.py:3) 50", REDUCE)], {10})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
-from gpu_exporter.profiling.stacks import MOST_FRAME, cause_of, folded, parse, profiles, responsible
+from gpu_exporter.profiling.stacks import MOST_FRAME, cause_of, folded, parse, profiles, responsible, unfolded
 
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 LOADER = (
@@ -115,3 +115,9 @@ def test_child_processes() -> None:
 def test_native_functions_without_a_name_are_left_out() -> None:
     (stack,) = parse("thread (7): MainThread;f (/a.py:1);0x7f88b044524a (libc.so.6);sleep (libc.so.6) 3", native=True)
     assert stack.frames == ("/a.py(1): f", "sleep")
+
+
+def test_stored_stacks_say_the_same() -> None:
+    child = 'process 9:"python";thread (9): MainThread;decode (/home/u/images.py:12) 10\n'
+    found = parse(f"{LOADER} 30\n{STEP} 10\n{child}", {7})
+    assert profiles(unfolded(folded(found, 20), 20), 20) == profiles(found, 20)

@@ -20,6 +20,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.daemon_socket import DaemonSocket
 from gpu_exporter.profiling.kineto_ipc import TraceOptions
 from gpu_exporter.profiling.processes import Process, look_up
+from gpu_exporter.profiling.trace_file import TraceFile
 from gpu_exporter.profiling.trace_session import (
     TraceSession,
     check_socket_folder,
@@ -145,6 +146,38 @@ def test_jobs_that_do_not_record(behaviour: str, why: str, folder: Path) -> None
         session = session_of(running, folder, answer=2.0, write=0.5)
         assert why in only_error(session)
         assert running[0].poll() is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "free", "why"),
+    [
+        ("records", [1 << 20], "only 1 MiB are free in its {folder}, and a trace may need 512"),
+        ("writes_nothing", [1 << 30, 0], "the file system of {folder}/gpu-exporter-"),
+    ],
+)
+def test_a_full_volume(
+    behaviour: str, free: list[int], why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is requested if it is full before; the job's trace is lost if it gets full."""
+    answers = iter(free)
+    monkeypatch.setattr(TraceFile, "free_bytes", lambda file: next(answers))
+    with jobs(behaviour, folder=folder) as running:
+        session = session_of(running, folder, write=0.5)
+        assert why.format(folder=folder) in only_error(session)
+        assert running[0].poll() is None
+    assert not traces_in(folder)
+
+
+def test_what_an_exporter_that_ended_left_is_removed(folder: Path) -> None:
+    """Only what this process wrote for an exporter."""
+    with jobs("records", folder=folder) as running:
+        left = [f"gpu-exporter-{'a' * 32}_{pid}.json{end}" for pid in (running[0].pid, 1) for end in ("", ".tmp")]
+        for name in left:
+            (folder / name).write_bytes(bytes(1000))
+        session = session_of(running, folder)
+        assert len(session.taken) == 1
+        session.close()
+    assert traces_in(folder) == sorted(left[2:])
 
 
 def test_a_job_that_writes_the_folder_differently_is_not_answered(folder: Path) -> None:

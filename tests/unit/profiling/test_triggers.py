@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +14,16 @@ from gpu_exporter.profiling.pyspy import Failure
 from gpu_exporter.profiling.triggers import (
     GAP_SECONDS,
     MOST_PROCESSES,
+    Asked,
     Device,
+    Refusal,
     Request,
     Rules,
     State,
     due,
     finish,
     observe,
+    requested,
 )
 
 ALL = Rules(frozenset(Reason))
@@ -165,3 +170,41 @@ def test_the_budget_holds_for_any_history(steps: list[tuple[Reason, int, float]]
                 assert now - last.get(index, -1e9) >= GAP_SECONDS
             last[index] = now
             state = finish(state, request, (), now)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pids"),
+    [
+        (Asked("mia"), {1: (0,), 2: (0,), 101: (1,), 102: (1,)}),
+        (Asked("mia", gpu=1), {101: (1,), 102: (1,)}),
+        (Asked("mia", pids=(2, 7)), {2: (0,)}),
+        (Asked("mia", owners=("ml/train-0",)), {101: (1,), 102: (1,)}),
+        (Asked("mia", owners=("ml/train-0",), gpu=0), None),
+        (Asked("mia", gpu=2), None),
+        (Asked("mia", pids=(7,)), None),
+    ],
+)
+def test_what_a_person_asks_for(asked: Asked, pids: dict[int, tuple[int, ...]] | None) -> None:
+    owned = replace(gpu(1, pids=(1, 2)), owners=frozenset({"ml/train-0", "train"}))
+    request = requested(State(), [gpu(0, pids=(1, 2)), owned, gpu(2, pids=())], asked, 0.0)
+    assert (request.pids if isinstance(request, Request) else None) == pids
+
+
+def test_a_person_has_the_same_budget() -> None:
+    device = gpu(0)
+    state = finish(State(), Request(Reason.SCHEDULE, "", (device,)), (), 100.0)
+    refusal = requested(state, [device, gpu(1)], Asked("mia"), 400.0)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.why.startswith("GPU 0 was profiled 300 s ago"), refusal.retry_seconds) == (True, 300.0)
+    assert isinstance(requested(state, [device], Asked("mia"), 100.0 + GAP_SECONDS), Request)
+
+
+def test_a_trace_counts_only_against_traces() -> None:
+    """A person asks for it because of the stacks that were just sampled."""
+    device, asked = gpu(0), Asked("mia", trace=True)
+    state = finish(State(), Request(Reason.HOST_BOUND, "host-bound", (device,)), (), 100.0)
+    request = requested(state, [device], asked, 101.0)
+    assert isinstance(request, Request)
+    state = finish(state, request, (), 110.0)
+    assert isinstance(requested(state, [device], asked, 111.0), Refusal)
+    assert after(1e6, gpu(0, HOST_BOUND), rules=WITHOUT_SCHEDULE, state=state)

@@ -40,7 +40,9 @@ def test_one_profile_has_its_stacks(store: ProfileStore) -> None:
     store.add(summary(1), STACKS)
     body = ProfileViews(store).one(f"{1:013}")
     assert body
-    assert json.loads(body)["stacks"] == [{"pid": 7, "gpus": [0], "stacks": {STACK: 4.5}, "left_out": 0.0}]
+    assert json.loads(body)["stacks"] == [
+        {"pid": 7, "gpus": [0], "stacks": {STACK: 4.5}, "left_out": 0.0, "kind": "wall", "workers": 0}
+    ]
     assert ProfileViews(store).one(f"{2:013}") is None
 
 

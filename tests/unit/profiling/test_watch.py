@@ -17,8 +17,8 @@ from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
 from gpu_exporter.profiling.store import Bounds, ProfileStore
-from gpu_exporter.profiling.triggers import GAP_SECONDS, MOST_PROCESSES, Rules
-from gpu_exporter.profiling.watch import GpuFindings, ProfileWatch, devices, remembered
+from gpu_exporter.profiling.triggers import GAP_SECONDS, MOST_PROCESSES, Asked, Refusal, Rules
+from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch, devices, remembered
 
 GPU = Gpu(0, "GPU-0")
 MAIN = "thread (0x1): MainThread"
@@ -234,3 +234,28 @@ def test_the_largest_processes_come_first() -> None:
     assert device.pids == (2, 1)
     (old,) = devices([GpuSamples(GPU, None, samples, {})], {})
     assert old.pids == ()
+
+
+def test_a_request_of_a_person(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is taken at the next look, and audited with the user. A failure does not use up the budget."""
+    caplog.set_level("INFO")
+    proc(tmp_path / "proc", 7)
+    sampler = FakeSampler(fails(Failure.NOT_PERMITTED))
+    watch = make(sampler, Reason.STRAGGLER)
+    failed, refused = watch.ask(Asked("mia")), watch.ask(Asked("eve"))
+    assert isinstance(refused.result(0), Refusal)
+    ticked(watch, seen(7))
+    answer = failed.result(0)
+    assert isinstance(answer, Given)
+    assert [each.reason for each in answer.summary.failed] == [Failure.NOT_PERMITTED]
+    sampler.answer = lambda process: FOLDED
+    taken, found = watch.ask(Asked("mia")), ticked(watch, seen(7))
+    answer = taken.result(0)
+    assert isinstance(answer, Given)
+    assert answer.summary == watch.store.summaries[-1]
+    assert [stacks.pid for stacks in answer.stacks] == [7]
+    assert found["gpu_exporter_profiles_total,request"] == 1
+    assert "reason=request:by=mia" in caplog.text
+    over = watch.ask(Asked("mia"))
+    ticked(watch, seen(7))
+    assert isinstance(over.result(0), Refusal)

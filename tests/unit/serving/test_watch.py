@@ -104,6 +104,8 @@ def test_processes_and_owner() -> None:
     assert entry["owner"] == f"{HOSTILE}, b"
     pod = Sample(Series(m.POD_INFO, GPU, (("namespace", "ml"), ("pod", "train-0"))), 1.0)
     assert entries(snapshot([*samples, pod]))[0]["owner"] == "ml/train-0"
+    job = Sample(Series(m.JOB_INFO, GPU, (("job_id", "4711"), ("step", "0"))), 1.0)
+    assert entries(snapshot([*samples, job]))[0]["owner"] == "4711"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ export class Details {
     const profile = this.#view.profiles.of(gpu, now);
     const minute = Math.floor(now / 60);
     this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, minute, profile?.id], () => [...findings(gpu, now), whereabouts(profile, gpu)]);
-    this.#show("profile", profile ? [profile.id, minute] : null, () => profileTables(profile, gpu, now));
+    const trace = this.#view.profiles.traceOf(gpu, now);
+    this.#show("profile", profile || trace ? [profile?.id, trace?.id] : null, () => profileTables(this.#view.profiles, gpu, now));
     this.#show("loss", gpu.time, () => loss(gpu));
     this.#showProcesses();
     this.#show("identity", [gpu.UUID, gpu.info, gpu.owners], () => identity(gpu));

@@ -1,7 +1,7 @@
 // Profiles of the processes on the GPUs: where in the code they are, and flame graphs. Only some users may see them.
 
 import { element } from "./dom.js";
-import { clock, duration, gpuName, quantity, sentence } from "./format.js";
+import { clock, gpuName, quantity, sentence } from "./format.js";
 
 // A profile says nothing about a GPU any more after this time, in seconds.
 const SHOWN = 3600;
@@ -15,7 +15,14 @@ const REASONS = {
   straggler: "the other ranks wait for this one",
   "host-bound": "the GPU waits for its host",
   schedule: "on schedule",
+  request: "somebody asked for it",
 };
+// The stacks of a trace, by what their seconds are.
+const OF_TRACE = { gpu: "GPU time by the code that launched it", idle: "Idle time by what the host did" };
+// With how many earlier profiles one can be compared.
+const MOST_EARLIER = 20;
+// Frames whose share changed by less are drawn as unchanged.
+const LEAST_CHANGE = 0.01;
 
 /** The profiles of a node. `changed` is called when there are new ones. */
 export class Profiles {
@@ -47,10 +54,25 @@ export class Profiles {
   of(gpu, now) {
     return this.#profiles.find((profile) => now - profile.at < SHOWN && processesOf(profile, gpu).length);
   }
+
+  /** Return the latest trace with kernels of a GPU, if it is new enough. */
+  traceOf(gpu, now) {
+    return this.#profiles.find((profile) => now - profile.at < SHOWN && profile.kernels.some((kernels) => kernels.gpu === gpu.UUID));
+  }
+
+  /** Return earlier profiles of the program of a process on the same GPU, the newest first: [profile, process] each. */
+  earlier(profile, process, gpu) {
+    return this.#profiles
+      .filter((other) => other.at < profile.at)
+      .map((other) => [other, processesOf(other, gpu).find((each) => each.command === process.command && each.rank === process.rank)])
+      .filter(([, found]) => found)
+      .slice(0, MOST_EARLIER);
+  }
 }
 
+/** Return the processes on a GPU whose stacks were sampled: those that only recorded a trace have no samples. */
 function processesOf(profile, gpu) {
-  return profile.processes.filter((process) => process.gpus.includes(gpu.UUID)).slice(0, MOST_PROCESSES);
+  return profile.processes.filter((process) => process.samples && process.gpus.includes(gpu.UUID)).slice(0, MOST_PROCESSES);
 }
 
 function nameOf(process) {
@@ -67,19 +89,29 @@ export function whereabouts(profile, gpu) {
   });
   for (const odd of profile?.odd ?? []) {
     const name = `Process ${odd.pid}${odd.rank && ` (rank ${odd.rank})`}`;
-    sentences.push(element("p", { class: "where" }, element("strong", {}, `${name} is elsewhere: `), "at ", element("code", {}, odd.line), `, while ${odd.others} others are at `, element("code", {}, odd.others_line)));
+    sentences.push(element("p", { class: "where" }, element("strong", {}, `${name} is elsewhere: `), "at ", element("code", {}, odd.line), `, while ${odd.others === 1 ? "1 other is" : `${odd.others} others are`} at `, element("code", {}, odd.others_line)));
   }
   return sentences.length ? sentences : null;
 }
 
-/** Return what the main threads of the processes on a GPU did, by cause and line. */
-export function profileTables(profile, gpu, now) {
-  if (!profile) return null;
-  const about = `Stacks sampled for ${profile.seconds} s at ${clock(profile.at, now)} (${duration(now - profile.at)} ago): ${REASONS[profile.reason] ?? profile.reason}${profile.finding && ` (${profile.finding})`}.`;
-  return [element("p", { class: "muted" }, about), ...processesOf(profile, gpu).map((process) => processTable(profile, process, gpu))];
+/** Return what the main threads of the processes on a GPU did, by cause and line, and what a trace says. */
+export function profileTables(profiles, gpu, now) {
+  const [profile, trace] = [profiles.of(gpu, now), profiles.traceOf(gpu, now)];
+  const parts = [];
+  if (profile) {
+    const about = `Stacks sampled for ${profile.seconds} s at ${clock(profile.at, now)}: ${REASONS[profile.reason] ?? profile.reason}${profile.finding && ` (${profile.finding})`}.`;
+    parts.push(element("p", { class: "muted" }, about), ...processesOf(profile, gpu).map((process) => processTable(profiles, profile, process, gpu, now)));
+  }
+  if (trace) parts.push(traceTable(trace, gpu, now));
+  return parts.length ? parts : null;
 }
 
-function processTable(profile, process, gpu) {
+function table(caption, heads, rows) {
+  const columns = heads.map((head) => element("th", { scope: "col" }, head));
+  return element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...columns)), element("tbody", {}, ...rows));
+}
+
+function processTable(profiles, profile, process, gpu, now) {
   const rows = process.causes.map((cause) => {
     const lines = cause.lines.map((line) => element("li", {}, `${quantity(line.share, "share")} `, element("code", {}, line.frame)));
     return element(
@@ -91,48 +123,93 @@ function processTable(profile, process, gpu) {
     );
   });
   const caption = `The main thread of ${nameOf(process)} on ${gpuName(gpu)}`;
-  const place = element("div", { class: "flame scroll", tabindex: "0", role: "region", "aria-label": `Flame graph of process ${process.pid}` });
+  const shown = table(caption, ["Share", "What it did", "Where"], rows);
+  const drawn = graph(`Flame graph of process ${process.pid}`, async () => flame(await stacksOf(profile, process.pid, "wall")));
+  return element("div", { class: "profile" }, shown, ...drawn, ...comparison(profiles, profile, process, gpu, now));
+}
+
+/** Return a choice of earlier profiles, and the place for the flame graph that shows what has changed since. */
+function comparison(profiles, profile, process, gpu, now) {
+  const earlier = profiles.earlier(profile, process, gpu);
+  if (!earlier.length) return [];
+  const name = `What changed in process ${process.pid}`;
+  const place = element("div", { class: "flame scroll", tabindex: "0", role: "region", "aria-label": name });
   place.hidden = true;
-  const button = element("button", { type: "button", class: "more", "aria-expanded": "false", on: { click: () => toggle(button, place, profile, process) } }, `Flame graph of process ${process.pid}`);
-  const heads = ["Share", "What it did", "Where"].map((head) => element("th", { scope: "col" }, head));
-  return element(
-    "div",
-    { class: "profile" },
-    element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows)),
-    button,
-    place,
-  );
+  const options = earlier.map(([other], number) => element("option", { value: String(number) }, `${clock(other.at, now)}, ${REASONS[other.reason] ?? other.reason}`));
+  const choose = async () => {
+    place.hidden = choice.value === "";
+    if (place.hidden) return;
+    const [other, before] = earlier[Number(choice.value)];
+    place.replaceChildren(flame(await stacksOf(profile, process.pid, "wall"), await stacksOf(other, before.pid, "wall")));
+  };
+  const choice = element("select", { on: { change: choose } }, element("option", { value: "" }, "nothing"), ...options);
+  return [element("label", { class: "compare" }, `Compare process ${process.pid} with `, choice), place];
 }
 
-async function toggle(button, place, profile, process) {
-  place.hidden = !place.hidden;
-  button.setAttribute("aria-expanded", String(!place.hidden));
-  if (place.hidden || place.childNodes.length) return;
+/** Return the kernels of a GPU in a trace by class, and flame graphs of its GPU time and idle time. */
+function traceTable(trace, gpu, now) {
+  const kernels = trace.kernels.filter((each) => each.gpu === gpu.UUID).sort((a, b) => b.seconds - a.seconds);
+  const whole = kernels.reduce((sum, each) => sum + each.seconds, 0);
+  const rows = kernels.map((each) => element("tr", {}, element("td", { class: "number" }, quantity(each.seconds / whole, "share")), element("th", { scope: "row" }, sentence(each.kernel_class))));
+  const about = `Trace of ${trace.seconds} s at ${clock(trace.at, now)}: ${REASONS[trace.reason] ?? trace.reason}.`;
+  const pids = trace.processes.filter((process) => process.gpus.includes(gpu.UUID)).map((process) => process.pid);
+  const graphs = pids.flatMap((pid) => Object.entries(OF_TRACE).flatMap(([kind, words]) => graph(`${words}, process ${pid}`, async () => flame(await stacksOf(trace, pid, kind)))));
+  return element("div", { class: "profile" }, element("p", { class: "muted" }, about), table(`GPU time of ${gpuName(gpu)} by kernel class`, ["Share", "Kernels"], rows), ...graphs);
+}
+
+/** Return a button that shows and hides a flame graph, which `draw` makes when it is shown first. */
+function graph(name, draw) {
+  const place = element("div", { class: "flame scroll", tabindex: "0", role: "region", "aria-label": name });
+  place.hidden = true;
+  const toggle = async () => {
+    place.hidden = !place.hidden;
+    button.setAttribute("aria-expanded", String(!place.hidden));
+    if (!place.hidden && !place.childNodes.length) place.replaceChildren(await draw());
+  };
+  const button = element("button", { type: "button", class: "more", "aria-expanded": "false", on: { click: toggle } }, name);
+  return [button, place];
+}
+
+/** Return the folded stacks of a process of one kind, with seconds; null if they are not stored any more. */
+async function stacksOf(profile, pid, kind) {
   const answer = await fetch(`api/v1/profiles?id=${encodeURIComponent(profile.id)}`, { cache: "no-store" });
-  const found = answer.ok ? (await answer.json()).stacks.find((stacks) => stacks.pid === process.pid) : null;
-  place.replaceChildren(found ? flame(found.stacks) : element("p", {}, "The stacks of this profile are not stored any more."));
+  const found = answer.ok ? (await answer.json()).stacks.find((stacks) => stacks.pid === pid && stacks.kind === kind) : null;
+  return found?.stacks ?? null;
 }
 
-/** Return a flame graph of folded stacks with seconds: the outermost frame on top, the width is the share of time. */
-function flame(stacks) {
-  const root = { name: "all threads", seconds: 0, children: new Map() };
+/** Return the tree of folded stacks. `share` is of the time of all. */
+function tree(stacks) {
+  const whole = Object.values(stacks).reduce((sum, seconds) => sum + seconds, 0);
+  const root = { name: "all", share: 0, children: new Map() };
   for (const [stack, seconds] of Object.entries(stacks)) {
     let node = root;
-    node.seconds += seconds;
+    node.share += seconds / whole;
     for (const name of stack.split(";").slice(0, MOST_DEPTH)) {
-      if (!node.children.has(name)) node.children.set(name, { name, seconds: 0, children: new Map() });
+      if (!node.children.has(name)) node.children.set(name, { name, share: 0, children: new Map() });
       node = node.children.get(name);
-      node.seconds += seconds;
+      node.share += seconds / whole;
     }
   }
-  return element("ul", { class: "frames" }, frame(root, root.seconds, root.seconds));
+  return root;
 }
 
-function frame(node, above, whole) {
-  const children = [...node.children.values()].filter((child) => child.seconds >= LEAST_SHARE * whole).sort((a, b) => b.seconds - a.seconds);
-  const share = quantity(node.seconds / whole, "share");
-  const item = element("li", {}, element("span", { title: `${share}: ${node.name}` }, node.name));
-  item.style.width = `${(100 * node.seconds) / above}%`;
-  if (children.length) item.append(element("ul", {}, ...children.map((child) => frame(child, node.seconds, whole))));
+/** Return a flame graph of folded stacks: the outermost frame on top, the width is the share of time. With those of
+ * earlier, frames show how much their share has changed since. */
+function flame(stacks, earlier) {
+  if (!stacks || earlier === null) return element("p", {}, "The stacks of this profile are not stored any more.");
+  const [root, before] = [tree(stacks), earlier && tree(earlier)];
+  const parts = before ? [element("p", { class: "muted" }, "Points are percentage points of the time, compared with the earlier profile. Code that runs no more is not drawn.")] : [];
+  return element("div", {}, ...parts, element("ul", { class: "frames" }, frame(root, root.share, before, Boolean(before))));
+}
+
+function frame(node, above, before, isCompared) {
+  const children = [...node.children.values()].filter((child) => child.share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
+  const change = isCompared ? node.share - (before?.share ?? 0) : 0;
+  const kind = change >= LEAST_CHANGE ? "grew" : change <= -LEAST_CHANGE ? "shrank" : "";
+  const points = kind && `${change > 0 ? "+" : "−"}${Math.round(100 * Math.abs(change))} points: `;
+  const share = quantity(node.share, "share");
+  const item = element("li", {}, element("span", { class: kind, title: `${share}: ${points}${node.name}` }, `${points}${node.name}`));
+  item.style.width = `${(100 * node.share) / above}%`;
+  if (children.length) item.append(element("ul", {}, ...children.map((child) => frame(child, node.share, before?.children.get(child.name), isCompared))));
   return item;
 }

@@ -1,0 +1,106 @@
+"""Takes profiles: not of processes that must be left alone, or that somebody else profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.profiling import tracing
+from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.others import other_profiler
+from gpu_exporter.profiling.processes import Process, is_alive, look_up
+from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.result import ProcessProfile, process_profile
+from gpu_exporter.profiling.sampler import Sampler
+from gpu_exporter.profiling.stacks import Stack, parse
+from gpu_exporter.profiling.tracing import Traced
+from gpu_exporter.profiling.triggers import RATE, Asked, Request, State, sampling_of
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was taken: profiles of stacks, or what traces say; and the processes that have neither."""
+
+    profiles: list[ProcessProfile] = field(default_factory=list)
+    traced: Traced | None = None
+    failed: list[tuple[Process, NotSampled]] = field(default_factory=list)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is anything of at least one process."""
+        return bool(self.profiles or (self.traced and self.traced.taken))
+
+    @property
+    def failures(self) -> list[tuple[Process, Failure]]:
+        """The processes that have nothing, by kind."""
+        return [(process, error.failure) for process, error in self.failed]
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """Takes profiles: stacks with a sampler, and traces that somebody asks for."""
+
+    _sampler: Sampler
+    files: HostFiles
+
+    def take(self, request: Request, processes: Sequence[Process], taken: Taken) -> None:
+        """Add the profiles of processes, or their traces if somebody asks for these."""
+        if request.asked and request.asked.trace:
+            self._trace(request, request.asked, processes, taken)
+            return
+        sampling = sampling_of(request.seconds, RATE, len(processes))
+        for process, outcome in self._stacks(processes, sampling).items():
+            if isinstance(outcome, NotSampled):
+                taken.failed.append((process, outcome))
+            else:
+                taken.profiles.append(process_profile(process, outcome, sampling))
+
+    def _trace(self, request: Request, asked: Asked, processes: Sequence[Process], taken: Taken) -> None:
+        uuids = {device.index: device.uuid for device in request.devices}
+        options = TraceOptions(asked.seconds, stacks=asked.frames)
+        taken.traced = traced = tracing.trace(processes, options, self.files, uuids, asked.outputs)
+        taken.failed += [(process, NotSampled(str(error), Failure.OTHER)) for process, error in traced.failed]
+
+    def processes(self, request: Request, state: State) -> tuple[list[Process], list[tuple[Process, NotSampled]]]:
+        """Return the processes to sample, and those that must not be sampled."""
+        processes, failed = list[Process](), list[tuple[Process, NotSampled]]()
+        for pid, gpus in request.pids.items():
+            try:
+                process = look_up(self.files, pid, gpus)
+            except GpuExporterError:  # it ended after the driver listed it
+                continue
+            if state.avoids(process):
+                error = f"{process.title}: left alone, because an earlier profile of its program failed"
+                failed.append((process, NotSampled(error, Failure.AVOIDED)))
+            else:
+                processes.append(process)
+        who = other_profiler(self.files, [process.pid for process in processes]) if processes else ""
+        if who:
+            error = f"not profiled while somebody else profiles: {who}"
+            failed += [(process, NotSampled(error, Failure.OTHER_PROFILER)) for process in processes]
+            processes = []
+        return processes, failed
+
+    def _stacks(
+        self, processes: Sequence[Process], sampling: Sampling
+    ) -> Mapping[Process, Sequence[Stack] | NotSampled]:
+        """Return the stacks of each process, or why there are none."""
+        try:
+            outcomes = self._sampler.sample(processes, sampling)
+        except OSError as error:
+            text = f"--profile-dir: py-spy cannot write its result: {error.strerror}"
+            return dict.fromkeys(processes, NotSampled(text, Failure.DISK))
+        targets = {process.pid for process in processes}
+        found: dict[Process, Sequence[Stack] | NotSampled] = {}
+        for process in processes:
+            outcome = outcomes[process.pid]
+            if not isinstance(outcome, NotSampled) and not is_alive(self.files, process):
+                outcome = NotSampled(f"{process.title}: it ended while it was sampled", Failure.ENDED)
+            if isinstance(outcome, NotSampled):
+                found[process] = outcome
+            else:
+                seen = parse(outcome, {process.pid, process.inner_pid})
+                found[process] = tuple(stack for stack in seen if stack.worker not in targets)
+        return found
