@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -33,8 +33,9 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity, remediation, training_jobs
+from gpu_exporter.render.rules import aggregates, allocation, identity, levels, remediation, selection, training_jobs
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
+from gpu_exporter.render.rules.levels import Level
 
 # What replaces {gpu} and {job} in the summary of an alert.
 NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
@@ -177,9 +178,10 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
     ]
 
 
-def recording(limits: Limits | None = None) -> str:
-    """Return alerts/recording.yaml: the rules that all others read, in the order of their evaluation."""
-    return banner.comment(s, bottlenecks, failure_modes) + as_text(_recorded(limits or {}))
+def recording(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+    """Return alerts/recording.yaml: the rules that those of the domains read, in the order of their evaluation."""
+    chosen = selection.of_domains(groups(limits or {}), domains)
+    return banner.comment(s, bottlenecks, failure_modes) + as_text(group for group in chosen if group.is_recording)
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
@@ -187,15 +189,30 @@ def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[Failure
     return banner.comment(*_files(domain)) + as_text(_alerting(domain, limits or {}, modes))
 
 
+def of_level(level: Level, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+    """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
+    chosen = levels.split(selection.of_domains(groups(limits or {}), domains))
+    return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.of(level))
+
+
+def forwarding() -> str:
+    """Return alerts/levels/remote_write.yaml: the configuration by which shards forward what they have recorded."""
+    return banner.comment(levels) + levels.remote_write(levels.split(groups({})).forwarded)
+
+
 def _files(domain: Domain) -> Sequence[ModuleType]:
     """Return the files with the entries of a domain."""
     return list(dict.fromkeys(failure_modes.file_of(mode) for mode in MODES if mode.domain is domain))
 
 
+def groups(limits: Limits) -> Groups:
+    """Return the groups of all files, in the order of their evaluation."""
+    return [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
+
+
 def bundle(limits: Limits) -> str:
-    """Return all rules in one file, for the chart."""
-    groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
-    return banner.comment(s, bottlenecks, failure_modes) + as_text(groups)
+    """Return all rules in one file, for the chart: each with its levels and domains."""
+    return banner.comment(s, bottlenecks, failure_modes) + as_text(selection.tagged(groups(limits)))
 
 
 def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
