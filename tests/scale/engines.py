@@ -150,4 +150,6 @@ _OF_ALERTS = ("__name__", "alertstate", "alertgroup")
 
 def _firing(labels: Labels, start: float, end: float) -> Firing:
     key = tuple(sorted(labels.items()))
-    return Firing(labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end, key)
+    return Firing(
+        labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end, key
+    )

@@ -83,7 +83,9 @@ def _ranks(name: str, ranks: int, *, healthy: bool = False) -> Iterator[Device]:
     """Return a job, whose first rank has the failure mode; rank after rank is on another node and shard."""
     mode = BY_NAME[name]
     for number in range(ranks):
-        during = minutes(DURING) if healthy else of_peers(DURING, mode.inject) if number else injected(DURING, mode.inject)
+        during = (
+            minutes(DURING) if healthy else of_peers(DURING, mode.inject) if number else injected(DURING, mode.inject)
+        )
         story = (minutes(BEFORE), during, minutes(AFTER))
         place = f"{name.lower()}-{number % SHARDS}", number // SHARDS
         yield Device(*place, story, owner=rank(name.lower(), number))

@@ -113,7 +113,9 @@ def _field(number: int, content: bytes) -> bytes:
 
 def _series(labels: Labels, samples: Samples) -> bytes:
     found = [
-        _field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in sorted(labels.items()) if value
+        _field(1, _field(1, name.encode()) + _field(2, value.encode()))
+        for name, value in sorted(labels.items())
+        if value
     ]
     for at, value in samples:
         number = STALE if value is None else struct.pack("<d", value)

@@ -14,7 +14,7 @@ from enum import Enum
 import yaml
 
 from gpu_exporter.catalogue.signal import JOB
-from gpu_exporter.render.rules import allocation, rank_parts, remediation
+from gpu_exporter.render.rules import allocation, rank_parts, remediation, training_jobs
 from gpu_exporter.render.rules.aggregates import Aggregate
 from gpu_exporter.render.rules.groups import Group, Groups, Rule
 
@@ -22,7 +22,7 @@ from gpu_exporter.render.rules.groups import Group, Groups, Rule
 _LOCAL = ("gpu:", "node:", "rank:")
 _NAME = re.compile(r"\b[a-z]\w*:\w+:\w+\b")
 # Comparisons of the ranks of a job.
-_PEERS = f"by ({', '.join(JOB)})"
+_PEERS = (f"by ({', '.join(JOB)})", f"by ({training_jobs.JOB_KEY}")
 # Recorded from exporters of the cluster, such as kube-state-metrics, which no shard scrapes for its nodes only.
 _OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION)}
 _CONTROLLER = "gpu_remediation_"
@@ -105,7 +105,7 @@ def _is_seed(rule: Rule) -> bool:
     name = rule.get("record")
     if name is None:
         return _CONTROLLER in rule["expr"]
-    return not name.startswith(_LOCAL) or name in _OF_CLUSTER or _PEERS in rule["expr"]
+    return not name.startswith(_LOCAL) or name in _OF_CLUSTER or any(each in rule["expr"] for each in _PEERS)
 
 
 def parts(group: Group) -> list[Rule]:

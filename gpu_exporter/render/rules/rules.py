@@ -69,10 +69,9 @@ def _group(signal: Signal) -> str:
     return OF_INSTANCE if signal.per_instance else OF_GPU
 
 
-def _windows_of(owned: bool) -> Iterator[Rule]:
-    for window in dict.fromkeys(_windows(_terms())):
-        if window.signal.has_owner is owned:
-            yield _record(window.record, promql.term_definition(window))
+def _windows() -> Iterator[Rule]:
+    for window in dict.fromkeys(_recorded_windows(terms_of_all())):
+        yield _record(window.record, promql.term_definition(window))
 
 
 def _judged(limits: Limits) -> Iterator[Rule]:
@@ -85,7 +84,7 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     for mark in marks:
         yield _record(mark.record, promql.mark_definition(mark, limits))
-    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks)):
+    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks) and term.record):
         yield _record(term.record, promql.term_definition(term))
     yield from (rule for name, rule in definitions.items() if name in of_others)
     for share in TIME_SHARES.values():
@@ -111,7 +110,8 @@ def _parts() -> list[Leaf | Condition | Limit]:
     return [part for share in TIME_SHARES.values() for part in parts(share)]
 
 
-def _terms() -> Iterator[Leaf]:
+def terms_of_all() -> Iterator[Leaf]:
+    """Yield the terms of all conditions and time shares, with those of their marks."""
     leaves = [term for condition in _conditions() for term in terms(condition)]
     leaves += [part for part in _parts() if isinstance(part, Leaf)]
     yield from leaves
@@ -123,7 +123,7 @@ def _marks(leaves: Iterable[Leaf]) -> list[Mark]:
     return list(dict.fromkeys(term.mark for term in leaves if not isinstance(term, Over)))
 
 
-def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
+def _recorded_windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
     for term in leaves:
         over = term.of if isinstance(term, OfRanks) else term
         if isinstance(over, Over) and over.record:
@@ -138,7 +138,8 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-# For windows of five minutes or more and alerts that wait for ten, a shorter interval has no benefit.
+# For what is read over windows of five minutes or more, and for alerts that wait for ten, a shorter interval has no
+# benefit.
 SLOW, RECORDED_EVERY = "1m", 60.0
 # For alerts that fire at once.
 PROMPT = "10s"
@@ -147,11 +148,11 @@ PROMPT = "10s"
 def _recorded(limits: Limits) -> Groups:
     return [
         Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        Group(OF_BOARD, [*_signals(OF_BOARD), *_windows_of(owned=False)]),
-        Group(OF_INSTANCE, list(_signals(OF_INSTANCE))),
-        Group(OF_GPU, list(_signals(OF_GPU))),
+        Group(OF_BOARD, list(_signals(OF_BOARD))),
+        Group(OF_INSTANCE, list(_signals(OF_INSTANCE)), SLOW),
+        Group(OF_GPU, list(_signals(OF_GPU)), SLOW),
         Group(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
-        Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
+        Group("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
         Group("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
         Group("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
@@ -196,7 +197,7 @@ def of_level(level: Level, limits: Limits | None = None, domains: Collection[Dom
 
 
 def forwarding() -> str:
-    """Return alerts/levels/remote_write.yaml: the configuration by which shards forward what they have recorded."""
+    """Return alerts/examples/remote_write.yaml: the configuration by which shards forward what they have recorded."""
     return banner.comment(levels) + levels.remote_write(levels.split(groups({})).forwarded)
 
 
