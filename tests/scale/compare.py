@@ -13,13 +13,21 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How reports differ: alerts that only one has, by their labels, and by how many seconds starts and ends differ."""
+    """How reports differ: alerts that only one has, by their labels, and by how many seconds starts and ends differ.
+
+    `extra` are firings that only the second one has, of which `unexpected` never fire in the first.
+    """
 
     alerts: int
     missing: Sequence[Firing]
     extra: Sequence[Firing]
+    unexpected: Sequence[Firing]
     start: float
     end: float
+
+    def agrees(self, seconds: float) -> bool:
+        """Return whether both have the same alerts, within so many seconds."""
+        return not self.missing and not self.extra and max(self.start, self.end) <= seconds
 
     def __str__(self) -> str:
         lines = [f"{self.alerts} alerts; starts differ by up to {self.start:.0f} s, ends by up to {self.end:.0f} s"]
@@ -38,6 +46,7 @@ def difference(expected: Sequence[Firing], found: Sequence[Firing]) -> Differenc
         len(expected),
         missing,
         extra,
+        [each for each in extra if each.key not in left],
         max((abs(one.start - other.start) for one, other in pairs), default=0.0),
         max((abs(one.end - other.end) for one, other in pairs), default=0.0),
     )

@@ -1,29 +1,31 @@
-"""Runs a history through rules: in one Prometheus, in two levels of Prometheus, and in VictoriaMetrics with vmalert."""
+"""Runs a history through rules: in one Prometheus, in two levels of Prometheus, and in vmalert on VictoriaMetrics."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpu_exporter.render.rules import levels, rules
 from tests import ROOT
-from tests.operation.encode import ABSENT, CONSTANT_RATE, LINE, REBOOTS, SEQUENCE, period
+from tests.operation.encode import period
 from tests.operation.run import PROGRAM
 from tests.operation.verdict import Firing, firings
 from tests.rules.needed import write_needed
-from tests.rules.shapes import STEP
+from tests.rules.promtool import NEWER
+from tests.rules.series import selector
+from tests.rules.shapes import STEP, notation
 from tests.scale.histories import SHARDS, TICKS, History
 from tests.support.tools import tool
-from tests.support.victoria import Labels, Samples, Victoria
+from tests.support.victoria import Labels, Samples
 
-# vmalert writes results every so often, and VictoriaMetrics shows them within a second.
-WRITTEN, VISIBLE = "200ms", "1500ms"
+# The interval of the slowest rule groups, in seconds.
+EVALUATION = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,10 @@ class Shard:
         return {"Ahead": self.ahead, "Late": self.late, "Stopped": self.stopped}
 
 
-def one(history: History, folder: Path, *, aligned: bool = False, keep: bool = True) -> list[Firing]:
-    """Return what one Prometheus with all rules reports. `aligned`, `keep`: see `rule_file` and virtual_clock."""
+def one(history: History, folder: Path, *, aligned: bool = False) -> list[Firing]:
+    """Return what one Prometheus with all rules reports. `aligned`: it evaluates all groups at once, in order."""
     content = {**period(history.series, TICKS), "Aligned": aligned}
-    return _run(folder / "one", content, rule_file(folder, keep=keep))
+    return _run(folder / "one", content, rule_file(folder))
 
 
 def two(history: History, folder: Path, shards: Sequence[Shard] = (Shard(),) * SHARDS) -> list[Firing]:
@@ -56,100 +58,66 @@ def two(history: History, folder: Path, shards: Sequence[Shard] = (Shard(),) * S
     return _run(folder / "two", content, ROOT / "alerts/levels/global.yaml")
 
 
-def _run(folder: Path, content: Mapping[str, Any], rule_files: Path) -> list[Firing]:
+def _run(folder: Path, content: Mapping[str, Any], rule_files: Path, *blocks: Path) -> list[Firing]:
     folder.mkdir()
     (folder / "period.json").write_text(json.dumps(content))
-    command = [str(PROGRAM), str(folder / "period.json"), str(rule_files), str(folder / "data")]
+    command = [PROGRAM, folder / "period.json", rule_files, folder / "data", *blocks]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return firings(done.stdout.splitlines(), TICKS * STEP)
 
 
-def rule_file(folder: Path, *, keep: bool) -> Path:
-    """Write all alerts and what they read to one file. Without `keep`, alerts end at once, as in vmalert before 1.92."""
+def rule_file(folder: Path) -> Path:
+    """Write all alerts and what they read to one file."""
     path = folder / "rules.yaml"
     write_needed(ROOT / "alerts", path)
-    if not keep:
-        content = yaml.safe_load(path.read_text())
-        for group in content["groups"]:
-            for rule in group["rules"]:
-                rule.pop("keep_firing_for", None)
-        path.write_text(yaml.safe_dump(content))
     return path
 
 
-def samples(content: Mapping[str, Any]) -> Iterator[tuple[Labels, Samples]]:
-    """Yield every series of an aligned period as virtual_clock scrapes it, with the ends of series."""
-    for series in content["Series"]:
-        found: list[tuple[int, float | None]] = []
-        for tick, value in enumerate(_values(series["Parts"], content["Loads"])):
-            if value is not None or (found and found[-1][1] is not None):
-                found.append((tick * STEP * 1000, value))
-        yield series["Labels"], found
+def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> str:
+    """Evaluate all alerts in vmalert, on VictoriaMetrics; return how they differ from those that are expected.
 
-
-def _values(parts: Sequence[Sequence[float]], loads: Sequence[Sequence[float]]) -> Iterator[float | None]:
-    total = 0.0
-    for ticks, kind, first, second in parts:
-        for n in range(int(ticks)):
-            if kind in (ABSENT, REBOOTS):
-                total = 0.0 if kind == REBOOTS else total
-                yield None
-            elif kind == LINE:
-                yield first + second * n
-            elif kind == CONSTANT_RATE:
-                total += first
-                yield total
-            else:
-                load = second * loads[int(first)][n % len(loads[int(first)])]
-                total += load
-                yield load if kind == SEQUENCE else total
-
-
-def replayed(history: History, folder: Path, store: Victoria) -> list[Firing]:
-    """Return what vmalert reports, without `keep_firing_for`."""
-    store.write(samples(period(history.series, TICKS)))
-    replay(store, rule_file(folder, keep=False), TICKS * STEP)
-    return list(_reported(store, TICKS * STEP))
-
-
-def replay(store: Victoria, rule_files: Path, seconds: int) -> None:
-    """Let vmalert evaluate rules over the samples of a store, from time 0 on; results are written to the store."""
-    command = [
-        str(tool("vmalert")),
-        f"-rule={rule_files}",
-        f"-datasource.url={store.url}",
-        f"-remoteWrite.url={store.url}",
-        f"-remoteWrite.flushInterval={WRITTEN}",
-        f"-replay.rulesDelay={VISIBLE}",
-        "-replay.timeFrom=1970-01-01T00:00:00Z",
-        f"-replay.timeTo=1970-01-01T{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}Z",
-        "-replay.disableProgressBar",
-        "-evaluationInterval=1m",
+    They are compared each minute, except within a minute of a start or an end.
+    """
+    inputs = [{"series": selector(*key), "values": notation(parts)} for key, parts in history.series.items()]
+    ends = [at for firing in expected for at in (firing.start, firing.end)]
+    times = [at for at in range(120, TICKS * STEP, 60) if all(abs(at - end) > EVALUATION for end in ends)]
+    labels = ", ".join(sorted({name for firing in expected for name, _ in firing.key}))
+    query = f'group by ({labels}) (ALERTS{{alertstate="firing"}})'
+    tests = [
+        {"expr": query, "eval_time": f"{at}s", "exp_samples": [_sample(each) for each in expected if _fires(each, at)]}
+        for at in times
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    store.flush()
+    case = {"name": "histories", "interval": f"{STEP}s", "input_series": inputs, "metricsql_expr_test": tests}
+    path = folder / "vmalert.yaml"
+    path.write_text(json.dumps({"rule_files": [str(rule_file(folder))], "tests": [case]}))
+    done = subprocess.run([NEWER / "vmalert-tool", "unittest", f"--files={path}"], capture_output=True, text=True)
+    return f"compared at {len(times)} times" + ("" if done.returncode == 0 else f": {done.stdout}{done.stderr}")
 
 
-def _reported(store: Victoria, seconds: int) -> Iterator[Firing]:
-    """Yield the firings that vmalert wrote as ALERTS, whose samples are a minute apart at most."""
-    found = store.api("query", query=f'ALERTS{{alertstate="firing"}}[{seconds + 60}s]', time=str(seconds))["result"]
-    for series in found:
-        labels = {name: value for name, value in series["metric"].items() if name not in _OF_ALERTS}
-        times = sorted(at for at, _ in series["values"])
-        start = before = times[0]
-        for at in (*times[1:], float("inf")):
-            if at - before > 60:
-                yield _firing(labels, start, before)
-                start = at
-            before = at
+def _fires(firing: Firing, at: float) -> bool:
+    return firing.start <= at < firing.end
 
 
-_OF_ALERTS = ("__name__", "alertstate", "alertgroup")
+def _sample(firing: Firing) -> Mapping[str, Any]:
+    labels = ", ".join(f"{name}={json.dumps(value)}" for name, value in firing.key)
+    return {"labels": f"{{{labels}}}", "value": 1}
 
 
-def _firing(labels: Labels, start: float, end: float) -> Firing:
-    key = tuple(sorted(labels.items()))
-    return Firing(
-        labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end, key
-    )
+def stores(history: History, folder: Path) -> None:
+    """Write what one Prometheus has stored of a history to `folder/data`, as its database."""
+    content = {**period(history.series, TICKS), "Aligned": True}
+    _run(folder / "one", content, ROOT / "alerts/*.yaml", folder / "data")
+
+
+def dumped(folder: Path) -> Iterator[tuple[Labels, Samples]]:
+    """Yield all series of the database in `folder/data`, with the ends of series."""
+    command = [tool("promtool"), "tsdb", "dump", str(folder / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for series, lines in groupby(map(str.rstrip, process.stdout), lambda line: line.rpartition("} ")[0]):
+            labels = dict(_LABEL.findall(series))
+            rows = [line.rpartition("} ")[2].split() for line in lines]
+            yield labels, [(int(at), None if value == "NaN" else float(value)) for value, at in rows]
+
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
