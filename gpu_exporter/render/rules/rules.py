@@ -33,7 +33,7 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity, levels, remediation, selection, training_jobs
+from gpu_exporter.render.rules import aggregates, allocation, identity, levels, remediation, reports, selection, training_jobs
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
 from gpu_exporter.render.rules.levels import Level
 
@@ -156,6 +156,7 @@ def _recorded(limits: Limits) -> Groups:
         Group("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
         Group("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
+        Group("gpu-reports", _aggregates(reports.REPORTS), reports.EVERY),
         Group("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
         Group("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         Group("gpu-controller", _aggregates(remediation.REMEDIATION)),

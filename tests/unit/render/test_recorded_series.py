@@ -17,6 +17,8 @@ GROUPS = rules.groups({})
 RULES = [rule for group in GROUPS for rule in group.rules]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 DASHBOARDS = recorded_names("".join(path.read_text() for path in (ROOT / "dashboards").glob("*.json")))
+# The queries of reports on a year.
+REPORTS = recorded_names((ROOT / "docs/scale.md").read_text())
 
 
 def readers(name: str) -> Iterator[str]:
@@ -28,8 +30,8 @@ def readers(name: str) -> Iterator[str]:
 
 
 def test_every_series_is_read() -> None:
-    """By an alert, another rule or a dashboard; otherwise it costs memory and is of no use."""
-    unread = [name for name in RECORDED - DASHBOARDS if not any(readers(name))]
+    """By an alert, another rule, a dashboard or a report; otherwise it costs memory and is of no use."""
+    unread = [name for name in RECORDED - DASHBOARDS - REPORTS if not any(readers(name))]
     assert not unread, "remove these rules, or read their series"
 
 
