@@ -53,12 +53,11 @@ class Measured:
     bytes: float
 
     @classmethod
-    def read(cls, path: Path, interval: float) -> Measured:
-        """Return the measurement in a file, for scrapes at another interval: CPU is taken to be in proportion to samples.
+    def of(cls, report: Mapping[str, Any], interval: float) -> Measured:
+        """Return the measurement of a report, for scrapes at another interval: CPU is taken to be in proportion to samples.
 
-        Raises OSError, or KeyError or ValueError for a file that `benchmarks.scale` did not write.
+        Raises KeyError or TypeError for a report that `benchmarks.scale` did not write.
         """
-        report = json.loads(path.read_text())
         asked, load = report["asked"], report["load"]
         gpus = asked["nodes"] * asked["gpus"]
         recorded = load["recorded_per_second"] / gpus
@@ -141,10 +140,10 @@ def table(plans: Sequence[Plan], server: Server) -> str:
     )
 
 
-def section(report: Mapping[str, Any], path: Path = MEASURED) -> str:
+def section(report: Mapping[str, Any]) -> str:
     """Return the computed section of docs/scale.md: the default fleets and server."""
     server, interval = Server(**DEFAULTS), float(report["asked"]["interval"])
-    measured = Measured.read(path, interval)
+    measured = Measured.of(report, interval)
     return (
         f"Computed, not measured, from the measurement of {report['date']} above; scraped every {interval:.0f} s, servers "
         f"of {server.cores:g} cores and {server.memory:g} GiB that are to be {server.full:.0%} full:\n\n"
@@ -180,8 +179,8 @@ def main() -> int:
     chosen = options.parse_args()
     server = Server(**{name: getattr(chosen, name) for name in DEFAULTS})
     try:
-        measured = Measured.read(chosen.measured, chosen.interval)
-    except (OSError, KeyError, ValueError) as error:
+        measured = Measured.of(json.loads(chosen.measured.read_text()), chosen.interval)
+    except (OSError, KeyError, TypeError, ValueError) as error:
         options.error(f"{chosen.measured}: {error!r}; write it with `python -m benchmarks.scale --json FILE`")
     print(table([plan(gpus, measured, server) for gpus in chosen.gpus or FLEETS], server))
     return 0
