@@ -1,4 +1,4 @@
-"""Computes layouts for fleets of GPUs from what `benchmarks.scale` has measured: shards, memory, samples, rules, storage.
+"""Computes layouts for fleets of GPUs from what `benchmarks.scale` has measured: shards, memory, rules, storage.
 
     python -m benchmarks.scale_plan [--gpus 1000 --gpus 100000] [--measured FILE] [--interval 30] [--cores 8]
                                     [--memory 32] [--full 0.5] [--days 15] [--price 0.08]
@@ -31,7 +31,7 @@ MIB_PER_GIB, BYTES_PER_GB, DAY = 1024, 1e9, 86400
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server for one Prometheus: cores, GiB of memory, the share of both to use, days of retention, USD per GB-month."""
+    """A server for one Prometheus: cores, GiB of memory, the share of both to use, days to keep, USD per GB-month."""
 
     cores: float
     memory: float
@@ -54,7 +54,7 @@ class Measured:
 
     @classmethod
     def of(cls, report: Mapping[str, Any], interval: float) -> Measured:
-        """Return the measurement of a report, for scrapes at another interval: CPU is taken to be in proportion to samples.
+        """Return the measurement of a report, for scrapes at another interval: CPU is in proportion to samples.
 
         Raises KeyError or TypeError for a report that `benchmarks.scale` did not write.
         """
@@ -135,9 +135,7 @@ def table(plans: Sequence[Plan], server: Server) -> str:
         (f"storage for {server.days:g} days", [f"{each.gigabytes:.0f} GB" for each in plans]),
         (f"its price at {server.price:g} USD per GB and month", [f"{each.dollars:.0f} USD a month" for each in plans]),
     )
-    return markdown.table(
-        ["", *(f"{each.gpus} GPUs" for each in plans)], [[title, *values] for title, values in rows]
-    )
+    return markdown.table(["", *(f"{each.gpus} GPUs" for each in plans)], [[title, *values] for title, values in rows])
 
 
 def section(report: Mapping[str, Any]) -> str:
@@ -145,8 +143,8 @@ def section(report: Mapping[str, Any]) -> str:
     server, interval = Server(**DEFAULTS), float(report["asked"]["interval"])
     measured = Measured.of(report, interval)
     return (
-        f"Computed, not measured, from the measurement of {report['date']} above; scraped every {interval:.0f} s, servers "
-        f"of {server.cores:g} cores and {server.memory:g} GiB that are to be {server.full:.0%} full:\n\n"
+        f"Computed, not measured, from the measurement of {report['date']} above; scraped every {interval:.0f} s, "
+        f"servers of {server.cores:g} cores and {server.memory:g} GiB that are to be {server.full:.0%} full:\n\n"
         f"{table([plan(gpus, measured, server) for gpus in FLEETS], server)}"
     )
 

@@ -3,8 +3,8 @@
     python -m benchmarks.scale_victoria [--nodes 2000] [--gpus 8] [--seconds 600] [--interval 60] [--replicas] [--fail]
                                         [--json FILE]
 
-Two members of a vmagent cluster share the targets; with --replicas both scrape all of them, and VictoriaMetrics leaves
-out the duplicates. With --fail, the second vmagent is killed for the second quarter of the time. Exit code 1 if a scrape
+Two members of a vmagent cluster share the targets; with --replicas both scrape all of them, and VictoriaMetrics
+leaves out the duplicates. With --fail, the second vmagent is killed for the second quarter of the time. Exit code 1 if a scrape
 failed or is missing, a rule group took more than half its interval, or a GPU was counted twice. For Prometheus with
 the same load, run `python -m benchmarks.scale` with the same nodes and interval.
 """
@@ -169,9 +169,16 @@ def measure(folder: Path, asked: Asked) -> Load:
         with ExitStack() as other:
             second = other.enter_context(agent(folder, 1, config, store.url, replicas))
             vmalert, metrics = stack.enter_context(evaluating(folder, store.url))
-            until(lambda: _values(store, "count(up)") == [asked.nodes], 60 + 3 * asked.interval, "every target's scrape")
+            until(
+                lambda: _values(store, "count(up)") == [asked.nodes], 60 + 3 * asked.interval, "every target's scrape"
+            )
             time.sleep(2 * max(asked.interval, 60) + 60)
-            pids = {"exporter": exporter.process.pid, "vmagent": first, "VictoriaMetrics": store.pid, "vmalert": vmalert}
+            pids = {
+                "exporter": exporter.process.pid,
+                "vmagent": first,
+                "VictoriaMetrics": store.pid,
+                "vmalert": vmalert,
+            }
             begin, before = time.time(), {name: cpu_seconds(pid) for name, pid in pids.items()}
             missed_before = _missed(vmalert_metrics(metrics))
             own = cpu_seconds(second)
@@ -231,7 +238,8 @@ def _load(
 def table(load: Load, asked: Asked) -> str:
     """Return the load as text for the terminal."""
     rows = [
-        f"{asked.nodes} nodes of {asked.gpus} GPUs every {asked.interval} s for {asked.seconds} s: {load.scrapes} scrapes, "
+        f"{asked.nodes} nodes of {asked.gpus} GPUs every {asked.interval} s for {asked.seconds} s: "
+        f"{load.scrapes} scrapes, "
         f"{load.failed} failed, {load.missing} missing; {load.samples_per_second:.0f} samples/s; at most "
         f"{load.gpus_at_most:.0f} GPUs counted",
         *(f"  {name:<18}{used:6.2f} cores {load.mib[name]:8.0f} MiB" for name, used in load.cpu.items()),

@@ -24,8 +24,8 @@ class Store(Protocol):
         """Return the `data` of a response."""
 
 
-def expressions() -> Mapping[str, str]:
-    """Return all expressions, and where each is from."""
+def expressions(rate_interval: str) -> Mapping[str, str]:
+    """Return all expressions, and where each is from. `rate_interval`: Grafana's, four times that of scrapes."""
     found = {}
     for path in sorted((ROOT / "alerts").glob("*.yaml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
@@ -33,16 +33,20 @@ def expressions() -> Mapping[str, str]:
                 found[rule["expr"]] = rule.get("record") or rule["alert"]
     for name, content in BOARDS.items():
         variables = {each["name"]: ALL for each in content["templating"]["list"] if each["type"] == "query"}
+        variables["__rate_interval"] = rate_interval
         for panel in panels(content):
             for target in panel.get("targets", ()):
                 found.setdefault(filled(target["expr"], variables), f"{name}: {panel['title']}")
     return found
 
 
-def differences(one: Store, other: Store, at: float) -> tuple[Sequence[str], int]:
-    """Return how the answers at a time differ, and how many of the equal ones have content."""
+def differences(one: Store, other: Store, at: float, rate_interval: str = "15s") -> tuple[Sequence[str], int]:
+    """Return how the answers at a time differ, and how many of the equal ones have content.
+
+    Not at a time at which a window ends at a sample exactly: Prometheus 2 counts the sample at its beginning, too.
+    """
     problems, full = [], 0
-    for expression, where in expressions().items():
+    for expression, where in expressions(rate_interval).items():
         expected, found = _answer(one, expression, at), _answer(other, expression, at)
         problem = next(_differing(expected, found, OF_RATES if "rate(" in expression else SOME), None)
         if problem:

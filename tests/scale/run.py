@@ -1,7 +1,7 @@
 """Compare engines on the same fault histories: `python -m tests.scale.run [levels] [trouble] [vmalert] [queries]`.
 
-levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a shard
-is down, late, or has a wrong clock. vmalert: vmalert reports the same on VictoriaMetrics. queries: VictoriaMetrics
+levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a
+shard is down, late, or has a wrong clock. vmalert: vmalert reports the same on VictoriaMetrics. queries: VictoriaMetrics
 answers every rule and dashboard as Prometheus does. Exit code 1 if anything differs by more than one evaluation.
 """
 
@@ -29,6 +29,8 @@ TROUBLE: Mapping[str, tuple[Shard, ...]] = {
     "clocks differ by 5 s": (Shard(ahead=5), *GOOD),
     "a shard is down for 5 minutes": (Shard(stopped=[DOWN]), *GOOD),
 }
+# Queries are at a time between two samples, in seconds after one.
+BETWEEN = 7
 # With fewer histories, every sample fits into memory.
 OF_QUERIES = ("GpuStragglerSlow", "GpuJobStraggler", "GpuThermalThrottling", "GpuFakeLoad", "GpuPcieBound", "GpuLost")
 
@@ -73,17 +75,15 @@ def queries(folder: Path, ranks: int) -> bool:
     keep = "--storage.tsdb.retention.time=100y"
     with victoria(folder) as store, scraping(folder, "1m", {}, options=[keep]) as prometheus:
         store.write(dumped(folder))
-        for at in range(15 * 60, TICKS * STEP, 10 * 60):
-            found, full = differences(prometheus, store, at)
+        for at in range(15 * 60 + BETWEEN, TICKS * STEP, 20 * 60):
+            found, full = differences(prometheus, store, at, "2m")
             problems += found
             print(f"queries at {at} s: {full} equal answers with content, {len(found)} differ", flush=True)
     print("\n\n".join(problems))
     return not problems
 
 
-PARTS: Mapping[str, Callable[[Path, int], bool]] = {
-    each.__name__: each for each in (levels, trouble, vmalert, queries)
-}
+PARTS: Mapping[str, Callable[[Path, int], bool]] = {each.__name__: each for each in (levels, trouble, vmalert, queries)}
 
 
 def main() -> int:

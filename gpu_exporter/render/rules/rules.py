@@ -33,7 +33,16 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity, levels, remediation, reports, selection, training_jobs
+from gpu_exporter.render.rules import (
+    aggregates,
+    allocation,
+    identity,
+    levels,
+    remediation,
+    reports,
+    selection,
+    training_jobs,
+)
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
 from gpu_exporter.render.rules.levels import Level
 
