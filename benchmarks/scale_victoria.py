@@ -4,9 +4,9 @@
                                         [--json FILE]
 
 Two members of a vmagent cluster share the targets; with --replicas both scrape all of them, and VictoriaMetrics
-leaves out the duplicates. With --fail, the second vmagent is killed for the second quarter of the time. Exit code 1 if a scrape
-failed or is missing, a rule group took more than half its interval, or a GPU was counted twice. For Prometheus with
-the same load, run `python -m benchmarks.scale` with the same nodes and interval.
+leaves out the duplicates. With --fail, the second vmagent is killed for the second quarter of the time. Exit code 1 if
+a scrape failed or is missing, a rule group took more than half its interval, or a GPU was counted twice. For Prometheus
+with the same load, run `python -m benchmarks.scale` with the same nodes and interval.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def stores(history: History, folder: Path) -> None:
 
 def dumped(folder: Path) -> Iterator[tuple[Labels, Samples]]:
     """Yield all series of the database in `folder/data`, with the ends of series."""
-    command = [tool("promtool"), "tsdb", "dump", str(folder / "data")]
+    command = [str(tool("promtool")), "tsdb", "dump", str(folder / "data")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         for series, lines in groupby(map(str.rstrip, process.stdout), lambda line: line.rpartition("} ")[0]):

@@ -99,7 +99,7 @@ def _single(name: str, shard: int) -> Device:
 def _said(name: str, changes: Mapping[str, float], ranks: int) -> Iterator[tuple[Key, Sequence[Part]]]:
     """Yield what the ranks of a training loop say: all is well before and after."""
     well: Loop = loop(name.lower(), ranks=ranks)
-    bad: Loop = loop(name.lower(), ranks=ranks, **changes)  # type: ignore[arg-type]
+    bad: Loop = loop(name.lower(), ranks=ranks, **changes)
     story = [Said(BEFORE, well), Said(DURING, bad), Said(AFTER, well)]
     for text in dict.fromkeys((*well, *bad)):
         family, _, rest = text.rstrip("}").partition("{")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.job_message import TRAINING
 from gpu_exporter.render.rules import training_jobs as jobs
 from gpu_exporter.render.rules.aggregates import Aggregate
 
@@ -54,6 +55,6 @@ PROMPT_PARTS = (
 READS: Mapping[str, str] = {
     **{part.expression: part.record for part in (*PARTS, *PROMPT_PARTS)},
     jobs.PAUSED: _sum(ACTIVITY, jobs.IN_PAUSE),
-    jobs.placed(jobs.rank_rate(jobs.IN_TRAINING)): _sum(ACTIVITY, f'activity="{jobs.TRAINING}"'),
+    jobs.placed(jobs.rank_rate(jobs.IN_TRAINING)): _sum(ACTIVITY, f'activity="{TRAINING}"'),
     jobs.hour(f"{{{jobs.IN_PAUSE}}}"): f"{HOUR.record}{{{jobs.IN_PAUSE}}}",
 }

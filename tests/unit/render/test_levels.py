@@ -9,8 +9,9 @@ import promql_parser
 import pytest
 import yaml
 
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.render.rules import levels, rules
-from gpu_exporter.render.rules.groups import Group
+from gpu_exporter.render.rules.groups import Group, Groups
 from tests import ROOT
 
 GROUPS = rules.groups({})
@@ -37,7 +38,7 @@ def names(group: Group) -> list[tuple[str, str]]:
     return [(rule.get("record") or rule["alert"], rule["expr"]) for rule in group.rules]
 
 
-def parsed(groups: levels.Groups) -> Iterator[tuple[str, Any]]:
+def parsed(groups: Groups) -> Iterator[tuple[str, Any]]:
     """Yield the name of each rule and its expression."""
     for group in groups:
         for name, text in names(group):
@@ -91,8 +92,8 @@ def test_forwarded_series_are_recorded_by_shards() -> None:
     assert keep["regex"].split("|") == list(LEVELS.forwarded)
 
 
-@pytest.mark.parametrize("domain", list(rules.Domain))
-def test_a_level_can_have_some_domains(domain: rules.Domain) -> None:
+@pytest.mark.parametrize("domain", list(Domain))
+def test_a_level_can_have_some_domains(domain: Domain) -> None:
     """Then it has only their alerts."""
     for level in levels.Level:
         groups = yaml.safe_load(rules.of_level(level, domains=[domain]))["groups"]
