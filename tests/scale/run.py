@@ -1,8 +1,8 @@
 """Compare engines on the same fault histories: `python -m tests.scale.run [levels] [trouble] [vmalert] [queries]`.
 
 levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a
-shard is down, late, or has a wrong clock. vmalert: vmalert reports the same on VictoriaMetrics. queries: VictoriaMetrics
-answers every rule and dashboard as Prometheus does. Exit code 1 if anything differs by more than one evaluation.
+shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. queries: VictoriaMetrics
+answers every rule and dashboard as Prometheus does. Exit code 1 if anything differs by more than an evaluation.
 """
 
 from __future__ import annotations
