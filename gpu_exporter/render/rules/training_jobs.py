@@ -40,6 +40,7 @@ def placed(values: str, *more: str) -> str:
 
 
 def of_rank(name: str, help: str, expression: str, *by: str) -> Aggregate:
+    """Return a series recorded of each rank; `by` are labels that a rank has several values of."""
     return Aggregate(f"rank:{name}", help, expression, (*OF_RANK, *by))
 
 
