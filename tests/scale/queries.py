@@ -13,7 +13,8 @@ import yaml
 from tests import ROOT
 from tests.support.panels import ALL, BOARDS, filled, panels
 
-_WINDOW, _SECONDS = re.compile(r"\[(\d+)([smhd])"), {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WINDOW, _OFFSET = re.compile(r"\[(\d+)([smhd])"), re.compile(r"offset (\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # By how much rates may differ: Prometheus extrapolates to the window, MetricsQL takes the sample before it.
 OF_RATES = 0.25
 # In seconds.
@@ -52,10 +53,10 @@ def differences(one: Store, other: Store, at: float, rate_interval: str = "15s")
     """
     problems, full = [], 0
     for expression, where in expressions(rate_interval).items():
-        if _longest(expression) + LOOK_BACK > at:
+        if _longest(_WINDOW, expression) + _longest(_OFFSET, expression) + LOOK_BACK > at:
             continue
         expected, found = _answer(one, expression, at), _answer(other, expression, at)
-        if "topk(" in expression:  # of equal values, any may be chosen, so that one rank may be empty
+        if "topk(" in expression:  # of equal values, any may be chosen, so that a rank may have none or two
             expected, found = _values(expected or found), _values(found or expected)
         problem = next(_differing(expected, found, OF_RATES if "rate(" in expression else SOME), None)
         if problem:
@@ -83,13 +84,13 @@ def _answer(store: Store, expression: str, at: float) -> Answer:
 
 
 def _values(answer: Answer) -> Answer:
-    """Return the values in order, without labels."""
-    return {(("place", str(place)),): value for place, value in enumerate(sorted(answer.values()))}
+    """Return the different values, without labels."""
+    return {(("value", f"{value:.6g}"),): value for value in answer.values()}
 
 
-def _longest(expression: str) -> float:
-    """Return the longest window of an expression in seconds."""
-    return max((float(size) * _SECONDS[unit] for size, unit in _WINDOW.findall(expression)), default=0.0)
+def _longest(spans: re.Pattern[str], expression: str) -> float:
+    """Return the longest of these spans of an expression in seconds."""
+    return max((float(size) * _SECONDS[unit] for size, unit in spans.findall(expression)), default=0.0)
 
 
 def _differing(expected: Answer, found: Answer, tolerance: float) -> Iterator[str]:
