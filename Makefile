@@ -109,7 +109,7 @@ boards: $(VENV)/dev tools .tools/virtual_clock/virtual_clock .tools/boards/page/
 fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories and thirty days of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fleets of 800 and of 8000 GPUs
+soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories and thirty days of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fault histories in two levels of Prometheus and in vmalert, fleets of 800, 8000 and 16 000 GPUs
 	$(BIN)/python -m tests.soak.faults $(ARGS)
 	$(BIN)/python -m tests.soak.ticks
 	$(BIN)/python -m tests.soak.trouble
@@ -124,9 +124,11 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m tests.operation.run --composition usual --seed 2 --processes $$(nproc) --json tests/operation/results/usual-2.json
 	$(BIN)/python -m tests.operation.run --composition other --seed 5 --processes $$(nproc) --json tests/operation/results/other-5.json
 	$(BIN)/python -m tests.operation.report
+	$(BIN)/python -m tests.scale.run
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
+	$(BIN)/python -m benchmarks.scale_victoria --json benchmarks/results/scale_victoria.json
 
 tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium .tools/torch ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium, PyTorch
 

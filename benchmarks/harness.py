@@ -186,7 +186,7 @@ def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -
     """Describe the machine before it is under load. Exits if a need is not met, except on the fake driver."""
     name, simulated = module_name(module), bool(getattr(chosen, "fake_driver", None))
     known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
-    if not simulated and (lacks := known[name].lacks(given)):
+    if not simulated and name in known and (lacks := known[name].lacks(given)):
         sys.exit(f"benchmarks.{name} needs {lacks}")
     result = f"{name}_stand_in" if simulated else name
     path = chosen.json or (RESULTS / f"{result}.json" if result in known else None)

@@ -1,4 +1,4 @@
-"""The measured section of docs/scale.md, rendered from benchmarks/results/scale*.json."""
+"""The measured and the computed section of docs/scale.md, rendered from benchmarks/results/scale*.json."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import scale_plan
 from gpu_exporter.render.docs import markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/scale.md"
 BEGIN, END = "<!-- from benchmarks/results/scale.json -->\n", "<!-- end -->\n"
+PLAN, END_OF_PLAN = "<!-- computed from benchmarks/results/scale.json -->\n", "<!-- end of plan -->\n"
 
 Report = Mapping[str, Any]
 _ROWS: tuple[tuple[str, Callable[[Report, Report], str]], ...] = (
@@ -73,6 +75,11 @@ def known() -> list[Report]:
 
 
 def page(text: str, reports: Sequence[Report]) -> str:
-    """Return the page with a new section."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{section(reports)}\n{END}{rest.split(END)[1]}"
+    """Return the page with new sections: what was measured, and what is computed from it."""
+    text = _replaced(text, BEGIN, section(reports), END)
+    return _replaced(text, PLAN, scale_plan.section(reports[0]), END_OF_PLAN)
+
+
+def _replaced(text: str, begin: str, section: str, end: str) -> str:
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{section}\n{end}{rest.split(end)[1]}"

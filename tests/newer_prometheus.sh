@@ -1,5 +1,5 @@
 #!/bin/sh
-# Unpack the newest Prometheus that this machine's distribution has, with its promtool, into the folder $1.
+# Unpack the newest Prometheus with its promtool, and the newest VictoriaMetrics, that this machine's distribution has, into the folder $1.
 # The archive is the one that apt is configured with; apt finds the version (those of testing come and go) and checks
 # the signature, with lists of its own: nothing that apt knows of this machine is changed.
 set -eu
@@ -22,6 +22,6 @@ apt() {
         -o Dir::State::lists="$PWD/apt/lists" -o Dir::Cache="$PWD/apt/cache" "$@"
 }
 apt update
-apt download prometheus promtool
+apt download prometheus promtool victoria-metrics
 for package in ./*.deb; do dpkg -x "$package" .; done
 rm -r apt ./*.deb

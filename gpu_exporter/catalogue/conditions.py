@@ -50,6 +50,31 @@ class Fn(Enum):
 
 # Functions whose results are recorded: once, for all conditions that read them.
 RECORDED = frozenset((Fn.MEAN, Fn.MIN, Fn.MAX, Fn.STDDEV))
+# Terms that a single rule reads, once: that rule computes them, and no series is recorded of each GPU.
+READ_ONCE = frozenset(
+    (
+        "gpu:communicates_gr_active:median5m",
+        "gpu:communicates_sm_active:min_of_ranks1h",
+        "gpu:communicates_sm_active:others_mean5m",
+        "gpu:gr_active:mean1h",
+        "gpu:job_data:mean5m",
+        "gpu:launches:others_ratio",
+        "gpu:launches_gr_active:others_mean5m",
+        "gpu:pauses:others_ratio",
+        "gpu:pcie_replay_limit:max15m",
+        "gpu:pcie_rx:max2h",
+        "gpu:pcie_rx_use:max2h",
+        "gpu:sm_active:stddev5m",
+        "gpu:stalled:others_ratio",
+        "gpu:talks:others_ratio",
+        "gpu:talks_nvlink:median5m",
+    )
+)
+
+
+def _recorded(name: str) -> str:
+    """Return the name of the series of a term; empty if it is not recorded."""
+    return "" if name in READ_ONCE else name
 
 
 def duration(seconds: float) -> str:
@@ -83,7 +108,7 @@ class Over:
     def record(self) -> str:
         """The name under which it is recorded; empty if it is not."""
         recorded = self.fn in RECORDED and not self.whole
-        return f"gpu:{self.signal.name}:{self.fn.value}{duration(self.window)}" if recorded else ""
+        return _recorded(f"gpu:{self.signal.name}:{self.fn.value}{duration(self.window)}") if recorded else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +148,8 @@ class PeerShare:
 
     @property
     def record(self) -> str:
-        """The name under which it is recorded."""
-        return f"gpu:{self.mark.name}:others_ratio"
+        """The name under which it is recorded; empty if it is not."""
+        return _recorded(f"gpu:{self.mark.name}:others_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +161,8 @@ class PeerMedian:
 
     @property
     def record(self) -> str:
-        """The name under which it is recorded."""
-        return f"gpu:{self.mark.name}_{self.of.signal.name}:median{duration(self.of.window)}"
+        """The name under which it is recorded; empty if it is not."""
+        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:median{duration(self.of.window)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +174,8 @@ class PeerMean:
 
     @property
     def record(self) -> str:
-        """The name under which it is recorded."""
-        return f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}"
+        """The name under which it is recorded; empty if it is not."""
+        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +187,8 @@ class PeerMin:
 
     @property
     def record(self) -> str:
-        """The name under which it is recorded."""
-        return f"gpu:{self.mark.name}_{self.of.signal.name}:min_of_ranks{duration(self.of.window)}"
+        """The name under which it is recorded; empty if it is not."""
+        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:min_of_ranks{duration(self.of.window)}")
 
 
 # What is computed of a term of several ranks.

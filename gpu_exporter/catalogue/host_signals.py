@@ -36,9 +36,6 @@ LAUNCH_BLOCKED = _share(
     "Share of time in which the main thread was blocked, usually by storage",
     "main thread blocked, usually by storage, {} of the time",
 )
-WORKERS = _signal(
-    "workers", "processes", "Number of worker processes", "{} worker processes", Read(m.HOST_WORKERS.name)
-)
 ACTIVE = _signal(
     "workers_active",
     "processes",

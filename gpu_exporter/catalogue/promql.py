@@ -54,7 +54,7 @@ def term(of: Term) -> str:
         case Calc():
             return f"({term(of.left)} {of.operator} {term(of.right)})"
         case PeerShare() | PeerMedian() | PeerMean() | PeerMin():
-            return of.record
+            return of.record or f"(\n{_indented(term_definition(of))}\n)"
         case _:
             raise no_case(of)
 

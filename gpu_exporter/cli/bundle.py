@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.cli.options import Command
 from gpu_exporter.inputs import quoted
 from gpu_exporter.render import bundle
@@ -26,8 +27,20 @@ from gpu_exporter.render import bundle
     " the chart's `prometheusRule.limits`. Give it again at each upgrade.",
 )
 @click.option("--grafana-url", default="", help="URL of your Grafana, for the links of alerts to it.")
+@click.option(
+    "--domain",
+    "domains",
+    multiple=True,
+    type=click.Choice([domain.value for domain in Domain]),
+    help="Domain whose alerts to write, with the recording rules that it needs; repeat it for several. All by default.",
+)
 def bundle_command(
-    parts: tuple[str, ...], out: Path | None, listed: bool, limits: Path | None, grafana_url: str
+    parts: tuple[str, ...],
+    out: Path | None,
+    listed: bool,
+    limits: Path | None,
+    grafana_url: str,
+    domains: tuple[str, ...],
 ) -> None:
     """Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.
 
@@ -37,7 +50,8 @@ def bundle_command(
     """
     if grafana_url and not grafana_url.startswith(("http://", "https://")):
         raise click.UsageError(f"--grafana-url: {quoted(grafana_url)} does not begin with http:// or https://")
-    chosen = bundle.Choice(bundle.limits(limits) if limits else {}, grafana_url)
+    some = tuple(domain for domain in Domain if domain.value in domains) or tuple(Domain)
+    chosen = bundle.Choice(bundle.limits(limits) if limits else {}, grafana_url, some)
     names = tuple(dict.fromkeys(parts)) or tuple(bundle.PARTS)
     if listed:
         for name in names:

@@ -63,7 +63,6 @@ NOUNS: Mapping[Signal, str] = {
     h.LAUNCH_CPU: "CPU time of the launching thread",
     h.LAUNCH_WAIT: "run queue delay of the launching thread",
     h.LAUNCH_BLOCKED: "blocked time of the main thread",
-    h.WORKERS: "number of worker processes",
     h.ACTIVE: "number of active worker processes",
     h.WORKER_CPU: "CPU time of an active worker",
     h.WORKER_WAIT: "run queue delay of an active worker",
@@ -95,8 +94,8 @@ def statement(term: Leaf, values: Sequence[float]) -> str:
 
 
 def series(term: Leaf) -> str:
-    """Return the name of the recorded series of a term."""
-    return term.record or term.signal.record if isinstance(term, Over) else term.record
+    """Return the name of the recorded series of a term, or of what it is computed from."""
+    return term.record or (term.signal if isinstance(term, Over) else term.mark).record
 
 
 def subject(signal: Signal) -> str:

@@ -27,6 +27,7 @@ from gpu_exporter.render.docs import (
 )
 from gpu_exporter.render.rules import alertmanager, rules
 from gpu_exporter.render.rules import dcgm_exporter_csv as dcgm_csv
+from gpu_exporter.render.rules.levels import Level
 
 # By this file below the root, a checkout is recognised.
 CHECKOUT = "gpu_exporter/render/artifacts.py"
@@ -58,6 +59,8 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "alerts/recording.yaml": rules.recording,
     "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
+    **{f"alerts/levels/{level.value}.yaml": partial(rules.of_level, level) for level in Level},
+    "alerts/examples/remote_write.yaml": rules.forwarding,
     "alerts/dcgm-exporter.csv": dcgm_csv.classic,
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
     "docs/failure-modes.md": failure_pages.failure_modes,

@@ -26,6 +26,7 @@ from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.failure_modes import all_limits
 from gpu_exporter.render.docs.markdown import relinked
 from gpu_exporter.render.rules import alertmanager, dcgm_exporter_csv, rules
+from gpu_exporter.render.rules.levels import Level
 from gpu_exporter.version import __version__
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -45,10 +46,11 @@ Files = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What users choose: their limits, and the URL of Grafana for the links of alerts."""
+    """What users choose: their limits, the URL of Grafana for the links of alerts, and the domains of the rules."""
 
     limits: Limits = field(default_factory=dict)
     grafana_url: str = ""
+    domains: Collection[Domain] = tuple(Domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +123,20 @@ def _written(folder: Path) -> list[str]:
 
 
 def _alerts(chosen: Choice) -> Files:
-    yield "recording.yaml", _titled(rules.recording(chosen.limits), "#")
-    for domain in Domain:
-        text = rules.alerts(domain, chosen.limits).replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/")
-        yield f"{domain.value}.yaml", _titled(text, "#")
+    yield "recording.yaml", _titled(rules.recording(chosen.limits, chosen.domains), "#")
+    for domain in chosen.domains:
+        yield f"{domain.value}.yaml", _linked(rules.alerts(domain, chosen.limits), chosen)
+    for level in Level:
+        yield f"levels/{level.value}.yaml", _linked(rules.of_level(level, chosen.limits, chosen.domains), chosen)
+    yield "examples/remote_write.yaml", _titled(rules.forwarding(), "#")
     yield "examples/alertmanager.yaml", _titled(alertmanager.alertmanager(), "#")
     yield "dcgm-exporter.csv", _titled(dcgm_exporter_csv.classic(), "#")
     yield "dcgm-exporter-4.9.csv", _titled(dcgm_exporter_csv.modern(), "#")
+
+
+def _linked(text: str, chosen: Choice) -> str:
+    """Return the text of alerts with links to Grafana."""
+    return _titled(text.replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/"), "#")
 
 
 def _runbooks(chosen: Choice) -> Files:

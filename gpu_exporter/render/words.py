@@ -61,7 +61,6 @@ TITLES: Mapping[str, str] = {
     "host_launch_cpu": "CPU time of the launching thread",
     "host_launch_run_queue": "run queue delay of the launching thread",
     "host_launch_blocked": "blocked time of the main thread",
-    "host_workers": "number of worker processes",
     "host_workers_active": "number of active worker processes",
     "host_workers_cpu": "CPUs used by workers",
     "host_workers_run_queue": "workers in the run queue",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import xids
@@ -147,14 +148,24 @@ def _key(name: str, labels: Mapping[str, str]) -> Key:
 
 
 def write(fleet: Fleet, path: Path) -> None:
-    """Write the period for virtual_clock."""
+    """Write the period of a fleet for virtual_clock."""
+    path.write_text(json.dumps({**period(series(fleet), fleet.total), "Stopped": fleet.stopped}))
+
+
+def period(
+    of: Mapping[Key, Sequence[Part]], ticks: int, shard_of: Callable[[Key], int] = lambda key: 0
+) -> Mapping[str, Any]:
+    """Return a period as virtual_clock reads it, from all series and the number of the shard that scrapes each."""
     loads: dict[tuple[float, ...], int] = {}
     content = [
-        {"Labels": {"__name__": name, **dict(labels)}, "Parts": list(_encoded(parts, loads))}
-        for (name, labels), parts in series(fleet).items()
+        {
+            "Labels": {"__name__": key[0], **dict(key[1])},
+            "Parts": list(_encoded(parts, loads)),
+            "Shard": shard_of(key),
+        }
+        for key, parts in of.items()
     ]
-    period = {"Step": STEP, "Ticks": fleet.total, "Loads": list(loads), "Series": content, "Stopped": fleet.stopped}
-    path.write_text(json.dumps(period))
+    return {"Step": STEP, "Ticks": ticks, "Loads": list(loads), "Series": content}
 
 
 def _encoded(parts: Sequence[Part], loads: dict[tuple[float, ...], int]) -> Iterator[list[float]]:

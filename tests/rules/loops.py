@@ -44,10 +44,11 @@ def series(name: str, story: Story) -> list[Mapping[str, str]]:
     """Return the input series of a job on one node of its name. Counters go on from one stretch to the next."""
     scrape = f'job="gpu-exporter",instance="{name}:9400",'
     keys = dict.fromkeys(key for stretch in story for key in stretch.loop)
-    return [{"series": key.replace("{", f"{{{scrape}", 1), "values": notation(_parts(key, story))} for key in keys]
+    return [{"series": key.replace("{", f"{{{scrape}", 1), "values": notation(parts(key, story))} for key in keys]
 
 
-def _parts(key: str, story: Story) -> Iterable[Part]:
+def parts(key: str, story: Story) -> Iterable[Part]:
+    """Yield the values of a series in each stretch of a story."""
     done, reached = 0, None
     for length, loop in story:
         steps = round(length * 60 / STEP)

@@ -115,12 +115,13 @@ def scraping(
     external_labels: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
     own_intervals: bool = False,
+    options: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
     """Run a Prometheus with its data in `folder` and the targets of `settings`, such as `static_configs`.
 
     It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`). `program` replaces the
     Prometheus of `make tools`; `more` is further configuration, such as `remote_write`. Rule groups are evaluated every
-    `evaluation_interval`, unless `own_intervals` lets them use their own.
+    `evaluation_interval`, unless `own_intervals` lets them use their own. `options` are further arguments.
     """
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
     job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
@@ -132,7 +133,7 @@ def scraping(
         **(more or {}),
     }
     config.write_text(json.dumps(content))
-    options = {
+    settled = {
         "config.file": config,
         "storage.tsdb.path": folder / "data",
         "web.listen-address": f"127.0.0.1:{port}",
@@ -141,7 +142,8 @@ def scraping(
     arguments = [
         str(program or tool("prometheus")),
         "--web.enable-admin-api",
-        *(f"--{name}={value}" for name, value in options.items()),
+        *(f"--{name}={value}" for name, value in settled.items()),
+        *options,
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, stdout=output, stderr=output)

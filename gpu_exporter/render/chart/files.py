@@ -13,6 +13,7 @@ import yaml
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.render import banner
 from gpu_exporter.render.chart import readme as readme_text
 from gpu_exporter.render.chart import values as v
@@ -83,6 +84,7 @@ def bundle() -> str:
         "limits": {limit.name: v.limit(limit).default for limit in v.limits()},
         "resources": allocation.RESOURCES,
         "toleratedTaints": list(allocation.TOLERATED_TAINTS),
+        "domains": [domain.value for domain in Domain],
     }
     return text + yaml.safe_dump(defaults, sort_keys=False)
 

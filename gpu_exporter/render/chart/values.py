@@ -9,13 +9,15 @@ from typing import Any
 from gpu_exporter.catalogue.conditions import Limit, duration
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
 from gpu_exporter.render.boards import BOARDS
 from gpu_exporter.render.chart import exporter_schemas, schemas
-from gpu_exporter.render.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, one_of
+from gpu_exporter.render.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, listed, one_of
 from gpu_exporter.render.docs.failure_modes import all_limits
 from gpu_exporter.render.rules.allocation import TOLERATED_TAINTS
+from gpu_exporter.render.rules.levels import Level
+from gpu_exporter.render.rules.selection import ALL
 
 # Settings of the exporter that belong to a feature of the chart, and the value to use instead of `config`.
 MANAGED: Mapping[str, str] = {
@@ -238,6 +240,8 @@ RULES = (
     _deprecated("prometheusRule.labels", "prometheusRule.additionalLabels", {}, schemas.LABELS),
     Value("prometheusRule.annotations", {}, schemas.ANNOTATIONS, "Annotations."),
     Value("prometheusRule.interval", "", schemas.NO_SPAN, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute."),
+    Value("prometheusRule.level", ALL, one_of(ALL, *(level.value for level in Level)), "Rules of a Prometheus that sees all nodes (`all`), or of one of [two levels](../../docs/scale.md#how-do-i-shard-prometheus): `shard` for each that scrapes a share of the nodes, `global` for the one above."),
+    Value("prometheusRule.domains", [domain.value for domain in Domain], listed(one_of(*(domain.value for domain in Domain))), "Domains whose alerts to create, with the recording rules that these and their dashboards need."),
     Value("prometheusRule.toleratedTaints", list(TOLERATED_TAINTS), schemas.TAINTS, "Keys of taints that pods with GPUs tolerate. GPUs of a node with another taint (`NoSchedule`, `NoExecute`) do not count as free."),
     Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
     Value("prometheusRule.additionalRules", [], schemas.RULE_GROUPS, "Groups of rules of your own, added as they are: `[{name: own, rules: [{alert: …, expr: …}]}]`."),

@@ -149,7 +149,7 @@ NODE_TEMP = Aggregate(
     ("node",),
 )
 _SHOWN = (s.GR_ACTIVE, s.SM_ACTIVE, s.TENSOR_ACTIVE, s.DRAM_ACTIVE, s.UTIL)
-NODE_GR, NODE_SM, NODE_TENSOR, NODE_DRAM, NODE_UTIL = (_mean("node", ("node",), each) for each in _SHOWN)
+NODE_SM, NODE_UTIL = (_mean("node", ("node",), each) for each in (s.SM_ACTIVE, s.UTIL))
 CLUSTER_GR, CLUSTER_SM, CLUSTER_TENSOR, CLUSTER_DRAM, CLUSTER_UTIL = (_mean("cluster", (), each) for each in _SHOWN)
 WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) for each in (s.GR_ACTIVE, s.SM_ACTIVE))
 # Read by the fleet dashboard: few series, no matter how many GPUs there are.
@@ -161,10 +161,7 @@ FLEET = (
     NODE_UNHEALTHY,
     NODE_DEGRADED,
     NODE_TEMP,
-    NODE_GR,
     NODE_SM,
-    NODE_TENSOR,
-    NODE_DRAM,
     NODE_UTIL,
     CLUSTER_GR,
     CLUSTER_SM,

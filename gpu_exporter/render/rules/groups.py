@@ -19,6 +19,11 @@ class Group:
     rules: Sequence[Rule]
     interval: str = ""
 
+    @property
+    def is_recording(self) -> bool:
+        """Return whether it records series; otherwise, its rules are alerts."""
+        return all("record" in rule for rule in self.rules)
+
     def content(self) -> Mapping[str, Any]:
         """Return the group as Prometheus reads it."""
         interval = {"interval": self.interval} if self.interval else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -33,8 +33,18 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity, remediation, training_jobs
+from gpu_exporter.render.rules import (
+    aggregates,
+    allocation,
+    identity,
+    levels,
+    remediation,
+    reports,
+    selection,
+    training_jobs,
+)
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
+from gpu_exporter.render.rules.levels import Level
 
 # What replaces {gpu} and {job} in the summary of an alert.
 NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
@@ -68,10 +78,9 @@ def _group(signal: Signal) -> str:
     return OF_INSTANCE if signal.per_instance else OF_GPU
 
 
-def _windows_of(owned: bool) -> Iterator[Rule]:
-    for window in dict.fromkeys(_windows(_terms())):
-        if window.signal.has_owner is owned:
-            yield _record(window.record, promql.term_definition(window))
+def _windows() -> Iterator[Rule]:
+    for window in dict.fromkeys(_recorded_windows(terms_of_all())):
+        yield _record(window.record, promql.term_definition(window))
 
 
 def _judged(limits: Limits) -> Iterator[Rule]:
@@ -84,7 +93,7 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     for mark in marks:
         yield _record(mark.record, promql.mark_definition(mark, limits))
-    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks)):
+    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks) and term.record):
         yield _record(term.record, promql.term_definition(term))
     yield from (rule for name, rule in definitions.items() if name in of_others)
     for share in TIME_SHARES.values():
@@ -110,7 +119,8 @@ def _parts() -> list[Leaf | Condition | Limit]:
     return [part for share in TIME_SHARES.values() for part in parts(share)]
 
 
-def _terms() -> Iterator[Leaf]:
+def terms_of_all() -> Iterator[Leaf]:
+    """Yield the terms of all conditions and time shares, with those of their marks."""
     leaves = [term for condition in _conditions() for term in terms(condition)]
     leaves += [part for part in _parts() if isinstance(part, Leaf)]
     yield from leaves
@@ -122,7 +132,7 @@ def _marks(leaves: Iterable[Leaf]) -> list[Mark]:
     return list(dict.fromkeys(term.mark for term in leaves if not isinstance(term, Over)))
 
 
-def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
+def _recorded_windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
     for term in leaves:
         over = term.of if isinstance(term, OfRanks) else term
         if isinstance(over, Over) and over.record:
@@ -137,7 +147,8 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-# For windows of five minutes or more and alerts that wait for ten, a shorter interval has no benefit.
+# For what is read over windows of five minutes or more, and for alerts that wait for ten, a shorter interval has no
+# benefit.
 SLOW, RECORDED_EVERY = "1m", 60.0
 # For alerts that fire at once.
 PROMPT = "10s"
@@ -146,14 +157,15 @@ PROMPT = "10s"
 def _recorded(limits: Limits) -> Groups:
     return [
         Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        Group(OF_BOARD, [*_signals(OF_BOARD), *_windows_of(owned=False)]),
-        Group(OF_INSTANCE, list(_signals(OF_INSTANCE))),
-        Group(OF_GPU, list(_signals(OF_GPU))),
+        Group(OF_BOARD, list(_signals(OF_BOARD))),
+        Group(OF_INSTANCE, list(_signals(OF_INSTANCE)), SLOW),
+        Group(OF_GPU, list(_signals(OF_GPU)), SLOW),
         Group(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
-        Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
+        Group("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
         Group("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
         Group("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
+        Group("gpu-reports", _aggregates(reports.REPORTS), reports.EVERY),
         Group("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
         Group("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         Group("gpu-controller", _aggregates(remediation.REMEDIATION)),
@@ -177,9 +189,10 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
     ]
 
 
-def recording(limits: Limits | None = None) -> str:
-    """Return alerts/recording.yaml: the rules that all others read, in the order of their evaluation."""
-    return banner.comment(s, bottlenecks, failure_modes) + as_text(_recorded(limits or {}))
+def recording(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+    """Return alerts/recording.yaml: the rules that those of the domains read, in the order of their evaluation."""
+    chosen = selection.of_domains(groups(limits or {}), domains)
+    return banner.comment(s, bottlenecks, failure_modes) + as_text(group for group in chosen if group.is_recording)
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
@@ -187,15 +200,30 @@ def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[Failure
     return banner.comment(*_files(domain)) + as_text(_alerting(domain, limits or {}, modes))
 
 
+def of_level(level: Level, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+    """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
+    chosen = levels.split(selection.of_domains(groups(limits or {}), domains))
+    return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.of(level))
+
+
+def forwarding() -> str:
+    """Return alerts/examples/remote_write.yaml: the configuration by which shards forward what they have recorded."""
+    return banner.comment(levels) + levels.remote_write(levels.split(groups({})).forwarded)
+
+
 def _files(domain: Domain) -> Sequence[ModuleType]:
     """Return the files with the entries of a domain."""
     return list(dict.fromkeys(failure_modes.file_of(mode) for mode in MODES if mode.domain is domain))
 
 
+def groups(limits: Limits) -> Groups:
+    """Return the groups of all files, in the order of their evaluation."""
+    return [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
+
+
 def bundle(limits: Limits) -> str:
-    """Return all rules in one file, for the chart."""
-    groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
-    return banner.comment(s, bottlenecks, failure_modes) + as_text(groups)
+    """Return all rules in one file, for the chart: each with its levels and domains."""
+    return banner.comment(s, bottlenecks, failure_modes) + as_text(selection.tagged(groups(limits)))
 
 
 def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:

@@ -1,89 +1,69 @@
-"""The remote_write example of docs/scale.md: a real VictoriaMetrics returns what Prometheus recorded."""
+"""The remote_write example of docs/scale.md: a real VictoriaMetrics answers as Prometheus does."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import pytest
 import yaml
 
 from tests import ROOT
 from tests.conftest import Serve
+from tests.rules.promtool import RULES
+from tests.scale.queries import Store, differences
 from tests.support.prometheus import scraping
-from tests.support.tools import free_port, tool, until
+from tests.support.tools import until
+from tests.support.victoria import victoria
 
 EXAMPLE = re.search(r"<!-- tried by .*? -->\n```yaml\n(.*?)```", (ROOT / "docs/scale.md").read_text(), re.DOTALL)
 STORE = "http://victoria-metrics:8428"
+GPUS = 4
 
 
-@contextmanager
-def victoria(folder: Path) -> Iterator[str]:
-    """Run a VictoriaMetrics with its data in `folder`; return its URL."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        str(tool("victoria-metrics")),
-        f"-storageDataPath={folder / 'store'}",
-        f"-httpListenAddr={address}",
-        "-search.latencyOffset=0s",
-    ]
-    with (folder / "victoria.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def healthy() -> bool:
-        try:
-            with urlopen(f"http://{address}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    try:
-        until(healthy, 30, "VictoriaMetrics' start")
-        yield f"http://{address}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def values(url: str, query: str, at: float) -> dict[str, float]:
+def values(store: Store, query: str, at: float) -> Mapping[str, float]:
     """Return the result of an instant query by UUID."""
-    with urlopen(f"{url}/api/v1/query?{urlencode({'query': query, 'time': at})}", timeout=10) as answer:
-        found = json.loads(answer.read())["data"]["result"]
+    found = store.api("query", query=query, time=f"{at:.3f}")["result"]
     return {each["metric"]["UUID"]: float(each["value"][1]) for each in found}
 
 
-def test_victoriametrics_returns_the_same_samples(serve: Serve, tmp_path: Path) -> None:
-    """Each sample of a signal has its time, its value and the labels of external_labels."""
+def test_victoriametrics_answers_as_prometheus_does(serve: Serve, tmp_path: Path) -> None:
+    """Each sample has its time, its value and the labels of external_labels; all rules and dashboards read the same."""
     assert EXAMPLE
-    exporter = serve("--source", "simulated", "--gpus", "2", "--interval", "500ms")
+    exporter = serve("--source", "simulated", "--gpus", str(GPUS), "--interval", "500ms", "--metrics", "full")
+    target = {"targets": [f"127.0.0.1:{exporter.port}"], "labels": {"cluster": "a"}}
     with victoria(tmp_path) as store:
         assert STORE in EXAMPLE[1]
-        example = yaml.safe_load(EXAMPLE[1].replace(STORE, store))
-        assert example.pop("global") == {"external_labels": {"cluster": "a"}}
+        example = yaml.safe_load(EXAMPLE[1].replace(STORE, store.url))
+        external = example.pop("global")["external_labels"]
+        assert external == {"cluster": "a"}
         with scraping(
             tmp_path,
             "1s",
-            {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]},
-            rule_files=[ROOT / "alerts/recording.yaml"],
-            external_labels={"cluster": "a"},
+            {"static_configs": [target]},
+            rule_files=RULES,
+            external_labels=external,
             more=example,
         ) as prometheus:
-            here = f"http://127.0.0.1:{prometheus.port}"
-            until(lambda: len(prometheus.query("gpu:power:watts")) == 2, 30, "a signal")
-            (at, *_) = [
-                float(found["value"][1])
-                for found in prometheus.api("query", query="timestamp(gpu:power:watts)")["result"]
-            ]
-            known = values(here, "gpu:power:watts", at)
-            assert len(known) == 2
-            until(
-                lambda: values(store, 'gpu:power:watts{cluster="a"}', at) == pytest.approx(known),
-                30,
-                "the same values in VictoriaMetrics",
-            )
+            # Recorded last, from all others.
+            what = "cluster:power:watts and on () count_over_time(cluster:power:watts[1m]) > 5"
+            until(lambda: prometheus.query(what), 60, "all signals")
+            (at, *_) = prometheus.query("timestamp(cluster:power:watts)")
+            known = values(prometheus, "gpu:power:watts", at)
+            assert len(known) == GPUS
+
+            def arrived() -> bool:
+                store.flush()
+                return bool(store.api("query", query="timestamp(cluster:power:watts)", time=f"{at + 1}")["result"])
+
+            until(arrived, 30, "the samples in VictoriaMetrics")
+            until(lambda: values(store, "gpu:power:watts", at) == pytest.approx(known), 30, "the same values")
+
+            def agree() -> bool:
+                problems, full = differences(prometheus, store, at)
+                print("\n\n".join(problems), full)
+                return not problems and full > 200
+
+            # What was sent in parallel may arrive later.
+            until(agree, 30, "the same answers", every=1.0)

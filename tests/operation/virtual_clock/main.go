@@ -7,6 +7,9 @@
 // With BLOCKS-FOLDER, all samples, recorded series and alerts are written there, for a Prometheus to serve. With FIRST
 // and END it runs only these scrapes (without END). Series have the values that they would have had in a whole run, but
 // Prometheus has seen nothing before.
+//
+// If the period has Levels, shards scrape its series and forward recorded ones to a Prometheus above them, which
+// evaluates RULES. Only that one's samples are written to BLOCKS-FOLDER.
 package main
 
 import (
@@ -41,12 +44,29 @@ type Period struct {
 	Loads   [][]float64 // sequences that parts refer to
 	Series  []*Series
 	Stopped [][2]int // Prometheus does not run from one tick to the other
+	Levels  *Levels
+	Aligned bool // all targets are scraped at the tick, and then all groups are evaluated, in order
+}
+
+// Levels are shards below a Prometheus, which share the rules in Rules and forward the series named in Forwarded.
+type Levels struct {
+	Rules     string
+	Forwarded []string
+	Shards    []Shard
+}
+
+// Shard has a clock that is Ahead by seconds. What it forwards arrives Late by seconds.
+type Shard struct {
+	Ahead   int64
+	Late    int64
+	Stopped [][2]int
 }
 
 // Series has its values as parts, one after another.
 type Series struct {
 	Labels map[string]string
 	Parts  []Part
+	Shard  int // the number of the shard that scrapes it, from 1; 0 for the Prometheus above
 
 	labels  labels.Labels
 	offset  int64 // milliseconds after the tick at which its target is scraped
@@ -119,7 +139,9 @@ func read(path string) *Period {
 	check(json.Unmarshal(content, period))
 	for _, s := range period.Series {
 		s.labels = labels.FromMap(s.Labels)
-		s.offset = hash(s.Labels["job"]+s.Labels["instance"], period.Step*1000)
+		if !period.Aligned {
+			s.offset = hash(s.Labels["job"]+s.Labels["instance"], period.Step*1000)
+		}
 	}
 	return period
 }
@@ -131,35 +153,73 @@ type Group struct {
 	evaluations      int
 }
 
-// Clock runs scrapes and rule groups at their times.
-type Clock struct {
-	period  *Period
+// Server is one Prometheus.
+type Server struct {
 	db      *tsdb.DB
 	options *rules.ManagerOptions
 	files   []string
 	groups  []*Group
-	firing  map[string]labels.Labels
-	out     *json.Encoder
+	series  []*Series
+	targets map[int64][]*Series
+	ahead   int64 // milliseconds
+	aligned bool
+	stopped [][2]int
+	running bool
+	sends   *forwarder
+	alerts  map[string]labels.Labels // that fire; while it is stopped, those of before
+}
+
+// newServer returns a Prometheus with its data in a folder. With a forwarder, what it records is forwarded, too.
+func newServer(folder, pattern string, series []*Series, stopped [][2]int, sends *forwarder) *Server {
+	files, err := filepath.Glob(pattern)
+	check(err)
+	sort.Strings(files)
+	settings := tsdb.DefaultOptions()
+	settings.RetentionDuration = (48 * time.Hour).Milliseconds()
+	settings.NoLockfile = true
+	settings.WALSegmentSize = -1
+	db, err := tsdb.Open(folder, log.NewNopLogger(), nil, settings, nil)
+	check(err)
+	engine := promql.NewEngine(promql.EngineOpts{
+		MaxSamples: 50_000_000, Timeout: 2 * time.Minute, LookbackDelta: 5 * time.Minute,
+		EnableAtModifier: true, EnableNegativeOffset: true,
+	})
+	var appendable storage.Appendable = db
+	if sends != nil {
+		sends.Appendable, appendable = db, sends
+	}
+	options := &rules.ManagerOptions{
+		QueryFunc: rules.EngineQueryFunc(engine, db), Context: context.Background(), Appendable: appendable, Queryable: db,
+		NotifyFunc: func(context.Context, string, ...*rules.Alert) {}, Logger: log.NewNopLogger(),
+		OutageTolerance: time.Hour, ForGracePeriod: 10 * time.Minute, ResendDelay: time.Minute,
+		Metrics: rules.NewGroupMetrics(nil),
+	}
+	server := &Server{db: db, options: options, files: files, series: series, stopped: stopped, sends: sends}
+	server.targets = map[int64][]*Series{}
+	for _, s := range series {
+		server.targets[s.offset] = append(server.targets[s.offset], s)
+	}
+	return server
 }
 
 // start loads the rules, as a Prometheus that starts does: it knows no series and no alerts of before.
-func (c *Clock) start() {
-	c.groups = nil
-	for _, file := range c.files {
+func (p *Server) start() {
+	p.groups = nil
+	for _, file := range p.files {
 		parsed, errs := rulefmt.ParseFile(file)
 		for _, err := range errs {
 			check(err)
 		}
 		for _, g := range parsed.Groups {
-			c.groups = append(c.groups, c.group(file, g))
+			p.groups = append(p.groups, p.group(file, g))
 		}
 	}
-	for _, s := range c.period.Series {
+	for _, s := range p.series {
 		s.present = false
 	}
 }
 
-func (c *Clock) group(file string, g rulefmt.RuleGroup) *Group {
+func (p *Server) group(file string, g rulefmt.RuleGroup) *Group {
 	interval := time.Duration(g.Interval)
 	if interval == 0 {
 		interval = time.Minute
@@ -176,15 +236,19 @@ func (c *Clock) group(file string, g rulefmt.RuleGroup) *Group {
 			labels.FromMap(r.Labels), labels.EmptyLabels(), nil, "", false, log.NewNopLogger()))
 	}
 	made := rules.NewGroup(rules.GroupOptions{
-		Name: g.Name, File: file, Interval: interval, Rules: all, ShouldRestore: true, Opts: c.options,
+		Name: g.Name, File: file, Interval: interval, Rules: all, ShouldRestore: true, Opts: p.options,
 	})
 	milliseconds := interval.Milliseconds()
-	return &Group{made, milliseconds, hash(g.Name, milliseconds), 0}
+	offset := int64(0)
+	if !p.aligned {
+		offset = hash(g.Name, milliseconds)
+	}
+	return &Group{made, milliseconds, offset, 0}
 }
 
 // scrape appends the values of one tick, or staleness markers for series that have ended.
-func (c *Clock) scrape(series []*Series, at int64) {
-	appender := c.db.Appender(context.Background())
+func (p *Server) scrape(series []*Series, at int64) {
+	appender := p.db.Appender(context.Background())
 	for _, s := range series {
 		v := s.value
 		if !s.there {
@@ -201,7 +265,7 @@ func (c *Clock) scrape(series []*Series, at int64) {
 	check(appender.Commit())
 }
 
-func (c *Clock) evaluate(g *Group, at int64) {
+func (p *Server) evaluate(g *Group, at int64) {
 	now := time.UnixMilli(at)
 	g.Eval(context.Background(), now)
 	g.evaluations++
@@ -215,16 +279,111 @@ func (c *Clock) evaluate(g *Group, at int64) {
 	}
 }
 
-// report writes each alert that has begun or ended to fire.
-func (c *Clock) report(at int64) {
-	now := map[string]labels.Labels{}
-	for _, g := range c.groups {
+// events are the scrapes and evaluations from a time, for some milliseconds.
+func (p *Server) events(from, length int64) []event {
+	var found []event
+	for offset, series := range p.targets {
+		series := series
+		found = append(found, event{from + offset, func(at int64) { p.scrape(series, at+p.ahead) }})
+	}
+	for _, g := range p.groups {
+		g := g
+		at := from - from%g.interval + g.offset
+		if at >= from && at < from+length {
+			found = append(found, event{at, func(at int64) { p.evaluate(g, at+p.ahead) }})
+		}
+	}
+	return found
+}
+
+func (p *Server) firing() map[string]labels.Labels {
+	found := map[string]labels.Labels{}
+	for _, g := range p.groups {
 		for _, r := range g.AlertingRules() {
 			for _, a := range r.ActiveAlerts() {
 				if a.State == rules.StateFiring {
-					now[a.Labels.String()] = a.Labels
+					found[a.Labels.String()] = a.Labels
 				}
 			}
+		}
+	}
+	return found
+}
+
+func runs(n int, stopped [][2]int) bool {
+	for _, s := range stopped {
+		if n >= s[0] && n < s[1] {
+			return false
+		}
+	}
+	return true
+}
+
+// forwarder passes recorded samples on, as remote write does: also staleness markers.
+type forwarder struct {
+	storage.Appendable
+	names map[string]bool
+	late  int64
+	queue []sample
+}
+
+type sample struct {
+	labels labels.Labels
+	at     int64
+	value  float64
+}
+
+type forwardingAppender struct {
+	storage.Appender
+	sends *forwarder
+}
+
+func (f *forwarder) Appender(ctx context.Context) storage.Appender {
+	return &forwardingAppender{f.Appendable.Appender(ctx), f}
+}
+
+func (a *forwardingAppender) Append(ref storage.SeriesRef, l labels.Labels, t int64, v float64) (storage.SeriesRef, error) {
+	if a.sends.names[l.Get(labels.MetricName)] {
+		a.sends.queue = append(a.sends.queue, sample{l, t, v})
+	}
+	return a.Appender.Append(ref, l, t, v)
+}
+
+// arrive appends what has arrived by a time.
+func (f *forwarder) arrive(db *tsdb.DB, now int64) {
+	n := 0
+	for n < len(f.queue) && f.queue[n].at+f.late <= now {
+		n++
+	}
+	if n == 0 {
+		return
+	}
+	appender := db.Appender(context.Background())
+	for _, s := range f.queue[:n] {
+		_, err := appender.Append(0, s.labels, s.at, s.value)
+		check(err)
+	}
+	check(appender.Commit())
+	f.queue = append([]sample{}, f.queue[n:]...)
+}
+
+// Clock runs scrapes and rule groups at their times. Shards come before the Prometheus above them.
+type Clock struct {
+	period  *Period
+	servers []*Server
+	firing  map[string]labels.Labels
+	out     *json.Encoder
+}
+
+// report writes each alert that has begun or ended to fire.
+func (c *Clock) report(at int64) {
+	now := map[string]labels.Labels{}
+	for _, p := range c.servers {
+		if p.running {
+			p.alerts = p.firing()
+		}
+		for key, l := range p.alerts {
+			now[key] = l
 		}
 	}
 	for key, l := range now {
@@ -253,85 +412,81 @@ type event struct {
 	run func(at int64)
 }
 
-func (c *Clock) tick(n int, targets map[int64][]*Series) {
+func (c *Clock) tick(n int) {
 	from, length := (c.period.Start+int64(n)*c.period.Step)*1000, c.period.Step*1000
 	var events []event
-	for offset, series := range targets {
-		series := series
-		events = append(events, event{from + offset, func(at int64) { c.scrape(series, at) }})
-	}
-	for _, g := range c.groups {
-		g := g
-		at := from - from%g.interval + g.offset
-		if at >= from && at < from+length {
-			events = append(events, event{at, func(at int64) { c.evaluate(g, at) }})
+	for _, p := range c.servers {
+		if p.running {
+			events = append(events, p.events(from, length)...)
 		}
 	}
-	sort.Slice(events, func(a, b int) bool { return events[a].at < events[b].at })
+	sort.SliceStable(events, func(a, b int) bool { return events[a].at < events[b].at })
 	for _, e := range events {
+		for _, p := range c.servers {
+			if p.sends != nil {
+				p.sends.arrive(c.servers[len(c.servers)-1].db, e.at)
+			}
+		}
 		e.run(e.at)
 	}
 	c.report(from + length)
 }
 
-func (c *Clock) stopped(n int) bool {
-	for _, s := range c.period.Stopped {
-		if n >= s[0] && n < s[1] {
-			return true
-		}
-	}
-	return false
-}
-
 func (c *Clock) run(first, end int) {
-	targets := map[int64][]*Series{}
-	for _, s := range c.period.Series {
-		targets[s.offset] = append(targets[s.offset], s)
-	}
-	running, begun := false, time.Now()
+	begun := time.Now()
 	for n := 0; n < end; n++ {
 		for _, s := range c.period.Series {
 			s.value, s.there = s.next(c.period.Loads)
 		}
-		runs := n >= first && !c.stopped(n)
-		if runs && !running {
-			c.start()
+		for _, p := range c.servers {
+			now := n >= first && runs(n, p.stopped)
+			if now && !p.running {
+				p.start()
+			}
+			p.running = now
 		}
-		if runs {
-			c.tick(n, targets)
+		if n >= first {
+			c.tick(n)
 		}
-		running = runs
 		if perDay := 86400 / int(c.period.Step); n%perDay == perDay-1 {
 			fmt.Fprintf(os.Stderr, "day %d after %.0f s\n", n/perDay+1, time.Since(begun).Seconds())
 		}
 	}
 }
 
+// servers returns the shards of a period, if it has any, and the Prometheus that evaluates the rules of the caller.
+func servers(period *Period, pattern, folder string) []*Server {
+	var found []*Server
+	of := map[int][]*Series{}
+	for _, s := range period.Series {
+		of[s.Shard] = append(of[s.Shard], s)
+	}
+	if levels := period.Levels; levels != nil {
+		names := map[string]bool{}
+		for _, name := range levels.Forwarded {
+			names[name] = true
+		}
+		for n, shard := range levels.Shards {
+			sends := &forwarder{names: names, late: shard.Late * 1000}
+			below := newServer(fmt.Sprintf("%s-%d", folder, n+1), levels.Rules, of[n+1], shard.Stopped, sends)
+			below.ahead = shard.Ahead * 1000
+			found = append(found, below)
+		}
+	}
+	found = append(found, newServer(folder, pattern, of[0], period.Stopped, nil))
+	for _, p := range found {
+		p.aligned = period.Aligned
+	}
+	return found
+}
+
 func main() {
 	if len(os.Args) < 4 || len(os.Args) > 6 {
 		check(fmt.Errorf("usage: virtual_clock PERIOD.json 'RULES/*.yaml' DATA-FOLDER [BLOCKS-FOLDER | FIRST END]"))
 	}
-	files, err := filepath.Glob(os.Args[2])
-	check(err)
-	sort.Strings(files)
-	settings := tsdb.DefaultOptions()
-	settings.RetentionDuration = (48 * time.Hour).Milliseconds()
-	settings.NoLockfile = true
-	settings.WALSegmentSize = -1
-	db, err := tsdb.Open(os.Args[3], log.NewNopLogger(), nil, settings, nil)
-	check(err)
-	engine := promql.NewEngine(promql.EngineOpts{
-		MaxSamples: 50_000_000, Timeout: 2 * time.Minute, LookbackDelta: 5 * time.Minute,
-		EnableAtModifier: true, EnableNegativeOffset: true,
-	})
-	options := &rules.ManagerOptions{
-		QueryFunc: rules.EngineQueryFunc(engine, db), Context: context.Background(), Appendable: db, Queryable: db,
-		NotifyFunc: func(context.Context, string, ...*rules.Alert) {}, Logger: log.NewNopLogger(),
-		OutageTolerance: time.Hour, ForGracePeriod: 10 * time.Minute, ResendDelay: time.Minute,
-		Metrics: rules.NewGroupMetrics(nil),
-	}
+	period := read(os.Args[1])
 	out := bufio.NewWriter(os.Stdout)
-	clock := &Clock{period: read(os.Args[1]), db: db, options: options, files: files, out: json.NewEncoder(out)}
+	clock := &Clock{period: period, servers: servers(period, os.Args[2], os.Args[3]), out: json.NewEncoder(out)}
 	first, end := 0, clock.period.Ticks
 	if len(os.Args) == 6 {
 		for place, number := range []*int{&first, &end} {
@@ -343,7 +498,9 @@ func main() {
 	clock.run(first, end)
 	check(out.Flush())
 	if len(os.Args) == 5 {
-		check(db.Snapshot(os.Args[4], true))
+		check(clock.servers[len(clock.servers)-1].db.Snapshot(os.Args[4], true))
 	}
-	check(db.Close())
+	for _, p := range clock.servers {
+		check(p.db.Close())
+	}
 }

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 SHOWN_BY: Mapping[str, Callable[..., None]] = {
     "prometheusRule.limits.": rules.test_every_limit_is_in_the_rules,
     "prometheusRule.modes.": rules.test_every_mode_can_be_changed,
+    "prometheusRule.level": rules.test_rules_of_a_level,
+    "prometheusRule.domains": rules.test_rules_of_some_domains,
     "prometheusRule.toleratedTaints": rules.test_tolerated_taints_reach_the_rules,
     "prometheusRule.runbookUrl": rules.test_settings_of_all_alerts,
     "prometheusRule.grafanaUrl": rules.test_settings_of_all_alerts,

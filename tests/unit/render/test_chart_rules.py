@@ -15,6 +15,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.render.chart import values
 from gpu_exporter.render.rules import allocation, rules
+from gpu_exporter.render.rules.levels import Level
 from tests.support import chart
 from tests.support.chart import CHART, SETS, objects, only
 
@@ -95,6 +96,25 @@ def test_a_domain_without_modes_has_no_group() -> None:
     names = [group["name"] for group in chart.rules({"prometheusRule": {"modes": off}})["groups"]]
     assert "gpu-cost" not in names
     assert "gpu-health" in names
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_rules_of_a_level(level: Level) -> None:
+    """Those of alerts/levels, also with limits and without a domain."""
+    found = chart.rules({"prometheusRule": {"level": level.value}})["groups"]
+    assert found == yaml.safe_load((ROOT / f"alerts/levels/{level.value}.yaml").read_text())["groups"]
+    values = {"level": level.value, "domains": ["health", "cost"], "limits": {"usdPerGpuHour": 7.25}}
+    some = rules.of_level(level, {"usdPerGpuHour": 7.25}, [Domain.HEALTH, Domain.COST])
+    assert chart.rules({"prometheusRule": values})["groups"] == yaml.safe_load(some)["groups"]
+
+
+def test_rules_of_some_domains() -> None:
+    """Their alerts with what these need; all domains if an older release had no such value, none if there are none."""
+    found = chart.rules({"prometheusRule": {"domains": ["health"]}})["groups"]
+    expected = [rules.recording({}, [Domain.HEALTH]), rules.alerts(Domain.HEALTH)]
+    assert found == [group for text in expected for group in yaml.safe_load(text)["groups"]]
+    assert chart.rules({"prometheusRule": {"domains": None}})["groups"] == committed()
+    assert not chart.rules({"prometheusRule": {"domains": []}})["groups"]
 
 
 def test_settings_of_all_alerts() -> None:

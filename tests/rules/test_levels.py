@@ -1,0 +1,58 @@
+"""The same faults raise the same alerts with the rules of two levels, and in vmalert on VictoriaMetrics."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import ROOT
+from tests.rules.needed import write_needed
+from tests.rules.promtool import BY_NAME, NEWER, RULES, check
+from tests.rules.series import Generation
+from tests.rules.test_modes import case
+
+pytestmark = pytest.mark.slow
+
+ALERTS = ("GpuStragglerSlow", "GpuThermalThrottling", "GpuLost")
+CASE = case(Generation.GPU_EXPORTER, [BY_NAME[name] for name in ALERTS])
+
+
+def needed(folder: Path, rules: str) -> Path:
+    """Write the rules of a folder that these alerts need, and return the file: all take much longer."""
+    path = folder / "rules.yaml"
+    write_needed(ROOT / rules, path, _with_implied())
+    groups = yaml.safe_load(path.read_text())["groups"]
+    named = [{**group, "name": f"{group['name']}-{number}"} for number, group in enumerate(groups)]
+    path.write_text(yaml.safe_dump({"groups": named}))  # both levels have groups of the same name
+    return path
+
+
+def _with_implied() -> Collection[str]:
+    return {*ALERTS, *(implied for name in ALERTS for implied in BY_NAME[name].implies)}
+
+
+def test_two_levels_raise_the_same_alerts(tmp_path: Path) -> None:
+    """Shards and the level above, as one: the rules of shards compare no nodes."""
+    check(tmp_path, [CASE], rules=[needed(tmp_path, "alerts/levels")])
+
+
+def test_vmalert_raises_the_same_alerts(tmp_path: Path) -> None:
+    """With holds and `keep_firing_for`, from the same samples."""
+    content = dict(CASE.rendered())
+    content["metricsql_expr_test"] = content.pop("promql_expr_test")
+    path = tmp_path / "vmalert.yaml"
+    path.write_text(json.dumps({"rule_files": [str(needed(tmp_path, "alerts"))], "tests": [content]}))
+    done = subprocess.run([NEWER / "vmalert-tool", "unittest", f"--files={path}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.parametrize("path", [*RULES, *sorted((ROOT / "alerts/levels").glob("*.yaml"))], ids=lambda path: path.stem)
+def test_vmalert_accepts_all_rules(path: Path) -> None:
+    """Expressions and templates."""
+    done = subprocess.run([NEWER / "vmalert", "-dryRun", f"-rule={path}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

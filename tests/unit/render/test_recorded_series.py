@@ -1,0 +1,80 @@
+"""Each recorded series is read by somebody, and terms that only one rule reads are not recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpu_exporter.catalogue.conditions import READ_ONCE
+from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.render.rules import rules
+from gpu_exporter.render.rules.groups import Group
+from gpu_exporter.render.rules.levels import recorded_names
+from gpu_exporter.render.rules.selection import of_domains
+from tests import ROOT
+
+GROUPS = rules.groups({})
+RULES = [rule for group in GROUPS for rule in group.rules]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+DASHBOARDS = recorded_names("".join(path.read_text() for path in (ROOT / "dashboards").glob("*.json")))
+# The queries of reports on a year.
+REPORTS = recorded_names((ROOT / "docs/scale.md").read_text())
+
+
+def readers(name: str) -> Iterator[str]:
+    """Yield the rules that read a series."""
+    for rule in RULES:
+        own = rule.get("record") or rule["alert"]
+        if own != name and name in recorded_names(rule["expr"]):
+            yield own
+
+
+def test_every_series_is_read() -> None:
+    """By an alert, another rule, a dashboard or a report; otherwise it costs memory and is of no use."""
+    unread = [name for name in RECORDED - DASHBOARDS - REPORTS if not any(readers(name))]
+    assert not unread, "remove these rules, or read their series"
+
+
+def test_dashboards_read_what_is_recorded() -> None:
+    """No dashboard reads a term that is not recorded any more."""
+    assert {name for name in DASHBOARDS if name.startswith(("gpu:", "rank:"))} <= RECORDED
+    assert not READ_ONCE & RECORDED
+
+
+def test_terms_that_one_rule_reads_once_are_not_recorded() -> None:
+    """They are part of that rule. A series is recorded for each GPU, so it has to have two readers."""
+    reads = Counter(name for rule in RULES for name in _occurrences(rule["expr"]))
+    terms = {term.record for term in rules.terms_of_all() if term.record}
+    once = [name for name in terms - DASHBOARDS if reads[name] == 1 and not _selected(name)]
+    assert not once, "fix: add these to READ_ONCE of gpu_exporter/catalogue/conditions.py"
+
+
+def _occurrences(expression: str) -> Sequence[str]:
+    return [name for name in recorded_names(expression) for _ in range(expression.count(name))]
+
+
+def _selected(name: str) -> bool:
+    """Return whether a term is read with a selector, so that it must be a series."""
+    return any(f"{name}{bracket}" in rule["expr"] for rule in RULES for bracket in "{[")
+
+
+def test_a_domain_that_is_off_needs_no_rules() -> None:
+    """Its alerts and what only they need are gone; all rules that are left have what they read."""
+    before = _records(GROUPS)
+    for off in Domain:
+        chosen = of_domains(GROUPS, [domain for domain in Domain if domain is not off])
+        assert not [
+            rule for group in chosen for rule in group.rules if rule.get("labels", {}).get("domain") == off.value
+        ]
+        kept = _records(chosen)
+        for group in chosen:
+            for rule in group.rules:
+                assert recorded_names(rule["expr"]) & before.keys() <= kept.keys(), rule
+    health = _records(of_domains(GROUPS, [Domain.HEALTH]))
+    assert not any(name.startswith(("job:", "rank:", "pool:")) for name in health)
+    assert len(health) < len(before) / 2.5
+    assert of_domains(GROUPS, tuple(Domain)) == GROUPS
+
+
+def _records(groups: Sequence[Group]) -> Mapping[str, str]:
+    return {rule["record"]: rule["expr"] for group in groups for rule in group.rules if "record" in rule}
