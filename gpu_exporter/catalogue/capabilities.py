@@ -45,7 +45,7 @@ _WORDS = {
     Quantity.MEMORY_READ: "device memory, read",
     Quantity.PCIE_TO_GPU: "PCIe, host to GPU",
     Quantity.PCIE_FROM_GPU: "PCIe, GPU to host",
-    Quantity.NVLINK: "NVLink, to the slowest peer",
+    Quantity.NVLINK: "NVLink, median over its peers",
     Quantity.BF16: "tensor cores, bf16",
     Quantity.FP32: "FP32 arithmetic",
 }
@@ -71,6 +71,9 @@ SHARES: Mapping[Quantity, float] = {
     Quantity.BF16: 0.35,
     Quantity.FP32: 0.60,
 }
+# Their tensor cores need instructions (tcgen05) that no kernel of `gpu_exporter/probes` uses. What is measured there
+# can be compared only with other GPUs and with the past.
+NO_TENSOR_KERNEL = {"Blackwell"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,6 @@ def reference(model_name: str, quantity: Quantity) -> Reference | None:
         return Reference(measured.usual, least, f"measured on {measured.source}", measured=True)
     model = BY_NAME.get(model_name)
     theoretical = datasheet(model, quantity) if model else None
-    if model is None or theoretical is None:
+    if model is None or theoretical is None or (quantity is Quantity.BF16 and model.architecture in NO_TENSOR_KERNEL):
         return None
     return Reference(theoretical, theoretical * SHARES[quantity], model.sources[0], measured=False)

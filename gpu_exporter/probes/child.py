@@ -1,0 +1,123 @@
+"""The process that holds the context of a GPU: it does what its parent asks, one line of JSON each, and then ends.
+
+The driver releases a context when its process ends, however it ends. It ends with its parent, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from gpu_exporter.model.pci import same_device
+from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
+from gpu_exporter.probes.links import Links
+from gpu_exporter.probes.measure import Bench, WrongResult
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Answer each request on stdin until it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    worker = _Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(_answer(worker, request)), file=answers, flush=True)
+    _close(worker, answers)
+
+
+def _close(worker: _Worker, answers: TextIO) -> None:
+    with contextlib.suppress(CudaError):  # the process ends, and the driver releases the rest
+        worker.close()
+    answers.close()
+
+
+def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return worker.do(request)
+    except CudaError as error:
+        return {"error": str(error), "lost": error.lost}
+    except WrongResult as error:
+        return {"error": str(error), "wrong": True}
+
+
+class _Worker:
+    """What the process holds: the driver, and a GPU or all links."""
+
+    def __init__(self) -> None:
+        self._cuda: Cuda | None = None
+        self._bench: Bench | None = None
+        self._links: Links | None = None
+
+    def do(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raises CudaError or WrongResult."""
+        match request:
+            case {"do": "open", "pci": str(pci)}:
+                return self._open(pci)
+            case {"do": "links", "pcis": dict(pcis)}:
+                self._links = Links(self._driver, {int(index): self._device(pci) for index, pci in pcis.items()})
+                return {}
+            case {"do": "pairs" | "all_at_once" as name} if self._links is not None:
+                run: Callable[[], dict[str, Any]] = getattr(self._links, name)
+                return run()
+            case {"do": "memory_test" | "sustained" as name, "seconds": float(seconds)} if self._bench is not None:
+                timed: Callable[[float], dict[str, Any]] = getattr(self._bench, name)
+                return timed(seconds)
+            case {"do": str(name)} if self._bench is not None and name in MEASUREMENTS:
+                measure: Callable[[], dict[str, Any]] = getattr(self._bench, name)
+                return {**measure(), "notes": self._bench.notes}
+        raise CudaError("request", f"{request}: unknown, or nothing is open")
+
+    @property
+    def _driver(self) -> Cuda:
+        if self._cuda is None:
+            self._cuda = Cuda()
+        return self._cuda
+
+    def _device(self, pci: str) -> int:
+        for name, device in self._driver.devices().items():
+            if same_device(name, pci):
+                return device
+        raise CudaError("cuDeviceGetPCIBusId", f"{pci} is not visible to CUDA: see CUDA_VISIBLE_DEVICES")
+
+    def _open(self, pci: str) -> dict[str, Any]:
+        _move_near(pci)
+        gpu = Gpu(self._driver, self._device(pci))
+        self._bench = Bench(gpu)
+        return {"sms": gpu.sms, "capability": list(gpu.capability)}
+
+    def close(self) -> None:
+        """Release all contexts. Raises CudaError."""
+        if self._bench is not None:
+            self._bench.gpu.close()
+        if self._links is not None:
+            self._links.close()
+
+
+# Measurements of one GPU, in the order in which they run.
+MEASUREMENTS = ("memory_copy", "memory_read", "pcie_to_gpu", "pcie_from_gpu", "fp32", "bf16")
+
+
+def _move_near(pci: str) -> None:
+    """Run on the CPUs of the GPU's NUMA node, from which its pinned memory comes, if this process may use them."""
+    domain, _, rest = pci.lower().partition(":")
+    cpus: set[int] = set()
+    with contextlib.suppress(OSError, ValueError):
+        for part in Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/local_cpulist").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+        if near := cpus & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, near)
+
+
+if __name__ == "__main__":
+    main()

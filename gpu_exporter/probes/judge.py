@@ -1,0 +1,275 @@
+"""What the results of an active check mean for each GPU. Pure.
+
+A rate has up to three references: what the model can do, the other GPUs of the node, and this GPU's own past.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_exporter.catalogue import faults
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.capabilities import Quantity, reference
+from gpu_exporter.health.active_checks import History
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
+from gpu_exporter.probes.load import Load
+from gpu_exporter.probes.process import Answer
+from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes
+
+# Counters that must not rise while a GPU is tested, with their name in a sentence.
+COUNTERS: Mapping[Metric, tuple[str, Health]] = {
+    m.ECC_DBE_VOL: ("uncorrectable ECC errors", Health.UNHEALTHY),
+    m.ECC_SBE_VOL: ("corrected ECC errors", Health.DEGRADED),
+    m.NVLINK_REPLAY: ("NVLink replays", Health.DEGRADED),
+    m.NVLINK_RECOVERY: ("NVLink recoveries", Health.DEGRADED),
+    m.NVLINK_CRC: ("NVLink CRC errors", Health.DEGRADED),
+}
+# A tensor rate that falls by more than this share while the GPU warms up is a problem of its cooling or its power.
+SUSTAINED_DROP = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A rate that was measured, with its references; None where there is none. `how` names the instruction."""
+
+    quantity: Quantity
+    value: float
+    together: float | None
+    spread: float
+    usual: float | None
+    peers: float | None
+    own: float | None
+    how: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """The rate as a share of what the model usually reaches, or of its data sheet."""
+        return self.value / self.usual if self.usual else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a check found out about one GPU."""
+
+    verdict: Verdict
+    rates: tuple[Rated, ...] = ()
+    load: Load = field(default_factory=Load)
+    memory_test: Answer | None = None
+    sustained: Answer | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The values of each GPU before and after the check, by index."""
+
+    before: Mapping[int, Mapping[Metric, float]] = field(default_factory=dict)
+    after: Mapping[int, Mapping[Metric, float]] = field(default_factory=dict)
+
+
+def judge(
+    outcomes: Outcomes, gpus: Mapping[int, Gpu], history: History, loads: Mapping[int, Load], counters: Counters
+) -> list[Result]:
+    """Return the result of each GPU, in the order of `outcomes`."""
+    links = _links(outcomes)
+    rates = {outcome.target.index: _values(outcome, links) for outcome in outcomes.gpus}
+    models = {outcome.target.index: outcome.target.model for outcome in outcomes.gpus}
+    results = []
+    for outcome in outcomes.gpus:
+        index = outcome.target.index
+        others = [rates[other] for other, model in models.items() if other != index and model == models[index]]
+        rated = tuple(_rated(outcome, quantity, value, others, history) for quantity, value in rates[index].items())
+        load = loads.get(index, Load())
+        problems = (
+            *_failed(outcome),
+            *_wrong_words(outcome),
+            *(problem for each in rated for problem in _slow(each, outcome.target.model)),
+            *_slow_links(outcomes, index),
+            *_risen(counters.before.get(index, {}), counters.after.get(index, {})),
+            *_held_down(load),
+            *_dropped(outcome.sustained),
+        )
+        verdict = Verdict(gpus[index], problems, tuple(_unknown(outcome)))
+        results.append(
+            Result(verdict, rated, load, outcome.memory_test, outcome.sustained, tuple(_notes(outcome, outcomes)))
+        )
+    return results
+
+
+def _values(outcome: Outcome, links: Mapping[int, float]) -> dict[Quantity, float]:
+    values = {Quantity(name): outcome.alone[name]["value"] for name in MEASUREMENTS if "value" in _of(outcome, name)}
+    if outcome.target.index in links:
+        values[Quantity.NVLINK] = links[outcome.target.index]
+    return values
+
+
+def _of(outcome: Outcome, name: str) -> Answer:
+    return outcome.alone.get(name, {})
+
+
+def pairs(outcomes: Outcomes) -> dict[tuple[int, int], float]:
+    """Return the rate of each ordered pair of GPUs that reach each other directly."""
+    return {
+        (pair["from"], pair["to"]): pair["value"]
+        for pair in outcomes.pairs.get("pairs", ())
+        if "value" in pair and pair.get("direct")
+    }
+
+
+def _links(outcomes: Outcomes) -> dict[int, float]:
+    """Return the median rate of each GPU over all pairs that it is part of: one bad peer does not lower it."""
+    rates = pairs(outcomes)
+    values: dict[int, list[float]] = {}
+    for pair, rate in rates.items():
+        for index in pair:
+            values.setdefault(index, []).append(rate)
+    return {index: statistics.median(each) for index, each in values.items()}
+
+
+def _rated(
+    outcome: Outcome, quantity: Quantity, value: float, others: Sequence[Mapping[Quantity, float]], history: History
+) -> Rated:
+    name, target = quantity.value, outcome.target
+    known = reference(target.model, quantity)
+    peers = [rates[quantity] for rates in others if quantity in rates]
+    answer = _of(outcome, name)
+    return Rated(
+        quantity,
+        value,
+        outcome.together.get(name, {}).get("value") if outcome.together is not outcome.alone else None,
+        answer.get("spread", 0.0),
+        known.value if known else None,
+        statistics.median(peers) if peers else None,
+        history.usual(target.uuid, name),
+        answer.get("how", ""),
+    )
+
+
+def _slow(rated: Rated, model: str) -> Iterator[Problem]:
+    """Yield one problem that names every reference which the rate does not reach."""
+    quantity, value, known = rated.quantity, rated.value, reference(model, rated.quantity)
+    least = 1 - quantity.tolerance
+    missed = []
+    if rated.peers and value < least * rated.peers:
+        missed.append(f"{1 - value / rated.peers:.0%} below the other GPUs of this node")
+    if rated.own and value < least * rated.own:
+        missed.append(f"{1 - value / rated.own:.0%} below its own earlier checks")
+    if known and value < known.least:
+        kind = "what this model reaches" if known.measured else "the data sheet"
+        missed.append(f"{value / known.value:.0%} of {kind} ({rate(known.value, quantity)})")
+    if missed:
+        words = f"{quantity.words}: {rate(value, quantity)}, {', '.join(missed)}"
+        metric = m.PROBE_RATE if quantity.unit == "FLOP/s" else m.PROBE_BANDWIDTH
+        yield Problem(metric, value, words, Action.DRAIN, f"slow_{quantity.value}", Health.DEGRADED)
+
+
+def _slow_links(outcomes: Outcomes, index: int) -> Iterator[Problem]:
+    """Yield the links from a GPU that are slower than those of most pairs. If the GPU itself is slow, `_slow` says so."""
+    rates = pairs(outcomes)
+    if len(rates) < 3 * 2:  # of two GPUs, there is nothing to compare with
+        return
+    usual = statistics.median(rates.values())
+    least = (1 - Quantity.NVLINK.tolerance) * usual
+    if _links(outcomes)[index] < least:
+        return
+    for (source, target), value in rates.items():
+        if source == index and value < least and _links(outcomes)[target] >= least:
+            words = (
+                f"NVLink to GPU {target}: {rate(value, Quantity.NVLINK)}, other pairs {rate(usual, Quantity.NVLINK)}"
+            )
+            yield Problem(m.PROBE_LINK, value, words, Action.DRAIN, "slow_link", Health.DEGRADED)
+
+
+def _failed(outcome: Outcome) -> Iterator[Problem]:
+    """Yield what a failed step says about the GPU itself; `_unknown` has what says nothing about it."""
+    if outcome.failed is None:
+        return
+    step, answer = outcome.failed
+    what = _WORDS.get(step, step)
+    if answer.get("wrong"):
+        words = f"wrong result: {answer['error']}"
+        yield Problem(m.PROBE_PASSED, 0, words, Action.REPLACE, "wrong_result", Health.UNHEALTHY)
+    elif answer.get("hung"):
+        words = f"the GPU did not finish in time: {what}"
+        yield Problem(m.PROBE_PASSED, 0, words, Action.NODE_REBOOT, "active_check_hung", Health.UNHEALTHY)
+    elif answer.get("lost") or answer.get("crashed"):
+        words = f"the GPU failed: {what}: {answer['error']}"
+        yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "active_check_failed", Health.UNHEALTHY)
+
+
+_WORDS = {
+    "open": "start of CUDA",
+    "memory_test": "memory test",
+    "sustained": "sustained load",
+    **{quantity.value: quantity.words for quantity in Quantity},
+}
+
+
+def _unknown(outcome: Outcome) -> Iterator[Unknown]:
+    """Yield what could not be measured, although the GPU is not known to be faulty."""
+    if outcome.failed is not None and not outcome.failed[1].keys() & {"wrong", "hung", "crashed"}:
+        step, answer = outcome.failed
+        if not answer.get("lost"):
+            yield Unknown(f"active check: {_WORDS.get(step, step)}", str(answer["error"]))
+
+
+def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
+    test = outcome.memory_test
+    if test is None or not test.get("wrong"):
+        return
+    first: Mapping[str, Any] = test["words"][0]
+    words = (
+        f"{test['wrong']} wrong words in {test['bytes'] / 2**30:.1f} GiB of memory, the first at address"
+        f" {first['address']} ({first['actual']} instead of {first['expected']})"
+    )
+    yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)
+
+
+def _risen(before: Mapping[Metric, float], after: Mapping[Metric, float]) -> Iterator[Problem]:
+    for metric, (words, health) in COUNTERS.items():
+        rise = after.get(metric, 0) - before.get(metric, float("inf"))
+        if rise > 0:
+            yield Problem(
+                metric, rise, f"{rise:.0f} {words} during the check", Action.DRAIN, "errors_under_load", health
+            )
+
+
+def _held_down(load: Load) -> Iterator[Problem]:
+    for bit, fault in faults.CLOCK_EVENTS.items():
+        if load.events >> bit & 1:
+            yield Problem(m.CLOCK_EVENTS, load.events, fault.words, fault.action, fault.reason, fault.health)
+
+
+def _dropped(sustained: Answer | None) -> Iterator[Problem]:
+    if sustained is None or "last" not in sustained:
+        return
+    drop = 1 - sustained["last"] / sustained["first"]
+    if drop > SUSTAINED_DROP:
+        words = f"the tensor rate falls by {drop:.0%} under sustained load"
+        yield Problem(m.PROBE_RATE, sustained["last"], words, Action.DRAIN, "drops_under_load", Health.DEGRADED)
+
+
+def _notes(outcome: Outcome, outcomes: Outcomes) -> Iterator[str]:
+    for name in MEASUREMENTS:
+        for note in _of(outcome, name).get("notes", ()):
+            if name == "bf16":
+                yield note
+    for source in (outcomes.pairs, outcomes.ring):
+        if "error" in source:
+            yield f"copies between GPUs: {source['error']}"
+    for pair in outcomes.pairs.get("pairs", ()):
+        if pair["from"] == outcome.target.index and "error" in pair:
+            yield f"copies to GPU {pair['to']}: {pair['error']}"
+
+
+def rate(value: float, quantity: Quantity) -> str:
+    """Return a rate for people, such as 3.01 TB/s."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{quantity.unit}"
+    return f"{value:.3g} {quantity.unit}"

@@ -1,0 +1,185 @@
+"""Runs an active check: all GPUs at once, then each alone, then the links between them. It only acts; see `judge`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_exporter.probes.process import Answer, Child
+
+# In the order in which they run. The names are those of `Quantity` and of the methods of `measure.Bench`.
+MEASUREMENTS = ("memory_copy", "memory_read", "pcie_to_gpu", "pcie_from_gpu", "fp32", "bf16")
+# The longest that one request may take, and the first one, which may load the driver and compile.
+STEP_SECONDS, OPEN_SECONDS = 6.0, 12.0
+# The part of the time of level 2 in which it tests memory; in the other part it computes.
+MEMORY_PART = 1 / 3
+# What is left of the time limit to end processes and to report.
+REPORT_SECONDS = 2.0
+# By level: how long a check may take unless the user says something else.
+TIME_LIMITS = {1: 30.0, 2: 90.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A GPU to check."""
+
+    index: int
+    uuid: str
+    pci: str
+    model: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The answers about one GPU by measurement: `together` with all others, and `alone`. `failed` is the first failure
+    with the name of its step."""
+
+    target: Target
+    together: dict[str, Answer] = field(default_factory=dict)
+    alone: dict[str, Answer] = field(default_factory=dict)
+    memory_test: Answer | None = None
+    sustained: Answer | None = None
+    failed: tuple[str, Answer] | None = None
+    opened: Answer = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """The answers about all GPUs and the links between them, and how long each part took (seconds).
+
+    `stuck` are processes that could not be ended, because they are in the driver.
+    """
+
+    gpus: list[Outcome]
+    pairs: Answer = field(default_factory=dict)
+    ring: Answer = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    stuck: list[int] = field(default_factory=list)
+
+
+class _Session:
+    """The children of a check, by index of their GPU."""
+
+    def __init__(self, targets: Sequence[Target], end: float, load_seconds: float, tick: Callable[[], None]) -> None:
+        self.outcomes = Outcomes([Outcome(target) for target in targets])
+        self.children = {target.index: Child() for target in targets}
+        self.links = Child() if len(targets) > 1 else None
+        self._end, self.tick = end, tick
+        self.load_seconds = load_seconds
+
+    def limit(self, seconds: float) -> float:
+        return min(self._end, time.monotonic() + seconds)
+
+    def ask(self, outcome: Outcome, request: Mapping[str, Any]) -> None:
+        self.children[outcome.target.index].ask(request)
+
+    def answer(self, outcome: Outcome, step: str, end: float) -> Answer:
+        """Return an answer. What makes the GPU unusable is noted, once."""
+        answer = self.children[outcome.target.index].answer(end, self.tick)
+        if "error" in answer and outcome.failed is None:
+            outcome.failed = step, answer
+        return answer
+
+    def together(self, request: Mapping[str, Any], seconds: float) -> list[Answer]:
+        """Ask all children at once, and return their answers in order."""
+        end = self.limit(seconds)
+        for outcome in self.outcomes.gpus:
+            self.ask(outcome, request)
+        return [self.answer(outcome, request["do"], end) for outcome in self.outcomes.gpus]
+
+    def usable(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes.gpus if self.children[outcome.target.index].usable]
+
+    def close(self) -> None:
+        """End all children. All of them get the same time for that."""
+        children = [*self.children.values(), *([self.links] if self.links else [])]
+        end = min(self._end, time.monotonic() + REPORT_SECONDS)
+        self.outcomes.stuck = [child.pid for child in children if not child.close(end)]
+
+
+def run(
+    targets: Sequence[Target], level: int, seconds: float, load_seconds: float, tick: Callable[[], None]
+) -> Outcomes:
+    """Check these GPUs for at most so many seconds, of which level 2 tests memory and computes for `load_seconds`.
+
+    `tick` is called ten times a second meanwhile.
+    """
+    session = _Session(targets, time.monotonic() + seconds - REPORT_SECONDS, load_seconds, tick)
+    try:
+        for name, part in (("open", _open), ("together", _together), ("alone", _alone), ("links", _links)):
+            _timed(session, name, part)
+        if level > 1:
+            _timed(session, "memory_test", _memory_test)
+            _timed(session, "sustained", _sustained)
+    finally:
+        _timed(session, "close", _Session.close)
+    return session.outcomes
+
+
+def _timed(session: _Session, name: str, part: Callable[[_Session], None]) -> None:
+    start = time.monotonic()
+    part(session)
+    session.outcomes.seconds[name] = round(time.monotonic() - start, 3)
+
+
+def _open(session: _Session) -> None:
+    end = session.limit(OPEN_SECONDS)
+    for outcome in session.outcomes.gpus:
+        session.ask(outcome, {"do": "open", "pci": outcome.target.pci})
+    if session.links:
+        session.links.ask(
+            {
+                "do": "links",
+                "pcis": {str(outcome.target.index): outcome.target.pci for outcome in session.outcomes.gpus},
+            }
+        )
+    for outcome in session.outcomes.gpus:
+        outcome.opened = session.answer(outcome, "open", end)
+    if session.links:
+        session.outcomes.pairs = session.links.answer(end, session.tick)
+
+
+def _together(session: _Session) -> None:
+    for name in MEASUREMENTS:
+        answers = session.together({"do": name}, STEP_SECONDS)
+        for outcome, answer in zip(session.outcomes.gpus, answers, strict=True):
+            outcome.together[name] = answer
+
+
+def _alone(session: _Session) -> None:
+    if len(session.outcomes.gpus) == 1:  # it was alone already
+        session.outcomes.gpus[0].alone = session.outcomes.gpus[0].together
+        return
+    for outcome in session.usable():
+        for name in MEASUREMENTS:
+            session.ask(outcome, {"do": name})
+            outcome.alone[name] = session.answer(outcome, name, session.limit(STEP_SECONDS))
+
+
+def _links(session: _Session) -> None:
+    """Measure the links, unless a GPU cannot be used: its error is reported already."""
+    if session.links is None or "error" in session.outcomes.pairs:
+        return
+    session.links.ask({"do": "pairs"})
+    session.outcomes.pairs = session.links.answer(session.limit(STEP_SECONDS), session.tick)
+    session.links.ask({"do": "all_at_once"})
+    session.outcomes.ring = session.links.answer(session.limit(STEP_SECONDS), session.tick)
+
+
+def _memory_test(session: _Session) -> None:
+    if session.links:  # its buffers are to be tested, too
+        session.links.close(session.limit(REPORT_SECONDS))
+        session.links = None
+    seconds = session.load_seconds * MEMORY_PART
+    answers = session.together({"do": "memory_test", "seconds": seconds}, seconds + 2 * STEP_SECONDS)
+    for outcome, answer in zip(session.outcomes.gpus, answers, strict=True):
+        outcome.memory_test = answer
+
+
+def _sustained(session: _Session) -> None:
+    seconds = session.load_seconds * (1 - MEMORY_PART)
+    answers = session.together({"do": "sustained", "seconds": seconds}, seconds + STEP_SECONDS)
+    for outcome, answer in zip(session.outcomes.gpus, answers, strict=True):
+        outcome.sustained = answer
