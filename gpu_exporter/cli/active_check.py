@@ -53,13 +53,14 @@ class _Checked:
 
 def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
     """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
+    end = time.monotonic() + (request.seconds or TIME_LIMITS[request.level])
     before, clean = observe(only(request.config), AROUND, request.config.expected_gpus)
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
     busy = {} if request.force else dict(_busy(before))
     targets = [target for target in _targets(passive) if target.index not in busy]
-    checked = _checked(request, targets, before) if targets else _Checked()
+    checked = _checked(request, targets, before, end) if targets else _Checked()
     result = _merged(passive, checked, busy)
     if as_json:
         content = {**check.as_dict(result), "active": report.as_dict(checked.results, checked.outcomes)}
@@ -90,20 +91,20 @@ def _busy(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
             yield index, f"it is {values[m.GPU_UTIL]:.0f} % busy: stop what uses it, or use --force"
 
 
-def _checked(request: Request, targets: list[Target], before: Snapshot) -> _Checked:
+def _checked(request: Request, targets: list[Target], before: Snapshot, end: float) -> _Checked:
     """Run the check while the load is observed, judge it, and keep it."""
     checked, loads, start = _Checked(), Loads(), time.time()
     monitor = Monitor(only(request.config), ROWS, INTERVAL, INTERVAL)
     monitor.start()
-    limit = request.seconds or TIME_LIMITS[request.level]
+    left = end - time.monotonic()
     try:
         checked.outcomes = run(
-            targets, request.level, limit, request.load_seconds, lambda: loads.take(monitor.snapshot())
+            targets, request.level, left, request.load_seconds, lambda: loads.take(monitor.snapshot())
         )
     finally:
         checked.clean = monitor.stop()
     after = before
-    if checked.clean:  # otherwise a call of the driver is stuck, and another one would be, too
+    if checked.clean and time.monotonic() < end:  # otherwise a call of the driver may hang, and another one would, too
         after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
     gpus = {status.gpu.index: status.gpu for status in before.gpus}
     counters = active.Counters(readings(before), readings(after))

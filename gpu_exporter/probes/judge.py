@@ -169,7 +169,7 @@ def _slow(rated: Rated, model: str) -> Iterator[Problem]:
 
 
 def _slow_links(outcomes: Outcomes, index: int) -> Iterator[Problem]:
-    """Yield the links from a GPU that are slower than those of most pairs. If the GPU itself is slow, `_slow` says so."""
+    """Yield the links from a GPU that are slower than most. If the GPU itself is slow, `_slow` says so."""
     rates = pairs(outcomes)
     if len(rates) < 3 * 2:  # of two GPUs, there is nothing to compare with
         return

@@ -1,4 +1,4 @@
-"""The kernels of active checks, as PTX text that the driver compiles: `generic` for sm_80 and newer, `hopper` for sm_90.
+"""The kernels of active checks, as PTX text that the driver compiles: `generic` for sm_80 on, `hopper` for sm_90a.
 
 Every block of an arithmetic kernel computes the same, so a block with another checksum has run on a faulty SM.
 With `ones`, all operands are 1: each accumulator is then the number of products, which checks the result absolutely.

@@ -230,7 +230,7 @@ class Bench:
         out = self.gpu.allocate(4 * what.kernel.threads * what.blocks)
         try:
             iterations = self._calibrated(what, out, 0.1)
-            times, end = [], time.monotonic() + seconds
+            times, end = list[float](), time.monotonic() + seconds
             while len(times) < 3 or time.monotonic() < end:
                 self.gpu.start()
                 self._compute(what, out, iterations, ones=0)

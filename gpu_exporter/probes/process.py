@@ -46,10 +46,8 @@ class Child:
     def ask(self, request: Mapping[str, Any]) -> None:
         """Send a request, of which `answer` returns the answer."""
         if self._failed is None and self._process.stdin:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # `answer` says how it has ended
                 os.write(self._process.stdin.fileno(), json.dumps(request).encode() + b"\n")
-            except BrokenPipeError:
-                pass  # `answer` says how it has ended
 
     def answer(self, end: float, tick: Callable[[], None]) -> Answer:
         """Return the answer by the time `end` (monotonic seconds), or one with `error`; `hung` if none came."""
