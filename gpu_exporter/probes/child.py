@@ -45,7 +45,10 @@ def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return worker.do(request)
     except CudaError as error:
-        return {"error": str(error), "lost": error.lost}
+        first = error
+        while isinstance(first.__context__, CudaError):  # after a failure, the calls that clean up fail, too
+            first = first.__context__
+        return {"error": str(first), "lost": first.lost}
     except WrongResult as error:
         return {"error": str(error), "wrong": True}
 
@@ -66,9 +69,10 @@ class _Worker:
             case {"do": "links", "pcis": dict(pcis)}:
                 self._links = Links(self._driver, {int(index): self._device(pci) for index, pci in pcis.items()})
                 return {}
-            case {"do": "pairs" | "all_at_once" as name} if self._links is not None:
-                run: Callable[[], dict[str, Any]] = getattr(self._links, name)
-                return run()
+            case {"do": "pair", "from": int(source), "to": int(target)} if self._links is not None:
+                return self._links.pair(source, target)
+            case {"do": "ring", "gpus": list(gpus)} if self._links is not None:
+                return self._links.ring(gpus)
             case {"do": "memory_test" | "sustained" as name, "seconds": float(seconds)} if self._bench is not None:
                 timed: Callable[[float], dict[str, Any]] = getattr(self._bench, name)
                 return timed(seconds)

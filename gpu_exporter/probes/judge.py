@@ -45,10 +45,11 @@ class Rated:
     peers: float | None
     own: float | None
     how: str = ""
+    source: str = ""
 
     @property
     def share(self) -> float | None:
-        """The rate as a share of what the model usually reaches, or of its data sheet."""
+        """The rate as a share of `usual`: what the model usually reaches, or its data sheet, as `source` says."""
         return self.value / self.usual if self.usual else None
 
 
@@ -87,6 +88,7 @@ def judge(
         load = loads.get(index, Load())
         problems = (
             *_failed(outcome),
+            *_broken_links(outcomes, index),
             *_wrong_words(outcome),
             *(problem for each in rated for problem in _slow(each, outcome.target.model)),
             *_slow_links(outcomes, index),
@@ -94,10 +96,8 @@ def judge(
             *_held_down(load),
             *_dropped(outcome.sustained),
         )
-        verdict = Verdict(gpus[index], problems, tuple(_unknown(outcome)))
-        results.append(
-            Result(verdict, rated, load, outcome.memory_test, outcome.sustained, tuple(_notes(outcome, outcomes)))
-        )
+        verdict = Verdict(gpus[index], problems, tuple(_unknown(outcome, outcomes)))
+        results.append(Result(verdict, rated, load, outcome.memory_test, outcome.sustained, tuple(_notes(outcome))))
     return results
 
 
@@ -114,11 +114,7 @@ def _of(outcome: Outcome, name: str) -> Answer:
 
 def pairs(outcomes: Outcomes) -> dict[tuple[int, int], float]:
     """Return the rate of each ordered pair of GPUs that reach each other directly."""
-    return {
-        (pair["from"], pair["to"]): pair["value"]
-        for pair in outcomes.pairs.get("pairs", ())
-        if "value" in pair and pair.get("direct")
-    }
+    return {pair: answer["value"] for pair, answer in outcomes.pairs.items() if answer.get("direct")}
 
 
 def _links(outcomes: Outcomes) -> dict[int, float]:
@@ -147,6 +143,7 @@ def _rated(
         statistics.median(peers) if peers else None,
         history.usual(target.uuid, name),
         answer.get("how", ""),
+        "" if known is None else "model" if known.measured else "data sheet",
     )
 
 
@@ -210,12 +207,29 @@ _WORDS = {
 }
 
 
-def _unknown(outcome: Outcome) -> Iterator[Unknown]:
+def _broken_links(outcomes: Outcomes, index: int) -> Iterator[Problem]:
+    """Yield the copies from or to a GPU that hung or ended its context. Which of the two is faulty is not known."""
+    for (source, target), answer in outcomes.pairs.items():
+        if index in (source, target) and _of_gpu(answer):
+            words = f"copies from GPU {source} to GPU {target}: {answer['error']}"
+            yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "broken_link", Health.UNHEALTHY)
+
+
+def _unknown(outcome: Outcome, outcomes: Outcomes) -> Iterator[Unknown]:
     """Yield what could not be measured, although the GPU is not known to be faulty."""
-    if outcome.failed is not None and not outcome.failed[1].keys() & {"wrong", "hung", "crashed"}:
+    if outcomes.links_error and outcome.failed is None:
+        yield Unknown("active check: copies between GPUs", outcomes.links_error)
+    for (source, target), answer in outcomes.pairs.items():
+        if source == outcome.target.index and "error" in answer and not _of_gpu(answer):
+            yield Unknown(f"active check: copies to GPU {target}", str(answer["error"]))
+    if outcome.failed is not None and not _of_gpu(outcome.failed[1]):
         step, answer = outcome.failed
-        if not answer.get("lost"):
-            yield Unknown(f"active check: {_WORDS.get(step, step)}", str(answer["error"]))
+        yield Unknown(f"active check: {_WORDS.get(step, step)}", str(answer["error"]))
+
+
+def _of_gpu(answer: Answer) -> bool:
+    """Return whether a failure says something about the GPU, rather than about the environment of the check."""
+    return any(answer.get(kind) for kind in ("wrong", "hung", "crashed", "lost"))
 
 
 def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
@@ -224,7 +238,7 @@ def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
         return
     first: Mapping[str, Any] = test["words"][0]
     words = (
-        f"{test['wrong']} wrong words in {test['bytes'] / 2**30:.1f} GiB of memory, the first at address"
+        f"{test['wrong']} wrong words in {test['bytes'] / 2**30:.3g} GiB of memory, the first at address"
         f" {first['address']} ({first['actual']} instead of {first['expected']})"
     )
     yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)
@@ -254,17 +268,11 @@ def _dropped(sustained: Answer | None) -> Iterator[Problem]:
         yield Problem(m.PROBE_RATE, sustained["last"], words, Action.DRAIN, "drops_under_load", Health.DEGRADED)
 
 
-def _notes(outcome: Outcome, outcomes: Outcomes) -> Iterator[str]:
+def _notes(outcome: Outcome) -> Iterator[str]:
     for name in MEASUREMENTS:
         for note in _of(outcome, name).get("notes", ()):
             if name == "bf16":
                 yield note
-    for source in (outcomes.pairs, outcomes.ring):
-        if "error" in source:
-            yield f"copies between GPUs: {source['error']}"
-    for pair in outcomes.pairs.get("pairs", ()):
-        if pair["from"] == outcome.target.index and "error" in pair:
-            yield f"copies to GPU {pair['to']}: {pair['error']}"
 
 
 def rate(value: float, quantity: Quantity) -> str:

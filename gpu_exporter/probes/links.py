@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
 from gpu_exporter.probes.cuda import PEER_ACCESS_ALREADY_ENABLED, Cuda, CudaError, Gpu
@@ -51,21 +50,11 @@ class Links:
             peer.gpu.close()
         self._peers.clear()
 
-    def pairs(self) -> dict[str, Any]:
-        """Return the rate from each GPU to each other one; `direct` is False where the copy goes through the host."""
-        answer: dict[str, Any] = {"pairs": []}
-        for source, target in permutations(self._peers, 2):
-            pair = {"from": source, "to": target}
-            try:
-                answer["pairs"].append({**pair, **self._pair(self._peers[source], self._peers[target])})
-            except CudaError as error:
-                answer["pairs"].append({**pair, "error": str(error), "lost": error.lost})
-        return answer
-
-    def _pair(self, source: _Peer, target: _Peer) -> dict[str, Any]:
-        direct = self._connect(source, target)
-        rate = self._rate([(source, target)])[0]
-        return {"value": rate, "direct": direct}
+    def pair(self, source: int, target: int) -> dict[str, Any]:
+        """Return the rate from one GPU to another; `direct` is False where the copy goes through the host."""
+        one, other = self._peers[source], self._peers[target]
+        direct = self._connect(one, other)
+        return {"value": self._rate([(one, other)])[0], "direct": direct}
 
     def _connect(self, source: _Peer, target: _Peer) -> bool:
         if not self._cuda.can_access(source.gpu.device, target.gpu.device):
@@ -74,10 +63,9 @@ class Links:
         self._cuda.call("cuCtxEnablePeerAccess", target.gpu.context, 0, harmless=PEER_ACCESS_ALREADY_ENABLED)
         return True
 
-    def all_at_once(self) -> dict[str, Any]:
-        """Return the rate of each GPU to the next one, while all of them copy."""
-        order = list(self._peers)
-        ring = list(_ring(order))
+    def ring(self, gpus: Sequence[int]) -> dict[str, Any]:
+        """Return the rate of each of these GPUs to the next one, while all of them copy."""
+        ring = list(_ring(gpus))
         rates = self._rate([(self._peers[source], self._peers[target]) for source, target in ring])
         return {
             "pairs": [

@@ -192,7 +192,7 @@ class Bench:
         pieces = list(self._pieces())
         end, passes, wrong, words = time.monotonic() + seconds, 0, 0, list[dict[str, Any]]()
         try:
-            while passes < len(SEEDS) or time.monotonic() < end:
+            while not wrong and (passes < len(SEEDS) or time.monotonic() < end):
                 seed = SEEDS[passes % len(SEEDS)] ^ (passes // len(SEEDS))
                 for address, size in pieces:
                     self.gpu.launch(write, blocks, c_uint64(address), c_uint64(size // 16), c_uint(seed))

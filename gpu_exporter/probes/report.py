@@ -32,7 +32,7 @@ def lines(results: Sequence[Result], outcomes: Outcomes) -> Iterator[str]:
 
 
 def _rate_lines(rated: Rated) -> Iterator[str]:
-    share = f"  {rated.share:4.0%} of its model" if rated.share else ""
+    share = f"  {rated.share:4.0%} of its {rated.source}" if rated.share else ""
     together = f"  with all GPUs {rate(rated.together, rated.quantity)}" if rated.together else ""
     how = f" ({rated.how})" if rated.how else ""
     yield f"{rated.quantity.words + how:36} {rate(rated.value, rated.quantity):>12}{share}{together}"
@@ -47,7 +47,7 @@ def _load_lines(result: Result) -> Iterator[str]:
         yield f"under load: {load.clock_low:.0f} to {load.clock_high:.0f} MHz{power}{heat}{held}"
     test, sustained = result.memory_test, result.sustained
     if test and "bytes" in test:
-        yield f"memory test: {test['bytes'] / 2**30:.1f} GiB, {test['passes']} passes, {test['wrong']} wrong words"
+        yield f"memory test: {test['bytes'] / 2**30:.3g} GiB, {test['passes']} passes, {test['wrong']} wrong words"
     if sustained and "last" in sustained:
         change = sustained["last"] / sustained["first"] - 1
         yield f"sustained tensor rate: {sustained['value'] / 1e12:.3g} TFLOP/s, {change:+.1%} from start to end"
@@ -55,7 +55,7 @@ def _load_lines(result: Result) -> Iterator[str]:
 
 def _matrix(outcomes: Outcomes) -> Iterator[str]:
     """Yield the rates between GPUs in GB/s, from the row's GPU to the column's."""
-    answers = {(pair["from"], pair["to"]): pair for pair in outcomes.pairs.get("pairs", ())}
+    answers = outcomes.pairs
     if not answers:
         return
     indices = sorted({index for pair in answers for index in pair})
@@ -64,9 +64,9 @@ def _matrix(outcomes: Outcomes) -> Iterator[str]:
     for source in indices:
         cells = (_cell(answers.get((source, target))) for target in indices)
         yield f"from {source:<2}" + "".join(f"{cell:>8}" for cell in cells)
-    ring = outcomes.ring.get("pairs", ())
-    if ring:
-        yield "all at once: " + ", ".join(f"{pair['from']} to {pair['to']} {pair['value'] / 1e9:.0f}" for pair in ring)
+    if outcomes.ring:
+        ring = (f"{pair['from']} to {pair['to']} {pair['value'] / 1e9:.0f}" for pair in outcomes.ring)
+        yield f"all at once: {', '.join(ring)}"
 
 
 def _cell(pair: Mapping[str, Any] | None) -> str:
@@ -82,8 +82,8 @@ def as_dict(results: Sequence[Result], outcomes: Outcomes) -> dict[str, Any]:
     return {
         "seconds": outcomes.seconds,
         "stuck": outcomes.stuck,
-        "pairs": list(outcomes.pairs.get("pairs", ())),
-        "all_at_once": list(outcomes.ring.get("pairs", ())),
+        "pairs": [{"from": source, "to": target, **answer} for (source, target), answer in outcomes.pairs.items()],
+        "all_at_once": list(outcomes.ring),
         "gpus": [_gpu(result) for result in results],
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 from gpu_exporter.probes.process import Answer, Child
@@ -47,14 +48,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class Outcomes:
-    """The answers about all GPUs and the links between them, and how long each part took (seconds).
+    """The answers about all GPUs and each ordered pair of them, and how long each part took (seconds).
 
-    `stuck` are processes that could not be ended, because they are in the driver.
+    `ring` has the rate of each GPU to the next one, while all of them copy. `links_error` says why no pair was
+    measured. `stuck` are processes that could not be ended, because they are in the driver.
     """
 
     gpus: list[Outcome]
-    pairs: Answer = field(default_factory=dict)
-    ring: Answer = field(default_factory=dict)
+    pairs: dict[tuple[int, int], Answer] = field(default_factory=dict)
+    ring: Sequence[Answer] = ()
+    links_error: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
 
@@ -88,6 +91,12 @@ class _Session:
         for outcome in self.outcomes.gpus:
             self.ask(outcome, request)
         return [self.answer(outcome, request["do"], end) for outcome in self.outcomes.gpus]
+
+    def ask_links(self, request: Mapping[str, Any]) -> Answer:
+        """Return the answer of the process that has all GPUs."""
+        assert self.links
+        self.links.ask(request)
+        return self.links.answer(self.limit(STEP_SECONDS), self.tick)
 
     def usable(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes.gpus if self.children[outcome.target.index].usable]
@@ -138,7 +147,7 @@ def _open(session: _Session) -> None:
     for outcome in session.outcomes.gpus:
         outcome.opened = session.answer(outcome, "open", end)
     if session.links:
-        session.outcomes.pairs = session.links.answer(end, session.tick)
+        session.outcomes.links_error = session.links.answer(end, session.tick).get("error", "")
 
 
 def _together(session: _Session) -> None:
@@ -159,13 +168,16 @@ def _alone(session: _Session) -> None:
 
 
 def _links(session: _Session) -> None:
-    """Measure the links, unless a GPU cannot be used: its error is reported already."""
-    if session.links is None or "error" in session.outcomes.pairs:
+    """Measure the links between the GPUs that still answer. A pair that hangs ends it."""
+    gpus = [outcome.target.index for outcome in session.usable()]
+    if session.links is None or len(gpus) < 2 or session.outcomes.links_error:
         return
-    session.links.ask({"do": "pairs"})
-    session.outcomes.pairs = session.links.answer(session.limit(STEP_SECONDS), session.tick)
-    session.links.ask({"do": "all_at_once"})
-    session.outcomes.ring = session.links.answer(session.limit(STEP_SECONDS), session.tick)
+    for source, target in permutations(gpus, 2):
+        answer = session.ask_links({"do": "pair", "from": source, "to": target})
+        session.outcomes.pairs[source, target] = answer
+        if not session.links.usable:
+            return
+    session.outcomes.ring = session.ask_links({"do": "ring", "gpus": gpus}).get("pairs", [])
 
 
 def _memory_test(session: _Session) -> None:

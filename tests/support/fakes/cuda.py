@@ -15,9 +15,9 @@ from tests.support.fakes.driver import Value
 LIBRARY = "libcuda.so.1"
 SOURCE = Path(__file__).with_name("cuda.c")
 CONSTANTS = (
-    "FP32_WORK FP32_CHAINS FP32_STEPS SYNC_WORK SYNC_TILES SYNC_STEPS GROUP_WORK GROUP_ACCUMULATORS GROUP_STEPS"
-    " MOST_ERRORS"
-).split()
+    *("FP32_WORK", "FP32_CHAINS", "FP32_STEPS", "SYNC_WORK", "SYNC_TILES", "SYNC_STEPS"),
+    *("GROUP_WORK", "GROUP_ACCUMULATORS", "GROUP_STEPS", "MOST_ERRORS"),
+)
 
 
 @cache
