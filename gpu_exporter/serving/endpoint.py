@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.pages import Pages
+from gpu_exporter.health.active_checks import Run
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
@@ -74,12 +75,18 @@ def never() -> bool:
     return False
 
 
+def no_check(uuid: str) -> Run | None:
+    """Return None: without `--state-dir`, results of active checks are not known."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
     exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see.
+    `last_check` returns the last active check of a GPU by its UUID.
     """
 
     node: str
@@ -92,6 +99,7 @@ class Endpoint:
     boot_id: str = ""
     profiles: ProfileViews | None = None
     profile_users: frozenset[str] = frozenset()
+    last_check: Callable[[str], Run | None] = no_check
     gpus: Composed = field(default_factory=Composed)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
