@@ -58,7 +58,7 @@ def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
-    busy = {} if request.force else dict(_busy(before))
+    busy = {**({} if request.force else dict(_busy(before))), **dict(_in_mig_mode(before))}
     targets = [target for target in _targets(passive) if target.index not in busy]
     checked = _checked(request, targets, before, end) if targets else _Checked()
     result = _merged(passive, checked, busy)
@@ -83,12 +83,17 @@ def _targets(passive: check.Report) -> Iterator[Target]:
 def _busy(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
     """Yield the GPUs that something else uses, with what shows it."""
     for index, values in readings(snapshot).items():
-        if values.get(m.MIG_MODE) == 1:
-            yield index, "it is in MIG mode: active checks need whole GPUs"
-        elif processes := int(values.get(m.PROCESSES, 0)):
-            yield index, f"{processes} process{'es use' if processes > 1 else ' uses'} it: stop them, or use --force"
+        if processes := int(values.get(m.PROCESSES, 0)):
+            who = f"{processes} processes use it: stop them" if processes > 1 else "1 process uses it: stop it"
+            yield index, f"{who}, or use --force"
         elif values.get(m.GPU_UTIL, 0) > 0:
             yield index, f"it is {values[m.GPU_UTIL]:.0f} % busy: stop what uses it, or use --force"
+
+
+def _in_mig_mode(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
+    for index, values in readings(snapshot).items():
+        if values.get(m.MIG_MODE) == 1:
+            yield index, "it is in MIG mode: active checks need whole GPUs"
 
 
 def _checked(request: Request, targets: list[Target], before: Snapshot, end: float) -> _Checked:

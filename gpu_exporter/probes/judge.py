@@ -217,6 +217,8 @@ def _broken_links(outcomes: Outcomes, index: int) -> Iterator[Problem]:
 
 def _unknown(outcome: Outcome, outcomes: Outcomes) -> Iterator[Unknown]:
     """Yield what could not be measured, although the GPU is not known to be faulty."""
+    if outcomes.out_of_time and outcome.failed is None:
+        yield Unknown("active check", "the time limit was too short: use a longer --timeout")
     if outcomes.links_error and outcome.failed is None:
         yield Unknown("active check: copies between GPUs", outcomes.links_error)
     for (source, target), answer in outcomes.pairs.items():
@@ -238,7 +240,7 @@ def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
         return
     first: Mapping[str, Any] = test["words"][0]
     words = (
-        f"{test['wrong']} wrong words in {test['bytes'] / 2**30:.3g} GiB of memory, the first at address"
+        f"{test['wrong']} wrong word{'s' if test['wrong'] > 1 else ''} in {test['bytes'] / 2**30:.3g} GiB of memory, the first at"
         f" {first['address']} ({first['actual']} instead of {first['expected']})"
     )
     yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)

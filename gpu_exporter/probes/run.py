@@ -16,6 +16,8 @@ MEASUREMENTS = ("memory_copy", "memory_read", "pcie_to_gpu", "pcie_from_gpu", "f
 STEP_SECONDS, OPEN_SECONDS = 6.0, 12.0
 # The part of the time of level 2 in which it tests memory; in the other part it computes.
 MEMORY_PART = 1 / 3
+# The most that one request may use of the time that is left, and the least that a request is worth (seconds).
+MOST_SHARE, LEAST_SECONDS = 0.4, 0.5
 # What is left of the time limit to end processes and to report.
 REPORT_SECONDS = 2.0
 # By level: how long a check may take unless the user says something else.
@@ -51,13 +53,14 @@ class Outcomes:
     """The answers about all GPUs and each ordered pair of them, and how long each part took (seconds).
 
     `ring` has the rate of each GPU to the next one, while all of them copy. `links_error` says why no pair was
-    measured. `stuck` are processes that could not be ended, because they are in the driver.
+    measured. `out_of_time`: not everything was measured within the time limit. `stuck` are processes that could not be ended, because they are in the driver.
     """
 
     gpus: list[Outcome]
     pairs: dict[tuple[int, int], Answer] = field(default_factory=dict)
     ring: Sequence[Answer] = ()
     links_error: str = ""
+    out_of_time: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
 
@@ -73,7 +76,9 @@ class _Session:
         self.load_seconds = load_seconds
 
     def limit(self, seconds: float) -> float:
-        return min(self._end, time.monotonic() + seconds)
+        """Return until when to wait for an answer. One that hangs must leave time for the others."""
+        now = time.monotonic()
+        return now + min(seconds, max(0.0, self._end - now) * MOST_SHARE)
 
     def ask(self, outcome: Outcome, request: Mapping[str, Any]) -> None:
         self.children[outcome.target.index].ask(request)
@@ -84,6 +89,12 @@ class _Session:
         if "error" in answer and outcome.failed is None:
             outcome.failed = step, answer
         return answer
+
+    def has_time(self) -> bool:
+        """Return whether there is time for another request; if not, no GPU is blamed for it."""
+        enough = self._end - time.monotonic() >= LEAST_SECONDS
+        self.outcomes.out_of_time |= not enough
+        return enough
 
     def together(self, request: Mapping[str, Any], seconds: float) -> list[Answer]:
         """Ask all children at once, and return their answers in order."""
@@ -152,6 +163,8 @@ def _open(session: _Session) -> None:
 
 def _together(session: _Session) -> None:
     for name in MEASUREMENTS:
+        if not session.has_time():
+            return
         answers = session.together({"do": name}, STEP_SECONDS)
         for outcome, answer in zip(session.outcomes.gpus, answers, strict=True):
             outcome.together[name] = answer
@@ -163,6 +176,8 @@ def _alone(session: _Session) -> None:
         return
     for outcome in session.usable():
         for name in MEASUREMENTS:
+            if not session.has_time():
+                return
             session.ask(outcome, {"do": name})
             outcome.alone[name] = session.answer(outcome, name, session.limit(STEP_SECONDS))
 
@@ -173,6 +188,8 @@ def _links(session: _Session) -> None:
     if session.links is None or len(gpus) < 2 or session.outcomes.links_error:
         return
     for source, target in permutations(gpus, 2):
+        if not session.has_time():
+            return
         answer = session.ask_links({"do": "pair", "from": source, "to": target})
         session.outcomes.pairs[source, target] = answer
         if not session.links.usable:
