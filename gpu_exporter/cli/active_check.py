@@ -23,6 +23,7 @@ from gpu_exporter.model.verdict import Unknown, Verdict
 from gpu_exporter.probes import judge as active
 from gpu_exporter.probes import report
 from gpu_exporter.probes.load import INTERVAL, ROWS, Loads, readings
+from gpu_exporter.probes.rates import Rates
 from gpu_exporter.probes.run import TIME_LIMITS, Outcomes, Target, run
 from gpu_exporter.sources.choice import only
 
@@ -101,19 +102,25 @@ def _checked(request: Request, targets: list[Target], before: Snapshot, end: flo
     checked, loads, start = _Checked(), Loads(), time.time()
     monitor = Monitor(only(request.config), ROWS, INTERVAL, INTERVAL)
     monitor.start()
+    history = _history(request.config.state_dir, checked.warnings)
     left = end - time.monotonic()
     try:
         checked.outcomes = run(
-            targets, request.level, left, request.load_seconds, lambda: loads.take(monitor.snapshot())
+            targets,
+            request.level,
+            left,
+            request.load_seconds,
+            tick=lambda: loads.take(monitor.snapshot()),
+            slow=lambda outcomes: Rates(outcomes, history).slow(),
         )
     finally:
         checked.clean = monitor.stop()
     after = before
-    if checked.clean and time.monotonic() < end:  # otherwise a call of the driver may hang, and another one would, too
+    # If a call of the driver hangs, another one would, too. Level 1 is too short for errors to accumulate.
+    if request.level > 1 and checked.clean and time.monotonic() < end:
         after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
     gpus = {status.gpu.index: status.gpu for status in before.gpus}
     counters = active.Counters(readings(before), readings(after))
-    history = _history(request.config.state_dir, checked.warnings)
     checked.results = active.judge(checked.outcomes, gpus, history, loads.by_gpu, counters)
     _keep(request, checked, start)
     return checked

@@ -21,7 +21,7 @@ QUANTITIES = {quantity.value: quantity for quantity in Quantity}
 
 
 class ActiveCheckWatch:
-    """Offers the last active check of each GPU. A file that cannot be read is logged once, and keeps the last result."""
+    """Offers the last active check of each GPU. A file that cannot be read is logged once; the last result stays."""
 
     def __init__(self, directory: Path, seconds: float = INTERVAL_SECONDS) -> None:
         self._checks = ActiveChecks(directory)

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gpu_exporter.model.pci import same_device
+from gpu_exporter.probes.arithmetic import WrongResult, sustained
+from gpu_exporter.probes.bench import Bench
 from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
 from gpu_exporter.probes.links import Links
-from gpu_exporter.probes.measure import Bench, WrongResult
+from gpu_exporter.probes.measure import MEASUREMENTS
+from gpu_exporter.probes.memory_test import memory_test
 
 PR_SET_PDEATHSIG = 1
 
@@ -73,12 +76,10 @@ class _Worker:
                 return self._links.pair(source, target)
             case {"do": "ring", "gpus": list(gpus)} if self._links is not None:
                 return self._links.ring(gpus)
-            case {"do": "memory_test" | "sustained" as name, "seconds": float(seconds)} if self._bench is not None:
-                timed: Callable[[float], dict[str, Any]] = getattr(self._bench, name)
-                return timed(seconds)
+            case {"do": str(name), "seconds": float(seconds)} if self._bench is not None and name in LONG:
+                return LONG[name](self._bench, seconds)
             case {"do": str(name)} if self._bench is not None and name in MEASUREMENTS:
-                measure: Callable[[], dict[str, Any]] = getattr(self._bench, name)
-                return {**measure(), "notes": self._bench.notes}
+                return {**MEASUREMENTS[name](self._bench), "notes": self._bench.notes}
         raise CudaError("request", f"{request}: unknown, or nothing is open")
 
     @property
@@ -97,6 +98,7 @@ class _Worker:
         _move_near(pci)
         gpu = Gpu(self._driver, self._device(pci))
         self._bench = Bench(gpu)
+        self._bench.warm_up()
         return {"sms": gpu.sms, "capability": list(gpu.capability)}
 
     def close(self) -> None:
@@ -107,8 +109,7 @@ class _Worker:
             self._links.close()
 
 
-# Measurements of one GPU, in the order in which they run.
-MEASUREMENTS = ("memory_copy", "memory_read", "pcie_to_gpu", "pcie_from_gpu", "fp32", "bf16")
+LONG: Mapping[str, Callable[[Bench, float], dict[str, Any]]] = {"memory_test": memory_test, "sustained": sustained}
 
 
 def _move_near(pci: str) -> None:

@@ -1,24 +1,21 @@
-"""What the results of an active check mean for each GPU. Pure.
-
-A rate has up to three references: what the model can do, the other GPUs of the node, and this GPU's own past.
-"""
+"""What the results of an active check mean for each GPU. Pure."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.capabilities import Quantity, reference
+from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.health.active_checks import History
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 from gpu_exporter.probes.load import Load
 from gpu_exporter.probes.process import Answer
+from gpu_exporter.probes.rates import Rated, Rates
 from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes
 
 # Counters that must not rise while a GPU is tested, with their name in a sentence.
@@ -31,26 +28,6 @@ COUNTERS: Mapping[Metric, tuple[str, Health]] = {
 }
 # A tensor rate that falls by more than this share while the GPU warms up is a problem of its cooling or its power.
 SUSTAINED_DROP = 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class Rated:
-    """A rate that was measured, with its references; None where there is none. `how` names the instruction."""
-
-    quantity: Quantity
-    value: float
-    together: float | None
-    spread: float
-    usual: float | None
-    peers: float | None
-    own: float | None
-    how: str = ""
-    source: str = ""
-
-    @property
-    def share(self) -> float | None:
-        """The rate as a share of `usual`: what the model usually reaches, or its data sheet, as `source` says."""
-        return self.value / self.usual if self.usual else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,109 +54,25 @@ def judge(
     outcomes: Outcomes, gpus: Mapping[int, Gpu], history: History, loads: Mapping[int, Load], counters: Counters
 ) -> list[Result]:
     """Return the result of each GPU, in the order of `outcomes`."""
-    links = _links(outcomes)
-    rates = {outcome.target.index: _values(outcome, links) for outcome in outcomes.gpus}
-    models = {outcome.target.index: outcome.target.model for outcome in outcomes.gpus}
+    rates = Rates(outcomes, history)
     results = []
     for outcome in outcomes.gpus:
         index = outcome.target.index
-        others = [rates[other] for other, model in models.items() if other != index and model == models[index]]
-        rated = tuple(_rated(outcome, quantity, value, others, history) for quantity, value in rates[index].items())
         load = loads.get(index, Load())
         problems = (
             *_failed(outcome),
             *_broken_links(outcomes, index),
             *_wrong_words(outcome),
-            *(problem for each in rated for problem in _slow(each, outcome.target.model)),
-            *_slow_links(outcomes, index),
+            *rates.problems(index),
             *_risen(counters.before.get(index, {}), counters.after.get(index, {})),
             *_held_down(load),
             *_dropped(outcome.sustained),
         )
         verdict = Verdict(gpus[index], problems, tuple(_unknown(outcome, outcomes)))
-        results.append(Result(verdict, rated, load, outcome.memory_test, outcome.sustained, tuple(_notes(outcome))))
+        results.append(
+            Result(verdict, rates.of(index), load, outcome.memory_test, outcome.sustained, tuple(_notes(outcome)))
+        )
     return results
-
-
-def _values(outcome: Outcome, links: Mapping[int, float]) -> dict[Quantity, float]:
-    values = {Quantity(name): outcome.alone[name]["value"] for name in MEASUREMENTS if "value" in _of(outcome, name)}
-    if outcome.target.index in links:
-        values[Quantity.NVLINK] = links[outcome.target.index]
-    return values
-
-
-def _of(outcome: Outcome, name: str) -> Answer:
-    return outcome.alone.get(name, {})
-
-
-def pairs(outcomes: Outcomes) -> dict[tuple[int, int], float]:
-    """Return the rate of each ordered pair of GPUs that reach each other directly."""
-    return {pair: answer["value"] for pair, answer in outcomes.pairs.items() if answer.get("direct")}
-
-
-def _links(outcomes: Outcomes) -> dict[int, float]:
-    """Return the median rate of each GPU over all pairs that it is part of: one bad peer does not lower it."""
-    rates = pairs(outcomes)
-    values: dict[int, list[float]] = {}
-    for pair, rate in rates.items():
-        for index in pair:
-            values.setdefault(index, []).append(rate)
-    return {index: statistics.median(each) for index, each in values.items()}
-
-
-def _rated(
-    outcome: Outcome, quantity: Quantity, value: float, others: Sequence[Mapping[Quantity, float]], history: History
-) -> Rated:
-    name, target = quantity.value, outcome.target
-    known = reference(target.model, quantity)
-    peers = [rates[quantity] for rates in others if quantity in rates]
-    answer = _of(outcome, name)
-    return Rated(
-        quantity,
-        value,
-        outcome.together.get(name, {}).get("value") if outcome.together is not outcome.alone else None,
-        answer.get("spread", 0.0),
-        known.value if known else None,
-        statistics.median(peers) if peers else None,
-        history.usual(target.uuid, name),
-        answer.get("how", ""),
-        "" if known is None else "model" if known.measured else "data sheet",
-    )
-
-
-def _slow(rated: Rated, model: str) -> Iterator[Problem]:
-    """Yield one problem that names every reference which the rate does not reach."""
-    quantity, value, known = rated.quantity, rated.value, reference(model, rated.quantity)
-    least = 1 - quantity.tolerance
-    missed = []
-    if rated.peers and value < least * rated.peers:
-        missed.append(f"{1 - value / rated.peers:.0%} below the other GPUs of this node")
-    if rated.own and value < least * rated.own:
-        missed.append(f"{1 - value / rated.own:.0%} below its own earlier checks")
-    if known and value < known.least:
-        kind = "what this model reaches" if known.measured else "the data sheet"
-        missed.append(f"{value / known.value:.0%} of {kind} ({rate(known.value, quantity)})")
-    if missed:
-        words = f"{quantity.words}: {rate(value, quantity)}, {', '.join(missed)}"
-        metric = m.PROBE_RATE if quantity.unit == "FLOP/s" else m.PROBE_BANDWIDTH
-        yield Problem(metric, value, words, Action.DRAIN, f"slow_{quantity.value}", Health.DEGRADED)
-
-
-def _slow_links(outcomes: Outcomes, index: int) -> Iterator[Problem]:
-    """Yield the links from a GPU that are slower than most. If the GPU itself is slow, `_slow` says so."""
-    rates = pairs(outcomes)
-    if len(rates) < 3 * 2:  # of two GPUs, there is nothing to compare with
-        return
-    usual = statistics.median(rates.values())
-    least = (1 - Quantity.NVLINK.tolerance) * usual
-    if _links(outcomes)[index] < least:
-        return
-    for (source, target), value in rates.items():
-        if source == index and value < least and _links(outcomes)[target] >= least:
-            words = (
-                f"NVLink to GPU {target}: {rate(value, Quantity.NVLINK)}, other pairs {rate(usual, Quantity.NVLINK)}"
-            )
-            yield Problem(m.PROBE_LINK, value, words, Action.DRAIN, "slow_link", Health.DEGRADED)
 
 
 def _failed(outcome: Outcome) -> Iterator[Problem]:
@@ -239,9 +132,10 @@ def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
     if test is None or not test.get("wrong"):
         return
     first: Mapping[str, Any] = test["words"][0]
+    what = "1 wrong word" if test["wrong"] == 1 else f"{test['wrong']} wrong words"
     words = (
-        f"{test['wrong']} wrong word{'s' if test['wrong'] > 1 else ''} in {test['bytes'] / 2**30:.3g} GiB of memory, the first at"
-        f" {first['address']} ({first['actual']} instead of {first['expected']})"
+        f"{what} in {test['bytes'] / 2**30:.3g} GiB of memory, the first at {first['address']}"
+        f" ({first['actual']} instead of {first['expected']})"
     )
     yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)
 
@@ -272,14 +166,6 @@ def _dropped(sustained: Answer | None) -> Iterator[Problem]:
 
 def _notes(outcome: Outcome) -> Iterator[str]:
     for name in MEASUREMENTS:
-        for note in _of(outcome, name).get("notes", ()):
+        for note in outcome.alone.get(name, {}).get("notes", ()):
             if name == "bf16":
                 yield note
-
-
-def rate(value: float, quantity: Quantity) -> str:
-    """Return a rate for people, such as 3.01 TB/s."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{quantity.unit}"
-    return f"{value:.3g} {quantity.unit}"

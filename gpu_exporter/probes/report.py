@@ -11,7 +11,8 @@ from gpu_exporter.health.active_checks import Found, Run
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Health
-from gpu_exporter.probes.judge import Rated, Result, pairs, rate
+from gpu_exporter.probes.judge import Result
+from gpu_exporter.probes.rates import Rated, words
 from gpu_exporter.probes.run import Outcomes
 
 
@@ -33,9 +34,9 @@ def lines(results: Sequence[Result], outcomes: Outcomes) -> Iterator[str]:
 
 def _rate_lines(rated: Rated) -> Iterator[str]:
     share = f"  {rated.share:4.0%} of its {rated.source}" if rated.share else ""
-    together = f"  with all GPUs {rate(rated.together, rated.quantity)}" if rated.together else ""
+    together = f"  with all GPUs {words(rated.together, rated.quantity)}" if rated.together else ""
     how = f" ({rated.how})" if rated.how else ""
-    yield f"{rated.quantity.words + how:36} {rate(rated.value, rated.quantity):>12}{share}{together}"
+    yield f"{rated.quantity.words + how:36} {words(rated.value, rated.quantity):>12}{share}{together}"
 
 
 def _load_lines(result: Result) -> Iterator[str]:
@@ -137,9 +138,9 @@ def textfile(results: Sequence[Result], outcomes: Outcomes, at: float) -> str:
         for rated in result.rates:
             metric = m.PROBE_RATE if rated.quantity.unit == "FLOP/s" else m.PROBE_BANDWIDTH
             add(metric, gpu, rated.value, quantity=rated.quantity.value)
-        for (source, target), value in pairs(outcomes).items():
-            if source == gpu.index:
-                add(m.PROBE_LINK, gpu, value, peer=str(target))
+        for (source, target), answer in outcomes.pairs.items():
+            if source == gpu.index and answer.get("direct"):
+                add(m.PROBE_LINK, gpu, answer["value"], peer=str(target))
         if result.verdict.health is not Health.UNKNOWN:
             add(m.PROBE_PASSED, gpu, int(result.verdict.health is Health.HEALTHY))
         add(m.PROBE_AT, gpu, at)
