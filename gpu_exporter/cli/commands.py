@@ -236,15 +236,21 @@ def _own_metrics(config: Config) -> str:
     "--timeout",
     "seconds",
     type=parsed(duration),
-    help="Of --active: when it ends at the latest, whatever hangs (default: 30s, with --level 2 90s).",
+    help="Of --active: when it ends at the latest, whatever hangs (default: 30s, with --level 2 90s). Of --collectives:"
+    " how long a rank waits for another one (default: 120s).",
 )
 @click.option(
     "--textfile",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Of --active: also write its results to this file, for the textfile collector of node_exporter.",
 )
+@click.option(
+    "--collectives",
+    is_flag=True,
+    help="Instead, measure all-reduce, all-to-all and pairs between the ranks of a job. Run it under torchrun.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, **values: Any) -> None:
+def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, collectives: bool, **values: Any) -> None:
     """Check whether a job may start on these GPUs. Takes a fraction of a second if they respond.
 
     A GPU is unhealthy if it is lost, stuck or missing, had uncorrectable ECC errors since the driver was loaded, has
@@ -258,6 +264,10 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, **va
     logging.disable(logging.WARNING)  # the verdict contains what would be logged
     of_active = {name: values.pop(name) for name in ("level", "force", "seconds", "textfile", "load_seconds")}
     config = Config(**values)
+    if collectives:
+        from gpu_exporter.cli.collective_check import run_collectives
+
+        sys.exit(run_collectives(of_active["seconds"], as_json=as_json))
     if active:
         from gpu_exporter.cli.active_check import Request, run_check
 
