@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +12,10 @@ import pytest
 from gpu_exporter.health.active_checks import ActiveChecks, Run
 from gpu_exporter.model.verdict import Health
 from tests.conftest import run
-from tests.support.fakes.cuda import FakeCuda
+from tests.e2e.probes.machine import UUID, machine
 from tests.support.fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.slow
-
-UUID = "GPU-00000000-0000-0000-0000-{:012d}"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The two drivers of a machine, which has the same GPUs in both."""
-
-    nvml: FakeDriver
-    cuda: FakeCuda
-
-    def check(self, *arguments: str) -> tuple[int, str, str]:
-        """Run a check. Returns exit code, stdout and stderr; fails if a context is left."""
-        environment = self.cuda.environment(self.nvml.environment)
-        ended = run("check", "--active", *arguments, env=environment, timeout=120)
-        assert self.cuda.contexts() == []
-        return ended.returncode, ended.stdout, ended.stderr
-
-
-def machine(directory: Path, gpus: int = 1) -> Machine:
-    """Return a machine with H200s that are as fast as they should be."""
-    made = Machine(FakeDriver(directory, gpus=gpus), FakeCuda(directory, gpus=gpus))
-    made.cuda.set("Rate.memory_copy", 4.3e12)
-    made.cuda.set("Rate.memory_read", 4.4e12)
-    return made
 
 
 def test_healthy_gpus(tmp_path: Path) -> None:
