@@ -319,7 +319,7 @@ PROFILED_AT      = Metric("gpu_profile_timestamp_seconds",     GAUGE,   "seconds
 PROFILES         = Metric("gpu_exporter_profiles_total",       COUNTER, "profiles",  "Profiles that the exporter took by itself, by reason (docs/profile.md).", entity=NODE, set=PROFILE)
 PROFILE_FAILURES = Metric("gpu_exporter_profile_failures_total", COUNTER, "processes", "Processes that were not profiled although it was time to, by reason; with reason disk also profiles that could not be stored (docs/profile.md).", entity=NODE, set=PROFILE)
 
-# --- active checks: what `gpu-exporter check --active --textfile` writes for the textfile collector of node_exporter ------------------------
+# --- active checks: their last results in --state-dir, and what `check --active --textfile` writes for node_exporter ------------------------
 PROBE_BANDWIDTH = Metric("gpu_probe_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second that the last active check measured while no other GPU was tested: device memory, PCIe, NVLink.", 0, 1e14, set=PROBE)
 PROBE_RATE      = Metric("gpu_probe_flops_per_second", GAUGE, "flops per second", "Arithmetic rate in FLOP/s that the last active check measured while no other GPU was tested.", 0, 1e17, set=PROBE)
 PROBE_LINK      = Metric("gpu_probe_link_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second from this GPU to another one (label peer, its index), measured by the last active check.", 0, 1e14, set=PROBE)

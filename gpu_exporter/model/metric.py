@@ -29,7 +29,7 @@ class Pace(Enum):
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
     exposed if the fields file names it. Nor are HOST, JOB, PROFILE and PROBE: they need `--host-evidence`,
-    `--job-socket`, `--profile`, and the textfile of `check --active`."""
+    `--job-socket`, `--profile`, and results of `check --active`."""
 
     DEFAULT = "default"
     FULL = "full"

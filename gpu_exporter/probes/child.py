@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from gpu_exporter.model.pci import same_device
 from gpu_exporter.probes.arithmetic import WrongResult, sustained
 from gpu_exporter.probes.bench import Bench
 from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
@@ -70,7 +69,7 @@ class _Worker:
             case {"do": "open", "pci": str(pci)}:
                 return self._open(pci)
             case {"do": "links", "pcis": dict(pcis)}:
-                self._links = Links(self._driver, {int(index): self._device(pci) for index, pci in pcis.items()})
+                self._links = Links(self._driver, {int(index): self._driver.device(pci) for index, pci in pcis.items()})
                 return {}
             case {"do": "pair", "from": int(source), "to": int(target)} if self._links is not None:
                 return self._links.pair(source, target)
@@ -88,15 +87,9 @@ class _Worker:
             self._cuda = Cuda()
         return self._cuda
 
-    def _device(self, pci: str) -> int:
-        for name, device in self._driver.devices().items():
-            if same_device(name, pci):
-                return device
-        raise CudaError("cuDeviceGetPCIBusId", f"{pci} is not visible to CUDA: see CUDA_VISIBLE_DEVICES")
-
     def _open(self, pci: str) -> dict[str, Any]:
         _move_near(pci)
-        gpu = Gpu(self._driver, self._device(pci))
+        gpu = Gpu(self._driver, self._driver.device(pci))
         self._bench = Bench(gpu)
         self._bench.warm_up()
         return {"sms": gpu.sms, "capability": list(gpu.capability)}

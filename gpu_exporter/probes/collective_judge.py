@@ -118,7 +118,8 @@ def slow_ranks(measured: Measured) -> Iterator[tuple[int, str]]:
             if (node[pair[0]] == node[pair[1]]) is inside:
                 for number in pair:
                     rates.setdefault(number, []).append(rate)
-        medians = {number: statistics.median(each) for number, each in rates.items()}
+        # Of an even number, the higher one: half of the partners may be slow.
+        medians = {number: statistics.median_high(each) for number, each in rates.items()}
         if len(medians) < LEAST_RANKS:
             continue
         usual = statistics.median(medians.values())

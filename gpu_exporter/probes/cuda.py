@@ -11,6 +11,8 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_exporter.model.pci import same_device
+
 LIBRARY = "libcuda.so.1"
 # CUdevice_attribute
 SMS, MAJOR, MINOR, L2_BYTES = 16, 75, 76, 38
@@ -33,7 +35,6 @@ LOST = {
 _OUT = POINTER(c_void_p)
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
@@ -51,7 +52,6 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
-    "cuMemFreeHost": (c_void_p,),
     "cuMemsetD32Async": (c_uint64, c_uint, c_size_t, c_void_p),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
@@ -64,6 +64,9 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
 }
+
+
+CALLS = tuple(_PROTOTYPES)
 
 
 class CudaError(Exception):
@@ -98,17 +101,20 @@ class Cuda:
             known = self._library.cuGetErrorName(result, byref(text)) == 0 and text.value is not None
             raise CudaError(name, text.value.decode() if known and text.value else f"error {result}")
 
-    def devices(self) -> dict[str, int]:
-        """Return the devices that this process sees, by PCI bus id such as 00000000:01:00.0."""
-        count = c_int()
+    def device(self, pci: str) -> int:
+        """Return the device with this PCI bus id. Raises CudaError, also if this process does not see it."""
+        count, failed = c_int(), None
         self.call("cuDeviceGetCount", byref(count))
-        devices = {}
         for index in range(count.value):
             device, name = c_int(), ctypes.create_string_buffer(32)
-            self.call("cuDeviceGet", byref(device), index)
-            self.call("cuDeviceGetPCIBusId", name, len(name), device)
-            devices[name.value.decode().lower()] = device.value
-        return devices
+            try:
+                self.call("cuDeviceGet", byref(device), index)
+                self.call("cuDeviceGetPCIBusId", name, len(name), device)
+            except CudaError as error:  # it may be another one
+                failed = error
+            if same_device(name.value.decode(), pci):
+                return device.value
+        raise failed or CudaError("cuDeviceGetPCIBusId", f"{pci} is not visible to CUDA: see CUDA_VISIBLE_DEVICES")
 
     def attribute(self, device: int, attribute: int) -> int:
         """Return an attribute of a device."""

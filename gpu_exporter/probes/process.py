@@ -88,9 +88,8 @@ class Child:
 
     def finish(self) -> None:
         """Ask it to end. Returns at once."""
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
             with contextlib.suppress(OSError):
-                assert pipe
                 pipe.close()
 
     def close(self, end: float) -> bool:
