@@ -90,11 +90,6 @@ def test_a_wrong_word_of_memory(tmp_path: Path) -> None:
     assert gpu["sustained"]["last"] == pytest.approx(644e12, rel=0.01)
 
 
-def corrected_errors(driver: FakeDriver) -> None:
-    """ECC corrects three errors half a second from now, and the GPU had seven before."""
-    driver.set("TotalEccErrors.0.0", 7)
-
-
 def without_cuda(driver: FakeDriver) -> None:
     """A machine with NVML, but without libcuda.so.1, as in a container that was given only `utility`."""
     (driver.directory / "libcuda.so.1").write_bytes(b"")
@@ -113,7 +108,6 @@ def in_mig_mode(driver: FakeDriver) -> None:
 @pytest.mark.parametrize(
     ("prepare", "arguments", "code", "said"),
     [
-        (corrected_errors, (), 0, "GPUs: 1 healthy"),
         (without_cuda, (), 1, "start of CUDA: load: libcuda.so.1: no CUDA driver"),
         (busy, (), 1, "GPU 0: health unknown: no value for active check: 1 process uses it: stop it, or use --force"),
         (busy, ("--force",), 0, "GPUs: 1 healthy"),
