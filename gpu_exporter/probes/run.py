@@ -13,6 +13,8 @@ from gpu_exporter.probes.process import Answer, Child
 
 # The measurements of a single GPU, in the order in which they run; `measure.MEASUREMENTS` has the same.
 MEASUREMENTS = tuple(quantity.value for quantity in Quantity if quantity is not Quantity.NVLINK)
+# What depends on how busy the host is at the moment: the better one of both measurements counts.
+OF_HOST = (Quantity.PCIE_TO_GPU.value, Quantity.PCIE_FROM_GPU.value)
 # How often what looks slow is measured again; the best result counts.
 REPEATS = 2
 # The longest that one request may take, and the first one, which may load the driver and compile.
@@ -176,8 +178,6 @@ def _open(session: _Session) -> None:
         )
     for outcome in session.outcomes.gpus:
         outcome.opened = session.answer(outcome, "open", end)
-    if session.links:
-        session.outcomes.links_error = session.links.answer(end, session.tick).get("error", "")
 
 
 def _together(session: _Session) -> None:
@@ -198,13 +198,18 @@ def _alone(session: _Session) -> None:
             if not session.has_time():
                 return
             session.ask(outcome, {"do": name})
-            outcome.alone[name] = session.answer(outcome, name, session.limit(STEP_SECONDS))
+            answer = session.answer(outcome, name, session.limit(STEP_SECONDS))
+            outcome.alone[name] = _better(answer, outcome.together.get(name, answer)) if name in OF_HOST else answer
 
 
 def _links(session: _Session) -> None:
     """Measure the links between the GPUs that still answer. A pair that hangs ends it."""
     gpus = [outcome.target.index for outcome in session.usable()]
-    if session.links is None or len(gpus) < 2 or session.outcomes.links_error:
+    if session.links is None or len(gpus) < 2:
+        return
+    opened = session.links.answer(session.limit(STEP_SECONDS), session.tick)
+    session.outcomes.links_error = opened.get("error", "")
+    if session.outcomes.links_error:
         return
     for source, target in permutations(gpus, 2):
         if not session.has_time():

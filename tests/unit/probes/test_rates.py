@@ -90,11 +90,14 @@ def test_both_processes_have_the_same_measurements() -> None:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_rates_are_possible(name: str) -> None:
-    """They are below the data sheet, and above the share of it at which a GPU of another model is faulty."""
+    """They are above the share of the data sheet at which a GPU of another model is faulty, and hardly above it.
+
+    A data sheet assumes the nominal clock, around which the real one varies by a few percent.
+    """
     for quantity, measured in MEASURED[name].items():
         theoretical = datasheet(BY_NAME[name], quantity)
         assert theoretical is not None
-        assert 0.5 * theoretical < measured.low <= measured.high < theoretical
+        assert 0.5 * theoretical < measured.low <= measured.high < 1.03 * theoretical
 
 
 def test_references_of_other_models() -> None:
