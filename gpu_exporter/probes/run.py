@@ -170,12 +170,8 @@ def _open(session: _Session) -> None:
     for outcome in session.outcomes.gpus:
         session.ask(outcome, {"do": "open", "pci": outcome.target.pci})
     if session.links:
-        session.links.ask(
-            {
-                "do": "links",
-                "pcis": {str(outcome.target.index): outcome.target.pci for outcome in session.outcomes.gpus},
-            }
-        )
+        targets = [outcome.target for outcome in session.outcomes.gpus]
+        session.links.ask({"do": "links", "pcis": {str(target.index): target.pci for target in targets}})
     for outcome in session.outcomes.gpus:
         outcome.opened = session.answer(outcome, "open", end)
 
@@ -244,8 +240,7 @@ def _better(one: Answer, other: Answer) -> Answer:
 
 
 def _memory_test(session: _Session) -> None:
-    if session.links:  # its buffers are to be tested, too
-        session.links.close(session.limit(REPORT_SECONDS))
+    if session.links and session.links.close(session.limit(REPORT_SECONDS)):  # its buffers are to be tested, too
         session.links = None
     seconds = session.load_seconds * MEMORY_PART
     answers = session.together({"do": "memory_test", "seconds": seconds}, session.limit_of(seconds + 2 * STEP_SECONDS))

@@ -19,10 +19,14 @@ TARGET = Target(0, "GPU-0", "0:1:0.0", "unknown")
 
 
 def judged(
-    outcome: Outcome | None = None, *, load: Load | None = None, after: Mapping[Metric, float] | None = None, **of: bool
+    outcome: Outcome | None = None,
+    *,
+    load: Load | None = None,
+    after: Mapping[Metric, float] | None = None,
+    out_of_time: bool = False,
 ) -> Result:
     """Return the result of one GPU with seven corrected errors before the check."""
-    outcomes = Outcomes([outcome or Outcome(TARGET)], **of)
+    outcomes = Outcomes([outcome or Outcome(TARGET)], out_of_time=out_of_time)
     counters = Counters({0: {m.ECC_SBE_VOL: 7.0, m.ECC_DBE_VOL: 0.0}}, {0: after or {}})
     (result,) = judge(outcomes, {0: Gpu(0, "GPU-0")}, History(), {0: load or Load()}, counters)
     return result

@@ -12,6 +12,7 @@ from gpu_exporter.catalogue.gpu_models import B200, BY_NAME, H100, H200
 from gpu_exporter.health.active_checks import History, Run
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.probes.measure import MEASUREMENTS as OF_CHILD
+from gpu_exporter.probes.process import Answer
 from gpu_exporter.probes.rates import Pair, Rates, words
 from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes, Target
 
@@ -24,7 +25,7 @@ def outcomes(
     """Return the results of as many GPUs, with changes of their rates, and of the links between all of them."""
     gpus = []
     for index, changed in enumerate(changes):
-        alone = {name: {"value": value} for name, value in {**GOOD, **changed}.items()}
+        alone: dict[str, Answer] = {name: {"value": value} for name, value in {**GOOD, **changed}.items()}
         gpus.append(Outcome(Target(index, f"GPU-{index}", f"0:{index}:0.0", model), together=alone, alone=dict(alone)))
     linked = {pair: 395e9 for pair in permutations(range(len(gpus)), 2)} | dict(pairs or {})
     return Outcomes(gpus, {pair: {"value": rate, "direct": True} for pair, rate in linked.items()})
