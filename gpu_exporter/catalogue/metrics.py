@@ -32,7 +32,8 @@ from gpu_exporter.model.metric import (
 GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
-FULL, NAMED, HOST, JOB, PROFILE = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB, MetricSet.PROFILE
+FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
+PROFILE, PROBE = MetricSet.PROFILE, MetricSet.PROBE
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -318,6 +319,13 @@ PROFILED_AT      = Metric("gpu_profile_timestamp_seconds",     GAUGE,   "seconds
 KERNEL_CLASS     = Metric("gpu_kernel_class_seconds_total",    COUNTER, "seconds",   "GPU time of kernels and copies by class, such as gemm or communication. Sampled: only within the traces that somebody requested, of half a second each; compare classes with each other, not with the clock. Absent before the first trace.", set=PROFILE)
 PROFILES         = Metric("gpu_exporter_profiles_total",       COUNTER, "profiles",  "Profiles that the exporter took, by reason: by itself, or because of a request (docs/profile.md).", entity=NODE, set=PROFILE)
 PROFILE_FAILURES = Metric("gpu_exporter_profile_failures_total", COUNTER, "processes", "Processes that were not profiled although it was time to, by reason; with reason disk also profiles that could not be stored (docs/profile.md).", entity=NODE, set=PROFILE)
+
+# --- active checks: their last results in --state-dir, and what `check --active --textfile` writes for node_exporter ------------------------
+PROBE_BANDWIDTH = Metric("gpu_probe_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second that the last active check measured while no other GPU was tested: device memory, PCIe, NVLink.", 0, 1e14, set=PROBE)
+PROBE_RATE      = Metric("gpu_probe_flops_per_second", GAUGE, "flops per second", "Arithmetic rate in FLOP/s that the last active check measured while no other GPU was tested.", 0, 1e17, set=PROBE)
+PROBE_LINK      = Metric("gpu_probe_link_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second from this GPU to another one (label peer, its index), measured by the last active check.", 0, 1e14, set=PROBE)
+PROBE_PASSED    = Metric("gpu_probe_passed", GAUGE, "bool", "1 if the last active check found nothing wrong with the GPU, 0 if it found a problem; absent if it could not tell.", 0, 1, set=PROBE)
+PROBE_AT        = Metric("gpu_probe_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last active check of the GPU.", set=PROBE)
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
 XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "XID errors by code; codes that require a drain start at 0.")

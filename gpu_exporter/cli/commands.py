@@ -205,14 +205,52 @@ def _own_metrics(config: Config) -> str:
 
 
 @commands.command("check")
-@settings(*{*SOURCE_SETTINGS, "expected_gpus"} - {"gpus"})
+@settings(*{*SOURCE_SETTINGS, "expected_gpus", "state_dir"} - {"gpus"})
 @click.option(
     "--gpus",
     type=parsed(check.indices),
     help="Check only these GPUs, by index, such as 0,1. (In other commands, --gpus is the number of simulated GPUs.)",
 )
+@click.option(
+    "--active",
+    is_flag=True,
+    help="Also measure memory, PCIe, NVLink and arithmetic, for a few seconds. Refuses to test a GPU that is in use.",
+)
+@click.option(
+    "--level",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="Of --active: 2 also tests most of the memory, and computes under full power.",
+)
+@click.option(
+    "--load-time",
+    "load_seconds",
+    type=parsed(duration),
+    default="30s",
+    show_default=True,
+    help="Of --level 2: how long it tests memory and computes.",
+)
+@click.option("--force", is_flag=True, help="Of --active: test GPUs that are in use, too. This slows their jobs.")
+@click.option(
+    "--timeout",
+    "seconds",
+    type=parsed(duration),
+    help="Of --active: when it ends at the latest, whatever hangs (default: 30s, with --level 2 90s). Of --collectives:"
+    " how long a rank waits for another one (default: 120s).",
+)
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of --active: also write its results to this file, for the textfile collector of node_exporter.",
+)
+@click.option(
+    "--collectives",
+    is_flag=True,
+    help="Instead, measure all-reduce, all-to-all and pairs between the ranks of a job. Run it under torchrun.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> None:
+def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, collectives: bool, **values: Any) -> None:
     """Check whether a job may start on these GPUs. Takes a fraction of a second if they respond.
 
     A GPU is unhealthy if it is lost, stuck or missing, had uncorrectable ECC errors since the driver was loaded, has
@@ -224,7 +262,16 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     or there is no GPU; 2 after wrong usage or an unexpected error.
     """
     logging.disable(logging.WARNING)  # the verdict contains what would be logged
+    of_active = {name: values.pop(name) for name in ("level", "force", "seconds", "textfile", "load_seconds")}
     config = Config(**values)
+    if collectives:
+        from gpu_exporter.cli.collective_check import run_collectives
+
+        sys.exit(run_collectives(of_active["seconds"], as_json=as_json))
+    if active:
+        from gpu_exporter.cli.active_check import Request, run_check
+
+        leave(*run_check(Request(config, gpus, **of_active), as_json=as_json))
     snapshot, clean = observe(only(config), judge.ROWS, config.expected_gpus)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))

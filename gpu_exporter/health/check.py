@@ -92,7 +92,9 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterable[str]:
 
 
 def _why(gap: Unknown) -> str:
-    return "not in the recording" if gap.why == "not_recorded" else gap.why.replace("_", " ")
+    if gap.why == "not_recorded":
+        return "not in the recording"
+    return gap.why.replace("_", " ") if gap.why.islower() else gap.why  # names such as CUDA_ERROR_NO_DEVICE stay
 
 
 def as_dict(result: Report) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class Pace(Enum):
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
-    exposed if the fields file names it. Nor are HOST, JOB and PROFILE: they need `--host-evidence`, `--job-socket` and
-    `--profile`."""
+    exposed if the fields file names it. Nor are HOST, JOB, PROFILE and PROBE: they need `--host-evidence`,
+    `--job-socket`, `--profile`, and results of `check --active`."""
 
     DEFAULT = "default"
     FULL = "full"
@@ -37,6 +37,7 @@ class MetricSet(Enum):
     HOST = "host"
     JOB = "job"
     PROFILE = "profile"
+    PROBE = "probe"
 
 
 class Schema(Enum):

@@ -49,7 +49,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an exporter says. `why` explains an unknown, `clean_for` is for how long all GPUs have been healthy (s)."""
+    """What an exporter says. `why` explains an unknown, `clean_for` is for how long all GPUs have been healthy (s).
+
+    `checked_at` is since when all GPUs have passed an active check on this boot (unix time); 0 if one has not.
+    """
 
     finding: Finding
     boot: str = ""
@@ -58,6 +61,7 @@ class Evidence:
     gpus: frozenset[str] = frozenset()
     expected: int = 0
     why: str = ""
+    checked_at: float = 0.0
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
@@ -100,6 +104,13 @@ class _Xid:
 
 
 @dataclass(slots=True)
+class _ActiveCheck:
+    at: float
+    health: Health
+    boot_id: str = ""
+
+
+@dataclass(slots=True)
 class _Gpu:
     gpu: int
     health: Health
@@ -109,6 +120,7 @@ class _Gpu:
     since: float | None = None
     problems: list[_Problem] = field(default_factory=list)
     xids: list[_Xid] = field(default_factory=list)
+    active_check: _ActiveCheck | None = None
 
 
 @dataclass(slots=True)
@@ -150,7 +162,14 @@ def judge(content: str, node: str, boot: str, *, degraded: bool) -> Evidence:
     if not answer.ready or not answer.gpus or answer.missing:
         return unknown(answer.problem or "the exporter lists no GPU")
     clean = min(answer.at - gpu.since if gpu.since is not None else 0.0 for gpu in answer.gpus)
-    return Evidence(Finding.CLEAN, answer.boot_id, (), max(0.0, clean), gpus, expected)
+    checked = min(_checked_at(gpu, answer.boot_id) for gpu in answer.gpus)
+    return Evidence(Finding.CLEAN, answer.boot_id, (), max(0.0, clean), gpus, expected, checked_at=checked)
+
+
+def _checked_at(gpu: _Gpu, boot: str) -> float:
+    """Return when a GPU passed its last active check on this boot (unix time); 0 if it did not."""
+    last = gpu.active_check
+    return last.at if last is not None and last.health is Health.HEALTHY and last.boot_id == boot else 0.0
 
 
 def _useless(answer: _Answer, node: str, boot: str) -> str:

@@ -50,6 +50,7 @@ class Reason(Enum):
     NEEDS_REPLACEMENT = "needs_replacement"
     GPU_ABSENT = "gpu_absent"
     NEEDS_REBOOT = "needs_reboot"
+    NEEDS_ACTIVE_CHECK = "needs_active_check"
     VERIFYING = "verifying"
     RECOVERED = "recovered"
     UNCORDONED = "uncordoned_by_a_person"
@@ -160,6 +161,9 @@ def _unproven(state: State, evidence: Evidence, pool: Pool) -> tuple[Reason, str
         return Reason.GPU_ABSENT, f"the GPU with the fault is no longer listed: if it was replaced, {confirm}"
     if pool.new_boot and evidence.boot == state.boot:
         return Reason.NEEDS_REBOOT, f"it has not rebooted since the fault: reboot it, or {confirm}"
+    if pool.active_check and evidence.checked_at <= state.at:
+        words = "its GPUs have not passed `gpu-exporter check --active` since the fault: run it on the node"
+        return Reason.NEEDS_ACTIVE_CHECK, f"{words}, or {confirm}"
     return None
 
 

@@ -106,6 +106,7 @@ class Pool:
     confirm: str = "60s"
     clean: str = "15m"
     new_boot: bool = True
+    active_check: bool = False
     degraded: bool = False
     windows: tuple[str, ...] = ()
     drain: Drain = Drain()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.pages import Pages
+from gpu_exporter.health.active_checks import Run
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
@@ -82,6 +83,11 @@ def never() -> bool:
     return False
 
 
+def no_check(uuid: str) -> Run | None:
+    """Return None: without `--state-dir`, results of active checks are not known."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
@@ -89,6 +95,7 @@ class Endpoint:
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
     exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see;
     `ask_profile` has one taken, with the arguments of a URL, for a user.
+    `last_check` returns the last active check of a GPU by its UUID.
     """
 
     node: str
@@ -102,6 +109,7 @@ class Endpoint:
     profiles: ProfileViews | None = None
     profile_users: frozenset[str] = frozenset()
     ask_profile: Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]] | None = None
+    last_check: Callable[[str], Run | None] = no_check
     gpus: Composed = field(default_factory=Composed)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

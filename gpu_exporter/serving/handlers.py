@@ -90,7 +90,13 @@ class NodeState(_OfSnapshot):
         answer = endpoint.state.get(
             snapshot,
             lambda: node_state.node(
-                endpoint.node, endpoint.boot_id, snapshot, endpoint.since, events.recent() if events else (), ready
+                endpoint.node,
+                endpoint.boot_id,
+                snapshot,
+                endpoint.since,
+                events.recent() if events else (),
+                ready,
+                endpoint.last_check,
             ),
         )
         await self.send_answer(answer)

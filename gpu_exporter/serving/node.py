@@ -21,6 +21,7 @@ from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.exposition.renderer import Renderer, everywhere, style
+from gpu_exporter.health.active_check_watch import ActiveCheckWatch
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_reader import boot_id
@@ -29,7 +30,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
-from gpu_exporter.serving.endpoint import Endpoint, Health, Reply, never
+from gpu_exporter.serving.endpoint import Endpoint, Health, Reply, never, no_check
 from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Node:
         self.live = live = _live(name, config, health, events, always=alone)
         profiles = _profiles(source, config, live, alone=alone)
         jobs = _jobs(source, config, alone=alone)
-        self._telemetry = tuple(filter(None, (jobs, profiles)))
+        checks = _active_checks(source, config)
+        self._telemetry = tuple(filter(None, (jobs, profiles, checks)))
         self._collector = Collector(
             source,
             selection.read_rows,
@@ -108,6 +110,7 @@ class Node:
             profiles=profiles.views if profiles else None,
             profile_users=frozenset(config.profile_users),
             ask_profile=_asking(profiles) if profiles else None,
+            last_check=checks.last if checks else no_check,
         )
 
     @property
@@ -235,6 +238,13 @@ def _asking(profiles: ProfileWatch) -> Callable[[Mapping[str, Sequence[str]], st
     from gpu_exporter.serving.profiles import ask
 
     return partial(ask, profiles)
+
+
+def _active_checks(source: Source, config: Config) -> ActiveCheckWatch | None:
+    """Return what follows the results of `check --active`; None without a directory, or for GPUs of another machine."""
+    if config.state_dir is None or not source.live or is_remote(config, source.name):
+        return None
+    return ActiveCheckWatch(config.state_dir)
 
 
 def _jobs(source: Source, config: Config, *, alone: bool) -> Telemetry | None:

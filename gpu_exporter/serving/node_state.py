@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.health import judge
+from gpu_exporter.health.active_checks import Run
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.serving.api import Answer, shown
@@ -58,9 +59,18 @@ def _keys(verdict: Verdict) -> Iterable[tuple[str, str]]:
 
 
 def node(
-    name: str, boot: str, snapshot: Snapshot, since: Since, events: Iterable[Mapping[str, Any]], problem: str
+    name: str,
+    boot: str,
+    snapshot: Snapshot,
+    since: Since,
+    events: Iterable[Mapping[str, Any]],
+    problem: str,
+    last_check: Callable[[str], Run | None],
 ) -> Answer:
-    """Return the state of a node as JSON. `boot` is the id of its boot, `problem` why it is not ready."""
+    """Return the state of a node as JSON. `boot` is the id of its boot, `problem` why it is not ready.
+
+    `last_check` returns the last active check of a GPU by its UUID.
+    """
     values = {series.metric: value for series, value in snapshot.samples if series.gpu is None and not series.labels}
     xids: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -84,7 +94,10 @@ def node(
             "missing_since": since.times.get(MISSING),
             "released_until": values.get(m.RELEASED_UNTIL),
             "gpus": [
-                _gpu(status, verdict, since, xids[verdict.gpu.uuid])
+                {
+                    **_gpu(status, verdict, since, xids[verdict.gpu.uuid]),
+                    "active_check": _active_check(last_check(verdict.gpu.uuid)),
+                }
                 for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
             ],
         }
@@ -103,4 +116,20 @@ def _gpu(status: GpuStatus, verdict: Verdict, since: Since, xids: list[dict[str,
         "serial": dict(status.gpu.info).get("serial", ""),
         "pci_bus_id": status.gpu.pci_bus_id,
         "xids": xids,
+    }
+
+
+def _active_check(run: Run | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    return {
+        "at": run.at,
+        "level": run.level,
+        "health": run.health.value,
+        "boot_id": run.boot_id,
+        "rates": run.values,
+        "problems": [
+            {"reason": found.reason, "health": found.health.value, "action": found.action.value, "what": found.what}
+            for found in run.problems
+        ],
     }

@@ -308,7 +308,10 @@ REMEDIATION: Mapping[str, Effect] = {
     ),
 }
 
-TEST: Mapping[str, Effect] = {"test.enabled": Effect(False, "Pod kind", ABSENT)}
+TEST: Mapping[str, Effect] = {
+    "test.enabled": Effect(False, "Pod kind", ABSENT),
+    "test.gpus": Effect(2, f"Pod:{NAME}-test-gpus spec containers check resources limits nvidia.com/gpu", 2),
+}
 EFFECTS: Mapping[str, Effect] = {
     **IMAGE,
     **NAMES,

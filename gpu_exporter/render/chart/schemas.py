@@ -267,6 +267,7 @@ POOLS = listed(
             "confirm": SECONDS,
             "clean": SECONDS,
             "new_boot": BOOL,
+            "active_check": BOOL,
             "degraded": BOOL,
             "windows": TEXTS,
             "drain": closed(

@@ -257,7 +257,10 @@ REMEDIATION = (
     Value("remediation.secret", "", schemas.DOMAIN, "Secret with the tokens, passwords and authorities that the settings name, mounted at /etc/gpu-exporter-secret."),
     Value("remediation.resources", {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}, schemas.RESOURCES, "Requests and limits of the controller."),
 )
-TEST = (Value("test.enabled", True, BOOL, "Whether `helm test` scrapes the exporter."),)
+TEST = (
+    Value("test.enabled", True, BOOL, "Whether `helm test` scrapes the exporter."),
+    Value("test.gpus", 0, COUNT, "Number of GPUs of one node that `helm test` also [measures](../../docs/active-checks.md) with `gpu-exporter check --active`."),
+)
 # fmt: on
 MONITORING = (*SERVICE_MONITOR, *POD_MONITOR, *DASHBOARDS, *RULES)
 BY_HAND = (*IMAGE, *NAMES, *EXPORTER, *ATTRIBUTION, *GPUS, *PODS, *ACCESS, *MONITORING, *REMEDIATION, *TEST)

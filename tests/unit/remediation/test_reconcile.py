@@ -66,6 +66,18 @@ def test_decisions(node: Node, evidence: Evidence, verb: Verb, reason: Reason) -
     assert (decision.state is None) == (verb is Verb.NONE)
 
 
+@pytest.mark.parametrize(
+    ("checked_at", "reason"),
+    [(0.0, Reason.NEEDS_ACTIVE_CHECK), (STATE.at - 1, Reason.NEEDS_ACTIVE_CHECK), (STATE.at + 1, Reason.RECOVERED)],
+)
+def test_a_pool_that_needs_active_checks(checked_at: float, reason: Reason) -> None:
+    """A node returns only if its GPUs have passed one after the fault, or if a person has confirmed the repair."""
+    evidence, pool = replace(CLEAN, checked_at=checked_at), replace(POOL, active_check=True)
+    assert reconcile(CORDONED, evidence, pool, NOW).reason is reason
+    confirmed = replace(CORDONED, annotations={s.REPAIRED: "id"})
+    assert reconcile(confirmed, evidence, pool, NOW).reason is Reason.RECOVERED
+
+
 def test_a_held_node_waits_for_new_evidence() -> None:
     """The same fault on the same boot is known to the person who uncordoned it."""
     held = replace(NODE, state=replace(STATE, phase=Phase.HELD))

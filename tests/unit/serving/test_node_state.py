@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.health.active_checks import Run
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.verdict import Action, Problem, Verdict
+from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 from gpu_exporter.remediation import evidence
 from gpu_exporter.remediation.evidence import Finding
 from gpu_exporter.serving import node_state
@@ -21,12 +22,13 @@ GPU = Gpu(0, "GPU-0", "00000000:01:00.0", info=(("serial", "S0"),))
 HEALTHY = Snapshot(100.0, "nvml", (Sample(Series(m.EXPECTED), 1),), (GpuStatus(GPU, True),), verdicts=(Verdict(GPU),))
 HANGS = Problem(m.UP, 0, "a driver call does not return", Action.NODE_REBOOT, "stalled")
 FAULTY = replace(HEALTHY, at=200.0, verdicts=(Verdict(GPU, (HANGS,)),))
+CHECK = Run(90.0, 2, Health.HEALTHY, boot_id="boot", values={"bf16": 9e14})
 XID = {"at": 150.0, "uuid": "GPU-0", "xid": 119, "name": "gsp", "kind": "hardware", "action": "reset", "message": "x"}
 
 
 def text(snapshot: Snapshot, since: Since) -> str:
     """Return the answer for a snapshot."""
-    return node_state.node("n", "boot", snapshot, since, [XID], "").body.decode()
+    return node_state.node("n", "boot", snapshot, since, [XID], "", {"GPU-0": CHECK}.get).body.decode()
 
 
 def test_a_verdict_keeps_its_time_until_it_changes() -> None:
@@ -55,6 +57,7 @@ def test_the_controller_reads_what_the_exporter_writes(monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "time", lambda: 161.0)
     found = evidence.judge(text(replace(HEALTHY, at=160.0), since), "n", "boot", degraded=False)
     assert (found.finding, found.clean_for, found.gpus) == (Finding.CLEAN, 60.0, frozenset({"GPU-0"}))
+    assert found.checked_at == 90.0
     since.take(FAULTY)
     monkeypatch.setattr(time, "time", lambda: 231.0)
     (fault,) = evidence.judge(text(replace(FAULTY, at=230.0), since), "n", "boot", degraded=False).faults

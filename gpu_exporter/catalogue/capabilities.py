@@ -1,0 +1,142 @@
+"""What each GPU model can do: rates that `gpu-exporter check --active` measures, and rates of data sheets.
+
+A measured value belongs to the kernels of `gpu_exporter/probes`, so it is a reference for them. A rate of a data sheet
+is the theoretical maximum, which no program reaches: `SHARES` says which part of it is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from gpu_exporter.catalogue.gpu_models import BY_NAME, GB, H100, TB, TFLOP, GpuModel
+
+
+class Quantity(Enum):
+    """What an active check measures, as it is called in JSON, in the history and in the label `quantity`."""
+
+    MEMORY_COPY = "memory_copy"
+    MEMORY_READ = "memory_read"
+    PCIE_TO_GPU = "pcie_to_gpu"
+    PCIE_FROM_GPU = "pcie_from_gpu"
+    NVLINK = "nvlink"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+    @property
+    def words(self) -> str:
+        """Its name in a sentence."""
+        return _WORDS[self]
+
+    @property
+    def unit(self) -> str:
+        """`FLOP/s` or `B/s`."""
+        return "FLOP/s" if self in (Quantity.BF16, Quantity.FP32) else "B/s"
+
+    @property
+    def tolerance(self) -> float:
+        """How far below its reference a healthy GPU may be, as a share of it."""
+        return _TOLERANCES[self]
+
+
+_WORDS = {
+    Quantity.MEMORY_COPY: "device memory, copy (read + write)",
+    Quantity.MEMORY_READ: "device memory, read",
+    Quantity.PCIE_TO_GPU: "PCIe, host to GPU",
+    Quantity.PCIE_FROM_GPU: "PCIe, GPU to host",
+    Quantity.NVLINK: "NVLink, median over its peers",
+    Quantity.BF16: "tensor cores, bf16",
+    Quantity.FP32: "FP32 arithmetic",
+}
+# Repeated runs on two H100s agreed within 1 % for memory and NVLink, and within 5 % for arithmetic, whose clock depends
+# on the power limit and differs between healthy chips. PCIe depends on what else uses the host's memory.
+_TOLERANCES = {
+    Quantity.MEMORY_COPY: 0.05,
+    Quantity.MEMORY_READ: 0.08,
+    Quantity.PCIE_TO_GPU: 0.10,
+    Quantity.PCIE_FROM_GPU: 0.10,
+    Quantity.NVLINK: 0.05,
+    Quantity.BF16: 0.10,
+    Quantity.FP32: 0.07,
+}
+# The least share of the data sheet that a healthy GPU reaches. It is low on purpose: without a measurement of the same
+# model, only a gross fault is certain. The H100 reaches 0.90, 0.92, 0.87, 0.87, 0.87, 0.93 and 0.99.
+SHARES: Mapping[Quantity, float] = {
+    Quantity.MEMORY_COPY: 0.70,
+    Quantity.MEMORY_READ: 0.70,
+    Quantity.PCIE_TO_GPU: 0.65,
+    Quantity.PCIE_FROM_GPU: 0.65,
+    Quantity.NVLINK: 0.65,
+    Quantity.BF16: 0.35,
+    Quantity.FP32: 0.60,
+}
+# Their tensor cores need instructions (tcgen05) that no kernel of `gpu_exporter/probes` uses. What is measured there
+# can be compared only with other GPUs and with the past.
+NO_TENSOR_KERNEL = {"Blackwell"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rates of healthy GPUs of a model (bytes/s or FLOP/s), from the lowest to the highest run, and where from."""
+
+    low: float
+    high: float
+    source: str
+
+    @property
+    def usual(self) -> float:
+        """The middle of the range."""
+        return (self.low + self.high) / 2
+
+
+_TWO_H100 = "2 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 17 runs"
+MEASURED: Mapping[str, Mapping[Quantity, Measured]] = {
+    H100.name: {
+        Quantity.MEMORY_COPY: Measured(3.01 * TB, 3.03 * TB, _TWO_H100),
+        Quantity.MEMORY_READ: Measured(3.04 * TB, 3.09 * TB, _TWO_H100),
+        Quantity.PCIE_TO_GPU: Measured(50.3 * GB, 55.2 * GB, _TWO_H100),
+        Quantity.PCIE_FROM_GPU: Measured(53.9 * GB, 55.3 * GB, _TWO_H100),
+        Quantity.NVLINK: Measured(393 * GB, 396 * GB, _TWO_H100),
+        Quantity.BF16: Measured(864 * TFLOP, 932 * TFLOP, _TWO_H100),
+        Quantity.FP32: Measured(64.8 * TFLOP, 68.5 * TFLOP, _TWO_H100),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a GPU should reach. `least` is the lowest rate that is not a fault, `measured` is False for data sheets."""
+
+    value: float
+    least: float
+    source: str
+    measured: bool
+
+
+def datasheet(model: GpuModel, quantity: Quantity) -> float | None:
+    """Return the theoretical rate of a model (bytes/s or FLOP/s); None if it does not have this part."""
+    match quantity:
+        case Quantity.MEMORY_COPY | Quantity.MEMORY_READ:
+            return model.memory_bandwidth
+        case Quantity.BF16:
+            return model.bf16
+        case Quantity.FP32:
+            return model.fp32
+        case Quantity.NVLINK:
+            return model.nvlink.bytes_per_second / 2 if model.nvlink else None
+        case Quantity.PCIE_TO_GPU | Quantity.PCIE_FROM_GPU:
+            return model.pcie_links[0]
+
+
+def reference(model_name: str, quantity: Quantity) -> Reference | None:
+    """Return what a GPU of this model should reach; None for an unknown model, or a part that it does not have."""
+    measured = MEASURED.get(model_name, {}).get(quantity)
+    if measured is not None:
+        least = measured.low * (1 - quantity.tolerance)
+        return Reference(measured.usual, least, f"measured on {measured.source}", measured=True)
+    model = BY_NAME.get(model_name)
+    theoretical = datasheet(model, quantity) if model else None
+    if model is None or theoretical is None or (quantity is Quantity.BF16 and model.architecture in NO_TENSOR_KERNEL):
+        return None
+    return Reference(theoretical, theoretical * SHARES[quantity], model.sources[0], measured=False)

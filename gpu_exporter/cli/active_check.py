@@ -1,0 +1,174 @@
+"""`gpu-exporter check --active`: runs the check, prints it, and keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import click
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.monitor import Monitor, observe
+from gpu_exporter.config import Config
+from gpu_exporter.health import check, judge
+from gpu_exporter.health.active_checks import ActiveChecks, History
+from gpu_exporter.health.kernel_log_reader import boot_id
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.verdict import Unknown, Verdict
+from gpu_exporter.probes import judge as active
+from gpu_exporter.probes import report
+from gpu_exporter.probes.load import INTERVAL, ROWS, Loads, readings
+from gpu_exporter.probes.rates import Rates
+from gpu_exporter.probes.run import TIME_LIMITS, Outcomes, Target, run
+from gpu_exporter.sources.choice import only
+
+# The rows that are read before and after a check: the verdict's, whether the GPU is busy, and the counters.
+AROUND = tuple(dict.fromkeys((*judge.ROWS, m.PROCESSES, m.GPU_UTIL, m.FB_USED, *active.COUNTERS)))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for. `gpus` are indices, None for all; `seconds` is the time limit."""
+
+    config: Config
+    gpus: frozenset[int] | None
+    level: int
+    force: bool
+    seconds: float | None
+    textfile: Path | None
+    load_seconds: float
+
+
+@dataclass(slots=True)
+class _Checked:
+    results: list[active.Result] = field(default_factory=list)
+    outcomes: Outcomes = field(default_factory=lambda: Outcomes([]))
+    warnings: list[str] = field(default_factory=list)
+    clean: bool = True
+
+
+def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
+    """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
+    end = time.monotonic() + (request.seconds or TIME_LIMITS[request.level])
+    before, clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+    if not before.live:
+        raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
+    passive = check.report(before, request.gpus)
+    busy = {**({} if request.force else dict(_busy(before))), **dict(_in_mig_mode(before))}
+    targets = [target for target in _targets(passive) if target.index not in busy]
+    checked = _checked(request, targets, before, end) if targets else _Checked()
+    result = _merged(passive, checked, busy)
+    if as_json:
+        content = {**check.as_dict(result), "active": report.as_dict(checked.results, checked.outcomes)}
+        click.echo(json.dumps(content, indent=2))
+    else:
+        click.echo("\n".join((*report.lines(checked.results, checked.outcomes), *check.lines(result))))
+    for warning in checked.warnings:
+        click.echo(f"gpu-exporter: warning: {warning}", err=True)
+    return check.EXIT_CODES[result.health], clean and checked.clean and not checked.outcomes.stuck
+
+
+def _targets(passive: check.Report) -> Iterator[Target]:
+    """Yield the GPUs that can be tested: those that answer, and are not split into MIG instances."""
+    for verdict in passive.verdicts:
+        gpu = verdict.gpu
+        if gpu.pci_bus_id and not any(problem.metric is m.UP for problem in verdict.problems):
+            yield Target(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model)
+
+
+def _busy(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
+    """Yield the GPUs that something else uses, with what shows it."""
+    for index, values in readings(snapshot).items():
+        if processes := int(values.get(m.PROCESSES, 0)):
+            who = f"{processes} processes use it: stop them" if processes > 1 else "1 process uses it: stop it"
+            yield index, f"{who}, or use --force"
+        elif values.get(m.GPU_UTIL, 0) > 0:
+            yield index, f"it is {values[m.GPU_UTIL]:.0f} % busy: stop what uses it, or use --force"
+
+
+def _in_mig_mode(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
+    for index, values in readings(snapshot).items():
+        if values.get(m.MIG_MODE) == 1:
+            yield index, "it is in MIG mode: active checks need whole GPUs"
+
+
+def _checked(request: Request, targets: list[Target], before: Snapshot, end: float) -> _Checked:
+    """Run the check while the load is observed, judge it, and keep it."""
+    checked, loads, start = _Checked(), Loads(), time.time()
+    monitor = Monitor(only(request.config), ROWS, INTERVAL, INTERVAL)
+    monitor.start()
+    history = _history(request.config.state_dir, checked.warnings)
+    left = end - time.monotonic()
+    try:
+        checked.outcomes = run(
+            targets,
+            request.level,
+            left,
+            request.load_seconds,
+            tick=lambda: loads.take(monitor.snapshot()),
+            slow=lambda outcomes: Rates(outcomes, history).slow(),
+        )
+    finally:
+        checked.clean = monitor.stop()
+    after = before
+    # If a call of the driver hangs, another one would, too. Level 1 is too short for errors to accumulate.
+    if request.level > 1 and checked.clean and time.monotonic() < end:
+        after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+    gpus = {status.gpu.index: status.gpu for status in before.gpus}
+    counters = active.Counters(readings(before), readings(after))
+    checked.results = active.judge(checked.outcomes, gpus, history, loads.by_gpu, counters)
+    _keep(request, checked, start)
+    return checked
+
+
+def _history(directory: Path | None, warnings: list[str]) -> History:
+    if directory is None:
+        return History()
+    try:
+        return ActiveChecks(directory).read()
+    except (OSError, ValueError) as error:
+        warnings.append(f"the history of active checks cannot be read: {error}")
+        return History()
+
+
+def _keep(request: Request, checked: _Checked, at: float) -> None:
+    """Write history and textfile. A check whose result cannot be kept is still a check: this is only a warning."""
+    seconds = sum(checked.outcomes.seconds.values())
+    runs = report.runs(checked.results, at, request.level, boot_id(request.config.procfs), seconds)
+    try:
+        if request.config.state_dir is not None and runs:
+            ActiveChecks(request.config.state_dir).append(runs)
+        if request.textfile is not None:
+            _write(request.textfile, report.textfile(checked.results, checked.outcomes, at))
+    except (OSError, ValueError) as error:
+        checked.warnings.append(f"the result is not kept: {error}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new content."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+def _merged(passive: check.Report, checked: _Checked, busy: Mapping[int, str]) -> check.Report:
+    """Return one report of the verdict by NVML and the active check."""
+    by_index = {result.verdict.gpu.index: result.verdict for result in checked.results}
+    return check.Report(
+        tuple(_both(verdict, by_index.get(verdict.gpu.index), busy) for verdict in passive.verdicts), passive.missing
+    )
+
+
+def _both(passive: Verdict, measured: Verdict | None, busy: Mapping[int, str]) -> Verdict:
+    index = passive.gpu.index
+    if measured is None:
+        why = busy.get(index, "it does not answer")
+        return replace(passive, unknown=(*passive.unknown, Unknown("active check", why)))
+    reasons = {problem.reason for problem in passive.problems}
+    new = tuple(problem for problem in measured.problems if problem.reason not in reasons)
+    return replace(passive, problems=(*passive.problems, *new), unknown=(*passive.unknown, *measured.unknown))

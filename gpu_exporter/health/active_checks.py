@@ -1,0 +1,138 @@
+"""The history of active checks: a file in `--state-dir`, which `check --active` writes and others read.
+
+It has the latest runs of each GPU, by UUID. It needs no GPU and no CUDA. A symbolic link in its place is not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gpu_exporter.decoding import json_as
+from gpu_exporter.file_access import FileWorker, open_regular
+from gpu_exporter.model.verdict import Action, Health
+
+FILE = "active-checks.json"
+VERSION = 1
+# Runs that are kept of each GPU, and GPUs that are kept.
+MOST_RUNS, MOST_GPUS = 50, 64
+LARGEST = 4 << 20
+# As few healthy runs are no reference yet.
+LEAST_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A problem that a run has found: `reason` is for programs, `what` for people."""
+
+    reason: str
+    health: Health
+    action: Action
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One active check of one GPU, at unix time `at`. `values` are bytes/s or FLOP/s by `Quantity.value`.
+
+    `health` is that of the active check alone. `boot_id` is empty where it is unknown.
+    """
+
+    at: float
+    level: int
+    health: Health
+    model: str = ""
+    driver: str = ""
+    boot_id: str = ""
+    seconds: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+    problems: list[Found] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The latest runs of each GPU by UUID, oldest first."""
+
+    version: int = VERSION
+    gpus: dict[str, list[Run]] = field(default_factory=dict)
+
+    def last(self, uuid: str) -> Run | None:
+        """Return the last run of a GPU."""
+        runs = self.gpus.get(uuid, [])
+        return runs[-1] if runs else None
+
+    def usual(self, uuid: str, quantity: str) -> float | None:
+        """Return the median of the healthy runs of a GPU; None if there are fewer than `LEAST_RUNS`."""
+        values = [
+            run.values[quantity]
+            for run in self.gpus.get(uuid, [])
+            if quantity in run.values and run.health is Health.HEALTHY
+        ]
+        return statistics.median(values) if len(values) >= LEAST_RUNS else None
+
+
+class ActiveChecks:
+    """The history file of a directory. Every access ends within seconds, also on a disk that hangs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self._worker = FileWorker("active checks")
+
+    def read(self) -> History:
+        """Return the history; an empty one if there is none yet. Raises OSError, and ValueError for another content."""
+        return self._worker.call(self._read)
+
+    def append(self, runs: Mapping[str, Run]) -> None:
+        """Add a run for each of these UUIDs. Raises OSError, and ValueError for a file that has another content."""
+        self._worker.call(lambda: self._append(runs))
+
+    def _read(self) -> History:
+        try:
+            with os.fdopen(open_regular(self.path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                content = file.read(LARGEST + 1)
+        except FileNotFoundError:
+            return History()
+        if len(content) > LARGEST:
+            raise ValueError(f"{self.path}: larger than {LARGEST >> 20} MiB; remove it")
+        try:
+            history = json_as(History, content)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}; remove it") from None
+        if history.version != VERSION:
+            raise ValueError(f"{self.path}: version {history.version}, not {VERSION}; remove it")
+        return history
+
+    def _append(self, runs: Mapping[str, Run]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            gpus = dict(self._read().gpus)
+            for uuid, run in runs.items():
+                gpus[uuid] = [*gpus.pop(uuid, []), run][-MOST_RUNS:]
+            kept = dict(list(gpus.items())[-MOST_GPUS:])
+            draft = self.path.with_suffix(".draft")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            with os.fdopen(open_regular(draft, flags), "wb") as file:
+                file.write(json.dumps(asdict(History(VERSION, kept)), default=_enum).encode())
+            os.replace(draft, self.path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let checks of other GPUs, by other jobs, write first."""
+        lock = open_regular(self.path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _enum(value: object) -> object:
+    if isinstance(value, Health | Action):
+        return value.value
+    raise TypeError(f"{value!r} is not JSON")

@@ -1,0 +1,121 @@
+"""The process that holds the context of a GPU: it does what its parent asks, one line of JSON each, and then ends.
+
+The driver releases a context when its process ends, however it ends. It ends with its parent, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from gpu_exporter.probes.arithmetic import WrongResult, sustained
+from gpu_exporter.probes.bench import Bench
+from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
+from gpu_exporter.probes.links import Links
+from gpu_exporter.probes.measure import MEASUREMENTS
+from gpu_exporter.probes.memory_test import memory_test
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Answer each request on stdin until it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    worker = _Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(_answer(worker, request)), file=answers, flush=True)
+    _close(worker, answers)
+
+
+def _close(worker: _Worker, answers: TextIO) -> None:
+    with contextlib.suppress(CudaError):  # the process ends, and the driver releases the rest
+        worker.close()
+    answers.close()
+
+
+def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return worker.do(request)
+    except CudaError as error:
+        first = error
+        while isinstance(first.__context__, CudaError):  # after a failure, the calls that clean up fail, too
+            first = first.__context__
+        return {"error": str(first), "lost": first.lost}
+    except WrongResult as error:
+        return {"error": str(error), "wrong": True}
+
+
+class _Worker:
+    """What the process holds: the driver, and a GPU or all links."""
+
+    def __init__(self) -> None:
+        self._cuda: Cuda | None = None
+        self._bench: Bench | None = None
+        self._links: Links | None = None
+
+    def do(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raises CudaError or WrongResult."""
+        match request:
+            case {"do": "open", "pci": str(pci)}:
+                return self._open(pci)
+            case {"do": "links", "pcis": dict(pcis)}:
+                self._links = Links(self._driver, {int(index): self._driver.device(pci) for index, pci in pcis.items()})
+                return {}
+            case {"do": "pair", "from": int(source), "to": int(target)} if self._links is not None:
+                return self._links.pair(source, target)
+            case {"do": "ring", "gpus": list(gpus)} if self._links is not None:
+                return self._links.ring(gpus)
+            case {"do": str(name), "seconds": float(seconds)} if self._bench is not None and name in LONG:
+                return LONG[name](self._bench, seconds)
+            case {"do": str(name)} if self._bench is not None and name in MEASUREMENTS:
+                return {**MEASUREMENTS[name](self._bench), "notes": self._bench.notes}
+        raise CudaError("request", f"{request}: unknown, or nothing is open")
+
+    @property
+    def _driver(self) -> Cuda:
+        if self._cuda is None:
+            self._cuda = Cuda()
+        return self._cuda
+
+    def _open(self, pci: str) -> dict[str, Any]:
+        _move_near(pci)
+        gpu = Gpu(self._driver, self._driver.device(pci))
+        self._bench = Bench(gpu)
+        self._bench.warm_up()
+        return {"sms": gpu.sms, "capability": list(gpu.capability)}
+
+    def close(self) -> None:
+        """Release all contexts. Raises CudaError."""
+        if self._bench is not None:
+            self._bench.gpu.close()
+        if self._links is not None:
+            self._links.close()
+
+
+LONG: Mapping[str, Callable[[Bench, float], dict[str, Any]]] = {"memory_test": memory_test, "sustained": sustained}
+
+
+def _move_near(pci: str) -> None:
+    """Run on the CPUs of the GPU's NUMA node, from which its pinned memory comes, if this process may use them."""
+    domain, _, rest = pci.lower().partition(":")
+    cpus: set[int] = set()
+    with contextlib.suppress(OSError, ValueError):
+        for part in Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/local_cpulist").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+        if near := cpus & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, near)
+
+
+if __name__ == "__main__":
+    main()

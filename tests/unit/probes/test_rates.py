@@ -1,0 +1,124 @@
+"""Rates of active checks against their references, and which of several GPUs and links is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import permutations
+
+import pytest
+
+from gpu_exporter.catalogue.capabilities import MEASURED, Quantity, datasheet, reference
+from gpu_exporter.catalogue.gpu_models import B200, BY_NAME, H100, H200
+from gpu_exporter.health.active_checks import History, Run
+from gpu_exporter.model.verdict import Health
+from gpu_exporter.probes.measure import MEASUREMENTS as OF_CHILD
+from gpu_exporter.probes.process import Answer
+from gpu_exporter.probes.rates import Pair, Rates, words
+from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes, Target
+
+GOOD = {"memory_copy": 3.02e12, "memory_read": 3.07e12, "bf16": 915e12, "fp32": 66e12}
+
+
+def outcomes(
+    *changes: Mapping[str, float], model: str = H100.name, pairs: Mapping[Pair, float] | None = None
+) -> Outcomes:
+    """Return the results of as many GPUs, with changes of their rates, and of the links between all of them."""
+    gpus = []
+    for index, changed in enumerate(changes):
+        alone: dict[str, Answer] = {name: {"value": value} for name, value in {**GOOD, **changed}.items()}
+        gpus.append(Outcome(Target(index, f"GPU-{index}", f"0:{index}:0.0", model), together=alone, alone=dict(alone)))
+    linked = {pair: 395e9 for pair in permutations(range(len(gpus)), 2)} | dict(pairs or {})
+    return Outcomes(gpus, {pair: {"value": rate, "direct": True} for pair, rate in linked.items()})
+
+
+def problems(of: Outcomes, history: History | None = None) -> dict[int, list[str]]:
+    """Return the reasons why GPUs are slow, by index."""
+    rates = Rates(of, history or History())
+    found = {gpu.target.index: [problem.reason for problem in rates.problems(gpu.target.index)] for gpu in of.gpus}
+    return {index: reasons for index, reasons in found.items() if reasons}
+
+
+def test_equal_gpus_are_healthy() -> None:
+    assert problems(outcomes({}, {}, {}, {})) == {}
+    assert Rates(outcomes({}, {}), History()).slow() == ([], [])
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_the_slow_one_of_several_gpus(name: str) -> None:
+    """Two are enough: the faster one is the reference."""
+    of = outcomes({}, {name: 0.7 * GOOD[name]}, model="unknown")
+    assert problems(of) == {1: [f"slow_{name}"]}
+    assert Rates(of, History()).slow()[0] == [(1, name)]
+
+
+def test_models_are_not_compared_with_others() -> None:
+    of = outcomes({}, {"bf16": 300e12}, model="unknown")
+    of.gpus[1] = Outcome(Target(1, "GPU-1", "0:1:0.0", "another"), alone=of.gpus[1].alone)
+    assert problems(of) == {}
+
+
+def test_all_gpus_slower_than_their_model() -> None:
+    """Neither the other GPUs nor the past show it."""
+    half = {"memory_copy": 1.5e12}
+    (problem,) = Rates(outcomes(half, half), History()).problems(0)
+    assert problem.words == ("device memory, copy (read + write): 1.5 TB/s, 50% of what this model reaches (3.02 TB/s)")
+
+
+@pytest.mark.parametrize(("runs", "found"), [(2, {}), (3, {0: ["slow_fp32"]})])
+def test_its_own_past(runs: int, found: dict[int, list[str]]) -> None:
+    """Three healthy checks are a reference; checks that found a problem are none."""
+    past = [Run(1.0, 1, Health.HEALTHY, values={"fp32": 80e12})] * runs
+    bad = [Run(1.0, 1, Health.DEGRADED, values={"fp32": 90e12})] * 9
+    assert problems(outcomes({}, model="unknown"), History(gpus={"GPU-0": [*past, *bad]})) == found
+
+
+def test_one_slow_link() -> None:
+    """The link is named, not the GPUs, which are fast with all others."""
+    of = outcomes({}, {}, {}, {}, pairs={(1, 3): 200e9})
+    assert problems(of) == {1: ["slow_link"]}
+    assert Rates(of, History()).slow() == ([], [(1, 3)])
+
+
+def test_a_gpu_with_slow_links() -> None:
+    """All of its links are slow: this is one problem, of this GPU."""
+    of = outcomes({}, {}, {}, {}, pairs={pair: 200e9 for pair in permutations(range(4), 2) if 2 in pair})
+    assert problems(of) == {2: ["slow_nvlink"]}
+
+
+def test_both_processes_have_the_same_measurements() -> None:
+    assert sorted(OF_CHILD) == sorted(MEASUREMENTS)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_rates_are_possible(name: str) -> None:
+    """They are above the share of the data sheet at which a GPU of another model is faulty, and hardly above it.
+
+    A data sheet assumes the nominal clock, around which the real one varies by a few percent.
+    """
+    for quantity, measured in MEASURED[name].items():
+        theoretical = datasheet(BY_NAME[name], quantity)
+        assert theoretical is not None
+        assert 0.5 * theoretical < measured.low <= measured.high < 1.03 * theoretical
+
+
+def test_references_of_other_models() -> None:
+    """The data sheet is the reference, unless the kernel does not suit the model."""
+    known = reference("NVIDIA L4", Quantity.FP32)
+    assert known is not None
+    assert (known.value, known.measured) == (30.3e12, False)
+    assert reference("NVIDIA L4", Quantity.NVLINK) is None
+    assert reference(B200.name, Quantity.BF16) is None
+    assert reference("GeForce", Quantity.FP32) is None
+    assert reference(H200.name, Quantity.BF16) is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "quantity", "text"),
+    [
+        (3.014e12, Quantity.MEMORY_COPY, "3.01 TB/s"),
+        (55.2e9, Quantity.NVLINK, "55.2 GB/s"),
+        (9, Quantity.FP32, "9 FLOP/s"),
+    ],
+)
+def test_rates_for_people(value: float, quantity: Quantity, text: str) -> None:
+    assert words(value, quantity) == text
