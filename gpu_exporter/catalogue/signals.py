@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpu_exporter.catalogue import host_signals, job_signals
+from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.distributions import Spread, Within
@@ -326,4 +326,4 @@ def _signals() -> Iterator[Signal]:
 
 
 # In the order in which they are recorded: what is derived comes after what it is derived from.
-SIGNALS: tuple[Signal, ...] = (*_signals(), *host_signals.SIGNALS, *job_signals.SIGNALS)
+SIGNALS: tuple[Signal, ...] = (*_signals(), *host_signals.SIGNALS, *nic_signals.SIGNALS, *job_signals.SIGNALS)

@@ -19,6 +19,7 @@ SETS = {
     MetricSet.HOST: "--host-evidence",
     MetricSet.JOB: "--job-socket",
     MetricSet.PROFILE: "--profile",
+    MetricSet.NIC: "default, with NICs",
 }
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")

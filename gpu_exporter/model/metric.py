@@ -29,7 +29,7 @@ class Pace(Enum):
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
     exposed if the fields file names it. Nor are HOST, JOB and PROFILE: they need `--host-evidence`, `--job-socket` and
-    `--profile`."""
+    `--profile`. NIC needs network cards, and `--no-nics` hides it."""
 
     DEFAULT = "default"
     FULL = "full"
@@ -37,6 +37,7 @@ class MetricSet(Enum):
     HOST = "host"
     JOB = "job"
     PROFILE = "profile"
+    NIC = "nic"
 
 
 class Schema(Enum):

@@ -115,6 +115,7 @@ CLAUSES: Mapping[str, str] = {
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",
     "traffic": "the GPU *exchanges data*",
+    "sends_to_nodes": "the GPU *exchanges data with other nodes*",
     "moves": "*data moves* to or from the GPU",
     "other_traffic": "its *traffic differs* from that of the ranks that communicate",
     "launches": "the CPU *launches small kernels*",
