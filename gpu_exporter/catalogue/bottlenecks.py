@@ -76,7 +76,7 @@ INT = mean(s.INT_ACTIVE)
 
 COPYING = Or(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE))
 # Reading from storage over the network is traffic in one direction.
-SENDS = And(Compare(mean(n.TX), ">=", TALKING_NIC), Compare(mean(n.RX), ">=", TALKING_NIC), name="sends_to_nodes")
+SENDS = And(Compare(mean(n.TX), ">=", TALKING_NIC), Compare(mean(n.RX), ">=", TALKING_NIC))
 # Without NVLink, a collective goes over PCIe, in both directions at once; between nodes, over the network.
 TRAFFIC = Or(
     Compare(NVLINK, ">=", TALKING),

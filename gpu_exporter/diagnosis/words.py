@@ -77,8 +77,9 @@ NOUNS: Mapping[Signal, str] = {
     h.REMOTE: "time on another NUMA node",
     h.SHM_USE: "use of /dev/shm",
     n.UP: "state of the nearest network ports",
-    n.RATE_SHARE: "rate of the network link",
-    n.DOWNED: "count of network links going down",
+    n.RATE_SHARE: "rate of the network link as a share of what it should be",
+    n.ERRORS: "network link errors",
+    n.DOWNED: "network link failures",
     n.RETRANSMITS: "rate of retransmitted packets",
 }
 

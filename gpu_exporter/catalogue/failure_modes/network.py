@@ -24,7 +24,7 @@ SLOW_RAIL    = Limit("nicSlowRail", 0.5, "ratio", "network traffic of a rank, as
 FAR          = Limit("nicFar", 5.0, "level", "distance of the nearest network port at or above which it is far: 4 another host bridge, 5 another NUMA node")
 # fmt: on
 
-SENDS = Mark("sends", And(c.SENDS, c.BUSY))
+SENDS = Mark("exchanges", And(c.SENDS, c.BUSY))
 
 # A rank of a job on several nodes: it communicates over NVLink within the node, and over its network port.
 _OVER_NETWORK: Values = {**profiles.BALANCED, m.NIC_TX: Ramp(0, 2e10), m.NIC_RX: Ramp(0, 2e10)}
@@ -157,7 +157,7 @@ MODES = (
             "Retransmits on many nodes: check PFC and ECN on cards and switches; adaptive routing reorders packets, so "
             "cards need support for it.",
         ),
-        wrong="A link that was just brought up has some symbol errors. EFA sends some packets again in normal operation: set "
+        wrong="A new link has some symbol errors at first. EFA sends some packets again in normal operation: set "
         "`nicRetransmits` higher. " + _ABSENT,
     ),
     FailureMode(
