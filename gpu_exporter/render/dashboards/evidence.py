@@ -31,7 +31,7 @@ LEGENDS = {
 
 def evidence(board: Board, mode: FailureMode) -> Any:
     """Return a panel with the signals of a mode's condition, or with its alert if the condition has no signals."""
-    queries = [q.query(board, signal, title(signal)) for signal in _shown(mode)]
+    queries = [q.query(board, signal, title(signal)) for signal in shown(mode)]
     if not queries:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
@@ -53,7 +53,7 @@ def evidence(board: Board, mode: FailureMode) -> Any:
     )
 
 
-def _shown(mode: FailureMode) -> Sequence[Signal]:
+def shown(mode: FailureMode) -> Sequence[Signal]:
     """Return the signals of a mode that its panel shows: those of the network only if the mode is about it."""
     if mode.domain is Domain.NETWORK:
         return mode.needs
