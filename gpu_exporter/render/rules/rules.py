@@ -33,7 +33,7 @@ from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
-from gpu_exporter.render.rules import aggregates, allocation, identity, remediation, training_jobs
+from gpu_exporter.render.rules import aggregates, allocation, identity, remediation, roofline, serving, training_jobs
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
 
 # What replaces {gpu} and {job} in the summary of an alert.
@@ -155,6 +155,8 @@ def _recorded(limits: Limits) -> Groups:
         Group("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
+        Group("gpu-roofline", _aggregates(roofline.ROOFLINE), SLOW),
+        Group("gpu-serving", _aggregates(serving.SERVING), SLOW),
         Group("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         Group("gpu-controller", _aggregates(remediation.REMEDIATION)),
     ]
