@@ -49,7 +49,7 @@ def batch_advice(position: Position) -> str:
     """Return what to do with the batch size, as a sentence; empty if the position does not tell."""
     if position.batch:
         return (
-            f"A batch up to {position.batch:.0f} times as large takes little longer, if the memory traffic is that of "
+            f"A batch up to {position.batch:.2g} times as large takes little longer, if the memory traffic is that of "
             "weights (decoding); otherwise fuse kernels."
         )
     if position.tensor >= NEAR and position.tensor >= position.memory:

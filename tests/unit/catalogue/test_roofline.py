@@ -60,7 +60,7 @@ def test_decoding_may_have_a_larger_batch(model: str, larger: float) -> None:
 @pytest.mark.parametrize(
     ("position", "larger", "text"),
     [
-        (Position(0.2, 0.9, True, False), 4.5, "A batch up to 4 times as large takes little longer"),
+        (Position(0.2, 0.9, True, False), 4.5, "A batch up to 4.5 times as large takes little longer"),
         (Position(0.9, 0.3, True, False), None, "A larger batch takes longer in proportion."),
         (Position(0.5, 0.7, True, False), None, "of what its model reaches."),
         (Position(0.3, 0.4, False, False), None, "its model reaches, which is assumed from the data sheet."),
