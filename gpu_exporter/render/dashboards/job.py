@@ -51,8 +51,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 def _batches() -> list[object]:
     def of(aggregate: Aggregate, name: str) -> Query:
-        expr = f"{q.of(BOARD, aggregate)} and on (cluster, namespace, pod) {q.devices(BOARD)}"
-        return Query(expr, f"{{{{pod}}}} {name}", q.unit(aggregate), name)
+        return Query(q.of(BOARD, aggregate), f"{{{{pod}}}} {name}", q.unit(aggregate), name)
 
     return [
         table(
