@@ -298,9 +298,9 @@ NIC_PORT_UP      = _nic("port_up",                    GAUGE,   "bool",          
 NIC_PORT_RATE    = _nic("port_rate_bytes_per_second", GAUGE,   "bytes per second", "Rate of the link of the port in each direction, in bytes per second.", 1e13)
 NIC_PORT_TX      = _nic("port_tx_bytes_total",        COUNTER, "bytes",            "Bytes that the port sent. With RoCE on mlx5, only those of RDMA.")
 NIC_PORT_RX      = _nic("port_rx_bytes_total",        COUNTER, "bytes",            "Bytes that the port received. With RoCE on mlx5, only those of RDMA.")
-NIC_PORT_DOWNED  = _nic("port_link_downed_total",     COUNTER, "events",           "How often the link of the port went down, by InfiniBand's counter.", pace=SLOW)
+NIC_PORT_DOWNED  = _nic("port_link_downed_total",     COUNTER, "events",           "How often the link of the port went down, by InfiniBand's counter; only with --metrics full.", pace=SLOW)
 NIC_PORT_ERRORS  = tuple(
-    _nic("port_errors_total", COUNTER, "errors", "Errors of the port by kind, each a sum of the counters that docs/fabric.md names: link, retransmit, congestion, drop.", labels=(("kind", kind),), pace=SLOW)
+    _nic("port_errors_total", COUNTER, "errors", "Errors of the port by kind, each a sum of the counters that docs/fabric.md names: link, retransmit, congestion, drop; only with --metrics full.", labels=(("kind", kind),), pace=SLOW)
     for kind in ("link", "retransmit", "congestion", "drop"))
 NIC_PORT_COUNTER = _nic("port_counter_total",         COUNTER, "events",           "Each counter of the port, in the unit and with the name of the kernel; only with --metrics full.", pace=SLOW)
 NIC_GPUDIRECT    = _nic("gpudirect_available",        GAUGE,   "bool",             "1 if network cards can access the memory of GPUs through this method: nvidia_peermem (the module is loaded) or dma_buf (open kernel modules, Linux 5.12 or newer).", 1, pace=RARE)

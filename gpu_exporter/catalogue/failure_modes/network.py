@@ -147,8 +147,8 @@ MODES = (
         diagnosis=(
             _PORTS,
             f'Look at `{n.ERRORS.record}{{UUID="…"}}` (the link) and `{n.RETRANSMITS.record}{{UUID="…"}}` (the network).',
-            'Look at `gpu_nic_port_errors_total{device="…"}` by `kind`; with `--metrics full`, `gpu_nic_port_counter_total` '
-            "has each counter by name.",
+            'With `--metrics full`, look at `gpu_nic_port_errors_total{device="…"}` by `kind`, and at '
+            "`gpu_nic_port_counter_total`, which has each counter by name.",
             "`out_of_sequence` and `packet_seq_err` with RoCE: packets are dropped in the network. `rnr_nak_retry_err`: "
             "the receiving program is late. `np_cnp_sent`: this node is the target of an incast.",
         ),

@@ -32,7 +32,7 @@ _ERRORS = {ErrorKind(dict(row.labels)["kind"]): row for row in m.NIC_PORT_ERRORS
 
 
 class FabricWatch(threading.Thread):
-    """Keeps the rows of network ports up to date. `rows` never blocks. With `details`, also each counter by name."""
+    """Keeps the rows of network ports up to date. `rows` never blocks. With `details`, also errors by port."""
 
     def __init__(self, files: HostFiles, *, details: bool = False, period: float = PERIOD_SECONDS) -> None:
         super().__init__(name="nics", daemon=True)
@@ -145,9 +145,10 @@ class FabricWatch(threading.Thread):
             m.NIC_PORT_RATE: link.rate,
             m.NIC_PORT_TX: sent,
             m.NIC_PORT_RX: received,
-            m.NIC_PORT_DOWNED: totals.values.get(DOWNED),
-            **{row: totals.kind(kind) for kind, row in _ERRORS.items()},
         }
+        if self._details:
+            values[m.NIC_PORT_DOWNED] = totals.values.get(DOWNED)
+            values |= {row: totals.kind(kind) for kind, row in _ERRORS.items()}
         for metric, value in values.items():
             if value is not None:
                 yield Row(metric, None, float(value), labels)

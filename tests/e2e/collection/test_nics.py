@@ -14,7 +14,7 @@ def test_network_cards_of_gpus(serve: Serve, tmp_path: Path) -> None:
     fabric = FakeFabric(tmp_path / "host")
     fabric.gpu(f"pci0000:00/0000:00:01.0/{address}")
     fabric.nic("mlx5_0", "pci0000:00/0000:00:02.0/0000:f0:00.0", MLX5_IB)
-    sysfs = ("--interval", "200ms", "--sysfs", str(fabric.sys))
+    sysfs = ("--metrics", "full", "--interval", "200ms", "--sysfs", str(fabric.sys))
 
     exporter = serve(*sysfs, env=driver.environment)
     page = exporter.until(lambda page: bool(page.values("gpu_nic_distance_level")), timeout=60)

@@ -19,7 +19,7 @@ from tests.support.fakes.fabric import MLX5_IB, FakeFabric, efa_node, infiniband
 class Watched:
     """A machine whose ports are read when the test says so."""
 
-    def __init__(self, fabric: FakeFabric, *, details: bool = False) -> None:
+    def __init__(self, fabric: FakeFabric, *, details: bool = True) -> None:
         self.fabric, self.now = fabric, 1000.0
         self.watch = FabricWatch(fabric.files, details=details)
         self.seen = [GpuSamples(gpu, None, (), {}) for gpu in fabric.gpus]
@@ -70,7 +70,7 @@ def test_roce(tmp_path: Path) -> None:
 
 def test_efa(tmp_path: Path) -> None:
     """The driver's own counters of bytes, packets and drops; four ports are a GPU's own."""
-    node = Watched(efa_node(tmp_path), details=True)
+    node = Watched(efa_node(tmp_path))
     assert (node.of_port("rdmap00s0", m.NIC_PORT_TX), node.of_port("rdmap00s0", m.NIC_PORT_RX)) == (7890, 3456)
     assert (node.of_port("rdmap00s0", errors("drop")), node.of_port("rdmap00s0", errors("retransmit"))) == (7, 10)
     assert node.of_port("rdmap00s0", m.NIC_PORT_DOWNED) is None
@@ -78,6 +78,14 @@ def test_efa(tmp_path: Path) -> None:
     named = {dict(row.labels)["counter"] for row in node.watch.rows(node.seen) if row.metric is m.NIC_PORT_COUNTER}
     assert {"rdma_read_bytes", "retrans_timeout_events"} <= named
     assert "lifespan" not in named
+
+
+def test_few_series_by_default(tmp_path: Path) -> None:
+    """Five for each port, and nine for each GPU with a port of its own: errors by port need `--metrics full`."""
+    rows = Watched(infiniband_node(tmp_path), details=False).poll(ERRORS_SECONDS)
+    of_gpus = [row for row in rows if row.gpu]
+    assert len(of_gpus) == 8 * 9
+    assert len([row for row in rows if ("port", "1") in row.labels and row.gpu is None]) == 8 * 5
 
 
 def test_no_network_cards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
