@@ -27,6 +27,8 @@ ACTIVE = "4"
 NOT_AVAILABLE = b"N/A"
 # What the kernel says when a device vanishes while it is read.
 GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
+# A name is part of a path and a label.
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec")
 _STATE = re.compile(r"([0-9]{1,2}): ?(.{1,40})")
 
@@ -71,7 +73,8 @@ class FabricReader:
 
     def nics(self) -> list[Nic]:
         """Return the ports of all devices, in order; none if there are no RDMA devices."""
-        nics = [nic for device in self._names(DEVICES) for nic in self._ports(device)]
+        devices = [name for name in self._names(DEVICES) if _NAME.fullmatch(name)]
+        nics = [nic for device in devices for nic in self._ports(device)]
         if len(nics) > MOST_PORTS:
             self._warn(DEVICES, f"{len(nics)} ports; only the first {MOST_PORTS} are read")
         return nics[:MOST_PORTS]

@@ -80,6 +80,7 @@ def test_loops_of_directories(tmp_path: Path) -> None:
     """A device that leads to itself is no device, and one whose PCIe device leads to itself has no place."""
     fabric = roce_node(tmp_path)
     (fabric.sys / "class/infiniband/loop").symlink_to("loop")
+    (fabric.sys / "class/infiniband/no\nname").symlink_to("mlx5_1")
     link = fabric.sys / "class/infiniband/mlx5_0/device"
     link.unlink()
     link.symlink_to("device")
