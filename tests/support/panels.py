@@ -55,6 +55,8 @@ HISTOGRAMS = {
 LOOPS = {each.record for each in (*training_jobs.JOBS, *training_jobs.PROMPT, training_jobs.TOKEN_COST)}
 # From kube-state-metrics, the remediation controller and inference servers.
 OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION, *serving.SERVING)}
+# How the pod of the failure mode GpuWaitsForRequests begins.
+SERVER = "gpuwaitsforrequests"
 # The signals of a device from which its achieved rates are computed, if its model is known.
 ACHIEVED = {roofline.TENSOR.record: (s.TENSOR_ACTIVE, s.SM_CLOCK), roofline.MEMORY.record: (s.DRAM_ACTIVE,)}
 
@@ -229,6 +231,8 @@ class Truth:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name == serving.KNEE.record:  # it needs several batch sizes
             return False
+        if name == serving.BATCH.record:
+            return self.allocated or self._serves()
         if name in OF_CLUSTER:
             return self.allocated
         if name in ACHIEVED:
@@ -262,6 +266,12 @@ class Truth:
 
     def _where(self, holds: Any) -> Devices:
         return frozenset(part for part in self.chosen if holds(part))
+
+    def _serves(self) -> bool:
+        """Return whether a pod of the selected namespaces is the inference server that has only its requests."""
+        namespace = self.variables.get("namespace", ALL)
+        known = self.seen.devices.values()
+        return any(each.pod.startswith(SERVER) and re.fullmatch(namespace, each.namespace) for each in known)
 
     def _measured(self, signal: Signal, part: DeviceKey) -> bool:
         """Return whether a device, or for what instances lack its GPU, has a signal."""
