@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import (
@@ -57,6 +58,7 @@ IDLE_INT       = Limit("idleInt", 0.1, "ratio", "integer activity at or above wh
 MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a copy counts as active")
 TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic at or above which a collective or a copy counts as active; without one it is 0")
 SMALL_TRAFFIC  = Limit("smallTrafficBytes", 5e7, "bytes per second", "PCIe traffic in both directions at or above which a rank without NVLink exchanges small messages")
+TALKING_NIC    = Limit("talkingNicBytes", 5e7, "bytes per second", "network traffic in each direction at or above which a GPU exchanges data with other nodes")
 LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches")
 LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time")
 # fmt: on
@@ -73,10 +75,12 @@ FLOAT = Calc(Calc(mean(s.FP64_ACTIVE), "+", mean(s.FP32_ACTIVE)), "+", mean(s.FP
 INT = mean(s.INT_ACTIVE)
 
 COPYING = Or(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE))
-# Without NVLink, a collective goes over PCIe, in both directions at once.
+# Reading from storage over the network is traffic in one direction.
+SENDS = And(Compare(mean(n.TX), ">=", TALKING_NIC), Compare(mean(n.RX), ">=", TALKING_NIC))
+# Without NVLink, a collective goes over PCIe, in both directions at once; between nodes, over the network.
 TRAFFIC = Or(
     Compare(NVLINK, ">=", TALKING),
-    And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)),
+    OrIfKnown(And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)), SENDS),
     name="traffic",
 )
 # Anything that moves data to or from this GPU. dcgm-exporter's own list lacks the generation and lanes of the link.

@@ -33,7 +33,7 @@ GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
-PROFILE, PROBE = MetricSet.PROFILE, MetricSet.PROBE
+PROFILE, PROBE, NIC = MetricSet.PROFILE, MetricSet.PROBE, MetricSet.NIC
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -287,6 +287,33 @@ HOST_SHM_USED       = _host("shm_used_bytes",                   GAUGE,   "bytes"
 HOST_SHM_LIMIT      = _host("shm_limit_bytes",                  GAUGE,   "bytes",   "Size in bytes of /dev/shm as the process sees it.", pace=SLOW)
 HOST_PROCESS        = _host("process_info",                     GAUGE,   "info",    "Process that launches most work on the GPU, with its user and the pod, container or job that it belongs to; always 1. Needs --processes, too.")
 
+# --- network cards for RDMA (InfiniBand, RoCE, EFA), unless --no-nics: read from sysfs by host/fabric/. On machines without, no samples --------
+def _nic(name: str, kind: Kind, unit: str, help: str, high: float = UNBOUNDED, labels: Labels = (), *, of_gpu: bool = False, pace: Pace = STEADY) -> Metric:
+    """Return a row of a port (labels `device` and `port`), or of the ports nearest to a GPU."""
+    return Metric(f"gpu_nic_{name}", kind, unit, help, 0, high, GPU if of_gpu else NODE, labels=labels, pace=pace, set=NIC, rate=float("inf") if kind is COUNTER else 0.0)
+
+
+NIC_PORT_INFO    = _nic("port_info",                  GAUGE,   "info",             "Port of a network card for RDMA: link layer, driver, PCI address and NUMA node; always 1.")
+NIC_PORT_UP      = _nic("port_up",                    GAUGE,   "bool",             "1 if the port is active, 0 in any other state.", 1)
+NIC_PORT_RATE    = _nic("port_rate_bytes_per_second", GAUGE,   "bytes per second", "Rate of the link of the port in each direction, in bytes per second.", 1e13)
+NIC_PORT_TX      = _nic("port_tx_bytes_total",        COUNTER, "bytes",            "Bytes that the port sent. With RoCE on mlx5, only those of RDMA.")
+NIC_PORT_RX      = _nic("port_rx_bytes_total",        COUNTER, "bytes",            "Bytes that the port received. With RoCE on mlx5, only those of RDMA.")
+NIC_PORT_DOWNED  = _nic("port_link_downed_total",     COUNTER, "events",           "How often the link of the port went down, by InfiniBand's counter; only with --metrics full.", pace=SLOW)
+NIC_PORT_ERRORS  = tuple(
+    _nic("port_errors_total", COUNTER, "errors", "Errors of the port by kind, each a sum of the counters that docs/fabric.md names: link, retransmit, congestion, drop; only with --metrics full.", labels=(("kind", kind),), pace=SLOW)
+    for kind in ("link", "retransmit", "congestion", "drop"))
+NIC_PORT_COUNTER = _nic("port_counter_total",         COUNTER, "events",           "Each counter of the port, in the unit and with the name of the kernel; only with --metrics full.", pace=SLOW)
+NIC_GPUDIRECT    = _nic("gpudirect_available",        GAUGE,   "bool",             "1 if network cards can access the memory of GPUs through this method: nvidia_peermem (the module is loaded) or dma_buf (open kernel modules, Linux 5.12 or newer).", 1, pace=RARE)
+NIC_INFO         = _nic("info",                       GAUGE,   "info",             "Port that is nearest to the GPU, with its distance as in nvidia-smi topo -m; always 1.", of_gpu=True)
+NIC_DISTANCE     = _nic("distance_level",             GAUGE,   "level",            "Distance of the GPU from its nearest port: 1 PIX, 2 PXB, 3 PHB, 4 NODE, 5 SYS.", 5, of_gpu=True)
+NIC_UP           = _nic("up",                         GAUGE,   "bool",             "1 if the ports nearest to the GPU are active, 0 if one that was active is not, or if none is although those of other GPUs are.", 1, of_gpu=True)
+NIC_RATE_SHARE   = _nic("rate_ratio",                 GAUGE,   "ratio",            "Rate of the slowest link of the ports nearest to the GPU, as a share of the highest that it has had, or that a port of the same kind has.", 1.001, of_gpu=True)
+NIC_TX           = _nic("tx_bytes_total",             COUNTER, "bytes",            "Bytes sent by the ports nearest to the GPU since the exporter started. GPUs with the same port all have its bytes.", of_gpu=True)
+NIC_RX           = _nic("rx_bytes_total",             COUNTER, "bytes",            "Bytes received by the ports nearest to the GPU since the exporter started. GPUs with the same port all have its bytes.", of_gpu=True)
+NIC_DOWNED       = _nic("link_downed_total",          COUNTER, "events",           "How often the links of the ports nearest to the GPU were down since the exporter started.", of_gpu=True)
+NIC_ERRORS       = _nic("link_errors_total",          COUNTER, "errors",           "Link errors of the ports nearest to the GPU since the exporter started.", of_gpu=True, pace=SLOW)
+NIC_RETRANSMITS  = _nic("retransmits_total",          COUNTER, "packets",          "Packets that the ports nearest to the GPU sent or requested again since the exporter started.", of_gpu=True, pace=SLOW)
+
 # --- training loops, with --job-socket: what their ranks send, with the labels job_id and rank -------------------------------------------
 def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] = (), labels: Labels = ()) -> Metric:
     """Return a row that training loops send: jobs/ makes its samples."""
@@ -419,15 +446,19 @@ METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 
 
+# The sets of rows that host/ reads.
+OF_HOSTS = frozenset({HOST, NIC})
+
+
 def selected(choice: MetricSet, *, processes: bool = False, host: bool = False) -> tuple[Metric, ...]:
     """Return the rows that a source reads: `full` includes `default`; integrals and the exporter's own rows are not read.
-    Sums are included, because DCGM has fields for them. `host`: also host evidence, which only recordings and simulated
-    GPUs have."""
+    Sums are included, because DCGM has fields for them. `host`: also host evidence and network cards, which only
+    recordings and simulated GPUs have."""
     sets = {MetricSet.DEFAULT, choice}
     return tuple(
         row
         for row in METRICS
-        if (host and row.set is HOST and row is not HOST_PROCESS)
+        if (host and row.set in OF_HOSTS and row.entity is GPU and row.unit != "info")
         or (
             (row.nvml is not None or row.sum_of or row.entity in NON_GPU_ENTITIES)
             and row.set in sets

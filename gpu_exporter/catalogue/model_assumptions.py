@@ -92,7 +92,7 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "traffic in bytes per second",
-        frozenset(("movingBytes", "talkingBytes", "launchingBytes", "smallTrafficBytes")),
+        frozenset(("movingBytes", "talkingBytes", "talkingNicBytes", "launchingBytes", "smallTrafficBytes")),
         "Traffic differs by orders of magnitude: NVLink carries 0 in a hang and 200 MB/s or more in collectives; "
         "launches alone move 60 to 330 MB/s over PCIe.",
         "Launch traffic depends on the driver and the CPU, not on the model, unless launches go over NVLink-C2C.",
@@ -106,6 +106,12 @@ GROUPS: tuple[Group, ...] = (
             )
         ),
         "What the kernel says of processes does not depend on the GPU.",
+        "Nothing.",
+    ),
+    Group(
+        "network between nodes",
+        frozenset(("nicFlaps", "nicFullRate", "nicLinkErrors", "nicRetransmits", "nicSlowRail", "nicFar")),
+        "States and counters of network cards do not depend on the GPU. None was measured on real network cards.",
         "Nothing.",
     ),
     Group(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpu_exporter.catalogue import host_signals, job_signals
+from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.distributions import Spread, Within
@@ -283,6 +283,16 @@ NVLINK_REPLAYS = _state("nvlink_replays", "total", m.NVLINK_REPLAY, "{} NVLink r
 NVLINK_RECOVERIES = _state("nvlink_recoveries", "total", m.NVLINK_RECOVERY, "{} NVLink recoveries")
 NVLINK_CRC = _state("nvlink_crc_errors", "total", m.NVLINK_CRC, "{} NVLink CRC errors")
 
+# The exporter publishes the results of `check --active` while it finds them in `--state-dir`.
+CHECKED_MEMORY = Signal(
+    "checked_memory",
+    "bytes_per_second",
+    "Memory bandwidth of the GPU in its last active check",
+    (Read("gpu_probe_bytes_per_second", where=(("quantity", "memory_copy"),)),),
+    has_owner=False,
+    plain="memory bandwidth in the last active check {}",
+)
+
 DRAIN_CODES = load().drain_codes
 
 
@@ -326,4 +336,4 @@ def _signals() -> Iterator[Signal]:
 
 
 # In the order in which they are recorded: what is derived comes after what it is derived from.
-SIGNALS: tuple[Signal, ...] = (*_signals(), *host_signals.SIGNALS, *job_signals.SIGNALS)
+SIGNALS: tuple[Signal, ...] = (*_signals(), *host_signals.SIGNALS, *nic_signals.SIGNALS, *job_signals.SIGNALS)

@@ -165,7 +165,9 @@ def generate_command(check: bool, root: Path) -> None:
 
 
 @commands.command("doctor", cls=local_exporter.LocalCommand, error_code=2)
-@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence", "job_socket")
+@settings(
+    *SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence", "nics", "job_socket"
+)
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
@@ -181,6 +183,10 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
         from gpu_exporter.diagnosis.doctor.attribution import checks
 
         around += checks(config)
+    if config.nics:
+        from gpu_exporter.diagnosis.doctor import nics
+
+        around += (partial(nics.checks, config),)
     if config.host_evidence:
         from gpu_exporter.diagnosis.doctor import host
 

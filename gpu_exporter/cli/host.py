@@ -1,4 +1,4 @@
-"""Host evidence for commands that watch the GPUs of this machine for a short time."""
+"""Host evidence and network cards for commands that watch the GPUs of this machine for a short time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from gpu_exporter.attribution.host_owner import host_watch
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.judge import Diagnosis
+from gpu_exporter.host.fabric.watch import FabricWatch
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.neighbours import neighbours
+from gpu_exporter.host.several import Several
 from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.sources.choice import is_remote
 
@@ -18,10 +20,13 @@ RECORD_SECONDS = 1.0
 
 
 def host_of(source: Source, config: Config, period: float) -> HostEvidence | None:
-    """Return what observes the processes on the GPUs every `period` seconds; None if these are not this machine's."""
+    """Return what observes the processes on the GPUs and the network cards every `period` seconds; None if these are
+    not this machine's."""
     if not source.live or is_remote(config, source.name):
         return None
-    return host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
+    processes = host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
+    nics = FabricWatch(HostFiles(config.procfs, config.sysfs), period=period) if config.nics else None
+    return Several([processes, nics] if nics else [processes])
 
 
 def recorded_host(source: Source, config: Config) -> HostEvidence | None:

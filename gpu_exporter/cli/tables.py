@@ -20,6 +20,7 @@ SETS = {
     MetricSet.JOB: "--job-socket",
     MetricSet.PROFILE: "--profile",
     MetricSet.PROBE: "check --active",
+    MetricSet.NIC: "default, with NICs",
 }
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")

@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpu_exporter.catalogue.metrics import OF_HOSTS
 from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
-from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
+from gpu_exporter.model.metric import EntityKind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.source import Device, HostEvidence, Sampled, Source
 from gpu_exporter.sources.recording.writer import Writer
@@ -151,7 +152,7 @@ class _Recorder:
     def _look(self, latest: Mapping[int, dict[str, float]]) -> None:
         """Replace the values of the host among the latest values by those of its last look."""
         for row in self._host.rows(tuple(self._read.values())) if self._host else ():
-            if row.gpu and row.metric.set is MetricSet.HOST and not row.labels:
+            if row.gpu and row.metric.set in OF_HOSTS and not row.labels:
                 latest[row.gpu.index][row.metric.key] = row.value
 
     def _write(self, gpu: Gpu, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:

@@ -28,6 +28,7 @@ from gpu_exporter.catalogue.evaluate import holds, value
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.headroom import Headroom, headroom
+from gpu_exporter.catalogue.roofline import Position, position
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.signals import UP
 from gpu_exporter.catalogue.time_shares import time_shares
@@ -51,7 +52,8 @@ class Diagnosis:
     """What is wrong with one GPU. `unknown` are the modes that could not be judged, with the missing signals.
 
     `numbers` is the evidence for the bottleneck. `shares` is where its time went; empty if that is unknown. `headroom`
-    is how close it is to the limits of its chip, if its kernels fill it.
+    is how close it is to the limits of its chip, if its kernels fill it, and `position` how close to what the best
+    kernels reach on its model, if that is known.
     """
 
     device: DeviceKey
@@ -63,6 +65,7 @@ class Diagnosis:
     is_down: bool = False
     shares: Mapping[Cause, float] = field(default_factory=dict)
     headroom: Headroom | None = None
+    position: Position | None = None
 
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
@@ -90,7 +93,8 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
     bottleneck = None if is_down else classify(window, device)
     numbers = because(bottleneck.condition, window, device) if bottleneck else {}
     shares, room = ({}, None) if is_down else (time_shares(window, device), headroom(window, device))
-    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room)
+    place = None if is_down or device.instance else position(window, device, identity.model)
+    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room, place)
 
 
 def required_by(condition: Condition) -> tuple[Signal, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import SHARES, WORDS, Cause
 from gpu_exporter.catalogue.headroom import Headroom
+from gpu_exporter.catalogue.roofline import NEAR, Position
 
 # Shares below this are not printed, and GPUs that lose less are not reported as losing time.
 LEAST_SHARE, LEAST_LOSS = 0.01, 0.1
@@ -34,6 +35,26 @@ def limits(headroom: Headroom) -> str:
     if headroom.pipes > max(headroom.tensor, headroom.memory):
         texts.append(f"{headroom.pipes:.0%} of the peak of another arithmetic pipe")
     return ", ".join(texts).replace("%", " %")
+
+
+def achieved(position: Position) -> str:
+    """Return what a GPU achieves of what it can reach, and what that says about the size of the batch."""
+    basis = "this GPU reached in its last active check" if position.checked else "its model reaches"
+    assumed = "" if position.measured or position.checked else ", which is assumed from the data sheet"
+    text = f"tensor cores {position.tensor:.0%}, memory {position.memory:.0%} of what {basis}{assumed}."
+    return f"{text.replace('%', ' %')} {batch_advice(position)}".strip()
+
+
+def batch_advice(position: Position) -> str:
+    """Return what to do with the batch size, as a sentence; empty if the position does not tell."""
+    if position.batch:
+        return (
+            f"A batch up to {position.batch:.2g} times as large takes little longer, if the memory traffic is that of "
+            "weights (decoding); otherwise fuse kernels."
+        )
+    if position.tensor >= NEAR and position.tensor >= position.memory:
+        return "A larger batch takes longer in proportion."
+    return ""
 
 
 def next_step(headroom: Headroom) -> str:

@@ -11,10 +11,11 @@ from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.headroom import Headroom
 from gpu_exporter.catalogue.project import DOCS
+from gpu_exporter.catalogue.roofline import Position
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
-from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step, summary
+from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.diagnosis.words import series, statement, subject
@@ -72,6 +73,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "evidence": _rounded(diagnosis.numbers),
         "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
         **({"headroom": _headroom(diagnosis.headroom)} if diagnosis.headroom else {}),
+        **({"achieved": _achieved(diagnosis.position)} if diagnosis.position else {}),
         "modes": [
             {
                 "name": match.mode.name,
@@ -91,6 +93,12 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
 def _headroom(headroom: Headroom) -> dict[str, Any]:
     shares = {name: round(getattr(headroom, name), 4) for name in ("tensor", "memory", "pipes")}
     return {**shares, "limited_by": headroom.limited_by or None}
+
+
+def _achieved(position: Position) -> dict[str, Any]:
+    batch = None if position.batch is None else round(position.batch, 2)
+    shares = {"tensor": round(position.tensor, 4), "memory": round(position.memory, 4)}
+    return {**shares, "measured": position.measured, "checked": position.checked, "larger_batch": batch}
 
 
 def has_headroom(diagnoses: Sequence[Diagnosis]) -> bool:
@@ -153,6 +161,8 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
         yield f"    {', '.join(texts)}"
     if shares := breakdown([diagnosis.shares for diagnosis in group]):
         yield f"    time: {shares}"
+    if first.position:
+        yield f"    achieved: {achieved(first.position)}"
     if first.headroom and not first.headroom.limited_by:
         yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
     for place, match in enumerate(first.matches):

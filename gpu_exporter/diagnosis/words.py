@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import host_signals as h
+from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
 from gpu_exporter.catalogue.conditions import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
@@ -28,6 +29,7 @@ CODES: Mapping[Signal, Mapping[int, str]] = {
         },
         **{5: "recover the IMEX domain", 6: "bus-reset the GPU", 7: "power-cycle or reboot the node"},
     },
+    n.DISTANCE: {1: "PIX", 2: "PXB", 3: "PHB", 4: "NODE", 5: "SYS"},
     s.FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
 }
 # Signals whose words are no name without a value. The table of failure modes uses the same names.
@@ -73,6 +75,11 @@ NOUNS: Mapping[Signal, str] = {
     h.SWAP: "memory in swap",
     h.REMOTE: "time on another NUMA node",
     h.SHM_USE: "use of /dev/shm",
+    n.UP: "state of the nearest network ports",
+    n.RATE_SHARE: "rate of the network link as a share of what it should be",
+    n.ERRORS: "network link errors",
+    n.DOWNED: "network link failures",
+    n.RETRANSMITS: "rate of retransmitted packets",
 }
 
 

@@ -63,6 +63,18 @@ class HostFiles:
         """Return a file below /sys. Raises OSError."""
         return _read(f"{self._sys}/{path}", MOST_BYTES)
 
+    def sys_names(self, path: str) -> list[str]:
+        """Return the names in a directory below /sys, in order. Raises OSError."""
+        return sorted(os.listdir(f"{self._sys}/{path}"))
+
+    def sys_target(self, path: str) -> str:
+        """Return where a path below /sys leads, relative to /sys; a loop of links leads nowhere. Never raises."""
+        return os.path.realpath(f"{self._sys}/{path}").removeprefix(os.path.realpath(self._sys)).strip("/")
+
+    def sys_path(self, path: str) -> str:
+        """Return the full path of a file below /sys, for messages."""
+        return f"{self._sys}/{path}"
+
     def threads(self, pid: int, most: int) -> Iterable[int]:
         """Return the thread ids of a process, at most `most`. Raises OSError."""
         with os.scandir(f"{self._proc}/{pid}/task") as entries:

@@ -29,7 +29,7 @@ class Pace(Enum):
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
     exposed if the fields file names it. Nor are HOST, JOB, PROFILE and PROBE: they need `--host-evidence`,
-    `--job-socket`, `--profile`, and results of `check --active`."""
+    `--job-socket`, `--profile`, and results of `check --active`. NIC needs network cards, and `--no-nics` hides it."""
 
     DEFAULT = "default"
     FULL = "full"
@@ -38,6 +38,7 @@ class MetricSet(Enum):
     JOB = "job"
     PROFILE = "profile"
     PROBE = "probe"
+    NIC = "nic"
 
 
 class Schema(Enum):

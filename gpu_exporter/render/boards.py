@@ -40,7 +40,9 @@ class Board:
 FLEET = Board(
     "fleet", "GPU / Fleet", "Is anything wrong, and who wastes GPU time?", ("cluster",), (Domain.REMEDIATION,)
 )
-NODE = Board("node", "GPU / Node", "The GPUs of a node side by side.", ("cluster", "node"), single=("node",))
+NODE = Board(
+    "node", "GPU / Node", "The GPUs of a node side by side.", ("cluster", "node"), (Domain.NETWORK,), ("node",)
+)
 GPU = Board(
     "gpu",
     "GPU / GPU",

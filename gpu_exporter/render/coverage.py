@@ -100,7 +100,7 @@ def exposed(*, full: bool = False, host: bool = False, jobs: bool = False) -> fr
     """Return the names of the series that gpu-exporter exposes; with `host`, those of `--host-evidence`, too, and with
     `jobs` those of `--job-socket`."""
     optional = {MetricSet.FULL: full, MetricSet.HOST: host, MetricSet.JOB: jobs}
-    sets = {MetricSet.DEFAULT, *(each for each, wanted in optional.items() if wanted)}
+    sets = {MetricSet.DEFAULT, MetricSet.NIC, *(each for each, wanted in optional.items() if wanted)}
     return frozenset(row.name for row in m.METRICS if row.set in sets)
 
 

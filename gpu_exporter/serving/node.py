@@ -26,8 +26,10 @@ from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_reader import boot_id
 from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.host.several import Several
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
 from gpu_exporter.serving.endpoint import Endpoint, Health, Reply, never, no_check
@@ -206,12 +208,20 @@ def _attributor(source: Source, config: Config) -> Attributor | None:
 
 
 def _host(source: Source, config: Config) -> HostEvidence | None:
-    """Return what observes the processes on the GPUs; None if that is off or the GPUs are not this machine's."""
-    if not config.host_evidence or not source.live or is_remote(config, source.name):
+    """Return what observes the processes on the GPUs and the network cards, as far as the settings ask for it; None if
+    the GPUs are not this machine's."""
+    if not source.live or is_remote(config, source.name):
         return None
-    from gpu_exporter.attribution.host_owner import host_watch
+    parts: list[HostEvidence] = []
+    if config.host_evidence:
+        from gpu_exporter.attribution.host_owner import host_watch
 
-    return host_watch(config.procfs, config.sysfs, names=config.processes)
+        parts.append(host_watch(config.procfs, config.sysfs, names=config.processes))
+    if config.nics:
+        from gpu_exporter.host.fabric.watch import FabricWatch
+
+        parts.append(FabricWatch(HostFiles(config.procfs, config.sysfs), details=config.metrics is MetricSet.FULL))
+    return Several(parts) if parts else None
 
 
 def _collection(config: Config) -> CollectionSettings:

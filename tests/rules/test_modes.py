@@ -25,7 +25,7 @@ from gpu_exporter.catalogue.conditions import (
     no_case,
     terms,
 )
-from gpu_exporter.catalogue.failure_modes import MODES, host, loops
+from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
@@ -109,7 +109,7 @@ def test_gpu_exporter_can_show_every_mode() -> None:
     assert all(knowable(condition, Generation.GPU_EXPORTER) for condition in conditions.values())
     partly = [name for name, condition in conditions.items() if not knowable(condition, Generation.DCGM_4_9)]
     of_health = ["GpuLost", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"]
-    assert partly == [*of_health, *(mode.name for mode in host.MODES)]
+    assert partly == [*of_health, *(mode.name for mode in (*network.MODES, *host.MODES))]
 
 
 def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:

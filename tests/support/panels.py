@@ -23,13 +23,14 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.roofline import ROOFS
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
 from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
-from gpu_exporter.render.rules import aggregates, allocation, remediation, rules, training_jobs
+from gpu_exporter.render.rules import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
@@ -52,8 +53,12 @@ HISTOGRAMS = {
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
 }
 LOOPS = {each.record for each in (*training_jobs.JOBS, *training_jobs.PROMPT, training_jobs.TOKEN_COST)}
-# From kube-state-metrics and the remediation controller.
-OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION)}
+# From kube-state-metrics, the remediation controller and inference servers.
+OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION, *serving.SERVING)}
+# How the pod of the failure mode GpuWaitsForRequests begins.
+SERVER = "gpuwaitsforrequests"
+# The signals of a device from which its achieved rates are computed, if its model is known.
+ACHIEVED = {roofline.TENSOR.record: (s.TENSOR_ACTIVE, s.SM_CLOCK), roofline.MEMORY.record: (s.DRAM_ACTIVE,)}
 
 
 @dataclass(frozen=True)
@@ -224,8 +229,19 @@ class Truth:
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
         if name in ALERTS:
             return any(_matching(alert, matchers) for alert in self.firing)
+        if name == serving.KNEE.record:  # it needs several batch sizes
+            return False
+        if name == serving.BATCH.record:
+            return self.allocated or self._serves()
         if name in OF_CLUSTER:
             return self.allocated
+        if name in ACHIEVED:
+            return self._where(
+                lambda part: (
+                    self.seen.devices[part].model in ROOFS
+                    and all(self._measured(signal, part) for signal in ACHIEVED[name])
+                )
+            )
         if name in LOOPS:
             return bool(self._trained())
         if name in HISTOGRAMS:
@@ -250,6 +266,16 @@ class Truth:
 
     def _where(self, holds: Any) -> Devices:
         return frozenset(part for part in self.chosen if holds(part))
+
+    def _serves(self) -> bool:
+        """Return whether a pod of the selected namespaces is the inference server that has only its requests."""
+        namespace = self.variables.get("namespace", ALL)
+        known = self.seen.devices.values()
+        return any(each.pod.startswith(SERVER) and re.fullmatch(namespace, each.namespace) for each in known)
+
+    def _measured(self, signal: Signal, part: DeviceKey) -> bool:
+        """Return whether a device, or for what instances lack its GPU, has a signal."""
+        return self._known(signal, part if signal.per_instance else part._replace(instance=""))
 
     def _known(self, what: Any, part: DeviceKey) -> bool:
         match what:

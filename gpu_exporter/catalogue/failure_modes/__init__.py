@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host, loops, remediation
+from gpu_exporter.catalogue.failure_modes import (
+    bottleneck,
+    cost,
+    distributed,
+    health,
+    host,
+    loops,
+    network,
+    remediation,
+)
 from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 
@@ -12,13 +21,14 @@ MODES: tuple[FailureMode, ...] = (
     *health.MODES,
     *loops.OF_JOBS,
     *distributed.MODES,
+    *network.MODES,
     *host.MODES,
     *bottleneck.MODES,
     *cost.MODES,
     *loops.OF_COST,
     *remediation.MODES,
 )
-FILES: tuple[ModuleType, ...] = (health, distributed, host, loops, bottleneck, cost, remediation)
+FILES: tuple[ModuleType, ...] = (health, distributed, network, host, loops, bottleneck, cost, remediation)
 
 
 def file_of(mode: FailureMode) -> ModuleType:

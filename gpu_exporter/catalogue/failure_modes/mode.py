@@ -48,6 +48,7 @@ class Domain(Enum):
     HEALTH = "health"
     BOTTLENECK = "bottleneck"
     DISTRIBUTED = "distributed"
+    NETWORK = "network"
     COST = "cost"
     REMEDIATION = "remediation"
 

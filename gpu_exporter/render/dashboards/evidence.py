@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_exporter.catalogue import nic_signals
 from gpu_exporter.catalogue.conditions import Fn, Limit, Over, comparisons
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import Board, runbook
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ABSENT, TO_GPU, About, BoardRow
@@ -29,7 +31,7 @@ LEGENDS = {
 
 def evidence(board: Board, mode: FailureMode) -> Any:
     """Return a panel with the signals of a mode's condition, or with its alert if the condition has no signals."""
-    queries = [q.query(board, signal, title(signal)) for signal in mode.needs]
+    queries = [q.query(board, signal, title(signal)) for signal in shown(mode)]
     if not queries:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
@@ -49,6 +51,13 @@ def evidence(board: Board, mode: FailureMode) -> Any:
         limits=_limits(mode, queries[0].unit),
         empty=NONE_REPORTED if mode.needs and all(signal.extra_labels for signal in mode.needs) else ABSENT,
     )
+
+
+def shown(mode: FailureMode) -> Sequence[Signal]:
+    """Return the signals of a mode that its panel shows: those of the network only if the mode is about it."""
+    if mode.domain is Domain.NETWORK:
+        return mode.needs
+    return [signal for signal in mode.needs if signal not in nic_signals.SIGNALS]
 
 
 def _legend(mode: FailureMode) -> str:

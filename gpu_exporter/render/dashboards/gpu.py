@@ -30,7 +30,8 @@ from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
 # The other alerts are about nodes.
-OF_GPUS = [domain for domain in Domain if domain is not Domain.REMEDIATION]
+# The Node dashboard has those of the network: this one is nearly as large as a ConfigMap may be.
+OF_GPUS = [domain for domain in Domain if domain not in (Domain.NETWORK, Domain.REMEDIATION)]
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:

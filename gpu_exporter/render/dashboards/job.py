@@ -18,6 +18,8 @@ from gpu_exporter.render.dashboards.frame import GREY, RED, YELLOW, About, Board
 from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
+from gpu_exporter.render.rules import serving
+from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = JOB
 STATES = (("not waiting", GREY), ("waiting", YELLOW), ("waited for", RED))
@@ -43,6 +45,39 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
         BoardRow("How much data moves between the ranks?", _traffic(), True),
         between_scrapes.row(BOARD),
+        BoardRow("Which batch size suits the inference server?", _batches(), True),
+    ]
+
+
+def _batches() -> list[object]:
+    def of(aggregate: Aggregate, name: str) -> Query:
+        return Query(q.of(BOARD, aggregate), f"{{{{pod}}}} {name}", q.unit(aggregate), name)
+
+    return [
+        table(
+            "By size of the batch",
+            About(
+                "Output of vLLM or TGI in tokens per second, of Triton in inferences per second, and the time for each "
+                "token or batch, by the size of the batch (powers of two) and pod, now.",
+                "more output with each size.",
+                "where the time grows more than the output, a larger batch only makes requests wait.",
+            ),
+            [of(serving.OF_SIZE, "output"), of(serving.LATENCY_OF_SIZE, "time")],
+            ("pod", "batch"),
+        ),
+        lines(
+            "Batch size at which latency takes over",
+            About(
+                "The present batch, and the size from which twice the batch raises latency more than output, over the "
+                "last day.",
+                "a batch below that size.",
+                "limit the batch there (vLLM: --max-num-seqs), and add replicas. Without that line, larger batches "
+                "still pay, or were not seen.",
+            ),
+            [of(serving.BATCH, "batch"), of(serving.KNEE, "latency takes over")],
+            link=None,
+            width=12,
+        ),
     ]
 
 

@@ -14,6 +14,7 @@ from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates as a
+from gpu_exporter.render.rules import roofline
 
 BOARD = NODE
 
@@ -29,6 +30,11 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
                 lines(_sentence(title(each)), about, [q.query(BOARD, each)], overrides=gpu_colours())
                 for each, about in _DOING
             ],
+        ),
+        BoardRow(
+            "Achieved against what this GPU can do",
+            [lines(name, about, [q.query(BOARD, each)], overrides=gpu_colours()) for name, each, about in _ACHIEVED],
+            True,
         ),
     ]
 
@@ -103,6 +109,27 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+_ACHIEVED = (
+    (
+        "Tensor cores: achieved",
+        roofline.TENSOR,
+        About(
+            "Rate of the tensor cores, including the clock, as a share of what the best kernels reach on this model.",
+            "above 50 % in training with large batches.",
+            "if the memory is near 100 %, a larger batch uses the tensor cores better; else see the classes.",
+        ),
+    ),
+    (
+        "Memory bandwidth: achieved",
+        roofline.MEMORY,
+        About(
+            "Memory bandwidth as a share of what this GPU reached in its last active check, or else of what its model "
+            "reaches.",
+            "above 80 % in decoding, if the tensor cores are below that.",
+            "if both are low, the kernels are too small or wait: see the bottleneck classes.",
+        ),
+    ),
+)
 _ALIKE = "similar on all GPUs of one job."
 _DOING = (
     (

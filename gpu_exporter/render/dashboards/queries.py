@@ -36,7 +36,7 @@ UNITS = {
     "info": "short",
     **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
     **dict.fromkeys(("cpus", "processes"), "short"),
-    **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
+    **dict.fromkeys(("generation", "action", "status", "bool", "level"), "short"),
 }
 # The share of time with lowered clocks from which a GPU counts as throttled, and the number of that state, which
 # follows those of the classes: a GPU that throttles has a class, too.

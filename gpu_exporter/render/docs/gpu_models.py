@@ -86,6 +86,10 @@ SOURCES_HEAD = """
 """
 
 
+# Their failure modes do not depend on what a model measures.
+OF_HARDWARE = (Domain.HEALTH, Domain.NETWORK)
+
+
 def page() -> str:
     """Return docs/gpu-models.md."""
     per_instance = ", ".join(title(each) for each in _per_instance())
@@ -244,7 +248,11 @@ def _undetectable() -> Iterator[tuple[str, ...]]:
     rows: dict[tuple[str, str], list[str]] = {}
     for model in gpu_models.MODELS:
         if model.lacks:
-            found = [(mode, detectability(mode, model)) for mode in MODES if mode.domain is not Domain.HEALTH]
+            found = [
+                (mode, detectability(mode, model))
+                for mode in MODES
+                if mode.domain not in (Domain.HEALTH, Domain.NETWORK)
+            ]
             no, partly = (_names(found, level) for level in (Detectability.NO, Detectability.PARTLY))
             rows.setdefault((no, partly), []).append(model.name)
     for (no, partly), names in rows.items():

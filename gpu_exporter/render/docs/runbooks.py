@@ -39,6 +39,7 @@ DOMAIN = {
     Domain.HEALTH: "Health: is the hardware healthy?",
     Domain.BOTTLENECK: "Bottlenecks: why is the job slow?",
     Domain.DISTRIBUTED: "Distributed jobs: which rank do the others wait for?",
+    Domain.NETWORK: "Network: do the links between nodes work?",
     Domain.COST: "Cost: which GPUs are paid for but not used?",
     Domain.REMEDIATION: "Remediation: what stops the controller, and what waits for people?",
 }

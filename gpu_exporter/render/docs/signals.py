@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import banner, prose
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import table, ticked
-from gpu_exporter.render.rules import allocation, remediation, rules, training_jobs
+from gpu_exporter.render.rules import allocation, remediation, roofline, rules, serving, training_jobs
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 SIGNALS_INTRO = f"""# Signals
@@ -67,6 +67,19 @@ are over five minutes. A job is identified by its namespace, its workload and it
 teams may have the same name. Without training loops, these series do not exist.
 
 """
+ROOFLINE_INTRO = """
+## Achieved rates
+
+How close each GPU is to what it can reach: see [platforms](platforms.md#what-does-each-model-reach).
+
+"""
+SERVING_INTRO = """
+## Inference servers
+
+These come from the metrics of vLLM, TGI or Triton, if Prometheus scrapes them with the labels `namespace` and `pod`:
+see [batch size of inference servers](diagnose.md#which-batch-size-suits-an-inference-server).
+
+"""
 REMEDIATION_INTRO = """
 ## Remediation
 
@@ -89,6 +102,10 @@ def signals() -> str:
         text
         + ALLOCATION_INTRO.format(pools=pools, taints=ticked(allocation.TOLERATED_TAINTS))
         + table(RECORDED_HEAD, _recorded(allocation.ALLOCATION))
+        + ROOFLINE_INTRO
+        + table(RECORDED_HEAD, _recorded(roofline.ROOFLINE))
+        + SERVING_INTRO
+        + table(RECORDED_HEAD, _recorded(serving.SERVING))
         + JOBS_INTRO
         + table(RECORDED_HEAD, _recorded(jobs))
         + REMEDIATION_INTRO

@@ -44,7 +44,8 @@ def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
 
 
 def _route() -> Mapping[str, Any]:
-    """Return the routes: info never notifies; one message per node for health, one per job for what slows it down."""
+    """Return the routes: info never notifies; one message per node for health and network, one per job for what slows
+    it down."""
     domain = [each.value for each in (Domain.BOTTLENECK, Domain.DISTRIBUTED)]
     return {
         "receiver": TICKET,
@@ -62,7 +63,7 @@ def _route() -> Mapping[str, Any]:
             },
             {
                 "receiver": TICKET,
-                "matchers": [_is("domain", Domain.HEALTH.value)],
+                "matchers": [_any("domain", [Domain.HEALTH.value, Domain.NETWORK.value])],
                 "group_by": ["cluster", "node"],
             },
             {

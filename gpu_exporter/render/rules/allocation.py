@@ -28,7 +28,7 @@ POOL_LABELS = (
 _POD = "cluster, namespace, pod"
 
 
-def _own(selector: str, *labels: str) -> str:
+def own(selector: str, *labels: str) -> str:
     """Return the series with the labels of pod or node that Prometheus replaced by those of kube-state-metrics."""
     for label in labels:
         selector = f'label_replace({selector}, "{label}", "$1", "exported_{label}", "(.+)")'
@@ -37,19 +37,19 @@ def _own(selector: str, *labels: str) -> str:
 
 def _node(selector: str, *by: str) -> str:
     """Return the series by node; the same series from two kube-state-metrics counts once."""
-    return f"max by ({', '.join(('cluster', 'node', *by))}) ({_own(selector, 'node')})"
+    return f"max by ({', '.join(('cluster', 'node', *by))}) ({own(selector, 'node')})"
 
 
 def _pod(selector: str) -> str:
     """Return the series by pod."""
-    return f"max by ({_POD}) ({_own(selector, 'namespace', 'pod')})"
+    return f"max by ({_POD}) ({own(selector, 'namespace', 'pod')})"
 
 
 def _requests(where: str = "") -> str:
     """Return the requests of pods, by container."""
     selector = f'kube_pod_container_resource_requests{{resource=~"{RESOURCES}"{where}}}'
-    own = _own(selector, "namespace", "pod", "container", "node")
-    return f"max by ({_POD}, container, node, resource) ({own})"
+    named = own(selector, "namespace", "pod", "container", "node")
+    return f"max by ({_POD}, container, node, resource) ({named})"
 
 
 _ALLOCATABLE = f'kube_node_status_allocatable{{resource=~"{RESOURCES}"}}'
@@ -60,7 +60,7 @@ _UNSCHEDULABLE = _pod("kube_pod_status_unschedulable == 1")
 
 def _pools() -> str:
     labels = {f"label_{re.sub('[^a-zA-Z0-9_]', '_', label)}": label for label in POOL_LABELS}
-    named = f"group by (cluster, node, {', '.join(labels)}) ({_own('kube_node_labels', 'node')})"
+    named = f"group by (cluster, node, {', '.join(labels)}) ({own('kube_node_labels', 'node')})"
     for label in labels:
         named = f'label_replace({named}, "pool", "$1", "{label}", "(.+)")'
     return (
@@ -167,7 +167,7 @@ REQUESTS = (
 POD_REQUESTS = Aggregate(
     "pod:requests:count",
     "Requests that the inference server of a pod runs or queues",
-    f"""sum by ({_POD}) ({_own(f'{{__name__=~"{"|".join(REQUESTS)}", pod!=""}}', "namespace", "pod")})""",
+    f"""sum by ({_POD}) ({own(f'{{__name__=~"{"|".join(REQUESTS)}", pod!=""}}', "namespace", "pod")})""",
     ("namespace", "pod"),
 )
 

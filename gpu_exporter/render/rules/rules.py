@@ -40,7 +40,9 @@ from gpu_exporter.render.rules import (
     levels,
     remediation,
     reports,
+    roofline,
     selection,
+    serving,
     training_jobs,
 )
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
@@ -167,6 +169,8 @@ def _recorded(limits: Limits) -> Groups:
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-reports", _aggregates(reports.REPORTS), reports.EVERY),
         Group("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
+        Group("gpu-roofline", _aggregates(roofline.ROOFLINE), SLOW),
+        Group("gpu-serving", _aggregates(serving.SERVING), SLOW),
         Group("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         Group("gpu-controller", _aggregates(remediation.REMEDIATION)),
     ]

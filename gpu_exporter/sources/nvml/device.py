@@ -12,10 +12,10 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES
+from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES, OF_HOSTS
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
-from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, MetricSet, Pace, PerProcess
+from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerProcess
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.handle import Handle
@@ -58,7 +58,7 @@ class NvmlDevice:
         unread = (
             metric
             for metric in metrics
-            if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES and metric.set is not MetricSet.HOST
+            if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES and metric.set not in OF_HOSTS
         )
         self._dcgm_only = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)

@@ -14,7 +14,7 @@ def test_each_class_has_a_cause_with_a_share() -> None:
 
 
 def test_each_failure_mode_has_a_cause() -> None:
-    of_faults = (Domain.HEALTH, Domain.REMEDIATION)
+    of_faults = (Domain.HEALTH, Domain.NETWORK, Domain.REMEDIATION)
     wrong = [mode.name for mode in MODES if mode.cause is Cause.FAULT and mode.domain not in of_faults]
     assert not wrong, f"{wrong} blame a fault of the hardware; fix: give them their `cause`"
     wrong = [

@@ -45,13 +45,14 @@ OF_A_MODEL = frozenset(
 # Shares, counts, states and times.
 OF_NO_MODEL = frozenset(
     {"ratio", "bool", "errors", "banks", "rows", "action", "status", "timestamp", "seconds", "total", "per_15m"}
-    | {"cpus", "processes", "per_second"}
+    | {"cpus", "processes", "per_second", "level"}
 )
 # Limits in units of a model, each with the reason why the number may be the same for all of them.
 ABSOLUTE: Mapping[str, str] = {
     "movingBytes": "a copy or a collective moves ten times as much on the slowest link, launches alone a fifth of it",
     "talkingBytes": "without a collective, NVLink carries nothing; with the smallest messages, forty times as much",
     "smallTrafficBytes": "the smallest messages move four times as much, a rank that waits for one a fifth of it",
+    "talkingNicBytes": "what network cards carry does not depend on the GPU",
     "launchingBytes": "what launches move depends on the CPU and the driver",
     "heldMemory": "more than a CUDA context needs, less than the smallest slice has",
     "emptyMemory": "less than a CUDA context needs; without a process, no memory is in use",
@@ -249,7 +250,8 @@ def test_waiting_is_recognised_on_every_model(model: GpuModel) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_failure_modes_that_need_a_missing_signal_are_listed(model: GpuModel) -> None:
     """A mode that works on an H200 works on this model, at least partly, or is listed with a reason."""
-    modes = [mode for mode in MODES if mode.domain is not Domain.HEALTH and mode not in host.MODES]
+    of_gpus = (mode for mode in MODES if mode.domain not in (Domain.HEALTH, Domain.NETWORK))
+    modes = [mode for mode in of_gpus if mode not in host.MODES]
     lost = {mode.name for mode in modes if detectability(mode, model) is Detectability.NO}
     assert lost - {name for name, (models, _) in UNDETECTABLE.items() if model in models} == set(), LISTED
     assert {mode.name for mode in modes if detectability(mode, H200) is not Detectability.YES} == set(), LISTED

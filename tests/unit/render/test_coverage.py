@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Over, terms
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
-from gpu_exporter.catalogue.failure_modes import MODES, host, loops
+from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.metrics import METRICS
@@ -37,7 +37,7 @@ KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
 GPU_EXPORTER_ONLY = {
     *("GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"),
-    *(mode.name for mode in (*host.MODES, *loops.MODES)),
+    *(mode.name for mode in (*network.MODES, *host.MODES, *loops.MODES)),
 }
 XIDS = load()
 

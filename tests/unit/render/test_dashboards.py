@@ -25,6 +25,7 @@ from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
 from gpu_exporter.render.dashboards import modernise, queries
+from gpu_exporter.render.dashboards.evidence import shown
 from gpu_exporter.render.dashboards.frame import RED
 from gpu_exporter.render.rules import rules
 from tests import ROOT
@@ -244,7 +245,7 @@ def test_alerts_link_to_their_board(mode: Any) -> None:
     assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in content["templating"]["list"]}
     (panel,) = [each for each in panels(content) if each["title"] == mode.name]
     asked = " ".join(target["expr"] for target in panel["targets"])
-    assert all(signal.record in asked for signal in mode.needs)
+    assert all(signal.record in asked for signal in shown(mode))
     assert [link["url"] for link in panel["links"]] == [rules.alert(mode, {})["annotations"]["runbook_url"]]
 
 

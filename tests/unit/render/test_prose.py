@@ -119,7 +119,7 @@ def test_a_changed_limit() -> None:
 
 
 VERBS = re.compile(
-    r"\b(is|are|was|will|have|has|stayed|does|answers?|wait|spins?|talk|communicate|launch|launches|idles|exchanges|hangs"
+    r"\b(is|are|was|will|have|has|stayed|does|answers?|wait|spins?|talk|communicate|launch|launches|idles|exchanges?|hangs"
     r"|moves|differs)\b"
 )
 

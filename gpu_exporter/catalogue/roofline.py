@@ -1,0 +1,94 @@
+"""What the best kernels reach on each GPU model, and how close a GPU that works is to that: its place in the roofline.
+
+Two rates bound every kernel: that of the tensor cores and that of the memory. The tensor rate is expressed as clock
+cycles per second with active tensor cores, because it then holds for every data type: FLOP/s is this times the SMs and
+`FLOPS_PER_CYCLE`. It counts lower clocks as lost, which the activity of the pipe alone does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue import bottlenecks as c
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import mean
+from gpu_exporter.catalogue.conditions import And
+from gpu_exporter.catalogue.evaluate import Device, Window, holds, value
+from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, MODELS, GpuModel
+
+# Dense FLOP per cycle and SM of the tensor cores in BF16: the data sheet's rate is this, times SMs and boost clock.
+FLOPS_PER_CYCLE = {"Ampere": 2048, "Ada": 1024, "Hopper": 4096, "Blackwell": 8192}
+# What is assumed of models that were not measured: the lower of the measured shares of the data sheets.
+ASSUMED_TENSOR, ASSUMED_MEMORY = 0.74, 0.887
+# The memory is the limit, the tensor cores are not: a larger batch costs little time.
+NEAR, WELL_BELOW = 0.6, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What a model reaches: cycles per second with active tensor cores, and the share of the data sheet's bandwidth."""
+
+    tensor: float
+    memory: float
+    source: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured on this model."""
+        return bool(self.source)
+
+
+def _cycles(flops: float, model: GpuModel) -> float:
+    return flops / (model.sms * FLOPS_PER_CYCLE[model.architecture])
+
+
+MEASURED = {
+    H100.name: Roof(_cycles(776e12, H100), 3.02e12 / H100.memory_bandwidth, "cuBLAS, copy; 2 x H100, 2026-11-22"),
+    H200.name: Roof(0.93 * 1.458e9, 0.887, "activity and clock of a BF16 product and a copy on 8 x H200, 2026-11-20"),
+}  # fmt: skip
+
+
+def roof(model: GpuModel) -> Roof:
+    """Return what a model reaches; a MIG slice has the rates of its GPU, on its own SMs and its own memory."""
+    whole = BY_NAME[model.slice_of] if model.slice_of else model
+    return MEASURED.get(whole.name) or Roof(ASSUMED_TENSOR * _cycles(whole.bf16, whole), ASSUMED_MEMORY)
+
+
+ROOFS = {model.name: roof(model) for model in MODELS if not model.slice_of}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Achieved rates as shares of what the GPU can reach. `checked`: its own active check gave the memory bandwidth."""
+
+    tensor: float
+    memory: float
+    measured: bool
+    checked: bool
+
+    @property
+    def batch(self) -> float | None:
+        """How many times as large a batch may be until tensor cores are as close to their limit as the memory is.
+
+        None unless the memory is the limit and they are well below theirs. This holds where the memory traffic is
+        that of weights, which are read once per batch, as in the decoding phase of inference.
+        """
+        if self.memory < NEAR or self.tensor <= 0 or self.tensor >= WELL_BELOW * self.memory:
+            return None
+        return self.memory / self.tensor
+
+
+_WORKS = And(c.BUSY, c.FILLED)
+
+
+def position(window: Window, device: Device, model_name: str) -> Position | None:
+    """Return the place of a GPU whose kernels fill it; None for any other, and for unknown models and values."""
+    limit, model = ROOFS.get(model_name), BY_NAME.get(model_name)
+    if limit is None or model is None or holds(_WORKS, window, device) is not True:
+        return None
+    tensor, dram, clock = (value(term, window, device) for term in (c.TENSOR, c.DRAM, mean(s.SM_CLOCK)))
+    if tensor is None or dram is None or clock is None:
+        return None
+    own = value(mean(s.CHECKED_MEMORY), window, device)
+    memory = own / model.memory_bandwidth if own else limit.memory
+    return Position(tensor * clock / limit.tensor, dram / memory, limit.measured, bool(own))

@@ -1,0 +1,174 @@
+"""The thread that reads the network ports of the machine every 5 s, and their counters of errors every 15 s."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.host.fabric.counters import DOWNED, ErrorKind, Totals, traffic
+from gpu_exporter.host.fabric.rails import History, Rails, is_up, rails_of, rate_share
+from gpu_exporter.host.fabric.rails import rows as rows_of_gpu
+from gpu_exporter.host.fabric.reader import FabricReader, Link, Nic
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Labels
+from gpu_exporter.model.snapshot import GpuSamples, Row
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS, ERRORS_SECONDS, SCAN_SECONDS = 5.0, 15.0, 60.0
+# Rows that are older than this many periods are withdrawn.
+STALE_PERIODS = 2.5
+# A thread never wakes up exactly after a period.
+EARLY_SECONDS = 0.5
+OPEN_DRIVER = b"Open Kernel Module"
+DMA_BUF_KERNEL = (5, 12)
+_ERRORS = {ErrorKind(dict(row.labels)["kind"]): row for row in m.NIC_PORT_ERRORS}
+
+
+class FabricWatch(threading.Thread):
+    """Keeps the rows of network ports up to date. `rows` never blocks. With `details`, also errors by port."""
+
+    def __init__(self, files: HostFiles, *, details: bool = False, period: float = PERIOD_SECONDS) -> None:
+        super().__init__(name="nics", daemon=True)
+        self._files, self._details, self._period = files, details, period
+        self._reader = FabricReader(files)
+        self._gpus: Sequence[Gpu] = ()
+        self._nics: Sequence[Nic] = ()
+        self._totals: dict[str, Totals] = {}
+        self._history = History()
+        self._rails: dict[str, Rails] = {}
+        self._placed: Sequence[Gpu] = ()
+        self._gpudirect: Sequence[Row] = ()
+        self._scanned_at = self._errors_at = self._read_at = -math.inf
+        self._rows: Sequence[Row] = ()
+        self._stopping = threading.Event()
+        self._broken = False
+
+    # --- the clock's thread -----------------------------------------------------------------------------------------
+
+    def rows(self, gpus: Sequence[GpuSamples]) -> Sequence[Row]:
+        """Return the rows of the last poll, and note the GPUs for the next one. Never blocks, never raises."""
+        self._gpus = tuple(seen.gpu for seen in gpus)
+        fresh = time.monotonic() - self._read_at <= STALE_PERIODS * self._period
+        return self._rows if fresh else ()
+
+    def stop(self) -> None:
+        """Request the end; does not wait for it."""
+        self._stopping.set()
+
+    # --- its own thread ---------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.poll(time.monotonic())
+                self._broken = False
+            except Exception:  # the ports are optional: everything else goes on
+                if not self._broken:
+                    log.exception("network cards: unexpected error, please report it")
+                self._broken = True
+            self._stopping.wait(self._period)
+
+    def poll(self, now: float) -> None:
+        """Read what is due at this time (monotonic seconds)."""
+        self._scan(now)
+        if not self._nics:
+            self._rows = ()
+            return
+        links = {nic.name: self._reader.link(nic) for nic in self._nics}
+        if any(link.up is None for link in links.values()):  # it is gone
+            self._scanned_at = -math.inf
+        grown = self._read_counters(now)
+        self._history.take(links)
+        rows = [row for nic in self._nics for row in self._port_rows(nic, links[nic.name])]
+        for gpu in self._placed:
+            if rails := self._rails.get(gpu.uuid):
+                rails.add(grown)
+                others = [other for other in self._rails.values() if other is not rails]
+                up = is_up(rails, links, self._history, others)
+                share = rate_share(rails, links, self._history, self._nics)
+                rows += rows_of_gpu(gpu, rails, up, share)
+        self._rows, self._read_at = [*rows, *self._gpudirect], time.monotonic()
+
+    def _scan(self, now: float) -> None:
+        """Look for ports once a minute, and for the nearest ones of each GPU when ports or GPUs have changed."""
+        gpus, before = self._gpus, self._nics
+        if now - self._scanned_at >= SCAN_SECONDS - EARLY_SECONDS:
+            self._scanned_at = now
+            self._nics = self._reader.nics()
+            self._gpudirect = list(self._gpudirect_rows()) if self._nics else ()
+            names = {nic.name for nic in self._nics}
+            for name, totals in self._totals.items():
+                if name not in names:
+                    totals.forget()
+        if gpus != self._placed or self._nics != before:
+            self._placed, rails = gpus, rails_of(gpus, self._nics, self._files)
+            for uuid, old in self._rails.items():
+                if uuid in rails:
+                    rails[uuid].totals = old.totals
+            self._rails = rails
+
+    def _read_counters(self, now: float) -> Mapping[str, Mapping[str, int]]:
+        """Read the counters; return by how much those of each port have grown."""
+        with_errors = now - self._errors_at >= ERRORS_SECONDS - EARLY_SECONDS
+        if with_errors:
+            self._errors_at = now
+        grown = {}
+        for nic in self._nics:
+            values = self._reader.traffic(nic)
+            if with_errors:
+                values |= self._reader.errors(nic, details=self._details)
+            grown[nic.name] = self._totals.setdefault(nic.name, Totals()).take(values)
+        return grown
+
+    def _port_rows(self, nic: Nic, link: Link) -> Iterator[Row]:
+        labels: Labels = (("device", nic.device), ("port", nic.port))
+        where = nic.place
+        info = {
+            "link_layer": nic.layer,
+            "driver": nic.driver,
+            "board": nic.board,
+            "pci_bus_id": where.pci if where else "",
+            "numa_node": "" if where is None or where.node is None else str(where.node),
+        }
+        yield Row(m.NIC_PORT_INFO, None, 1, (*labels, *((name, text) for name, text in info.items() if text)))
+        totals = self._totals[nic.name]
+        sent, received = traffic(totals.values)
+        values = {
+            m.NIC_PORT_UP: link.up,
+            m.NIC_PORT_RATE: link.rate,
+            m.NIC_PORT_TX: sent,
+            m.NIC_PORT_RX: received,
+        }
+        if self._details:
+            values[m.NIC_PORT_DOWNED] = totals.values.get(DOWNED)
+            values |= {row: totals.kind(kind) for kind, row in _ERRORS.items()}
+        for metric, value in values.items():
+            if value is not None:
+                yield Row(metric, None, float(value), labels)
+        if self._details:
+            for name, count in sorted(totals.values.items()):
+                yield Row(m.NIC_PORT_COUNTER, None, float(count), (*labels, ("counter", name)))
+
+    def _gpudirect_rows(self) -> Iterator[Row]:
+        for method, available in gpudirect(self._files, self._reader).items():
+            yield Row(m.NIC_GPUDIRECT, None, available, (("method", method),))
+
+
+def gpudirect(files: HostFiles, reader: FabricReader) -> Mapping[str, bool]:
+    """Return by which methods network cards can access the memory of GPUs, as far as that is known."""
+    methods = {"nvidia_peermem": reader.has_module("nvidia_peermem", "nv_peer_mem")}
+    try:
+        is_open = OPEN_DRIVER in files.proc("driver/nvidia/version")
+        kernel = re.match(rb"([0-9]{1,3})\.([0-9]{1,4})", files.proc("sys/kernel/osrelease"))
+    except OSError:
+        return methods
+    if kernel:
+        methods["dma_buf"] = is_open and (int(kernel[1]), int(kernel[2])) >= DMA_BUF_KERNEL
+    return methods
