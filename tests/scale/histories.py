@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.loop_series import Loop, loop
+from gpu_exporter.catalogue.failure_modes.loop_series import TrainingLoop
 from tests.rules.loops import Stretch as Said
 from tests.rules.loops import parts as said_parts
 from tests.rules.series import Device, Key, injected, minutes, of_peers, parts_of, rank
@@ -98,8 +98,8 @@ def _single(name: str, shard: int) -> Device:
 
 def _said(name: str, changes: Mapping[str, float], ranks: int) -> Iterator[tuple[Key, Sequence[Part]]]:
     """Yield what the ranks of a training loop say: all is well before and after."""
-    well: Loop = loop(name.lower(), ranks=ranks)
-    bad: Loop = loop(name.lower(), ranks=ranks, **changes)
+    well = TrainingLoop(name.lower(), ranks=ranks)
+    bad = TrainingLoop(name.lower(), ranks=ranks, **changes)
     story = [Said(BEFORE, well), Said(DURING, bad), Said(AFTER, well)]
     for text in dict.fromkeys((*well, *bad)):
         family, _, rest = text.rstrip("}").partition("{")
