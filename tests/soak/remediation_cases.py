@@ -202,7 +202,7 @@ def protected(fleet: Fleet) -> str:
     fleet.nodes.fail(name)
     until(lambda: fleet.node(name).labels.get(s.DRAIN_LABEL) == "timeout", 180, "the timeout")
     assert infra <= {pod.uid for pod in fleet.pods()}
-    page = fleet.page(until(fleet.leader, 60) or 0)
+    page = fleet.page(fleet.led())
     returned(fleet, name)
     assert "gpu_remediation_draining_since_timestamp_seconds{" in page
     return f"{len(infra)} pods stayed"
@@ -248,8 +248,7 @@ def _killed_leader(fleet: Fleet, name: str) -> float:
 
 def _evicting(fleet: Fleet, name: str) -> int:
     """Let a node fail, and wait for the first eviction; return who leads."""
-    which = until(lambda: [fleet.leader()], 60)[0]
-    assert which is not None
+    which = fleet.led()
     since = fleet.audited()
     fleet.nodes.fail(name)
     until(lambda: fleet.evictions(since), 120, "the first eviction", every=0.02)
@@ -327,8 +326,7 @@ def killed_server(fleet: Fleet) -> str:
 def storm(fleet: Fleet) -> str:
     """A storm of webhooks makes the controller no faster than its limit."""
     fleet.start_both()
-    which = until(lambda: [fleet.leader()], 60)[0]
-    assert which is not None
+    which = fleet.led()
     since, begin = fleet.audited(), time.monotonic()
     alerts = [{"status": "firing", "labels": {"node": name}} for name in NAMES] * 20
     body = json.dumps({"alerts": alerts}).encode()

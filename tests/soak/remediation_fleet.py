@@ -126,7 +126,7 @@ class Fleet:
         """Start both controllers, and wait until one leads."""
         for which in range(2):
             self.start(which, mode, **settings)
-        until(lambda: self.leader() is not None, 60, "a leader")
+        self.led()
 
     def end(self) -> None:
         """End the controllers that run."""
@@ -160,6 +160,10 @@ class Fleet:
     def leader(self) -> int | None:
         """Return which controller leads."""
         return next((one for one in self.processes if "gpu_remediation_leader 1.0" in self.page(one)), None)
+
+    def led(self) -> int:
+        """Wait until a controller leads, and return which."""
+        return until(lambda: [which for which in [self.leader()] if which is not None], 60, "a leader")[0]
 
     def log(self) -> str:
         """Return what the controllers have written."""
