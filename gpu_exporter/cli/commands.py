@@ -237,7 +237,9 @@ def _own_metrics(config: Config) -> str:
     show_default=True,
     help="With --level 2: how long it tests memory and computes.",
 )
-@click.option("--force", is_flag=True, help="With --active: also test GPUs that are in use. This slows down their jobs.")
+@click.option(
+    "--force", is_flag=True, help="With --active: also test GPUs that are in use. This slows down their jobs."
+)
 @click.option(
     "--timeout",
     "seconds",
