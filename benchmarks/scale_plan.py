@@ -144,7 +144,7 @@ def section(report: Mapping[str, Any]) -> str:
     measured = Measured.of(report, interval)
     return (
         f"Computed, not measured, from the measurement of {report['date']} above; scraped every {interval:.0f} s, "
-        f"servers of {server.cores:g} cores and {server.memory:g} GiB that are to be {server.full:.0%} full:\n\n"
+        f"servers of {server.cores:g} cores and {server.memory:g} GiB, filled to {server.full:.0%}:\n\n"
         f"{table([plan(gpus, measured, server) for gpus in FLEETS], server)}"
     )
 

@@ -220,14 +220,14 @@ def _own_metrics(config: Config) -> str:
 @click.option(
     "--active",
     is_flag=True,
-    help="Also measure memory, PCIe, NVLink and arithmetic, for a few seconds. Refuses to test a GPU that is in use.",
+    help="Also measure memory, PCIe, NVLink and arithmetic, for a few seconds. Does not test GPUs that are in use.",
 )
 @click.option(
     "--level",
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="Of --active: 2 also tests most of the memory, and computes under full power.",
+    help="With --active: 2 also tests most of the memory, and computes at full power.",
 )
 @click.option(
     "--load-time",
@@ -235,25 +235,27 @@ def _own_metrics(config: Config) -> str:
     type=parsed(duration),
     default="30s",
     show_default=True,
-    help="Of --level 2: how long it tests memory and computes.",
+    help="With --level 2: how long it tests memory and computes.",
 )
-@click.option("--force", is_flag=True, help="Of --active: test GPUs that are in use, too. This slows their jobs.")
+@click.option(
+    "--force", is_flag=True, help="With --active: also test GPUs that are in use. This slows down their jobs."
+)
 @click.option(
     "--timeout",
     "seconds",
     type=parsed(duration),
-    help="Of --active: when it ends at the latest, whatever hangs (default: 30s, with --level 2 90s). Of --collectives:"
-    " how long a rank waits for another one (default: 120s).",
+    help="With --active: how long the check may take (default: 30s, with --level 2 90s). With --collectives: how long a"
+    " rank waits for another one (default: 120s).",
 )
 @click.option(
     "--textfile",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of --active: also write its results to this file, for the textfile collector of node_exporter.",
+    help="With --active: also write the results to this file, for the textfile collector of node_exporter.",
 )
 @click.option(
     "--collectives",
     is_flag=True,
-    help="Instead, measure all-reduce, all-to-all and pairs between the ranks of a job. Run it under torchrun.",
+    help="Measure all-reduce, all-to-all and pairs of ranks of a job instead. Run it under torchrun.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, collectives: bool, **values: Any) -> None:

@@ -80,6 +80,9 @@ def ask(remote: Remote, arguments: Sequence[tuple[str, str]], *, required: bool)
         if error.status == BUDGET:
             fix = "--standalone profiles from here, without the exporter and its limits"
             raise GpuExporterError(str(error), fix=fix) from error
+        if required and error.status in OFF:
+            fix = "start it with --profile, or leave out --url to profile from here"
+            raise GpuExporterError(f"{remote.url}: takes no profiles", fix=fix) from error
         if required:
             raise
         if error.status not in OFF:

@@ -19,7 +19,7 @@ from gpu_exporter.traces.kernel_classes import CLASS_NAMES
 
 COST = (
     "a trace with Python frames makes a job slower until it ends, by 4 to 20 % when this was measured; --no-stacks"
-    " costs less, and nothing stays of a profile without --trace (docs/profile.md)"
+    " costs less, and a profile without --trace leaves nothing behind (docs/profile.md)"
 )
 # What the exporter keeps in memory of an analysis.
 MOST_BYTES = 32 << 20

@@ -34,8 +34,8 @@ _ABSENT = (
     "that shows which of them are nearest to each GPU; otherwise it is silent. See [network cards](../fabric.md)."
 )
 _PORTS = (
-    'Find the ports: `gpu_nic_info{UUID="…"}` has the device and the port, and `gpu-exporter doctor` on the node lists '
-    "their state."
+    'Find the ports: `gpu_nic_info{UUID="…"}` has the device and the port. `gpu-exporter doctor` on the node lists their '
+    "state."
 )
 
 MODES = (
@@ -46,12 +46,12 @@ MODES = (
         2 * MINUTE,
         Action.NONE,
         "A network port of {gpu} is down",
-        "Jobs over several nodes fail or slow down here. Cordon the node, and check cable, transceiver and switch port "
+        "Multi-node jobs fail or slow down here. Cordon the node, and check cable, transceiver and switch port "
         "(ibstat, rdma link, ethtool).",
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
-        meaning="A network port nearest to this GPU was active and is not any more; or the GPU has no active port, although "
-        "other GPUs of the node have.",
+        meaning="A network port nearest to this GPU was active and no longer is; or the GPU has no active port, although "
+        "other GPUs of the node have one.",
         impact="NCCL has no path to other nodes, or takes a longer one: through the port of another GPU, or over TCP.",
         diagnosis=(
             _PORTS,
@@ -62,7 +62,7 @@ MODES = (
             "switch.",
         ),
         mitigation=(
-            "Cordon the node, so that no further job over several nodes starts on it.",
+            "Cordon the node, so that no further multi-node job starts on it.",
             "Reseat or replace the cable or the transceiver; then try another port of the switch.",
             "`INIT` on InfiniBand: restart the subnet manager (`opensm`, or that of the switch).",
         ),
@@ -120,7 +120,7 @@ MODES = (
         ),
         mitigation=(
             "Reseat, then replace the cable or the transceiver. Bring the link down and up to negotiate it again.",
-            "Keep jobs over several nodes off this node until the link is at full rate.",
+            "Keep multi-node jobs off this node until the link is at full rate.",
         ),
         wrong="Ports of the same kind of card that are connected to slower switches on purpose, such as one for storage. "
         + _ABSENT,
@@ -141,23 +141,22 @@ MODES = (
         ),
         keep=15 * MINUTE,
         meaning="The network ports nearest to this GPU see errors of the link (symbol errors, recoveries, buffer overruns, "
-        "received errors), or send packets again all the time, because packets are lost, late or out of order.",
-        impact="Each lost packet stops its connection for the time of a retransmission. Collectives wait for it on all "
-        "ranks.",
+        "receive errors), or retransmit packets all the time, because packets are lost, late or out of order.",
+        impact="Each lost packet delays its connection until it is retransmitted. All ranks of the collective wait for it.",
         diagnosis=(
             _PORTS,
             f'Look at `{n.ERRORS.record}{{UUID="…"}}` (the link) and `{n.RETRANSMITS.record}{{UUID="…"}}` (the network).',
             'With `--metrics full`, look at `gpu_nic_port_errors_total{device="…"}` by `kind`, and at '
             "`gpu_nic_port_counter_total`, which has each counter by name.",
             "`out_of_sequence` and `packet_seq_err` with RoCE: packets are dropped in the network. `rnr_nak_retry_err`: "
-            "the receiving program is late. `np_cnp_sent`: this node is the target of an incast.",
+            "the receiving program is late. `np_cnp_sent`: too many nodes send to this one at once (incast).",
         ),
         mitigation=(
             "Link errors on one port: clean, reseat, replace cable and transceiver.",
             "Retransmits on many nodes: check PFC and ECN on cards and switches; adaptive routing reorders packets, so "
             "cards need support for it.",
         ),
-        wrong="A new link has some symbol errors at first. EFA sends some packets again in normal operation: set "
+        wrong="A new link has some symbol errors at first. EFA retransmits some packets in normal operation: set "
         "`nicRetransmits` higher. " + _ABSENT,
     ),
     FailureMode(
@@ -179,9 +178,10 @@ MODES = (
         ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        meaning="All other ranks of the job exchange data over the network ports nearest to them, but this one hardly uses "
-        "its own, although it works as they do.",
-        impact="Its traffic takes the port of another GPU, which then carries twice as much; all ranks wait for that one.",
+        meaning="All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
+        "half of their traffic, although its GPU is as busy as theirs.",
+        impact="Its traffic probably takes the port of another GPU, which then carries twice as much. All ranks wait for that "
+        "port.",
         diagnosis=(
             f'Compare `{n.TRAFFIC.record}{{workload="…"}}` of all ranks, and `{n.UP.record}` and `{n.RATE_SHARE.record}` '
             "of this one.",
@@ -193,9 +193,8 @@ MODES = (
             "Repair the link if it is down, slow or faulty.",
             "List all rails in `NCCL_IB_HCA`, with the same order on all nodes; give pods all network devices.",
         ),
-        wrong="A split of the model in which only some ranks communicate between nodes. A link that is slow without being "
-        "avoided is not found this way, because all ranks then move the same, only later: see GpuNicSlowLink and "
-        "GpuNicErrors. " + _ABSENT,
+        wrong="Models are split so that only some ranks communicate between nodes. If NCCL keeps using a slow link, this alert "
+        "does not fire, because all ranks then have the same traffic: see GpuNicSlowLink and GpuNicErrors. " + _ABSENT,
     ),
     FailureMode(
         "GpuNicFar",
@@ -209,8 +208,8 @@ MODES = (
         And(Compare(Over(n.DISTANCE), ">=", FAR), c.SENDS),
         shows=Over(n.DISTANCE),
         meaning="The network port nearest to this GPU is on another NUMA node, and carries traffic.",
-        impact="The data cross the link between the CPUs, which is slower, and GPUDirect RDMA is off by default over that "
-        "distance (`NCCL_NET_GDR_LEVEL`).",
+        impact="The data crosses the link between the CPUs, which is slower, and NCCL does not use GPUDirect RDMA over that "
+        "distance by default (`NCCL_NET_GDR_LEVEL`).",
         diagnosis=(
             _PORTS,
             "Run `nvidia-smi topo -m`: `SYS` between GPU and NIC is a path between NUMA nodes.",
@@ -222,7 +221,7 @@ MODES = (
             "In a virtual machine, pass the topology of the host through, or give NCCL a topology file "
             "(`NCCL_TOPO_FILE`).",
         ),
-        wrong="Machines with one network card for several CPUs are built like this. The traffic may be that of another GPU "
-        "with the same port. " + _ABSENT,
+        wrong="The machine has only one network card for several CPUs. Or the traffic is that of another GPU with the same "
+        "port. " + _ABSENT,
     ),
 )

@@ -182,13 +182,13 @@ image.
 
 ## Profiles
 
-With `profile.enabled`, the exporter has the processes of a GPU sampled when it waits for its host, is a straggler or
-stalls: [continuous profiling](../../docs/continuous-profiling.md). The container `sampler` does so. It is the only one
-that may read other processes, and obeys only the exporter's container, through a socket that no other container mounts.
-It samples only processes that have a GPU's device file open, and for at most 5 s.
+With `profile.enabled`, the container `sampler` samples the processes of a GPU when the GPU waits for its host, is a
+straggler or stalls: [continuous profiling](../../docs/continuous-profiling.md). It is the only container that may read
+other processes. It accepts requests only from the exporter's container, through a socket that no other container mounts,
+and samples only processes that have a GPU's device file open, for at most 5 s.
 
 The image needs py-spy: build it with `docker build --build-arg EXTRAS=kubernetes,profile`. If the nodes use AppArmor, the
-profile of a container may forbid to read processes of others: the log then says `not permitted`.
+profile of a container may forbid reading other processes: the log then says `not permitted`.
 
 ```yaml
 profile: {{enabled: true, users: [mia]}}

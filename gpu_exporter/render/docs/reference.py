@@ -65,7 +65,8 @@ HEALTH_INTRO = """# Health
 
 At every collection, each GPU gets a verdict from its latest values, some of which are read only once a minute or once
 an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporter doctor`, and in `gpu-exporter check`,
-which reads all values anew.
+which reads all values anew. A GPU that is slow without reporting an error is healthy here:
+[`gpu-exporter check --active`](active-checks.md) measures it.
 
 - `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the
   health is unknown.
