@@ -51,10 +51,10 @@ def test_a_process_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch, allowed
 
 def test_an_answer_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that came while another GPU was waited for counts, also after the deadline."""
-    made = list[Stuck]()
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **options: made.append(Stuck(**options)) or made[0])
+    stuck = Stuck(stderr=subprocess.DEVNULL)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: stuck)
     child = Child()
-    os.write(made[0].writer, b'{"value": 1.0}\n')
+    os.write(stuck.writer, b'{"value": 1.0}\n')
     assert child.answer(time.monotonic() - 1, lambda: None) == {"value": 1.0}
     assert child.usable
     child.finish()
