@@ -50,7 +50,6 @@ class Outcome:
     memory_test: Answer | None = None
     sustained: Answer | None = None
     failed: tuple[str, Answer] | None = None
-    opened: Answer = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -183,7 +182,7 @@ def _open(session: _Session) -> None:
         targets = [outcome.target for outcome in session.outcomes.gpus]
         session.links.ask({"do": "links", "pcis": {str(target.index): target.pci for target in targets}})
     for outcome in session.outcomes.gpus:
-        outcome.opened = session.answer(outcome, "open", end)
+        session.answer(outcome, "open", end)
 
 
 def _together(session: _Session) -> None:
