@@ -91,7 +91,7 @@ class Measured:
 
 
 _ALL_H100 = "6 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 25 runs"
-# The runs since arithmetic is measured at the power limit, and those in which nothing else used the host.
+# The runs in which arithmetic was measured at the power limit, and those in which nothing else used the host.
 _SOME_H100 = "4 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 15 runs"
 _QUIET_H100 = "2 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 8 runs"
 MEASURED: Mapping[str, Mapping[Quantity, Measured]] = {

@@ -68,7 +68,8 @@ class Child:
                 return self._fail(self._how_ended(end))
             if left <= 0 and b"\n" not in self._buffer:
                 hung = time.monotonic() >= self._hangs_at
-                return self._fail({"error": "no answer by the deadline", "hung": hung})
+                fix = "" if hung else ": use a longer --timeout"
+                return self._fail({"error": f"no answer by the deadline{fix}", "hung": hung})
             tick()
         if self._failed is not None:
             return self._failed

@@ -152,8 +152,7 @@ def run(
 ) -> Outcomes:
     """Check these GPUs for at most so many seconds, of which level 2 tests memory and computes for `load_seconds`.
 
-    `slow` returns the measurements of GPUs, by index, and the pairs of
-    GPUs that look slow; these are measured again.
+    `slow` returns the measurements of GPUs, by index, and the pairs of GPUs that look slow; these are measured again.
     """
     session = _Session(targets, time.monotonic() + seconds - REPORT_SECONDS, load_seconds, tick)
     try:

@@ -43,7 +43,8 @@ def test_a_process_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch, allowed
     child.ask({"do": "open"})
     monkeypatch.setattr(time, "monotonic", lambda: now + allowed)
     answer = child.answer(now, lambda: None)
-    assert answer == {"error": "no answer by the deadline", "hung": allowed > 0}
+    fix = "" if allowed else ": use a longer --timeout"
+    assert answer == {"error": f"no answer by the deadline{fix}", "hung": allowed > 0}
     assert not child.usable
     assert child.answer(now + 60, lambda: None) == answer
     assert [left.pid for left in end_all([child], now)] == [4711]
