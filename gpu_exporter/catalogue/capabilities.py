@@ -49,8 +49,8 @@ _WORDS = {
     Quantity.BF16: "tensor cores, bf16",
     Quantity.FP32: "FP32 arithmetic",
 }
-# Repeated runs on two H100s agreed within 1 % for memory and NVLink, and within 5 % for arithmetic, whose clock depends
-# on the power limit and differs between healthy chips. PCIe depends on what else uses the host's memory.
+# Repeated runs on an H100 agreed within 1 %. The rate of arithmetic depends on the clock at the power limit, which
+# differs between healthy chips, and PCIe on what else uses the host's memory.
 _TOLERANCES = {
     Quantity.MEMORY_COPY: 0.05,
     Quantity.MEMORY_READ: 0.08,
@@ -90,16 +90,19 @@ class Measured:
         return (self.low + self.high) / 2
 
 
-_TWO_H100 = "2 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 17 runs"
+_ALL_H100 = "6 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 25 runs"
+# The runs in which arithmetic was measured at the power limit, and those in which nothing else used the host.
+_SOME_H100 = "4 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 15 runs"
+_QUIET_H100 = "2 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 8 runs"
 MEASURED: Mapping[str, Mapping[Quantity, Measured]] = {
     H100.name: {
-        Quantity.MEMORY_COPY: Measured(3.01 * TB, 3.03 * TB, _TWO_H100),
-        Quantity.MEMORY_READ: Measured(3.04 * TB, 3.09 * TB, _TWO_H100),
-        Quantity.PCIE_TO_GPU: Measured(50.3 * GB, 55.2 * GB, _TWO_H100),
-        Quantity.PCIE_FROM_GPU: Measured(53.9 * GB, 55.3 * GB, _TWO_H100),
-        Quantity.NVLINK: Measured(393 * GB, 396 * GB, _TWO_H100),
-        Quantity.BF16: Measured(864 * TFLOP, 932 * TFLOP, _TWO_H100),
-        Quantity.FP32: Measured(64.8 * TFLOP, 68.5 * TFLOP, _TWO_H100),
+        Quantity.MEMORY_COPY: Measured(3.01 * TB, 3.03 * TB, _ALL_H100),
+        Quantity.MEMORY_READ: Measured(3.04 * TB, 3.09 * TB, _ALL_H100),
+        Quantity.PCIE_TO_GPU: Measured(54.9 * GB, 55.3 * GB, _QUIET_H100),
+        Quantity.PCIE_FROM_GPU: Measured(55.0 * GB, 55.2 * GB, _QUIET_H100),
+        Quantity.NVLINK: Measured(393 * GB, 396 * GB, _QUIET_H100),
+        Quantity.BF16: Measured(912 * TFLOP, 924 * TFLOP, _SOME_H100),
+        Quantity.FP32: Measured(65.4 * TFLOP, 66.6 * TFLOP, _SOME_H100),
     },
 }
 

@@ -2,7 +2,8 @@
 
 Two rates bound every kernel: that of the tensor cores and that of the memory. The tensor rate is expressed as clock
 cycles per second with active tensor cores, because it then holds for every data type: FLOP/s is this times the SMs and
-`FLOPS_PER_CYCLE`. It counts lower clocks as lost, which the activity of the pipe alone does not.
+`FLOPS_PER_CYCLE`. It counts lower clocks as lost, which the activity of the pipe alone does not. It is that of matrix
+products: the tensor rate of active checks is higher, because their operands stay in shared memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
+from gpu_exporter.catalogue.capabilities import MEASURED as CHECKED
+from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.catalogue.conditions import And
 from gpu_exporter.catalogue.evaluate import Device, Window, holds, value
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, MODELS, GpuModel
@@ -42,8 +45,14 @@ def _cycles(flops: float, model: GpuModel) -> float:
     return flops / (model.sms * FLOPS_PER_CYCLE[model.architecture])
 
 
+def _memory(model: GpuModel) -> float:
+    """Return the share of the data sheet's bandwidth that copies reached in active checks, or the assumed one."""
+    checked = CHECKED.get(model.name, {}).get(Quantity.MEMORY_COPY)
+    return checked.usual / model.memory_bandwidth if checked else ASSUMED_MEMORY
+
+
 MEASURED = {
-    H100.name: Roof(_cycles(776e12, H100), 3.02e12 / H100.memory_bandwidth, "cuBLAS, copy; 2 x H100, 2026-11-22"),
+    H100.name: Roof(_cycles(776e12, H100), _memory(H100), "cuBLAS on 2 x H100, 2026-11-22; copies of active checks"),
     H200.name: Roof(0.93 * 1.458e9, 0.887, "activity and clock of a BF16 product and a copy on 8 x H200, 2026-11-20"),
 }  # fmt: skip
 
@@ -51,7 +60,7 @@ MEASURED = {
 def roof(model: GpuModel) -> Roof:
     """Return what a model reaches; a MIG slice has the rates of its GPU, on its own SMs and its own memory."""
     whole = BY_NAME[model.slice_of] if model.slice_of else model
-    return MEASURED.get(whole.name) or Roof(ASSUMED_TENSOR * _cycles(whole.bf16, whole), ASSUMED_MEMORY)
+    return MEASURED.get(whole.name) or Roof(ASSUMED_TENSOR * _cycles(whole.bf16, whole), _memory(whole))
 
 
 ROOFS = {model.name: roof(model) for model in MODELS if not model.slice_of}

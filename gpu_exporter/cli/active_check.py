@@ -54,7 +54,13 @@ class _Checked:
 
 def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
     """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
-    end = time.monotonic() + (request.seconds or TIME_LIMITS[request.level])
+    limit = request.seconds or TIME_LIMITS[request.level]
+    if request.level > 1 and request.load_seconds + TIME_LIMITS[1] > limit:
+        raise GpuExporterError(
+            f"a --load-time of {request.load_seconds:g} s does not fit into a --timeout of {limit:g} s",
+            fix=f"use --timeout {request.load_seconds + TIME_LIMITS[1]:g}s",
+        )
+    end = time.monotonic() + limit
     before, clean = observe(only(request.config), AROUND, request.config.expected_gpus)
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
@@ -110,7 +116,7 @@ def _checked(request: Request, targets: list[Target], before: Snapshot, end: flo
             request.level,
             left,
             request.load_seconds,
-            tick=lambda: loads.take(monitor.snapshot()),
+            tick=lambda working: loads.take(monitor.snapshot(), working),
             slow=lambda outcomes: Rates(outcomes, history).slow(),
         )
     finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.catalogue.xids import load
@@ -271,6 +272,7 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, coll
     """
     logging.disable(logging.WARNING)  # the verdict contains what would be logged
     of_active = {name: values.pop(name) for name in ("level", "force", "seconds", "textfile", "load_seconds")}
+    _reject_unused(active=active, collectives=collectives, level=of_active["level"])
     config = Config(**values)
     if collectives:
         from gpu_exporter.cli.collective_check import run_collectives
@@ -284,6 +286,23 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, coll
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
     leave(check.EXIT_CODES[report.health], clean)
+
+
+def _reject_unused(*, active: bool, collectives: bool, level: int) -> None:
+    """Raise UsageError for options of `check` that would have no effect."""
+    given = click.get_current_context().get_parameter_source
+    for name, needs, has in (
+        ("level", "--active", active),
+        ("force", "--active", active),
+        ("textfile", "--active", active),
+        ("load_seconds", "--active --level 2", active and level > 1),
+        ("seconds", "--active or --collectives", active or collectives),
+    ):
+        if not has and given(name) is ParameterSource.COMMANDLINE:
+            flag = {"load_seconds": "--load-time", "seconds": "--timeout"}.get(name, f"--{name}")
+            raise click.UsageError(f"{flag} needs {needs}")
+    if active and collectives:
+        raise click.UsageError("--active and --collectives exclude each other")
 
 
 @commands.command("events")

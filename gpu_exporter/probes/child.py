@@ -67,7 +67,8 @@ class _Worker:
         """Return the answer to a request. Raises CudaError or WrongResult."""
         match request:
             case {"do": "open", "pci": str(pci)}:
-                return self._open(pci)
+                self._open(pci)
+                return {}
             case {"do": "links", "pcis": dict(pcis)}:
                 self._links = Links(self._driver, {int(index): self._driver.device(pci) for index, pci in pcis.items()})
                 return {}
@@ -87,12 +88,11 @@ class _Worker:
             self._cuda = Cuda()
         return self._cuda
 
-    def _open(self, pci: str) -> dict[str, Any]:
+    def _open(self, pci: str) -> None:
         _move_near(pci)
         gpu = Gpu(self._driver, self._driver.device(pci))
         self._bench = Bench(gpu)
         self._bench.warm_up()
-        return {"sms": gpu.sms, "capability": list(gpu.capability)}
 
     def close(self) -> None:
         """Release all contexts. Raises CudaError."""

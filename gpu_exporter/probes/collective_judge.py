@@ -11,7 +11,6 @@ SLOW_SHARE = 0.8
 # Large messages below this share of what the links can do are worth a look.
 LOW_SHARE = 0.6
 LEAST_RANKS = 3
-GBIT = 1e9 / 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.catalogue.capabilities import Quantity, reference
+from gpu_exporter.decoding import printable
+from gpu_exporter.host.fabric.reader import FabricReader
+from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.probes.collective_judge import GBIT, Collective, Fabric, Measured, Rank, bus_bandwidth, rounds
+from gpu_exporter.probes.collective_judge import Collective, Fabric, Measured, Rank, bus_bandwidth, rounds
 
 MIB = 1 << 20
 # Bytes per rank. The first is near the latency of the network, the last near its bandwidth.
 SIZES = (MIB, 16 * MIB, 256 * MIB)
 PAIR_SIZE, MOST_ROUNDS = 64 * MIB, 16
 WARM_UP, SAMPLES, TIMES = 2, 5, 5
+MOST_ERROR = 300
 
 
 def measure(seconds: float, sizes: tuple[int, ...] = SIZES) -> tuple[Measured, int]:
     """Return the result of all ranks, the same on each, and the number of this rank.
 
-    Raises GpuExporterError without PyTorch or torchrun. A rank that waits longer than `seconds` for another one fails.
+    Raises GpuExporterError without PyTorch or torchrun, and if a collective fails, such as on a rank that waits longer
+    than `seconds` for another one.
     """
     try:
         import torch
@@ -39,8 +44,15 @@ def measure(seconds: float, sizes: tuple[int, ...] = SIZES) -> tuple[Measured, i
             "--collectives is run by every rank of a job",
             fix="torchrun --nproc-per-node GPUS --no-python gpu-exporter check --collectives",
         )
-    with _group(torch, seconds) as (group, device):
-        return _measured(torch, group, device, sizes), group.get_rank()
+    try:
+        with _group(torch, seconds) as (group, device):
+            return _measured(torch, group, device, sizes), group.get_rank()
+    except (RuntimeError, ValueError) as error:  # all of PyTorch's and NCCL's are one of them
+        first = printable((str(error).strip() or type(error).__name__).splitlines()[0], MOST_ERROR)
+        raise GpuExporterError(
+            f"--collectives failed on rank {printable(os.environ['RANK'], 20)}: {first}",
+            fix="see the other ranks, and set NCCL_DEBUG=INFO",
+        ) from error
 
 
 @contextmanager
@@ -63,7 +75,8 @@ def _measured(torch: Any, group: Any, device: Any, sizes: tuple[int, ...]) -> Me
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     about = Rank(number, os.uname().nodename, int(os.environ.get("LOCAL_RANK", "0")), model)
     known = reference(model, Quantity.NVLINK)
-    mine = (about, Fabric(known.value if known else 0.0, network_rate(Path("/sys/class/infiniband"))))
+    reader = FabricReader(HostFiles(Path("/proc"), Path("/sys")))
+    mine = (about, Fabric(known.value if known else 0.0, network_rate(reader)))
     everyone: list[tuple[Rank, Fabric]] = [mine] * count
     group.all_gather_object(everyone, mine)
     # The slowest link decides.
@@ -142,14 +155,7 @@ def _slowest(torch: Any, group: Any, device: Any, seconds: float) -> float:
     return float(value.item())
 
 
-def network_rate(root: Path) -> float:
+def network_rate(reader: FabricReader) -> float:
     """Return the rate of all active InfiniBand and RoCE ports of this node together (bytes/s); 0 if there is none."""
-    total = 0.0
-    for port in root.glob("*/ports/*"):
-        try:
-            state, rate = (port / "state").read_text(), (port / "rate").read_text()
-            if "ACTIVE" in state:
-                total += float(rate.split()[0]) * GBIT
-        except (OSError, ValueError, IndexError):
-            continue
-    return total
+    links = [reader.link(nic) for nic in reader.nics()]
+    return sum(link.rate for link in links if link.up and link.rate)

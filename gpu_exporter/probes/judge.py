@@ -16,7 +16,7 @@ from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 from gpu_exporter.probes.load import Load
 from gpu_exporter.probes.process import Answer
 from gpu_exporter.probes.rates import Rated, Rates
-from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes
+from gpu_exporter.probes.run import Outcome, Outcomes
 
 # Counters that must not rise while a GPU is tested, with their name in a sentence.
 COUNTERS: Mapping[Metric, tuple[str, Health]] = {
@@ -69,9 +69,8 @@ def judge(
             *_dropped(outcome.sustained),
         )
         verdict = Verdict(gpus[index], problems, tuple(_unknown(outcome, outcomes)))
-        results.append(
-            Result(verdict, rates.of(index), load, outcome.memory_test, outcome.sustained, tuple(_notes(outcome)))
-        )
+        notes = tuple(outcome.alone.get(Quantity.BF16.value, {}).get("notes", ()))
+        results.append(Result(verdict, rates.of(index), load, outcome.memory_test, outcome.sustained, notes))
     return results
 
 
@@ -162,10 +161,3 @@ def _dropped(sustained: Answer | None) -> Iterator[Problem]:
     if drop > SUSTAINED_DROP:
         words = f"the tensor rate falls by {drop:.0%} under sustained load"
         yield Problem(m.PROBE_RATE, sustained["last"], words, Action.DRAIN, "drops_under_load", Health.DEGRADED)
-
-
-def _notes(outcome: Outcome) -> Iterator[str]:
-    for name in MEASUREMENTS:
-        for note in outcome.alone.get(name, {}).get("notes", ()):
-            if name == "bf16":
-                yield note

@@ -12,6 +12,8 @@ from gpu_exporter.model.snapshot import Snapshot
 ROWS = (m.SM_CLOCK, m.MAX_SM_CLOCK, m.POWER_INSTANT, m.POWER, m.POWER_LIMIT, m.GPU_TEMP, m.MEMORY_TEMP, m.CLOCK_EVENTS)
 # How often they are read during the test (seconds).
 INTERVAL = 0.1
+# How long a GPU that begins to work needs until its clock has risen.
+RISE_SECONDS = 0.1
 REASONS = tuple(dict(metric.labels)["reason"] for metric in m.CLOCK_EVENT_ACTIVE)
 IDLE_BIT = 0
 
@@ -58,13 +60,15 @@ class Loads:
     by_gpu: dict[int, Load] = field(default_factory=dict)
     _at: float = 0.0
 
-    def take(self, snapshot: Snapshot) -> None:
-        """Add a snapshot, once."""
+    def take(self, snapshot: Snapshot, working: Mapping[int, float]) -> None:
+        """Add a snapshot, once. Only readings of GPUs that work count; `working` has since when (monotonic seconds)."""
         if snapshot.at == self._at:
             return
         self._at = snapshot.at
+        read_at = {status.gpu.index: status.read_at or 0.0 for status in snapshot.gpus}
         for index, values in readings(snapshot).items():
-            self.by_gpu.setdefault(index, Load()).take(values)
+            if index in working and read_at[index] >= working[index] + RISE_SECONDS:
+                self.by_gpu.setdefault(index, Load()).take(values)
 
 
 def readings(snapshot: Snapshot) -> dict[int, dict[Metric, float]]:

@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Any
 
 from gpu_exporter.catalogue.capabilities import Quantity
-from gpu_exporter.probes.process import Answer, Child
+from gpu_exporter.probes.process import Answer, Child, end_all
 
 # The measurements of a single GPU, in the order in which they run; `measure.MEASUREMENTS` has the same.
 MEASUREMENTS = tuple(quantity.value for quantity in Quantity if quantity is not Quantity.NVLINK)
@@ -50,16 +50,15 @@ class Outcome:
     memory_test: Answer | None = None
     sustained: Answer | None = None
     failed: tuple[str, Answer] | None = None
-    opened: Answer = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Outcomes:
     """The answers about all GPUs and each ordered pair of them, and how long each part took (seconds).
 
-    `ring` has the rate of each GPU to the next one, while all of them copy. `links_error` says why no pair was
-    measured. `out_of_time`: not everything was measured within the time limit. `stuck` are processes that could not be
-    ended, because they are in the driver.
+    `ring` has the rate of each GPU to the next one, while all of them copy. `links_error` says why pairs or the ring
+    were not measured. `out_of_time`: not everything was measured within the time limit. `stuck` are processes that
+    could not be ended, because they are in the driver.
     """
 
     gpus: list[Outcome]
@@ -71,18 +70,29 @@ class Outcomes:
     stuck: list[int] = field(default_factory=list)
 
 
+# Called ten times a second, with the GPUs that compute, and since when (monotonic seconds).
+Tick = Callable[[Mapping[int, float]], None]
 Slow = Callable[[Outcomes], tuple[Collection[tuple[int, str]], Collection[tuple[int, int]]]]
 
 
 class _Session:
     """The children of a check, by index of their GPU."""
 
-    def __init__(self, targets: Sequence[Target], end: float, load_seconds: float, tick: Callable[[], None]) -> None:
+    def __init__(self, targets: Sequence[Target], end: float, load_seconds: float, tick: Tick) -> None:
         self.outcomes = Outcomes([Outcome(target) for target in targets])
         self.children = {target.index: Child() for target in targets}
         self.links = Child() if len(targets) > 1 else None
-        self._end, self.tick = end, tick
+        self._end, self._tick = end, tick
         self.load_seconds = load_seconds
+        self._working: dict[int, float] = {}
+
+    def tick(self) -> None:
+        self._tick(self._working)
+
+    def works(self, *outcomes: Outcome) -> None:
+        """Note which GPUs compute from now on."""
+        now = time.monotonic()
+        self._working = {outcome.target.index: self._working.get(outcome.target.index, now) for outcome in outcomes}
 
     def limit(self, seconds: float) -> float:
         """Return until when to wait for an answer. One that hangs must leave time for the others."""
@@ -111,6 +121,7 @@ class _Session:
 
     def together(self, request: Mapping[str, Any], end: float) -> list[Answer]:
         """Ask all children at once, and return their answers in order."""
+        self.works(*self.outcomes.gpus)
         for outcome in self.outcomes.gpus:
             self.ask(outcome, request)
         return [self.answer(outcome, request["do"], end) for outcome in self.outcomes.gpus]
@@ -127,10 +138,8 @@ class _Session:
     def close(self) -> None:
         """End all children. All of them get the same time for that."""
         children = [*self.children.values(), *([self.links] if self.links else [])]
-        end = min(self._end, time.monotonic() + REPORT_SECONDS)
-        for child in children:
-            child.finish()
-        self.outcomes.stuck = [child.pid for child in children if not child.close(end)]
+        stuck = end_all(children, min(self._end, time.monotonic() + REPORT_SECONDS))
+        self.outcomes.stuck = [child.pid for child in stuck]
 
 
 def run(
@@ -138,13 +147,12 @@ def run(
     level: int,
     seconds: float,
     load_seconds: float,
-    tick: Callable[[], None],
+    tick: Tick,
     slow: Slow,
 ) -> Outcomes:
     """Check these GPUs for at most so many seconds, of which level 2 tests memory and computes for `load_seconds`.
 
-    `tick` is called ten times a second meanwhile. `slow` returns the measurements of GPUs, by index, and the pairs of
-    GPUs that look slow; these are measured again.
+    `slow` returns the measurements of GPUs, by index, and the pairs of GPUs that look slow; these are measured again.
     """
     session = _Session(targets, time.monotonic() + seconds - REPORT_SECONDS, load_seconds, tick)
     try:
@@ -173,7 +181,7 @@ def _open(session: _Session) -> None:
         targets = [outcome.target for outcome in session.outcomes.gpus]
         session.links.ask({"do": "links", "pcis": {str(target.index): target.pci for target in targets}})
     for outcome in session.outcomes.gpus:
-        outcome.opened = session.answer(outcome, "open", end)
+        session.answer(outcome, "open", end)
 
 
 def _together(session: _Session) -> None:
@@ -190,6 +198,7 @@ def _alone(session: _Session) -> None:
         session.outcomes.gpus[0].alone = session.outcomes.gpus[0].together
         return
     for outcome in session.usable():
+        session.works(outcome)
         for name in MEASUREMENTS:
             if not session.has_time():
                 return
@@ -203,6 +212,7 @@ def _links(session: _Session) -> None:
     gpus = [outcome.target.index for outcome in session.usable()]
     if session.links is None or len(gpus) < 2:
         return
+    session.works()
     opened = session.links.answer(session.limit(STEP_SECONDS), session.tick)
     session.outcomes.links_error = opened.get("error", "")
     if session.outcomes.links_error:
@@ -213,8 +223,12 @@ def _links(session: _Session) -> None:
         answer = session.ask_links({"do": "pair", "from": source, "to": target})
         session.outcomes.pairs[source, target] = answer
         if not session.links.usable:
+            session.outcomes.links_error = f"GPU {source} to GPU {target}: {answer['error']}; the others were skipped"
             return
-    session.outcomes.ring = session.ask_links({"do": "ring", "gpus": gpus}).get("pairs", [])
+    ring = session.ask_links({"do": "ring", "gpus": gpus})
+    session.outcomes.ring = ring.get("pairs", [])
+    if "error" in ring:
+        session.outcomes.links_error = f"all at once: {ring['error']}"
 
 
 def _again(session: _Session, slow: Slow) -> None:
@@ -225,6 +239,7 @@ def _again(session: _Session, slow: Slow) -> None:
         for index, name in measurements:
             if index in by_index and session.has_time():
                 outcome = by_index[index]
+                session.works(outcome)
                 session.ask(outcome, {"do": name})
                 answer = session.answer(outcome, name, session.limit(STEP_SECONDS))
                 outcome.alone[name] = _better(outcome.alone[name], answer)
@@ -236,11 +251,11 @@ def _again(session: _Session, slow: Slow) -> None:
 
 def _better(one: Answer, other: Answer) -> Answer:
     """Return the answer with the higher rate, or the one with an error."""
-    return one if one.get("value", 0.0) >= other.get("value", float("inf")) else other
+    return max(one, other, key=lambda answer: answer.get("value", float("inf")))
 
 
 def _memory_test(session: _Session) -> None:
-    if session.links and session.links.close(session.limit(REPORT_SECONDS)):  # its buffers are to be tested, too
+    if session.links and not end_all([session.links], session.limit(REPORT_SECONDS)):  # its buffers are tested, too
         session.links = None
     seconds = session.load_seconds * MEMORY_PART
     answers = session.together({"do": "memory_test", "seconds": seconds}, session.limit_of(seconds + 2 * STEP_SECONDS))

@@ -67,10 +67,8 @@ def node(
     problem: str,
     last_check: Callable[[str], Run | None],
 ) -> Answer:
-    """Return the state of a node as JSON. `boot` is the id of its boot, `problem` why it is not ready.
-
-    `last_check` returns the last active check of a GPU by its UUID.
-    """
+    """Return the state of a node as JSON. `boot` is the id of its boot, `problem` why it is not ready, and `last_check`
+    returns the last active check of a GPU by its UUID."""
     values = {series.metric: value for series, value in snapshot.samples if series.gpu is None and not series.labels}
     xids: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -94,17 +92,16 @@ def node(
             "missing_since": since.times.get(MISSING),
             "released_until": values.get(m.RELEASED_UNTIL),
             "gpus": [
-                {
-                    **_gpu(status, verdict, since, xids[verdict.gpu.uuid]),
-                    "active_check": _active_check(last_check(verdict.gpu.uuid)),
-                }
+                _gpu(status, verdict, since, xids[verdict.gpu.uuid], last_check(verdict.gpu.uuid))
                 for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
             ],
         }
     )
 
 
-def _gpu(status: GpuStatus, verdict: Verdict, since: Since, xids: list[dict[str, Any]]) -> dict[str, Any]:
+def _gpu(
+    status: GpuStatus, verdict: Verdict, since: Since, xids: list[dict[str, Any]], last_check: Run | None
+) -> dict[str, Any]:
     entry = judge.as_dict(verdict)
     for problem in entry["problems"]:
         problem["since"] = since.problem(verdict, problem["reason"])
@@ -116,6 +113,7 @@ def _gpu(status: GpuStatus, verdict: Verdict, since: Since, xids: list[dict[str,
         "serial": dict(status.gpu.info).get("serial", ""),
         "pci_bus_id": status.gpu.pci_bus_id,
         "xids": xids,
+        "active_check": _active_check(last_check),
     }
 
 

@@ -50,8 +50,8 @@ MODES = (
         "(ibstat, rdma link, ethtool).",
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
-        meaning="A network port nearest to this GPU was active and no longer is; or the GPU has no active port, although "
-        "other GPUs of the node have one.",
+        meaning="A network port nearest to this GPU was active and no longer is, or its card fell off the PCIe bus; or the "
+        "GPU has no active port, although other GPUs of the node have one.",
         impact="NCCL has no path to other nodes, or takes a longer one: through the port of another GPU, or over TCP.",
         diagnosis=(
             _PORTS,
@@ -66,7 +66,7 @@ MODES = (
             "Reseat or replace the cable or the transceiver; then try another port of the switch.",
             "`INIT` on InfiniBand: restart the subnet manager (`opensm`, or that of the switch).",
         ),
-        wrong="A port that was taken down on purpose is reported until the exporter restarts. A port that was never "
+        wrong="A port that was taken down or removed on purpose is reported until the exporter restarts. A port that was never "
         "active is ignored if the GPU has another that is. " + _ABSENT,
     ),
     FailureMode(

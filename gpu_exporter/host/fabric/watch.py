@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.fabric.counters import DOWNED, ErrorKind, Totals, traffic
+from gpu_exporter.host.fabric.distance import place
 from gpu_exporter.host.fabric.rails import History, Rails, is_up, rails_of, rate_share
 from gpu_exporter.host.fabric.rails import rows as rows_of_gpu
-from gpu_exporter.host.fabric.reader import FabricReader, Link, Nic
+from gpu_exporter.host.fabric.reader import MOST_PORTS, FabricReader, Link, Nic
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels
@@ -26,6 +27,8 @@ PERIOD_SECONDS, ERRORS_SECONDS, SCAN_SECONDS = 5.0, 15.0, 60.0
 STALE_PERIODS = 2.5
 # A thread never wakes up exactly after a period.
 EARLY_SECONDS = 0.5
+# The state of a port whose card fell off the bus.
+LOST = Link(up=False, state="", physical="", rate=None)
 OPEN_DRIVER = b"Open Kernel Module"
 DMA_BUF_KERNEL = (5, 12)
 _ERRORS = {ErrorKind(dict(row.labels)["kind"]): row for row in m.NIC_PORT_ERRORS}
@@ -40,6 +43,7 @@ class FabricWatch(threading.Thread):
         self._reader = FabricReader(files)
         self._gpus: Sequence[Gpu] = ()
         self._nics: Sequence[Nic] = ()
+        self._lost: frozenset[str] = frozenset()
         self._totals: dict[str, Totals] = {}
         self._history = History()
         self._rails: dict[str, Rails] = {}
@@ -81,7 +85,7 @@ class FabricWatch(threading.Thread):
         if not self._nics:
             self._rows = ()
             return
-        links = {nic.name: self._reader.link(nic) for nic in self._nics}
+        links = {nic.name: LOST if nic.name in self._lost else self._reader.link(nic) for nic in self._nics}
         if any(link.up is None for link in links.values()):  # it is gone
             self._scanned_at = -math.inf
         grown = self._read_counters(now)
@@ -101,9 +105,11 @@ class FabricWatch(threading.Thread):
         gpus, before = self._gpus, self._nics
         if now - self._scanned_at >= SCAN_SECONDS - EARLY_SECONDS:
             self._scanned_at = now
-            self._nics = self._reader.nics()
+            found = self._reader.nics()
+            names = {nic.name for nic in found}
+            lost = [nic for nic in before if nic.name not in names and self._is_off_bus(nic)][:MOST_PORTS]
+            self._nics, self._lost = [*found, *lost], frozenset(nic.name for nic in lost)
             self._gpudirect = list(self._gpudirect_rows()) if self._nics else ()
-            names = {nic.name for nic in self._nics}
             for name, totals in self._totals.items():
                 if name not in names:
                     totals.forget()
@@ -113,6 +119,11 @@ class FabricWatch(threading.Thread):
                 if uuid in rails:
                     rails[uuid].totals = old.totals
             self._rails = rails
+
+    def _is_off_bus(self, nic: Nic) -> bool:
+        """Return whether an active port vanished with its PCIe device. One in another network namespace leaves that."""
+        device = f"bus/pci/devices/{nic.place.pci}" if nic.place else ""
+        return bool(device) and nic.name in self._history.active and place(self._files, device) is None
 
     def _read_counters(self, now: float) -> Mapping[str, Mapping[str, int]]:
         """Read the counters; return by how much those of each port have grown."""

@@ -57,7 +57,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
         ("Crash.cuMemAlloc_v2", 3, (), 3, "was ended by signal 11 -> gpu_reset"),
         ("Hang.cuLaunchKernel", 30, ("--timeout", "20s"), 3, "GPU 1: unhealthy: the GPU did not finish in time: "),
         ("Hang.cuMemcpyPeerAsync", 3, (), 3, "copies from GPU 1 to GPU 0: no answer by the deadline -> gpu_reset"),
-        ("Hang.cuDevicePrimaryCtxRetain", 1, ("--timeout", "8s"), 3, "did not finish in time: start of CUDA ->"),
+        ("Hang.cuDevicePrimaryCtxRetain", 1, ("--timeout", "16s"), 3, "did not finish in time: start of CUDA ->"),
         (
             "Fail.cuDevicePrimaryCtxRetain",
             46,
@@ -144,6 +144,27 @@ def test_an_unusable_history(tmp_path: Path) -> None:
     assert (code, out.splitlines()[-1]) == (0, "GPUs: 1 healthy")
     assert "warning: the history of active checks cannot be read: " in err
     assert "; remove it" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--level", "2"), 2, "--level needs --active"),
+        (("--active", "--load-time", "9s"), 2, "--load-time needs --active --level 2"),
+        (("--timeout", "9s"), 2, "--timeout needs --active or --collectives"),
+        (("--active", "--collectives"), 2, "--active and --collectives exclude each other"),
+        (
+            ("--active", "--level", "2", "--timeout", "50s"),
+            1,
+            "does not fit into a --timeout of 50 s: use --timeout 60s",
+        ),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], code: int, said: str) -> None:
+    """An option without effect is an error, and so is a load that no GPU could finish in time."""
+    ended = run("check", *arguments)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert said in ended.stderr
 
 
 def test_simulated_gpus() -> None:

@@ -24,7 +24,7 @@ def checked(cuda: FakeCuda, gpus: int, monkeypatch: pytest.MonkeyPatch) -> Outco
     for name, value in cuda.environment({"LD_LIBRARY_PATH": ""}).items():
         monkeypatch.setenv(name, value)
     targets = [Target(index, f"GPU-{index}", f"00000000:{6 + index:02X}:00.0", "H200") for index in range(gpus)]
-    outcomes = run(targets, 2, 60.0, 0.01, tick=lambda: None, slow=lambda outcomes: ((), ()))
+    outcomes = run(targets, 2, 60.0, 0.01, tick=lambda working: None, slow=lambda outcomes: ((), ()))
     assert (cuda.contexts(), outcomes.stuck) == ([], [])
     return outcomes
 

@@ -146,6 +146,25 @@ def test_a_port_that_was_active_is_down(tmp_path: Path) -> None:
     assert m.NIC_RATE_SHARE not in node.of_gpu(2)
 
 
+def test_a_card_that_falls_off_the_bus(tmp_path: Path) -> None:
+    """Its port is down, also if it was the only one; no other card is taken for the nearest one, until it is back."""
+    fabric = infiniband_node(tmp_path, gpus=1)
+    node = Watched(fabric)
+    links = [fabric.sys / "class/infiniband/mlx5_0", fabric.sys / "bus/pci/devices/0000:19:00.0"]
+    targets = [link.readlink() for link in links]
+    for link in links:
+        link.unlink()
+    node.poll(5)  # it is noticed
+    for _ in range(2):
+        node.poll(SCAN_SECONDS)
+        assert (node.of_gpu(0)[m.NIC_UP], node.of_port("mlx5_0", m.NIC_PORT_UP)) == (0, 0)
+        assert node.nearest(0) == [("mlx5_0", "PIX")]
+    for link, target in zip(links, targets, strict=True):
+        link.symlink_to(target)
+    node.poll(SCAN_SECONDS)
+    assert (node.of_gpu(0)[m.NIC_UP], node.of_port("mlx5_0", m.NIC_PORT_UP)) == (1, 1)
+
+
 def test_a_port_is_down_since_before_the_start(tmp_path: Path) -> None:
     """Then the other GPUs show that it should be active."""
     fabric = infiniband_node(tmp_path)
