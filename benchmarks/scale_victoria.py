@@ -146,21 +146,31 @@ def vmalert_metrics(url: str) -> Mapping[tuple[str, str], float]:
     return found
 
 
-def measure(folder: Path, asked: Asked) -> Load:
-    """Measure for some seconds, after each target was scraped and each rule group evaluated twice."""
-    port = free_port()
+def simulated_nodes(asked: Asked, port: int) -> list[str]:
+    """Return the command that serves the simulated nodes."""
     serve = (
         f"serve --source simulated --nodes {asked.nodes} --gpus {asked.gpus} --interval {asked.interval}s "
         f"--address 127.0.0.1:{port} --log-level error"
     )
-    command = [sys.executable, "-m", "gpu_exporter", *serve.split()]
-    config = folder / "scrape.json"
+    return [sys.executable, "-m", "gpu_exporter", *serve.split()]
+
+
+def scrape_config(folder: Path, asked: Asked, port: int) -> Path:
+    """Write the configuration of the vmagents."""
+    path = folder / "scrape.json"
     job = {
         "job_name": "gpu",
         "scrape_interval": f"{asked.interval}s",
         "http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd"}],
     }
-    config.write_text(json.dumps({"scrape_configs": [job]}))
+    path.write_text(json.dumps({"scrape_configs": [job]}))
+    return path
+
+
+def measure(folder: Path, asked: Asked) -> Load:
+    """Measure for some seconds, after each target was scraped and each rule group evaluated twice."""
+    port = free_port()
+    command, config = simulated_nodes(asked, port), scrape_config(folder, asked, port)
     with ExitStack() as stack:
         exporter = stack.enter_context(running(command, port, path="/nodes/node-000/metrics", timeout=START_SECONDS))
         store = stack.enter_context(stored(folder, asked.interval))

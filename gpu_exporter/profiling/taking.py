@@ -33,6 +33,11 @@ class Taken:
         return bool(self.profiles or (self.traced and self.traced.taken))
 
     @property
+    def counts(self) -> bool:
+        """Whether it uses up the budget: it succeeded, or a job recorded a trace, which slows it down, in vain."""
+        return self.succeeded or (self.traced is not None and self.traced.requested)
+
+    @property
     def failures(self) -> list[tuple[Process, Failure]]:
         """The processes that have nothing, by kind."""
         return [(process, error.failure) for process, error in self.failed]

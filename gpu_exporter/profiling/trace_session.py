@@ -80,6 +80,11 @@ class TraceSession:
         """Why processes have no trace, one for each."""
         return [error for _, error in self.failed]
 
+    @property
+    def has_requested(self) -> bool:
+        """Whether any process was told to record, so that it may be slower from now on."""
+        return any(target.requested_at for target in self._targets.values())
+
     def run(self, socket: DaemonSocket) -> None:
         """Fill in `taken` and `failed`: each process is in one of them."""
         try:

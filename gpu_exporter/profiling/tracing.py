@@ -27,13 +27,17 @@ MOST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What traces say: outputs of their analysis by name, kernels and stacks; and the processes that have none."""
+    """What traces say: outputs of their analysis by name, kernels and stacks; and the processes that have none.
+
+    `requested`: whether any process was told to record, even if its trace is of no use.
+    """
 
     outputs: Mapping[str, bytes]
     taken: Sequence[Process]
     kernels: tuple[KernelTime, ...]
     stacks: Sequence[ProcessStacks]
     failed: Sequence[tuple[Process, GpuExporterError]]
+    requested: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def trace(
         error = GpuExporterError(str(problem))
         missing = {process.pid for process, _ in session.failed}
         failed = [(process, error) for process in processes if process.pid not in missing]
-        return Traced({}, (), (), (), [*session.failed, *failed])
+        return Traced({}, (), (), (), [*session.failed, *failed], session.has_requested)
     finally:
         taken = [each.process for each in session.taken]
         session.close()
@@ -114,6 +118,7 @@ def trace(
         tuple(kernel for process, device in devices for kernel in _kernels(process, device, uuids)),
         [stacks for process, device in devices for stacks in _stacks(process, device)],
         session.failed,
+        session.has_requested,
     )
 
 

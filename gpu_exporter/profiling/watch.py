@@ -162,7 +162,7 @@ class ProfileWatch(threading.Thread):
             self._audit(request, processes)
             self._taker.take(request, processes, taken)
         self._state = triggers.finish(self._state, request, taken.failures, self._clock())
-        if request.asked and not taken.succeeded:  # a person may try again
+        if request.asked and not taken.counts:  # a person may try again
             self._state = replace(self._state, profiled=before.profiled, traced=before.traced)
         self._report(taken.failed, succeeded=taken.succeeded)
         self._series.count(request.reason, taken.failures, succeeded=taken.succeeded)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.current import STRAGGLERS, Current, RankState
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.inputs import duration
+from gpu_exporter.inputs import boolean, duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.model.source import Source
@@ -41,6 +42,8 @@ REASON_OF: Mapping[str, Reason] = {
 # What a URL that asks for a profile may say, and the outputs of the analysis of a trace.
 ARGUMENTS = frozenset({"gpu", "pid", "pod", "job", "seconds", "trace", "frames", "output"})
 OUTPUTS = frozenset({"text", "json", "folded", "pprof", "report"})
+# The arguments that may be repeated.
+REPEATED = frozenset({"pid", "output"})
 TRACE_SECONDS, MOST_TRACE_SECONDS = 0.5, 10.0
 NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 MOST_GPU, MOST_PID = 1023, 1 << 22
@@ -88,27 +91,49 @@ def findings(current: Current) -> Mapping[str, GpuFindings]:
 
 def asked(arguments: Mapping[str, Sequence[str]], by: str) -> Asked:
     """Return the profile that a user asks for with these arguments of a URL. Raises ValueError."""
+    _check(arguments)
     last = {name: values[-1] for name, values in arguments.items() if values}
-    if unknown := sorted(last.keys() - ARGUMENTS):
-        raise ValueError(f"{printable(unknown[0], 40)}: is none of {', '.join(sorted(ARGUMENTS))}")
-    trace = last.get("trace", "false") == "true"
-    seconds = duration(last["seconds"]) if "seconds" in last else (TRACE_SECONDS if trace else SECONDS)
-    most = MOST_TRACE_SECONDS if trace else SECONDS
-    if not 0 < seconds <= most:
-        raise ValueError(f"seconds: at most {most:g}")
-    outputs = tuple(arguments.get("output", ())) if trace else ()
-    if strange := set(outputs) - OUTPUTS:
-        raise ValueError(f"output: {printable(min(strange), 40)} is none of {', '.join(sorted(OUTPUTS))}")
+    trace = switch(last, "trace", default=False)
     return Asked(
         by,
         number(last["gpu"], 0, MOST_GPU) if "gpu" in last else None,
-        tuple(number(pid, 1, MOST_PID) for pid in arguments.get("pid", ())[:MOST_PROCESSES]),
+        tuple(number(pid, 1, MOST_PID) for pid in arguments.get("pid", ())),
         tuple(last[name] for name in ("pod", "job") if name in last),
-        seconds,
+        _length(last.get("seconds"), trace=trace),
         trace,
-        last.get("frames", "true") == "true",
-        outputs,
+        switch(last, "frames", default=True),
+        tuple(arguments.get("output", ())) if trace else (),
     )
+
+
+def _check(arguments: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError for unknown arguments, and for too many of one."""
+    if unknown := sorted(arguments.keys() - ARGUMENTS):
+        raise ValueError(f"{printable(unknown[0], 40)}: is none of {', '.join(sorted(ARGUMENTS))}")
+    for name, values in sorted(arguments.items()):
+        most = MOST_PROCESSES if name in REPEATED else 1
+        if len(values) > most:
+            raise ValueError(f"{name}: at most {most}, not {len(values)}")
+    if strange := set(arguments.get("output", ())) - OUTPUTS:
+        raise ValueError(f"output: {printable(min(strange), 40)} is none of {', '.join(sorted(OUTPUTS))}")
+
+
+def _length(text: str | None, *, trace: bool) -> float:
+    """Return how long to profile in seconds: stacks for whole ones. Raises ValueError."""
+    if text is None:
+        return TRACE_SECONDS if trace else SECONDS
+    seconds, most = duration(text), MOST_TRACE_SECONDS if trace else SECONDS
+    if not 0 < seconds <= most:
+        raise ValueError(f"seconds: at most {most:g}")
+    return seconds if trace else float(math.ceil(seconds))
+
+
+def switch(arguments: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return whether an argument is true. Raises ValueError: a trace costs too much to guess."""
+    try:
+        return boolean(arguments[name]) if name in arguments else default
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def number(text: str, least: int, most: int) -> int:

@@ -13,7 +13,7 @@ import yaml
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.conditions import Limit
-from gpu_exporter.catalogue.failure_modes import MODES, bottleneck, cost, distributed, health
+from gpu_exporter.catalogue.failure_modes import FILES, MODES, cost
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.cli.commands import commands
@@ -159,7 +159,7 @@ def test_promql_in_prose_is_valid(tmp_path: Path) -> None:
 @pytest.mark.drift
 def test_every_limit_is_documented() -> None:
     """Every limit of the catalogue is used by a condition or is a price, and is on the page."""
-    modules = (bottlenecks, health, distributed, bottleneck, cost)
+    modules = (bottlenecks, *FILES)
     defined = {value for module in modules for value in vars(module).values() if isinstance(value, Limit)}
 
     assert defined <= set(failure_pages.all_limits()), LIMIT

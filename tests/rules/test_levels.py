@@ -18,7 +18,7 @@ from tests.rules.test_modes import case
 
 pytestmark = pytest.mark.slow
 
-ALERTS = ("GpuStragglerSlow", "GpuThermalThrottling", "GpuLost")
+ALERTS = ("GpuStragglerSlow", "GpuThermalThrottling", "GpuLost", "GpuNicSlowRail")
 CASE = case(Generation.GPU_EXPORTER, [BY_NAME[name] for name in ALERTS])
 
 

@@ -77,7 +77,8 @@ def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> 
     """Evaluate all alerts in vmalert, on VictoriaMetrics; return how they differ from those that are expected.
 
     They are compared each minute, except near a start or an end: the virtual clock is Prometheus 2, which counts the
-    sample at the beginning of a window, too, so holds that are counted and windows end one evaluation apart each.
+    sample at the beginning of a window, too, so a window ends one evaluation later. Alerts that read a chain of rules
+    of one group differ for longer: a rule of vmalert reads what earlier ones recorded at the previous evaluation.
     """
     inputs = [{"series": selector(*key), "values": notation(parts)} for key, parts in history.series.items()]
     ends = [at for firing in expected for at in (firing.start, firing.end)]

@@ -26,7 +26,7 @@ GOOD = (Shard(),) * (SHARDS - 1)
 DOWN = (100, 110)
 TROUBLE: Mapping[str, tuple[Shard, ...]] = {
     "a shard is 20 s late": (Shard(late=20), *GOOD),
-    "clocks differ by 5 s": (Shard(ahead=5), *GOOD),
+    "the clock of a shard is 5 s ahead": (Shard(ahead=5), *GOOD),
     "a shard is down for 5 minutes": (Shard(stopped=[DOWN]), *GOOD),
 }
 # Queries are at a time between two samples, in seconds after one.

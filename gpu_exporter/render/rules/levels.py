@@ -18,8 +18,9 @@ from gpu_exporter.render.rules import allocation, rank_parts, remediation, train
 from gpu_exporter.render.rules.aggregates import Aggregate
 from gpu_exporter.render.rules.groups import Group, Groups, Rule
 
-# Values of these belong to one node; those of workloads, jobs, pools and clusters to several.
-_LOCAL = ("gpu:", "node:", "rank:")
+# Values of these belong to one node, and those of models are constants, the same everywhere; those of workloads, jobs,
+# pools and clusters belong to several nodes.
+_LOCAL = ("gpu:", "node:", "rank:", "model:")
 _NAME = re.compile(r"\b[a-z]\w*:\w+:\w+\b")
 # Comparisons of the ranks of a job.
 _PEERS = (f"by ({', '.join(JOB)})", f"by ({training_jobs.JOB_KEY}")
@@ -102,10 +103,12 @@ def _reads(rule: Rule, names: Collection[str]) -> bool:
 
 def _is_seed(rule: Rule) -> bool:
     """Return whether a rule by itself needs several nodes."""
+    if any(peers in rule["expr"] for peers in _PEERS):
+        return True
     name = rule.get("record")
     if name is None:
         return _CONTROLLER in rule["expr"]
-    return not name.startswith(_LOCAL) or name in _OF_CLUSTER or any(each in rule["expr"] for each in _PEERS)
+    return not name.startswith(_LOCAL) or name in _OF_CLUSTER
 
 
 def parts(group: Group) -> list[Rule]:

@@ -154,6 +154,8 @@ def _cost(prices: Limits) -> Iterator[Rule]:
 SLOW, RECORDED_EVERY = "1m", 60.0
 # For alerts that fire at once.
 PROMPT = "10s"
+# The groups whose samples alerts count (`gpu-classes`) or reports add up. They need their own intervals.
+COUNTED = ("gpu-classes", "gpu-accounting", "gpu-fleet", "gpu-reports")
 
 
 def _recorded(limits: Limits) -> Groups:

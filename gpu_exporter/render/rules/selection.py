@@ -20,6 +20,8 @@ _GROUPS: Mapping[str, Domain] = {
     "gpu-jobs": Domain.DISTRIBUTED,
     "gpu-progress": Domain.DISTRIBUTED,
     "gpu-controller": Domain.REMEDIATION,
+    "gpu-roofline": Domain.BOTTLENECK,
+    "gpu-serving": Domain.BOTTLENECK,
 }
 
 Needed = Mapping[str, Collection[Domain]]

@@ -16,8 +16,9 @@ from tests import ROOT
 
 GROUPS = rules.groups({})
 LEVELS = levels.split(GROUPS)
-# A node's own: no series with one of these labels is on two shards.
+# A node's own: no series with one of these labels is on two shards. Constants of models are the same on all.
 OF_NODE = {"UUID", "instance", "node"}
+CONSTANTS = "model:"
 # Scraped by the Prometheus above: kube-state-metrics, the remediation controller, inference servers.
 OF_CLUSTER = ("kube_", "gpu_remediation_", "vllm:", "sglang:", "tgi_", "nv_inference_")
 
@@ -57,6 +58,8 @@ def test_a_shard_compares_nothing_of_two_nodes() -> None:
                 assert kept, f"{name}: {node.prettify()}"
             if isinstance(node, promql_parser.BinaryExpr) and modifier is not None and modifier.matching is not None:
                 labels = set(modifier.matching.labels)
+                if node.rhs.prettify().startswith(CONSTANTS):
+                    continue
                 on = modifier.matching.type == promql_parser.LabelModifierType.Include
                 assert labels & OF_NODE if on else not labels & OF_NODE, f"{name}: {node.prettify()}"
 
@@ -79,7 +82,7 @@ def test_both_levels_have_all_rules() -> None:
     assert not shard & above
     assert shard | above >= every
     assert all(name.startswith("rank:") for name in (shard | above) - every)
-    assert {"GpuLost", "GpuThermalThrottling"} <= shard
+    assert {"GpuLost", "GpuThermalThrottling", "gpu:tensor_achieved:ratio"} <= shard
     assert {"GpuStragglerSlow", "GpuCollectiveStall", "GpuJobStalled", "GpuAllocationFragmented"} <= above
 
 

@@ -32,6 +32,7 @@ def test_what_a_request_says() -> None:
     assert one == Asked("mia", 3, (7, 8), ("ml/a", "4711"), 1.0)
     traced = asked({"trace": ["true"], "frames": ["false"], "output": ["text", "report"]}, "mia")
     assert traced == Asked("mia", seconds=0.5, trace=True, frames=False, outputs=("text", "report"))
+    assert asked({"seconds": ["500ms"]}, "mia").seconds == 1.0  # py-spy samples for whole seconds
 
 
 @pytest.mark.parametrize(
@@ -41,11 +42,20 @@ def test_what_a_request_says() -> None:
         ("pid", "99999999999999999999", "is no whole number from 1 to"),
         ("seconds", "6s", "seconds: at most 5"),
         ("url", "http://x", "url: is none of "),
+        ("trace", "maybe", "trace: .maybe. is neither true nor false"),
+        ("frames", "", "frames: .* is neither true nor false"),
     ],
 )
 def test_a_faulty_request(name: str, text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         asked({name: [text]}, "mia")
+
+
+@pytest.mark.parametrize(("name", "most"), [("gpu", 1), ("pid", 16), ("output", 16)])
+def test_too_many_of_an_argument(name: str, most: int) -> None:
+    """None of them is ignored."""
+    with pytest.raises(ValueError, match=f"{name}: at most {most}, not {most + 1}"):
+        asked({name: ["1"] * (most + 1)}, "mia")
 
 
 def test_an_unknown_output() -> None:

@@ -139,8 +139,10 @@ function comparison(profiles, profile, process, gpu, now) {
   const choose = async () => {
     place.hidden = choice.value === "";
     if (place.hidden) return;
-    const [other, before] = earlier[Number(choice.value)];
-    place.replaceChildren(flame(await stacksOf(profile, process.pid, "wall"), await stacksOf(other, before.pid, "wall")));
+    const chosen = choice.value;
+    const [other, before] = earlier[Number(chosen)];
+    const drawn = flame(await stacksOf(profile, process.pid, "wall"), await stacksOf(other, before.pid, "wall"));
+    if (choice.value === chosen) place.replaceChildren(drawn); // the answer to an earlier choice may come later
   };
   const choice = element("select", { on: { change: choose } }, element("option", { value: "" }, "nothing"), ...options);
   return [element("label", { class: "compare" }, `Compare process ${process.pid} with `, choice), place];
