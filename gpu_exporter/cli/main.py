@@ -46,9 +46,10 @@ def main() -> None:
 
 def unexpected(error: BaseException) -> str:
     """Return one line about an unforeseen error."""
-    # What the parser says if an allocation fails, where memory is too short to read the bytecode of a module, too.
+    # What Python's parser and compiler say if an allocation fails, also while a module is imported.
     of_parser = isinstance(error, ValueError) and " is required for " in str(error) and str(error).startswith("field '")
-    if isinstance(error, MemoryError) or of_parser:
+    of_compiler = isinstance(error, SystemError) and "returned NULL without setting an exception" in str(error)
+    if isinstance(error, MemoryError) or of_parser or of_compiler:
         return "out of memory: raise the memory limit of this process (ulimit -v) or of its container"
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return (

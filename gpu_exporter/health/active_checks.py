@@ -6,7 +6,6 @@ It has the latest runs of each GPU, by UUID. It needs no GPU and no CUDA. A symb
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import statistics
@@ -124,6 +123,8 @@ class ActiveChecks:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Let checks of other GPUs, by other jobs, write first."""
+        import fcntl  # Windows has none, and only reads
+
         lock = open_regular(self.path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
