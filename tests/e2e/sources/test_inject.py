@@ -107,9 +107,9 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
 def panels_of(prometheus: Prometheus, exporter: Exporter, injected: Mapping[str, FailureMode]) -> list[str]:
     """Return the problems of the dashboard of each failure mode, narrowed down to its node."""
     pages = []
-    for _ in range(2):
+    for pause in (6, 2):  # network cards are read every 5 s, and rates need two values
         pages += [stamped(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in injected]
-        time.sleep(2)
+        time.sleep(pause)
     shown, found = seen(sorted(pages, key=lambda page: page.at), {}), []
     for node, mode in injected.items():
         name = board_of(mode.domain).name
