@@ -80,7 +80,7 @@ class Exporter:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Real GPUs. A fake replaces the methods: it must be told what the jobs do."""
+    """Real GPUs. For fake ones, `host_bound` and `hang` set what the jobs would do to real ones."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     host_bound: Callable[..., None] = lambda *_: None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity
-from gpu_exporter.health.active_checks import ActiveChecks, History, Run
+from gpu_exporter.health.active_checks import ActiveChecks, Run
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.verdict import Health
@@ -29,7 +29,8 @@ class ActiveCheckWatch:
         self._stopping = threading.Event()
         self._complained = ""
         self._series: dict[tuple[str, str], Series] = {}
-        self.history = History()
+        self._stamp: tuple[int, int, int] | None = None
+        self._last: Mapping[str, Run] = {}
 
     def start(self) -> None:
         """Start to follow the file."""
@@ -45,9 +46,14 @@ class ActiveCheckWatch:
             self._stopping.wait(self._seconds)
 
     def poll(self) -> None:
-        """Read the file."""
+        """Read the file if it was written since. Only the last runs are kept: a full history is several MiB."""
+        complaint = ""
         try:
-            self.history, complaint = self._checks.read(), ""
+            stamp = self._checks.stamp()
+            if stamp != self._stamp:
+                history = self._checks.read()
+                self._last = {uuid: run for uuid in history.gpus if (run := history.last(uuid))}
+                self._stamp = stamp
         except (OSError, ValueError) as error:
             complaint = f"active checks cannot be read: {error}"
         if complaint and complaint != self._complained:
@@ -56,14 +62,14 @@ class ActiveCheckWatch:
 
     def last(self, uuid: str) -> Run | None:
         """Return the last run of a GPU."""
-        return self.history.last(uuid)
+        return self._last.get(uuid)
 
     def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
         """Return what the last active check of each GPU measured."""
         return tuple(sample for each in gpus for sample in self._of(each.gpu))
 
     def _of(self, gpu: Gpu) -> Iterator[Sample]:
-        run = self.history.last(gpu.uuid)
+        run = self.last(gpu.uuid)
         if run is None:
             return
         for name, value in run.values.items():

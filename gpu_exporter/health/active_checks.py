@@ -87,9 +87,20 @@ class ActiveChecks:
         """Return the history; an empty one if there is none yet. Raises OSError, and ValueError for another content."""
         return self._worker.call(self._read)
 
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Return what differs after each write; None if there is no file yet. Raises OSError."""
+        return self._worker.call(self._stamp)
+
     def append(self, runs: Mapping[str, Run]) -> None:
         """Add a run for each of these UUIDs. Raises OSError, and ValueError for a file that has another content."""
         self._worker.call(lambda: self._append(runs))
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _read(self) -> History:
         try:

@@ -16,7 +16,7 @@ from gpu_exporter.health.active_checks import History
 from gpu_exporter.model.verdict import Action, Health, Problem
 from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes
 
-# Of fewer pairs, those of two GPUs, none can be told to be slower than the others.
+# Fewer pairs, those of two GPUs, have no median from which one of them could differ.
 LEAST_PAIRS = 6
 Pair = tuple[int, int]
 

@@ -82,7 +82,7 @@ class TraceSession:
 
     @property
     def has_requested(self) -> bool:
-        """Whether any process was told to record, so that it may be slower from now on."""
+        """Whether any process was asked to record, so that it may be slower from now on."""
         return any(target.requested_at for target in self._targets.values())
 
     def run(self, socket: DaemonSocket) -> None:

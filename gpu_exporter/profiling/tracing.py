@@ -29,7 +29,7 @@ MOST_BYTES = 32 << 20
 class Traced:
     """What traces say: outputs of their analysis by name, kernels and stacks; and the processes that have none.
 
-    `requested`: whether any process was told to record, even if its trace is of no use.
+    `requested`: whether any process was asked to record, even if its trace is of no use.
     """
 
     outputs: Mapping[str, bytes]

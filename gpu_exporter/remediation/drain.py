@@ -27,7 +27,8 @@ def advance(decision: Decision, node: Node, load: Load | None, pool: Pool, now: 
     """Return the decision about a node, of which `load` are the pods; None if they do not matter.
 
     A gang whose eviction has begun is evicted to its end, whatever else is known by now: without some of its pods, the
-    others are of no use. Apart from that, only a node that is faulty now is drained.
+    others are of no use. Only an announced time is waited for, which the drain of another node may have set since.
+    Apart from that, only a node that is faulty now is drained.
     """
     state = node.state
     if load is None or state is None or decision.reason in (Reason.OFF, Reason.OPTED_OUT, Reason.UNREADABLE):
@@ -37,14 +38,16 @@ def advance(decision: Decision, node: Node, load: Load | None, pool: Pool, now: 
         waits = decision.reason is Reason.AWAITING_REPAIR
         return decision.refused(Reason.PODS_UNKNOWN, load.problem) if waits else decision
     if state.drain and state.drain.gang and not (load.rest and load.rest.key in load.refused):
-        return _finish(decision, state, load)
+        return _finish(decision, state, load, pool.drain, now)
     if decision.reason is not Reason.AWAITING_REPAIR:
         return decision
     return _step(decision, state, load, pool.drain, now)
 
 
-def _finish(decision: Decision, state: State, load: Load) -> Decision:
+def _finish(decision: Decision, state: State, load: Load, drain: Drain, now: float) -> Decision:
     """Go on with a gang of which some pods may have been evicted."""
+    if load.rest and any(pod.waits(drain, now) for pod in load.rest.live):
+        return decision.refused(Reason.CHECKPOINT, _waiting(load.rest, load, now))
     if load.rest:
         words, evict = f"evicts the rest of a job: {_named(load.rest.pods)}", (load.rest,)
         return replace(decision, verb=Verb.EVICT, reason=Reason.REST_OF_GANG, words=words, state=None, evict=evict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.health import active_checks
 from gpu_exporter.health.active_check_watch import ActiveCheckWatch
-from gpu_exporter.health.active_checks import FILE, ActiveChecks, Found, Run
+from gpu_exporter.health.active_checks import FILE, ActiveChecks, Found, History, Run
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.verdict import Action, Health
@@ -90,3 +91,28 @@ def test_a_file_that_becomes_unusable(tmp_path: Path, caplog: pytest.LogCaptureF
         watch.poll()
     assert watch.last("GPU-0") == RUN
     assert len(caplog.records) == 1
+
+
+def test_the_file_is_read_only_after_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has up to 4 MiB, and is looked at every few seconds."""
+    reads = list[int]()
+    read = ActiveChecks.read
+
+    def counted(checks: ActiveChecks) -> History:
+        reads.append(1)
+        return read(checks)
+
+    monkeypatch.setattr(ActiveChecks, "read", counted)
+    watch, checks = ActiveCheckWatch(tmp_path), ActiveChecks(tmp_path)
+    for _ in range(3):
+        watch.poll()
+    assert reads == []
+    for count in (1, 2):
+        checks.append({"GPU-0": replace(RUN, at=float(count))})
+        for _ in range(3):
+            watch.poll()
+        assert len(reads) == count
+        assert watch.last("GPU-0") == replace(RUN, at=float(count))
+    (tmp_path / FILE).unlink()
+    watch.poll()
+    assert watch.last("GPU-0") is None

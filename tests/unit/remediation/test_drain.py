@@ -96,6 +96,16 @@ def test_only_faulty_nodes_are_drained(evidence: Any) -> None:
     assert decide(draining(gang=BEGUN), Load(rest=unit(*RANKS)), evidence).evict == (unit(*RANKS),)
 
 
+def test_the_rest_of_a_job_waits_for_the_announced_time() -> None:
+    """The drain of another node of the job has announced it after this one had begun."""
+    wants = {"gpu-exporter.io/checkpoint": "90s"}
+    notified = pod("r0", annotations={**wants, pods.EVICT_AFTER: at(30)}, **JOB)
+    decision = decide(draining(gang=BEGUN), Load(rest=unit(notified, RANKS[1])))
+    assert (decision.verb, decision.reason, decision.evict) == (Verb.NONE, Reason.CHECKPOINT, ())
+    over = pod("r0", annotations={**wants, pods.EVICT_AFTER: at(-1)}, **JOB)
+    assert decide(draining(gang=BEGUN), Load(rest=unit(over, RANKS[1]))).reason is Reason.REST_OF_GANG
+
+
 def test_a_person_who_uncordons_ends_the_drain() -> None:
     uncordoned = replace(draining(), unschedulable=False)
     decision = decide(uncordoned, Load((WEB,)))
