@@ -48,7 +48,7 @@ def unexpected(error: BaseException) -> str:
     """Return one line about an unforeseen error."""
     # What Python's parser and compiler say if an allocation fails, also while a module is imported.
     of_parser = isinstance(error, ValueError) and " is required for " in str(error) and str(error).startswith("field '")
-    of_compiler = isinstance(error, SystemError) and "returned NULL without setting an exception" in str(error)
+    of_compiler = isinstance(error, SystemError) and " without " in str(error) and "exception" in str(error)
     if isinstance(error, MemoryError) or of_parser or of_compiler:
         return "out of memory: raise the memory limit of this process (ulimit -v) or of its container"
     if isinstance(error, RuntimeError) and "start new thread" in str(error):

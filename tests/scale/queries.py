@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.error import HTTPError
 
@@ -56,9 +56,12 @@ def differences(one: Store, other: Store, at: float, rate_interval: str = "15s")
         if _longest(_WINDOW, expression) + _longest(_OFFSET, expression) + LOOK_BACK > at:
             continue
         expected, found = _answer(one, expression, at), _answer(other, expression, at)
+        tolerance = OF_RATES if "rate(" in expression else SOME
         if "topk(" in expression:  # of equal values, any may be chosen, so that a rank may have none or two
-            expected, found = _values(expected or found), _values(found or expected)
-        problem = next(_differing(expected, found, OF_RATES if "rate(" in expression else SOME), None)
+            compared = _unmatched((expected or found).values(), (found or expected).values(), tolerance)
+        else:
+            compared = _differing(expected, found, tolerance)
+        problem = next(compared, None)
         if problem:
             problems.append(f"{where} at {at:.0f}: {problem}\n{expression}")
         else:
@@ -83,14 +86,16 @@ def _answer(store: Store, expression: str, at: float) -> Answer:
     }
 
 
-def _values(answer: Answer) -> Answer:
-    """Return the different values, without labels."""
-    return {(("value", f"{value:.6g}"),): value for value in answer.values()}
-
-
 def _longest(spans: re.Pattern[str], expression: str) -> float:
     """Return the longest of these spans of an expression in seconds."""
     return max((float(size) * _SECONDS[unit] for size, unit in spans.findall(expression)), default=0.0)
+
+
+def _unmatched(expected: Collection[float], found: Collection[float], tolerance: float) -> Iterator[str]:
+    for which, values, others in (("not in the second one", expected, found), ("in the second one", found, expected)):
+        for value in values:
+            if not any(_near(value, other, tolerance) for other in others):
+                yield f"{which}: {value}"
 
 
 def _differing(expected: Answer, found: Answer, tolerance: float) -> Iterator[str]:
@@ -98,5 +103,10 @@ def _differing(expected: Answer, found: Answer, tolerance: float) -> Iterator[st
         yield f"{'not ' if labels in expected else ''}in the second one: {dict(labels)}"
     for labels, value in expected.items():
         other = found.get(labels, math.nan)
-        if not (math.isclose(value, other, rel_tol=tolerance, abs_tol=tolerance / 10) or math.isnan(value + other)):
+        if not (_near(value, other, tolerance) or math.isnan(value + other)):
             yield f"{value} and {other}: {dict(labels)}"
+
+
+def _near(value: float, other: float, tolerance: float) -> bool:
+    both_undefined = math.isnan(value) and math.isnan(other)
+    return both_undefined or math.isclose(value, other, rel_tol=tolerance, abs_tol=tolerance / 10)

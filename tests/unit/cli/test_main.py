@@ -13,6 +13,7 @@ from gpu_exporter.cli.main import unexpected
         (MemoryError(), "out of memory"),
         (ValueError("field 'target' is required for AnnAssign"), "out of memory"),  # Python's parser without memory
         (SystemError("<built-in function compile> returned NULL without setting an exception"), "out of memory"),
+        (SystemError("error return without exception set"), "out of memory"),
         (RuntimeError("can't start new thread"), "cannot start a thread"),
         (ValueError("a\nb\x1b"), "unexpected error: ValueError: a b\N{REPLACEMENT CHARACTER}; please report it"),
     ],
