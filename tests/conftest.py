@@ -18,6 +18,7 @@ from hypothesis import settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import PACKAGED_RECORDINGS, ROOT
+from tests.support import forked
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import LONG, PATIENCE
 from tests.support.tools import free_port as free_port
@@ -117,6 +118,8 @@ def command(*arguments: str) -> list[str]:
 def run(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run gpu-exporter until it exits."""
     environment = {**os.environ, **(env or {})}
+    if forked.possible(environment):
+        return forked.run(arguments, environment, timeout)
     return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,13 @@ def with_image(values: Values) -> dict[str, Any]:
 
 def texts(values: Values, chart: Path = CHART) -> Mapping[str, str]:
     """Return the output of each template with these values and an image, by its file's name."""
+    return _rendered(json.dumps(with_image(values)), chart)
+
+
+@lru_cache(maxsize=32)
+def _rendered(values: str, chart: Path) -> Mapping[str, str]:
     with Chart.load(chart) as loaded:
-        made = loaded.render(with_image(values), name=RELEASE, namespace=NAMESPACE)
+        made = loaded.render(json.loads(values), name=RELEASE, namespace=NAMESPACE)
     return {name.partition("/templates/")[2]: text for name, text in made.items()}
 
 
@@ -201,7 +207,7 @@ def objects(values: Values, chart: Path = CHART) -> list[Object]:
         document
         for name, text in texts(values, chart).items()
         if name.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, Loader=yaml.CSafeLoader)
         if document
     ]
 
