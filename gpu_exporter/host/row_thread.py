@@ -33,9 +33,10 @@ class RowThread(threading.Thread):
 
     def rows(self, gpus: Sequence[GpuSamples]) -> Sequence[Row]:
         """Return the rows of the last read, and note the GPUs for the next one. Never blocks, never raises."""
-        if gpus and not self._gpus:
-            self._wake.set()
+        first = not self._gpus
         self._gpus = tuple(seen.gpu for seen in gpus)
+        if first and self._gpus:
+            self._wake.set()
         fresh = time.monotonic() - self._read_at <= STALE_PERIODS * self._period
         return self._rows if fresh else ()
 
