@@ -164,6 +164,7 @@ class Config:
     high_resolution: bool     = _setting(ADVANCED, "Read profiling counters ten times a second, for histograms of changes that are shorter than a collection interval. Costs about 0.5 % of a core per GPU.", boolean, "false")
     gauge_window: float       = _setting(ADVANCED, "Time over which profiling gauges are averaged.", duration, "15s")
     nics: bool                = _setting(ADVANCED, "Read the network cards for RDMA (InfiniBand, RoCE, EFA) from /sys; see docs/fabric.md.", boolean, "true")
+    nccl_inspector_dir: Path | None = _setting(ADVANCED, "Directory in which NCCL's Inspector plugin writes its files for Prometheus, to expose the bandwidth of collectives; see docs/fabric.md.", Path)
     procfs: Path              = _setting(ADVANCED, "The host's /proc, to look up processes: share it with hostPID or a mount. With NVIDIA's open kernel modules, the container's own /proc works, too.", Path, "/proc")
     sysfs: Path               = _setting(ADVANCED, "The host's /sys, for --host-evidence and --nics: its cgroups, PCI devices and network cards.", Path, "/sys")
     pod_resources_socket: Path = _setting(ADVANCED, "kubelet's pod-resources socket.", Path, "/var/lib/kubelet/pod-resources/kubelet.sock")

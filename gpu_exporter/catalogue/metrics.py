@@ -33,7 +33,7 @@ GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
-PROFILE, PROBE, NIC = MetricSet.PROFILE, MetricSet.PROBE, MetricSet.NIC
+PROFILE, PROBE, NIC, NCCL = MetricSet.PROFILE, MetricSet.PROBE, MetricSet.NIC, MetricSet.NCCL
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -313,6 +313,10 @@ NIC_RX           = _nic("rx_bytes_total",             COUNTER, "bytes",         
 NIC_DOWNED       = _nic("link_downed_total",          COUNTER, "events",           "How often the links of the ports nearest to the GPU were down since the exporter started.", of_gpu=True)
 NIC_ERRORS       = _nic("link_errors_total",          COUNTER, "errors",           "Link errors of the ports nearest to the GPU since the exporter started.", of_gpu=True, pace=SLOW)
 NIC_RETRANSMITS  = _nic("retransmits_total",          COUNTER, "packets",          "Packets that the ports nearest to the GPU sent or requested again since the exporter started.", of_gpu=True, pace=SLOW)
+
+# --- collectives, with --nccl-inspector-dir: read by host/fabric/ from the files that NCCL's Inspector plugin writes --------------------
+NCCL_BUS       = Metric("gpu_nccl_bus_bandwidth_bytes_per_second",       GAUGE, "bytes per second", "Bus bandwidth in bytes per second of NCCL's operations on the GPU, by operation, size of the message, and whether all ranks are on one node: geometric mean over the last file of NCCL Inspector (docs/fabric.md).", 0, 1e14, set=NCCL)
+NCCL_ALGORITHM = Metric("gpu_nccl_algorithm_bandwidth_bytes_per_second", GAUGE, "bytes per second", "Algorithm bandwidth in bytes per second of NCCL's operations on the GPU, with the labels of the bus bandwidth; only the Inspector of NCCL 2.29 writes it.", 0, 1e14, set=NCCL)
 
 # --- training loops, with --job-socket: what their ranks send, with the labels job_id and rank -------------------------------------------
 def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] = (), labels: Labels = ()) -> Metric:

@@ -21,6 +21,7 @@ SETS = {
     MetricSet.PROFILE: "--profile",
     MetricSet.PROBE: "check --active",
     MetricSet.NIC: "default, with NICs",
+    MetricSet.NCCL: "--nccl-inspector-dir",
 }
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")

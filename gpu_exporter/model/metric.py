@@ -28,8 +28,9 @@ class Pace(Enum):
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
-    exposed if the fields file names it. Nor are HOST, JOB, PROFILE and PROBE: they need `--host-evidence`,
-    `--job-socket`, `--profile`, and results of `check --active`. NIC needs network cards, and `--no-nics` hides it."""
+    exposed if the fields file names it. Nor are HOST, JOB, PROFILE, PROBE and NCCL: they need `--host-evidence`,
+    `--job-socket`, `--profile`, results of `check --active`, and `--nccl-inspector-dir`. NIC needs network cards, and
+    `--no-nics` hides it."""
 
     DEFAULT = "default"
     FULL = "full"
@@ -39,6 +40,7 @@ class MetricSet(Enum):
     PROFILE = "profile"
     PROBE = "probe"
     NIC = "nic"
+    NCCL = "nccl"
 
 
 class Schema(Enum):

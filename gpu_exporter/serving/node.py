@@ -208,8 +208,8 @@ def _attributor(source: Source, config: Config) -> Attributor | None:
 
 
 def _host(source: Source, config: Config) -> HostEvidence | None:
-    """Return what observes the processes on the GPUs and the network cards, as far as the settings ask for it; None if
-    the GPUs are not this machine's."""
+    """Return what observes the processes on the GPUs, the network cards and NCCL, as far as the settings ask for it;
+    None if the GPUs are not this machine's."""
     if not source.live or is_remote(config, source.name):
         return None
     parts: list[HostEvidence] = []
@@ -221,6 +221,10 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
         from gpu_exporter.host.fabric.watch import FabricWatch
 
         parts.append(FabricWatch(HostFiles(config.procfs, config.sysfs), details=config.metrics is MetricSet.FULL))
+    if config.nccl_inspector_dir:
+        from gpu_exporter.host.fabric.inspector import InspectorWatch
+
+        parts.append(InspectorWatch(config.nccl_inspector_dir))
     return Several(parts) if parts else None
 
 

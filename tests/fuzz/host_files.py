@@ -1,4 +1,4 @@
-"""The fuzzing target of files of /proc and cgroups: processes choose names and arguments."""
+"""The fuzzing targets of files of /proc and cgroups, where processes choose names, and of those of NCCL Inspector."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from gpu_exporter.decoding import printable
 from gpu_exporter.host import cgroup, procfs
+from gpu_exporter.host.fabric.inspector_file import bandwidths
 from tests.fuzz.harness import Parser, Target
+from tests.support.fakes.nccl_inspector import coll, old_coll, p2p
 
 TOKENS = (b") R ", b"(", b"\n", b"total=", b"0-3,8", b"nr_periods ", b"0::/../..", b"18446744073709551616")
 
@@ -40,4 +42,17 @@ def _files() -> Sequence[bytes]:
     ]
 
 
-TARGET = Target("host", _files, _parsers, tokens=TOKENS)
+@contextmanager
+def _nccl(folder: Path) -> Iterator[Parser]:
+    def take(content: bytes) -> Iterable[str]:
+        values, wrong = bandwidths(content)
+        assert all(0 <= value <= 1e14 for value in values.values())
+        return [wrong]
+
+    yield Parser(take)
+
+
+TARGETS = (
+    Target("host", _files, _parsers, tokens=TOKENS),
+    Target("nccl-inspector", lambda: [(coll(5) + p2p(6, "Send")).encode(), old_coll(3, 2, 7).encode()], _nccl),
+)

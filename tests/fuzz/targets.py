@@ -447,7 +447,7 @@ TARGETS = (
     Target("api-list", _api_lists, _api_list, (LookupFailed,), (b'"continue":"x"', b'"items":5', b'"items":null')),
     Target("prometheus", _prometheus_answers, _prometheus, (GpuExporterError,)),
     Target("metrics", _scraped, _metrics, (GpuExporterError,), (b"# TYPE x counter\n", b'{le="', b"+Inf", b"# EOF\n")),
-    host_files.TARGET,
+    *host_files.TARGETS,
     traces.TARGET,
     *profiles.TARGETS,
     Target("http", _requests, _http, tokens=(b"\r\n\r\n", b"Host: ", b"Content-Length: ", b"chunked", b"%00", b"/../")),

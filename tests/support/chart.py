@@ -163,7 +163,11 @@ SETS: Mapping[str, Values] = {
     "host-evidence": {"hostEvidence": {"enabled": True}, "openShift": {"scc": True}},
     "job-socket": {"jobSocket": {"enabled": True}, "openShift": {"scc": True}},
     "profile": {"profile": {"enabled": True, "users": [USER]}, "web": {"config": {"basic_auth_users": {USER: HASH}}}},
-    "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "xids": {"keep": "none"}},
+    "jobs": {
+        "slurm": {"jobMappingPath": "/run/gpu-jobs"},
+        "ncclInspector": {"path": "/run/nccl-inspector"},
+        "xids": {"keep": "none"},
+    },
     "overridden": {
         "prometheusRule": {
             "enabled": True,

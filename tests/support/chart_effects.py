@@ -114,6 +114,7 @@ OWNERS: Mapping[str, Effect] = {
     "jobSocket.path": Effect(
         "/run/jobs", f"{POD} volumes job-socket hostPath path", "/run/jobs", {"jobSocket": {"enabled": True}}
     ),
+    "ncclInspector.path": Effect("/run/nccl", f"{POD} volumes nccl-inspector hostPath path", "/run/nccl"),
     "profile.enabled": Effect(True, f"{POD} containers sampler securityContext capabilities add", ["SYS_PTRACE"]),
     "profile.reasons": Effect(["schedule"], f"{CONFIG} profile", "schedule", {"profile": {"enabled": True}}),
     "profile.users": Effect(

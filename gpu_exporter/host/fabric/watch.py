@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
@@ -16,15 +13,12 @@ from gpu_exporter.host.fabric.rails import History, Rails, is_up, rails_of, rate
 from gpu_exporter.host.fabric.rails import rows as rows_of_gpu
 from gpu_exporter.host.fabric.reader import MOST_PORTS, FabricReader, Link, Nic
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.host.row_thread import RowThread
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels
-from gpu_exporter.model.snapshot import GpuSamples, Row
-
-log = logging.getLogger(__name__)
+from gpu_exporter.model.snapshot import Row
 
 PERIOD_SECONDS, ERRORS_SECONDS, SCAN_SECONDS = 5.0, 15.0, 60.0
-# Rows that are older than this many periods are withdrawn.
-STALE_PERIODS = 2.5
 # A thread never wakes up exactly after a period.
 EARLY_SECONDS = 0.5
 # The state of a port whose card fell off the bus.
@@ -34,14 +28,13 @@ DMA_BUF_KERNEL = (5, 12)
 _ERRORS = {ErrorKind(dict(row.labels)["kind"]): row for row in m.NIC_PORT_ERRORS}
 
 
-class FabricWatch(threading.Thread):
-    """Keeps the rows of network ports up to date. `rows` never blocks. With `details`, also errors by port."""
+class FabricWatch(RowThread):
+    """Keeps the rows of network ports up to date. With `details`, also errors by port."""
 
     def __init__(self, files: HostFiles, *, details: bool = False, period: float = PERIOD_SECONDS) -> None:
-        super().__init__(name="nics", daemon=True)
-        self._files, self._details, self._period = files, details, period
+        super().__init__("nics", "network cards", period)
+        self._files, self._details = files, details
         self._reader = FabricReader(files)
-        self._gpus: Sequence[Gpu] = ()
         self._nics: Sequence[Nic] = ()
         self._lost: frozenset[str] = frozenset()
         self._totals: dict[str, Totals] = {}
@@ -49,42 +42,13 @@ class FabricWatch(threading.Thread):
         self._rails: dict[str, Rails] = {}
         self._placed: Sequence[Gpu] = ()
         self._gpudirect: Sequence[Row] = ()
-        self._scanned_at = self._errors_at = self._read_at = -math.inf
-        self._rows: Sequence[Row] = ()
-        self._stopping = threading.Event()
-        self._broken = False
+        self._scanned_at = self._errors_at = -math.inf
 
-    # --- the clock's thread -----------------------------------------------------------------------------------------
-
-    def rows(self, gpus: Sequence[GpuSamples]) -> Sequence[Row]:
-        """Return the rows of the last poll, and note the GPUs for the next one. Never blocks, never raises."""
-        self._gpus = tuple(seen.gpu for seen in gpus)
-        fresh = time.monotonic() - self._read_at <= STALE_PERIODS * self._period
-        return self._rows if fresh else ()
-
-    def stop(self) -> None:
-        """Request the end; does not wait for it."""
-        self._stopping.set()
-
-    # --- its own thread ---------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.poll(time.monotonic())
-                self._broken = False
-            except Exception:  # the ports are optional: everything else goes on
-                if not self._broken:
-                    log.exception("network cards: unexpected error, please report it")
-                self._broken = True
-            self._stopping.wait(self._period)
-
-    def poll(self, now: float) -> None:
-        """Read what is due at this time (monotonic seconds)."""
+    def read(self, now: float) -> Sequence[Row]:
+        """Return the rows of the ports, and read what is due at this time (monotonic seconds)."""
         self._scan(now)
         if not self._nics:
-            self._rows = ()
-            return
+            return ()
         links = {nic.name: LOST if nic.name in self._lost else self._reader.link(nic) for nic in self._nics}
         if any(link.up is None for link in links.values()):  # it is gone
             self._scanned_at = -math.inf
@@ -98,7 +62,7 @@ class FabricWatch(threading.Thread):
                 up = is_up(rails, links, self._history, others)
                 share = rate_share(rails, links, self._history, self._nics)
                 rows += rows_of_gpu(gpu, rails, up, share)
-        self._rows, self._read_at = [*rows, *self._gpudirect], time.monotonic()
+        return [*rows, *self._gpudirect]
 
     def _scan(self, now: float) -> None:
         """Look for ports once a minute, and for the nearest ones of each GPU when ports or GPUs have changed."""

@@ -62,6 +62,7 @@ while it is on:
 | `processes.enabled` | hostPID |
 | `hostEvidence.enabled` | hostPID, read-only hostPath of /sys; storage reads and /dev/shm of other users also need SYS_PTRACE (`securityContext`) |
 | `jobSocket.enabled` | hostPID, writable hostPath, uid 0 |
+| `ncclInspector.path` | read-only hostPath |
 | `profile.enabled` | hostPID; in a container of its own, `sampler`, SYS_PTRACE and uid 0, without other capabilities, ports or GPUs. The exporter's own container gets no more than hostPID |
 | `kernelLog.mode: file` | read-only hostPath, the group of the file |
 | `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |

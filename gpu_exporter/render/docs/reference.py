@@ -40,8 +40,9 @@ labels `gpu` and `UUID`; join other labels from `gpu_info`. Series that do not c
 `source`, for example `source="replay"`.
 
 - **set**: `default` is always exposed, `full` with `--metrics full`, `host` with
-  `--host-evidence`, `job` with `--job-socket` ([training loops](jobs.md)), `named` only if a dcgm-exporter's CSV
-  [file of fields](dcgm-exporter.md) names it.
+  `--host-evidence`, `job` with `--job-socket` ([training loops](jobs.md)), `nccl` with `--nccl-inspector-dir`
+  ([NCCL Inspector](fabric.md#nccl-inspector)), `named` only if a dcgm-exporter's CSV [file of
+  fields](dcgm-exporter.md) names it.
 - **si**: the name with `--schema si`, if it differs. This is the schema of dcgm-exporter since 4.9: base units, and
   the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. gpu-exporter's own metrics keep their names.
 - **read**: how often the value is read from the driver: `fast` at every collection, `steady` every 5 s, `slow` every

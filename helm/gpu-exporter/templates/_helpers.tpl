@@ -151,7 +151,7 @@ runAsUser: 0
 
 {{/* Whether a feature mounts a part of the node. */}}
 {{- define "gpu-exporter.hostPath" -}}
-{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
+{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath .Values.ncclInspector.path (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
 {{- end }}
 
 {{/* A name for objects that belong to no namespace. */}}
@@ -163,6 +163,7 @@ runAsUser: 0
 {{- define "gpu-exporter.beyondRestricted" -}}
 {{- include "gpu-exporter.root" . }}
 {{- if .Values.slurm.jobMappingPath }}slurm.jobMappingPath {{ end }}
+{{- if .Values.ncclInspector.path }}ncclInspector.path {{ end }}
 {{- if .Values.processes.enabled }}processes.enabled {{ end }}
 {{- if .Values.hostEvidence.enabled }}hostEvidence.enabled {{ end }}
 {{- if .Values.profile.enabled }}profile.enabled {{ end }}
@@ -268,6 +269,7 @@ httpGet:
 {{- if .Values.processes.enabled }}{{ $_ := set $found "processes" "true" }}{{ end }}
 {{- if .Values.hostEvidence.enabled }}{{ $_ := set $found "host_evidence" "true" }}{{ $_ := set $found "sysfs" "/host/sys" }}{{ end }}
 {{- if .Values.jobSocket.enabled }}{{ $_ := set $found "job_socket" "/host/job-socket/jobs.sock" }}{{ end }}
+{{- if .Values.ncclInspector.path }}{{ $_ := set $found "nccl_inspector_dir" "/host/nccl-inspector" }}{{ end }}
 {{- if .Values.profile.enabled }}
 {{- $_ := set $found "profile" (join "," .Values.profile.reasons) }}
 {{- $_ := set $found "profile_dir" "/var/lib/gpu-exporter-profiles/profiles" }}

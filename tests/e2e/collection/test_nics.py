@@ -1,10 +1,13 @@
-"""Network cards of the machine on /metrics, beside GPUs of the fake driver."""
+"""Network cards of the machine and NCCL's bandwidths on /metrics, beside GPUs of the fake driver."""
 
+import os
+import time
 from pathlib import Path
 
 from tests.conftest import Serve
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.fakes.fabric import MLX5_IB, FakeFabric
+from tests.support.fakes.nccl_inspector import coll, path
 
 
 def test_network_cards_of_gpus(serve: Serve, tmp_path: Path) -> None:
@@ -25,3 +28,17 @@ def test_network_cards_of_gpus(serve: Serve, tmp_path: Path) -> None:
     exporter = serve(*sysfs, "--no-nics", env=driver.environment)
     page = exporter.until(lambda page: page.values("gpu_up") == [1], timeout=60)
     assert not [name for name, _, _ in page.samples if name.startswith("gpu_nic_")]
+
+
+def test_files_of_nccl_inspector(serve: Serve, tmp_path: Path) -> None:
+    """A job's file becomes series of its GPU."""
+    driver = FakeDriver(tmp_path / "driver", gpus=2)
+    file = path(tmp_path, uuid := str(identity(1)["UUID"]))
+    file.write_text(coll(40, n_nodes="4", message_size="32-33MB"))
+    os.utime(file, (time.time() - 2,) * 2)
+    exporter = serve("--nccl-inspector-dir", str(tmp_path), "--interval", "200ms", env=driver.environment)
+    name = "gpu_nccl_bus_bandwidth_bytes_per_second"
+    page = exporter.until(lambda page: bool(page.values(name)), timeout=60)
+    labels = {"operation": "AllReduce", "message_size": "16-256MiB", "scope": "inter_node"}
+    assert page.value(name, UUID=uuid, **labels) == 40e9
+    assert len(page.values(name)) == 1

@@ -40,7 +40,7 @@ BEYOND: Mapping[str, set[str]] = {
     "restricted": set(),
     "dcgm-remote": set(),
     "dcgm-within": {"uid 0", "not runAsNonRoot", "capability SYS_ADMIN"},
-    "jobs": {"hostPath /run/gpu-jobs"},
+    "jobs": {"hostPath /run/gpu-jobs", "hostPath /run/nccl-inspector"},
     "kernel-log": {
         "privileged",
         "hostPath /dev/kmsg",
