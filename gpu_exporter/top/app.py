@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.top.lines import glyphs
-from gpu_exporter.top.terminal import Terminal
+from gpu_exporter.top.terminal import ENDS, Terminal
 
 if TYPE_CHECKING:
     from gpu_exporter.top.feeds import Feed
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 1.0
 # A terminal that cannot move its cursor gets a table below the last one, so often.
 DUMB_SECONDS = 5.0
+# How late that is, and the end after Ctrl-C.
+WAKE_SECONDS = 0.1
 STARTING = "  Starting: reading the first values …"
 
 
@@ -100,18 +103,28 @@ def _run_dumb(make: Callable[[], Feed]) -> bool:
     from gpu_exporter.top.lines import ASCII
     from gpu_exporter.top.screen import Screen
 
-    changed = threading.Event()
+    ended: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        if ended:  # the terminal may take no more output
+            raise KeyboardInterrupt
+        ended.append(number)
+
+    # An exception that a handler raises is lost in a destructor.
+    for number in ENDS:
+        signal.signal(number, end)
+    changed, due = threading.Event(), 0.0
     starter = _Starter(make, changed.set)
     starter.start()
     screen = Screen(ASCII, size=(Console().width, 100))
-    try:
-        while True:
-            changed.wait()
-            starter.check()
-            if starter.feed and starter.feed.view.judged:
-                lines = ["".join(span.text for span in line).rstrip() for line in screen.lines(starter.feed.view)[:-1]]
-                print("\n".join(lines).rstrip(), flush=True)
-                time.sleep(DUMB_SECONDS)
-            changed.clear()
-    except KeyboardInterrupt:
-        return starter.feed.stop() if starter.feed else True
+    while not ended:
+        time.sleep(WAKE_SECONDS)
+        if not changed.is_set() or time.monotonic() < due:
+            continue
+        changed.clear()
+        starter.check()
+        if starter.feed and starter.feed.view.judged:
+            lines = ["".join(span.text for span in line).rstrip() for line in screen.lines(starter.feed.view)[:-1]]
+            print("\n".join(lines).rstrip(), flush=True)
+            due = time.monotonic() + DUMB_SECONDS
+    return starter.feed.stop() if starter.feed else True

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from tests import ROOT
+from tests.rules.needed import write_read
 from tests.rules.series import Device, input_series
 from tests.rules.shapes import STEP
 from tests.support.tools import BUNDLED, is_long, tool
@@ -94,18 +95,26 @@ def check(
 
     By default in the newest promtool, with `--long` in both. The bundled one takes most of the time; it always runs
     the comparison with Python, and the bundled Prometheus the e2e tests. promtool evaluates all groups at one interval.
+    The default `rules` are those that a case reads.
     """
     programs = programs or promtools()[0 if is_long() else 1 :]
     runs = []
     for number, case in enumerate(cases):
-        path = folder / f"{number}.yaml"
-        files = [str(each) for each in rules or RULES]
-        content = {"rule_files": files, "evaluation_interval": interval, "tests": [case.rendered()]}
+        path, test = folder / f"{number}.yaml", case.rendered()
+        files = rules or [_read(folder / f"rules-{number}.yaml", test)]
+        content = {"rule_files": [str(each) for each in files], "evaluation_interval": interval, "tests": [test]}
         path.write_text(json.dumps(content))
         runs += [(program, path, case.name) for program in programs]
     with ThreadPoolExecutor(2) as pool:
         failures = [failure for failure in pool.map(_run, runs) if failure]
     assert not failures, "\n\n".join(failures)
+
+
+def _read(path: Path, test: Mapping[str, Any]) -> Path:
+    """Write the rules that a test reads to a path, and return it."""
+    expressions = [each["expr"] for each in test["promql_expr_test"]]
+    write_read(ROOT / "alerts", path, expressions, {each["alertname"] for each in test.get("alert_rule_test", ())})
+    return path
 
 
 def _run(run: tuple[Path, Path, str]) -> str:

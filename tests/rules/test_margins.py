@@ -71,8 +71,8 @@ def test_margins_of_recorded_phases() -> None:
 
     unexplained = [(row.recording, row.phase, row.judged, row.what, row.margin.left) for row in small if not row.reason]
     assert not unexplained, (
-        f"{unexplained}; fix: compare a quantity that differs by an order of magnitude, or add the reason to REASONS in "
-        "tests/margins/table.py"
+        f"{unexplained}; fix: compare a quantity that differs by an order of magnitude, or add the reason to REASONS "
+        "in tests/margins/table.py"
     )
     unneeded = {why for _, _, why in REASONS} - {row.reason for row in small}
     assert not unneeded, f"no margin is small because of {unneeded}; fix: remove it from REASONS"
