@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_exporter.catalogue import nic_signals
-from gpu_exporter.catalogue.conditions import Fn, Limit, Over, comparisons
+from gpu_exporter.catalogue.condition_walks import comparisons
+from gpu_exporter.catalogue.conditions import Fn, Limit, Over
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import Board, runbook

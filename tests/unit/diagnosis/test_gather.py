@@ -15,7 +15,8 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.conditions import Over, PeerMedian, PeerShare, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.cli import diagnose_run
