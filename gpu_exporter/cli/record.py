@@ -13,7 +13,7 @@ from gpu_exporter.cli.stop import leave, stop_event
 from gpu_exporter.collection import record
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import duration, interval
-from gpu_exporter.sources.choice import only, origin
+from gpu_exporter.sources.choice import only
 
 
 @click.command("record", cls=Command)
@@ -37,8 +37,6 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     stop, source = stop_event(), only(config)
     host = recorded_host(source, config)
     metrics = selected(config.metrics, processes=host is not None)
-    ticks, clean = record.record(
-        source, metrics, out, interval, duration, origin=origin(source), mask=mask, host=host, stop=stop
-    )
+    ticks, clean = record.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)
     click.echo(f"{out}: {ticks} ticks")
     leave(0, clean)
