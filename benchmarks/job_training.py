@@ -191,12 +191,12 @@ def run_parallel(case: Case, device_kind: str, seconds: float) -> None:
     batch = torch.randn(4096 if device_kind == "cuda" else 16, width, device=device_kind)
     # FSDP exchanges parameters in both passes: without samples, only the rest of a step is certainly a rank's own.
     is_sampled = case.strategy == "fsdp" and SAMPLE_EVERY > 0 and device_kind == "cuda"
-    timer = StepTimer(
-        case.name,
-        waits_in=() if case.strategy == "ddp" or is_sampled else ("forward", "backward", "optimizer"),
-        sample_every=SAMPLE_EVERY if is_sampled else 0,
-    )
+    timer = StepTimer(case.name)
     timer.watch(model)
+    if is_sampled:
+        timer.sample_every(SAMPLE_EVERY)
+    elif case.strategy == "fsdp":
+        timer.mark_collectives("forward", "backward", "optimizer")
 
     def load() -> Any:
         if slow == "data":

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import promql
+from gpu_exporter.catalogue.condition_walks import leaves
 from gpu_exporter.catalogue.conditions import (
     Calc,
     Condition,
@@ -22,7 +23,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerMedian,
     PeerMin,
     PeerShare,
-    leaves,
     no_case,
 )
 from gpu_exporter.catalogue.evaluate import Device, Window, holds, value

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.conditions import Compare, Condition, Limit, comparisons, limits_of, marks_of
+from gpu_exporter.catalogue.condition_walks import comparisons, limits_of, marks_of
+from gpu_exporter.catalogue.conditions import Compare, Condition, Limit
 from gpu_exporter.catalogue.distributions import Within
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.formulas import parts

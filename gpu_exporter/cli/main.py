@@ -55,9 +55,18 @@ def unexpected(error: BaseException) -> str:
         return (
             "cannot start a thread: raise the limit of memory or of threads (ulimit -v, ulimit -u, or the container's)"
         )
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]
-    line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    if isinstance(error, ImportError) and "failed to map segment" in str(error):
+        return (
+            f"{_one_line(str(error))}: raise the memory limit of this process (ulimit -v) or of its container; if the"
+            " library is on a file system that is mounted with noexec, move it"
+        )
+    line = _one_line(f"{type(error).__name__}: {error}")
     return f"unexpected error: {line}; please report it with the traceback that --debug shows"
+
+
+def _one_line(text: str) -> str:
+    short = " ".join(text.split())[:LONGEST_ERROR]
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
 
 
 def _uncaught(args: threading.ExceptHookArgs) -> None:

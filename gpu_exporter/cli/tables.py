@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -25,6 +26,11 @@ SETS = {
 }
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")
+
+
+def terminal_width() -> int:
+    """Return the width of the terminal, or what lines need at least to be readable."""
+    return max(40, shutil.get_terminal_size().columns)
 
 
 def metric_table(metrics: Sequence[Metric]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import EntityKind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.source import Device, HostEvidence, Sampled, Source
+from gpu_exporter.sources.choice import origin
 from gpu_exporter.sources.recording.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ def record(
     interval: float,
     duration: float,
     *,
-    origin: str = "",
     mask: bool = False,
     host: HostEvidence | None = None,
     stop: threading.Event,
@@ -42,10 +42,9 @@ def record(
 
     With `host`, the recording also has the evidence of the host; `metrics` must include the processes.
 
-    The file is complete in either case, and says that the values come from the source `origin`. Raises
-    GpuExporterError.
+    The file is complete in either case, and says from which source the values come. Raises GpuExporterError.
     """
-    recorder = _Recorder(source, _raw(metrics), path, interval, origin=origin, mask=mask, host=host)
+    recorder = _Recorder(source, _raw(metrics), path, interval, mask=mask, host=host)
     thread = threading.Thread(target=recorder.run, args=(duration, stop), name="record", daemon=True)
     thread.start()
     end = time.monotonic() + duration + START_SECONDS
@@ -86,14 +85,13 @@ class _Recorder:
         path: Path,
         interval: float,
         *,
-        origin: str,
         mask: bool,
         host: HostEvidence | None,
     ) -> None:
         self.ticks = 0
         self.error: Exception | None = None
         self._source, self._metrics = source, metrics
-        self._path, self._interval, self._origin, self._mask = path, interval, origin, mask
+        self._path, self._interval, self._mask = path, interval, mask
         self._writer: Writer | None = None
         self._host = host
         self._read: dict[int, GpuSamples] = {}
@@ -117,7 +115,7 @@ class _Recorder:
             if stop.is_set():  # nobody waits for this thread any more: it must not write
                 return
             gpus = [device.gpu for device in devices]
-            self._writer = Writer(self._path, gpus, self._interval, source=self._origin, mask=self._mask)
+            self._writer = Writer(self._path, gpus, self._interval, source=origin(self._source), mask=self._mask)
             if self._host:
                 self._host.start()
             self._record(devices, duration, stop)

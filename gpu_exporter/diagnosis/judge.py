@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import Bottleneck, classify
 from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.condition_walks import terms
 from gpu_exporter.catalogue.conditions import (
     And,
     Compare,
@@ -22,7 +23,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     no_case,
-    terms,
 )
 from gpu_exporter.catalogue.evaluate import holds, value
 from gpu_exporter.catalogue.failure_modes import MODES

@@ -47,20 +47,20 @@ class GpuHost:
     """Reads the processes of one GPU. `leader` is the one that launches most of its work."""
 
     topology: Topology
-    totals: Totals = field(default_factory=Totals)
-    missing: dict[Metric, str] = field(default_factory=dict)
-    leader: ProcessSample | None = None
-    limits: Limits = field(default_factory=Limits)
-    _trees: dict[int, Tree] = field(default_factory=dict)
-    _before: dict[Key, ProcessSample] = field(default_factory=dict)
-    _threads: dict[int, bytes] = field(default_factory=dict)
-    _thread_samples: dict[int, ThreadSample] = field(default_factory=dict)
-    _throttling: dict[CpuLimit, Throttling] = field(default_factory=dict)
-    _bytes_read: dict[Key, int] = field(default_factory=dict)
-    _pressure: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    _busy: Mapping[int, float] = field(default_factory=dict)
-    _read_at: float | None = None
-    _scanned_at: float = -SCAN_SECONDS
+    totals: Totals = field(default_factory=Totals, init=False)
+    missing: dict[Metric, str] = field(default_factory=dict, init=False)
+    leader: ProcessSample | None = field(default=None, init=False)
+    limits: Limits = field(default_factory=Limits, init=False)
+    _trees: dict[int, Tree] = field(default_factory=dict, init=False)
+    _before: dict[Key, ProcessSample] = field(default_factory=dict, init=False)
+    _threads: dict[int, bytes] = field(default_factory=dict, init=False)
+    _thread_samples: dict[int, ThreadSample] = field(default_factory=dict, init=False)
+    _throttling: dict[CpuLimit, Throttling] = field(default_factory=dict, init=False)
+    _bytes_read: dict[Key, int] = field(default_factory=dict, init=False)
+    _pressure: dict[tuple[str, str, str], float] = field(default_factory=dict, init=False)
+    _busy: Mapping[int, float] = field(default_factory=dict, init=False)
+    _read_at: float | None = field(default=None, init=False)
+    _scanned_at: float = field(default=-SCAN_SECONDS, init=False)
 
     def read(
         self, files: HostFiles, pids: Mapping[int, float], on_gpus: Container[int], machine: Machine, now: float

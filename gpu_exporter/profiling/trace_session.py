@@ -70,10 +70,10 @@ class TraceSession:
     trace_dir: PurePosixPath | None = None
     answer_seconds: float = ANSWER_SECONDS
     write_seconds: float = WRITE_SECONDS
-    taken: list[TakenTrace] = field(default_factory=list)
-    failed: list[tuple[Process, GpuExporterError]] = field(default_factory=list)
-    _start: float | None = None
-    _targets: dict[int, _Target] = field(default_factory=dict)
+    taken: list[TakenTrace] = field(default_factory=list, init=False)
+    failed: list[tuple[Process, GpuExporterError]] = field(default_factory=list, init=False)
+    _start: float | None = field(default=None, init=False)
+    _targets: dict[int, _Target] = field(default_factory=dict, init=False)
 
     @property
     def errors(self) -> list[GpuExporterError]:

@@ -9,6 +9,7 @@ from enum import Enum, IntEnum
 
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.condition_walks import children, signals_of, terms
 from gpu_exporter.catalogue.conditions import (
     And,
     Compare,
@@ -23,10 +24,7 @@ from gpu_exporter.catalogue.conditions import (
     PeerMin,
     PeerShare,
     Unless,
-    children,
     no_case,
-    signals_of,
-    terms,
 )
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_exporter.catalogue.condition_walks import children, leaves, marks_of, shared
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -25,11 +26,7 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Term,
     Unless,
-    children,
-    leaves,
-    marks_of,
     no_case,
-    shared,
 )
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES

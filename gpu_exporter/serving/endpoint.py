@@ -34,8 +34,8 @@ class Health:
 
     def __init__(self, interval: float, pages: Pages, failure: Callable[[], str] = str) -> None:
         self.snapshot: Snapshot | None = None
+        self.pages = pages
         self._interval = interval
-        self._pages = pages
         self._failure = failure
 
     def liveness_problem(self) -> str:
@@ -43,9 +43,9 @@ class Health:
 
         Only the age of the page counts, not its GPUs: the thread that makes pages never calls a driver.
         """
-        if not self._pages.made.is_set():
+        if not self.pages.made.is_set():
             return NO_METRICS_YET
-        age = time.monotonic() - self._pages.made_at
+        age = time.monotonic() - self.pages.made_at
         if age <= max(EXPIRY_SECONDS, EXPIRY_INTERVALS * self._interval):
             return ""
         since = datetime.fromtimestamp(time.time() - age, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -89,27 +89,40 @@ def no_check(uuid: str) -> Run | None:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileAccess:
+    """The profiles of a node's processes, which only `users` may see.
+
+    `ask` has one taken, with the arguments of a URL, for a user.
+    """
+
+    views: ProfileViews
+    users: frozenset[str]
+    ask: Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
-    exporter cannot know it. `profiles` are those of its processes, if it takes any, which only `profile_users` may see;
-    `ask_profile` has one taken, with the arguments of a URL, for a user.
-    `last_check` returns the last active check of a GPU by its UUID.
+    exporter cannot know it. `profiles` is None if the node takes none. `last_check` returns the last active check of a
+    GPU by its UUID.
     """
 
     node: str
-    pages: Pages
     health: Health
     events: EventLog | None = None
     dead: Callable[[], bool] = never
     live: LiveNode | None = None
-    since: Since = field(default_factory=Since)
     boot_id: str = ""
-    profiles: ProfileViews | None = None
-    profile_users: frozenset[str] = frozenset()
-    ask_profile: Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]] | None = None
+    profiles: ProfileAccess | None = None
     last_check: Callable[[str], Run | None] = no_check
-    gpus: Composed = field(default_factory=Composed)
-    state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
-    recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))
+    since: Since = field(default_factory=Since, init=False)
+    gpus: Composed = field(default_factory=Composed, init=False)
+    state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS), init=False)
+    recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS), init=False)
+
+    @property
+    def pages(self) -> Pages:
+        """The pages whose age is the health of the node."""
+        return self.health.pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
-from gpu_exporter.serving.endpoint import Endpoint, Health, Reply, never, no_check
+from gpu_exporter.serving.endpoint import Endpoint, Health, ProfileAccess, never, no_check
 from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
@@ -78,19 +78,15 @@ class Node:
         *,
         alone: bool = True,
     ) -> None:
-        self._name, self._style = name, style(config)
+        self._name, self._style, self._process = name, style(config), process
         self._renderer = self._renderer_of(source, selection)
-        self._process = process
-        self._attributor = _attributor(source, config)
-        self._host = _host(source, config)
+        self._attributor, self._host = _attributor(source, config), _host(source, config)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
         self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
-        pages = Pages()
-        health = Health(config.interval, pages, lambda: self._collector.failure)
+        health = Health(config.interval, Pages(), lambda: self._collector.failure)
         self.live = live = _live(name, config, health, events, always=alone)
         profiles = _profiles(source, config, live, alone=alone)
-        jobs = _jobs(source, config, alone=alone)
-        checks = _active_checks(source, config)
+        jobs, checks = _jobs(source, config, alone=alone), _active_checks(source, config)
         self._telemetry = tuple(filter(None, (jobs, profiles, checks)))
         self._collector = Collector(
             source,
@@ -99,19 +95,16 @@ class Node:
             _collection(config),
             context=Context(events, self._attributor, self._host, self._telemetry),
             extra_metrics=extra_metrics,
-            every_tick_wanted=pages.followed,
+            every_tick_wanted=health.pages.followed,
         )
         self.endpoint = Endpoint(
             name,
-            pages,
             health,
             self._collector.events,
             source.dead if isinstance(source, Staged) else never,
             live,
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
-            profiles=profiles.views if profiles else None,
-            profile_users=frozenset(config.profile_users),
-            ask_profile=_asking(profiles) if profiles else None,
+            profiles=_access(profiles, config) if profiles else None,
             last_check=checks.last if checks else no_check,
         )
 
@@ -248,10 +241,10 @@ def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: b
     return profile_watch(source, config, live.monitor if live else None, alone=alone)
 
 
-def _asking(profiles: ProfileWatch) -> Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]]:
+def _access(profiles: ProfileWatch, config: Config) -> ProfileAccess:
     from gpu_exporter.serving.profiles import ask
 
-    return partial(ask, profiles)
+    return ProfileAccess(profiles.views, frozenset(config.profile_users), partial(ask, profiles))
 
 
 def _active_checks(source: Source, config: Config) -> ActiveCheckWatch | None:

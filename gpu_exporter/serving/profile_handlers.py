@@ -7,13 +7,10 @@ import base64
 import binascii
 import math
 import re
-from typing import TYPE_CHECKING
 
+from gpu_exporter.serving.endpoint import ProfileAccess
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.lifecycle import is_cross_site
-
-if TYPE_CHECKING:
-    from gpu_exporter.profiling.views import ProfileViews
 
 JSON, PPROF = "application/json", "application/octet-stream"
 OFF = "profiles are off: start the exporter with --profile (docs/profile.md)\n"
@@ -42,16 +39,17 @@ class _OfProfiles(Handler):
         user = user_of(self.request.headers.get("Authorization", ""))
         return user if user in self.settings["guard"].config.users else ""
 
-    async def profiles(self, prefix: str) -> ProfileViews | None:
+    async def profiles(self, prefix: str) -> ProfileAccess | None:
         """Return the profiles of a node; after an answer, None if there are none or the client may not see them."""
         endpoint = self.endpoint(prefix)
         self.set_header("Cache-Control", "no-store")
-        if endpoint.profiles is None:
+        profiles = endpoint.profiles
+        if profiles is None:
             await self.send(OFF, TEXT, 404)
-        elif self.user not in endpoint.profile_users and not self.has_token():
+        elif self.user not in profiles.users and not self.has_token():
             await self.send(NOT_ALLOWED, TEXT, 403)
         else:
-            return endpoint.profiles
+            return profiles
         return None
 
 
@@ -73,9 +71,9 @@ class Profiles(_OfProfiles):
         # Not on this thread: scrapes would wait for the disk.
         loop, wanted = asyncio.get_running_loop(), self.get_query_argument("id", "")
         if not wanted:
-            await self.send(await loop.run_in_executor(None, profiles.listed), JSON)
+            await self.send(await loop.run_in_executor(None, profiles.views.listed), JSON)
             return
-        body = await loop.run_in_executor(None, profiles.one, wanted)
+        body = await loop.run_in_executor(None, profiles.views.one, wanted)
         if body is None:
             await self.send(GONE, TEXT, 404)
         else:
@@ -84,14 +82,15 @@ class Profiles(_OfProfiles):
     head = get
 
     async def post(self, prefix: str) -> None:
-        headers, ask = self.request.headers, self.endpoint(prefix).ask_profile
-        if await self.profiles(prefix) is None or ask is None:
+        profiles = await self.profiles(prefix)
+        if profiles is None:
             return
+        headers = self.request.headers
         if is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
             await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
             return
         arguments = {name: self.get_query_arguments(name) for name in self.request.query_arguments}
-        reply = await ask(arguments, self.user or "token")
+        reply = await profiles.ask(arguments, self.user or "token")
         if reply.retry_seconds:
             self.set_header("Retry-After", str(math.ceil(reply.retry_seconds)))
         await self.send(reply.body, JSON if reply.status == 200 else TEXT, reply.status)
@@ -109,6 +108,6 @@ class Pprof(_OfProfiles):
             await self.send(BAD_SECONDS, TEXT, 400)
             return
         loop = asyncio.get_running_loop()
-        await self.send(await loop.run_in_executor(None, profiles.pprof, float(seconds)), PPROF)
+        await self.send(await loop.run_in_executor(None, profiles.views.pprof, float(seconds)), PPROF)
 
     head = get

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.loss import lost
@@ -67,18 +67,18 @@ class Screen:
 
     marks: Glyphs
     size: tuple[int, int] = (80, 24)
-    chosen: int = 0
-    offset: int = 0
-    scroll: int = 0
     order: str = "index"
-    reverse: bool = False
-    filter: str = ""
-    typing: bool = False
-    expanded: bool = False
-    help: bool = False
-    done: bool = False
-    _shown: int = 0
-    _key: DeviceKey | None = None
+    chosen: int = field(default=0, init=False)
+    offset: int = field(default=0, init=False)
+    scroll: int = field(default=0, init=False)
+    reverse: bool = field(default=False, init=False)
+    filter: str = field(default="", init=False)
+    typing: bool = field(default=False, init=False)
+    expanded: bool = field(default=False, init=False)
+    help: bool = field(default=False, init=False)
+    done: bool = field(default=False, init=False)
+    _shown: int = field(default=0, init=False)
+    _key: DeviceKey | None = field(default=None, init=False)
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -29,30 +29,37 @@ BEFORE_WINDOW = "launched before the trace began"
 _STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a reader collects: names and threads, which events refer to by row, and the events, each table in parts."""
+
+    names: Sequence[str]
+    threads: Sequence[str]
+    device: Sequence[DeviceEvents]
+    host: Sequence[HostEvents]
+    collectives: Sequence[Collectives] = ()
+    memory: Sequence[MemoryEvents] = ()
+    out_of_memory: Sequence[MemoryEvents] = ()
+
+
 def assemble(
     path: str,
-    names: Sequence[str],
-    threads: Sequence[str],
+    parts: Parts,
     *,
-    device: Sequence[DeviceEvents],
-    host: Sequence[HostEvents],
-    collectives: Sequence[Collectives] = (),
-    memory: Sequence[MemoryEvents] = (),
-    out_of_memory: Sequence[MemoryEvents] = (),
     devices: Mapping[int, DeviceProperties] | None = None,
     distributed: Distributed | None = None,
     dropped: Mapping[str, int] | None = None,
     repaired: int = 0,
     base: int = 0,
 ) -> Trace:
-    """Return the trace of these tables. `base` is added to all times, ns.
+    """Return the trace of these parts. `base` is added to all times, ns.
 
     Kernels whose names say that they communicate get that kind. Device events without a launch in the file began
     before the window of the profiler: they are dropped and counted, unless most have none.
     """
-    host_events = _sorted_host(host, base)
-    device_events, collective_rows, unlaunched = _device(
-        DeviceEvents.joined(device), Collectives.joined(collectives), host_events, names, base
+    names, host_events = parts.names, _sorted_host(parts.host, base)
+    device_events, collectives, unlaunched = _device(
+        DeviceEvents.joined(parts.device), Collectives.joined(parts.collectives), host_events, names, base
     )
     reasons = dict(dropped or {})
     if unlaunched:
@@ -61,12 +68,12 @@ def assemble(
         path=path,
         rank=distributed.rank if distributed else None,
         names=tuple(names),
-        threads=tuple(threads),
+        threads=tuple(parts.threads),
         device_events=device_events,
         host_events=host_events,
-        collectives=collective_rows,
-        memory=_by_time(memory, base),
-        out_of_memory=_by_time(out_of_memory, base),
+        collectives=collectives,
+        memory=_by_time(parts.memory, base),
+        out_of_memory=_by_time(parts.out_of_memory, base),
         steps=_steps(host_events, names),
         devices=devices or {},
         distributed=distributed,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.assemble import assemble
+from gpu_exporter.traces.assemble import Parts, assemble
 from gpu_exporter.traces.chunks import MOST_TAIL_BYTES, Blocks, Chunks, Progress, metadata
 from gpu_exporter.traces.columns import Columns, integers
 from gpu_exporter.traces.events import TRUNCATED, Decoder
@@ -47,15 +47,18 @@ def _trace(path: Path, header: bytes, decoder: Decoder, columns: Columns, droppe
     if not columns.names and not sum(dropped.values()):
         raise GpuExporterError("the trace contains no events: record at least one step while the profiler is active")
     base = metadata(header, tail, BASE)
-    return assemble(
-        str(path),
+    parts = Parts(
         tuple(columns.names),
         tuple(f"{process}/{thread}" for process, thread in columns.threads),
-        device=columns.device,
-        host=columns.host,
-        collectives=columns.collectives,
-        memory=columns.memory,
-        out_of_memory=columns.out_of_memory,
+        columns.device,
+        columns.host,
+        columns.collectives,
+        columns.memory,
+        columns.out_of_memory,
+    )
+    return assemble(
+        str(path),
+        parts,
         devices=_devices(metadata(header, tail, "deviceProperties")),
         distributed=_distributed(metadata(header, tail, "distributedInfo")),
         dropped=dropped,

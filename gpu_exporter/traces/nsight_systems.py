@@ -18,7 +18,7 @@ import numpy as np
 
 from gpu_exporter.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.assemble import assemble
+from gpu_exporter.traces.assemble import Parts, assemble
 from gpu_exporter.traces.chunks import Progress
 from gpu_exporter.traces.model import (
     UNKNOWN,
@@ -98,12 +98,10 @@ class _Export:
         device += self._faults()
         if not self._names:
             raise GpuExporterError("the report contains no events: record while the program works")
+        threads = tuple(f"{process}/{thread}" for process, thread in self._threads)
         return assemble(
             str(self._path),
-            tuple(self._names),
-            tuple(f"{process}/{thread}" for process, thread in self._threads),
-            device=device,
-            host=host,
+            Parts(tuple(self._names), threads, device, host),
             devices=self._properties(),
             dropped=+self._dropped,
             base=self._begin(),

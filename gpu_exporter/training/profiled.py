@@ -30,7 +30,7 @@ class Sampler:
 
     def __init__(self, every: int) -> None:
         if every < 2:
-            raise ValueError(f"sample_every={every}: use 2 or more; a profiled step is slow")
+            raise ValueError(f"sample_every({every}): use 2 or more; a profiled step is slow")
         self._every = every
         self._profile: Any = None
         self._is_warm = self._is_off = False

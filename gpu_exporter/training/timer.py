@@ -44,11 +44,11 @@ class StepTimer:
     textfile (`*.prom`), by default $GPU_EXPORTER_JOB_SOCKET; without it, the timer only measures. `dtype` (`bf16`) is
     that of the matrix products, for the peak that MFU refers to. `uuid` is the GPU, where PyTorch does not say.
 
-    If neither `watch` nor `waiting` tells how long this rank waits, `waits_in` are phases that contain collectives, and
-    do not count as self time. Or of `sample_every` steps on a GPU one is profiled, and only these have a self time.
     With `gpu=False`, times are those of the CPU.
 
-    Use it in the thread of the loop. Nothing of it waits for the GPU or the exporter.
+    Self time needs to know how long this rank waits for others: call `watch`, `waiting`, `sample_every` or
+    `mark_collectives`. Use the timer in the thread of the loop. Nothing of it waits for the GPU or the exporter, except
+    the steps that `sample_every` profiles.
     """
 
     def __init__(
@@ -61,16 +61,13 @@ class StepTimer:
         socket: str | os.PathLike[str] | None = None,
         dtype: str = "",
         uuid: str = "",
-        waits_in: Iterable[str] = (),
-        sample_every: int = 0,
         gpu: bool = True,
     ) -> None:
         self.place = self._place(job_id, rank, world_size, local_rank)
         self.totals, self._lock = Totals(), threading.Lock()
-        alone = self.place.world_size == 1
-        self._sampler = self._sampler_of(sample_every, alone=alone)
+        self._sampler: Sampler | None = None
         self._data_of_step = 0.0
-        waits = frozenset(waits_in) | ONLY_WAITING if (waits_in or alone) and not self._sampler else None
+        waits = ONLY_WAITING if self.place.world_size == 1 else None  # a single rank waits for none
         self.recorder = Recorder(self.totals, self._lock, waits, gpu=gpu)
         self._uuid, self._dtype = uuid or visible_uuid(os.environ, self.place.local_rank), dtype
         self._attempt, self._process = os.urandom(8).hex(), os.getpid()
@@ -95,15 +92,6 @@ class StepTimer:
             raise ValueError(f"rank {rank} of {world_size} ranks: ranks count from 0 to world_size - 1")
         local_rank = said.local_rank if local_rank is None else local_rank
         return Place(job_id or said.job_id, rank, world_size, local_rank, said.pod_uid)
-
-    @staticmethod
-    def _sampler_of(every: int, *, alone: bool) -> Sampler | None:
-        if not every:
-            return None
-        from gpu_exporter.training.profiled import Sampler  # few jobs need it
-
-        sampler = Sampler(every)
-        return None if alone else sampler  # a single rank waits for none
 
     # --- what a loop calls --------------------------------------------------------------------------------------------
 
@@ -162,6 +150,25 @@ class StepTimer:
 
         if watch(model, self.recorder):
             self.know_waiting()
+
+    def sample_every(self, steps: int) -> None:
+        """Profile one of so many steps on a GPU: only these have a self time. Call it on all ranks, before the loop.
+
+        For jobs with collectives all over the step: FSDP, tensor parallelism. Raises ValueError for less than 2 steps.
+        """
+        from gpu_exporter.training.profiled import Sampler  # few jobs need it
+
+        sampler = Sampler(steps)
+        if self.place.world_size > 1:  # a single rank waits for none
+            self._sampler, self.recorder.waits = sampler, None
+
+    def mark_collectives(self, *phases: str) -> None:
+        """Leave phases that contain collectives out of the self time. Call it before the loop.
+
+        For other jobs in which nothing tells how long this rank waits. `sample_every` takes precedence.
+        """
+        if not self._sampler:
+            self.recorder.waits = ONLY_WAITING.union(self.recorder.waits or (), phases)
 
     def summary(self) -> dict[str, float]:
         """Return means per step in seconds, shares and rates of this rank since the timer was created.

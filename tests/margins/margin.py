@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from gpu_exporter.catalogue.condition_walks import terms
 from gpu_exporter.catalogue.conditions import (
     And,
     Compare,
@@ -22,7 +23,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     no_case,
-    terms,
 )
 from gpu_exporter.catalogue.evaluate import COMPARE, Device, Window, bound, value
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.conditions import Over, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import Over
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Ramp, Scope, Wave

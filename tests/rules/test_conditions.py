@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import evaluate, time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
-from gpu_exporter.catalogue.conditions import Condition, Leaf, Limits, OfRanks, Over, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import Condition, Leaf, Limits, OfRanks, Over
 from gpu_exporter.catalogue.evaluate import Device, Points, holds, marked
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.catalogue.condition_walks import children, terms
 from gpu_exporter.catalogue.conditions import (
     And,
     Compare,
@@ -21,9 +22,7 @@ from gpu_exporter.catalogue.conditions import (
     PeerMin,
     PeerShare,
     Unless,
-    children,
     no_case,
-    terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode

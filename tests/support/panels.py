@@ -21,7 +21,8 @@ import yaml
 from gpu_exporter.catalogue import bottlenecks, evaluate, job_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.roofline import ROOFS
 from gpu_exporter.catalogue.signal import Signal

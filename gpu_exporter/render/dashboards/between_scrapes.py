@@ -9,7 +9,8 @@ from gpu_exporter.catalogue.conditions import Fn, Over
 from gpu_exporter.render.boards import JOB, Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow
-from gpu_exporter.render.dashboards.panels import heatmap, lines
+from gpu_exporter.render.dashboards.graphs import lines
+from gpu_exporter.render.dashboards.panels import heatmap
 from gpu_exporter.render.dashboards.queries import Query
 
 NEEDS = " Needs `--metrics full`; without it, see"

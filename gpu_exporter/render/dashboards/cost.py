@@ -12,9 +12,10 @@ from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import hues, lines, number, time_shares, watched
+from gpu_exporter.render.dashboards.graphs import Style, hues, lines, time_shares
+from gpu_exporter.render.dashboards.panels import number, watched
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing, table
+from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
@@ -84,11 +85,13 @@ def _time() -> list[object]:
                 "the largest loss is worth the most work: docs/diagnose.md explains the causes.",
             ),
             [Query(hours, "", "none", "GPU hours"), Query(f"({hours}) * scalar({_PRICE})", "", "currencyUSD", "cost")],
-            (LABEL,),
+            Columns(
+                (LABEL,),
+                gauges=["GPU hours"],
+                texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
+            ),
             width=8,
             sort="GPU hours",
-            gauges=["GPU hours"],
-            texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
         ),
     ]
 
@@ -114,11 +117,13 @@ def _workloads() -> object:
             ),
             Query(f"{idle} or 0 * {q.of(BOARD, a.GPUS)}", "", "short", "idle GPUs"),
         ],
-        ("cluster", "namespace", "workload"),
+        Columns(
+            ("cluster", "namespace", "workload"),
+            gauges=["wasted per hour"],
+            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
+        ),
         width=13,
         sort="wasted per hour",
-        gauges=["wasted per hour"],
-        steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
         height=10,
     )
 
@@ -134,10 +139,10 @@ def _wasted_spend() -> object:
             "set an idle timeout, or use smaller or shared GPUs.",
         ),
         wasters,
+        Style(overrides=hues(wasters)),
         width=11,
         link=None,
         height=10,
-        overrides=hues(wasters),
     )
 
 
@@ -156,12 +161,14 @@ def _wasted_gpus() -> object:
             Query(wasted, "", "percentunit", "wasted"),
             Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
         ],
-        ("node", "gpu", "workload"),
+        Columns(
+            ("node", "gpu", "workload"),
+            added=(LABEL,),
+            gauges=["wasted"],
+            texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
+        ),
         width=24,
         sort="wasted per hour",
-        gauges=["wasted"],
-        added=(LABEL,),
-        texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
         height=9,
     )
 

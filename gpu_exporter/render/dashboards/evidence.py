@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_exporter.catalogue import nic_signals
-from gpu_exporter.catalogue.conditions import Fn, Limit, Over, comparisons
+from gpu_exporter.catalogue.condition_walks import comparisons
+from gpu_exporter.catalogue.conditions import Fn, Limit, Over
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import Board, runbook
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ABSENT, TO_GPU, About, BoardRow
-from gpu_exporter.render.dashboards.panels import lines
+from gpu_exporter.render.dashboards.graphs import Style, lines
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.prose import title
 
@@ -45,11 +46,13 @@ def evidence(board: Board, mode: FailureMode) -> Any:
         mode.name,
         about,
         queries,
+        Style(
+            limits=_limits(mode, queries[0].unit),
+            empty=NONE_REPORTED if mode.needs and all(signal.extra_labels for signal in mode.needs) else ABSENT,
+        ),
         width=12,
         link=TO_GPU if mode.needs else None,
         links=[{"title": "Runbook", "url": runbook(mode), "targetBlank": True}],
-        limits=_limits(mode, queries[0].unit),
-        empty=NONE_REPORTED if mode.needs and all(signal.extra_labels for signal in mode.needs) else ABSENT,
     )
 
 

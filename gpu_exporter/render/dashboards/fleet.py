@@ -11,9 +11,10 @@ from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards import remediation
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import coloured, hues, lines, number, pair, time_shares
+from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, hues, lines, time_shares
+from gpu_exporter.render.dashboards.panels import number, pair
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing, grouped, table
+from gpu_exporter.render.dashboards.tables import Columns, firing, grouped, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules import allocation as al
 from gpu_exporter.render.rules.aggregates import Aggregate
@@ -111,10 +112,9 @@ def _teams() -> object:
             Query(of_namespace.format(q.of(BOARD, a.GPU_COST)), "", "currencyUSD", "cost per hour"),
             Query(of_namespace.format(q.of(BOARD, a.GPUS)), "", "short", "GPUs"),
         ],
-        ("cluster", "namespace"),
+        Columns(("cluster", "namespace"), gauges=["wasted per hour"]),
         width=9,
         sort="wasted per hour",
-        gauges=["wasted per hour"],
         height=10,
     )
 
@@ -134,11 +134,13 @@ def _classes() -> object:
             "open a node with many GPUs in another class to see what limits them.",
         ),
         [Query(by_class, "{{class}}", "short")],
+        Style(
+            Legend.LIST,
+            stacked=True,
+            overrides=coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS}),
+        ),
         width=12,
         link=None,
-        stacked=True,
-        many=False,
-        overrides=coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS}),
     )
 
 
@@ -158,10 +160,9 @@ def _utilisation() -> object:
             "utilisation far above SM activity: the GPUs wait, or run fake load.",
         ),
         queries,
+        Style(Legend.LIST, overrides=hues(queries)),
         width=24,
         link=None,
-        many=False,
-        overrides=hues(queries),
     )
 
 
@@ -185,11 +186,13 @@ def _nodes() -> object:
                 (a.NODE_TEMP, "hottest"),
             ),
         ],
-        ("cluster", "node"),
+        Columns(
+            ("cluster", "node"),
+            gauges=["utilisation", "SM"],
+            steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "degraded": FEW},
+        ),
         width=15,
         sort=(Severity.CRITICAL.value, Severity.WARNING.value),
-        gauges=["utilisation", "SM"],
-        steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "degraded": FEW},
         height=10,
     )
 
@@ -223,9 +226,8 @@ def _owners() -> list[object]:
                 (a.WORKLOAD_GR, "engine"),
                 (a.WORKLOAD_SM, "SM"),
             ),
-            ("cluster", "namespace", "workload"),
+            Columns(("cluster", "namespace", "workload"), gauges=["wasted per hour", "engine", "SM"]),
             sort="wasted per hour",
-            gauges=["wasted per hour", "engine", "SM"],
         ),
         lines(
             "Wasted spend by namespace",
@@ -236,9 +238,9 @@ def _owners() -> list[object]:
                 "the Cost dashboard shows which workloads and GPUs waste it.",
             ),
             wasters,
+            Style(overrides=hues(wasters)),
             width=12,
             link=None,
-            overrides=hues(wasters),
         ),
     ]
 
@@ -260,9 +262,9 @@ def _room() -> list[object]:
                 (al.CLUSTER_PENDING, "pending"),
                 (al.CLUSTER_STARVED, "starved"),
             ),
+            Style(Legend.LIST),
             width=24,
             link=None,
-            many=False,
         ),
         table(
             "Node pools",
@@ -273,7 +275,7 @@ def _room() -> list[object]:
                 "the node table above shows which nodes; docs/signals.md explains how pools are identified.",
             ),
             _named((al.POOL_ALLOCATABLE, "GPUs"), (al.POOL_ALLOCATED, "allocated"), (al.POOL_FREE, "free")),
-            ("cluster", "pool", "resource"),
+            Columns(("cluster", "pool", "resource")),
             sort="free",
         ),
         table(
@@ -284,7 +286,7 @@ def _room() -> list[object]:
                 "`kubectl describe pod` shows why the scheduler finds no node.",
             ),
             _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved")),
-            ("cluster", "namespace", "resource"),
+            Columns(("cluster", "namespace", "resource")),
             sort="pending",
         ),
     ]

@@ -12,19 +12,8 @@ from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
-from gpu_exporter.render.dashboards.panels import (
-    LIMITS,
-    class_timeline,
-    dashed,
-    hues,
-    lines,
-    named,
-    number,
-    states,
-    time_shares,
-    verdict,
-    watched,
-)
+from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
+from gpu_exporter.render.dashboards.panels import LIMITS, class_timeline, named, number, states, verdict, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing
 
@@ -52,9 +41,8 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: t
         title,
         about,
         queries,
+        Style(Legend.LIST, overrides=[*hues(queries), *dashed(queries, [prose.title(each) for each in limits])]),
         width=width,
-        overrides=[*hues(queries), *dashed(queries, [prose.title(each) for each in limits])],
-        many=False,
     )
 
 

@@ -9,7 +9,7 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow
-from gpu_exporter.render.dashboards.panels import lines
+from gpu_exporter.render.dashboards.graphs import lines
 
 NEEDED = " Needs `--host-evidence`."
 

@@ -15,9 +15,10 @@ from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, host, loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREY, RED, YELLOW, About, BoardRow
-from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
+from gpu_exporter.render.dashboards.graphs import Legend, Style, lines, time_shares
+from gpu_exporter.render.dashboards.panels import class_timeline, states, watched
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing, table
+from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.rules import serving
 from gpu_exporter.render.rules.aggregates import Aggregate
 
@@ -63,7 +64,7 @@ def _batches() -> list[object]:
                 "where the time grows more than the output, a larger batch only makes requests wait.",
             ),
             [of(serving.OF_SIZE, "output"), of(serving.LATENCY_OF_SIZE, "time")],
-            ("pod", "batch"),
+            Columns(("pod", "batch")),
         ),
         lines(
             "Batch size at which latency takes over",
@@ -118,10 +119,8 @@ def _ranks() -> object:
             q.query(BOARD, s.POWER_USE, "power"),
             q.query(BOARD, s.NVLINK, "NVLink"),
         ],
-        ("node", "gpu"),
+        Columns(("node", "gpu"), gauges=["engine", "SM", "power"], words={"state": STATES}),
         sort="state",
-        gauges=["engine", "SM", "power"],
-        words={"state": STATES},
         height=11,
     )
 
@@ -151,7 +150,7 @@ def _waiting() -> list[object]:
                 "investigate the rank with the highest share first.",
             ),
             [Query(_others(), q.legend(BOARD, d.WAITS), "percentunit")],
-            legend=False,
+            Style(Legend.NONE),
         ),
         lines(
             "Engine activity",
@@ -161,7 +160,7 @@ def _waiting() -> list[object]:
                 "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
             ),
             [q.query(BOARD, c.GR)],
-            legend=False,
+            Style(Legend.NONE),
         ),
         lines(
             "SM activity",
@@ -171,7 +170,7 @@ def _waiting() -> list[object]:
                 "a rank above the others spends more time computing: check its clock and power below.",
             ),
             [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of waiting ranks")],
-            legend=False,
+            Style(Legend.NONE),
         ),
     ]
 

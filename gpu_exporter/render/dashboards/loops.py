@@ -8,9 +8,9 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.boards import COST, JOB
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import BLUE, GREEN, GREY, ORANGE, PURPLE, About, BoardRow
-from gpu_exporter.render.dashboards.panels import coloured, lines
+from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, lines
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import table
+from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import training_jobs as t
 from gpu_exporter.render.rules.aggregates import Aggregate
 
@@ -50,8 +50,8 @@ def _steps() -> list[object]:
                 "longer than before: see the phases. Different: the ranks do not wait for each other.",
             ),
             [_of_rank(t.STEP)],
+            Style(Legend.NONE),
             link=None,
-            legend=False,
         ),
         lines(
             "Self time",
@@ -86,8 +86,8 @@ def _parts() -> list[object]:
                 "waiting: stragglers or communication. data: the loader. optimizer: fuse it.",
             ),
             [Query(q.of(JOB, t.PHASES), "{{phase}}", q.unit(t.PHASES))],
+            Style(stacked=True),
             link=None,
-            stacked=True,
         ),
         lines(
             "Phases that take longer than on other ranks",
@@ -107,11 +107,8 @@ def _parts() -> list[object]:
                 "evaluate and save checkpoints less often, or beside the training.",
             ),
             [Query(q.of(JOB, t.TIME), "{{activity}}", q.unit(t.TIME))],
+            Style(Legend.LIST, stacked=True, most=1, overrides=coloured(ACTIVITIES)),
             link=None,
-            stacked=True,
-            many=False,
-            most=1,
-            overrides=coloured(ACTIVITIES),
         ),
     ]
 
@@ -129,8 +126,8 @@ def _standstill() -> object:
             "above the limit, the job stands still: save the stacks of all ranks.",
         ),
         queries,
+        Style(Legend.LIST),
         link=None,
-        many=False,
     )
 
 
@@ -146,8 +143,8 @@ def _speed() -> object:
             Query(q.of(JOB, t.TOKENS), f"{ONLY_JOB} tokens per second", q.unit(t.TOKENS)),
             Query(q.of(JOB, t.SAMPLES), f"{ONLY_JOB} samples per second", q.unit(t.SAMPLES)),
         ],
+        Style(Legend.LIST),
         link=None,
-        many=False,
     )
 
 
@@ -164,8 +161,8 @@ def _shares() -> object:
             Query(q.of(JOB, t.MFU), f"{ONLY_JOB} MFU", q.unit(t.MFU)),
             Query(q.of(JOB, t.GOODPUT), f"{ONLY_JOB} goodput", q.unit(t.GOODPUT)),
         ],
+        Style(Legend.LIST),
         link=None,
-        many=False,
     )
 
 
@@ -185,10 +182,9 @@ def _jobs() -> object:
             "click the workload: its dashboard shows what its steps and its time consist of.",
         ),
         [q.query(COST, what, name) for what, name in shown],
-        ("namespace", "workload", "job_id"),
+        Columns(("namespace", "workload", "job_id"), gauges=["MFU", "goodput"]),
         width=24,
         sort="ranks",
-        gauges=["MFU", "goodput"],
     )
 
 

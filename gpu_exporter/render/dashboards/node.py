@@ -9,9 +9,10 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, gpu_colours, lines, number, verdict, watched
+from gpu_exporter.render.dashboards.graphs import Style, gpu_colours, lines
+from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, number, verdict, watched
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing, table
+from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules import roofline
@@ -27,13 +28,16 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             "What is each GPU doing?",
             [
-                lines(_sentence(title(each)), about, [q.query(BOARD, each)], overrides=gpu_colours())
+                lines(_sentence(title(each)), about, [q.query(BOARD, each)], Style(overrides=gpu_colours()))
                 for each, about in _DOING
             ],
         ),
         BoardRow(
             "Achieved against what this GPU can do",
-            [lines(name, about, [q.query(BOARD, each)], overrides=gpu_colours()) for name, each, about in _ACHIEVED],
+            [
+                lines(name, about, [q.query(BOARD, each)], Style(overrides=gpu_colours()))
+                for name, each, about in _ACHIEVED
+            ],
             True,
         ),
     ]
@@ -55,13 +59,15 @@ def _gpus() -> object:
             q.query(BOARD, s.GPU_TEMP, "temperature"),
             Query(q.throttled(BOARD), "", "percentunit", "throttled"),
         ],
-        ("node", "gpu"),
+        Columns(
+            ("node", "gpu"),
+            gauges=["engine", "SM", "power"],
+            words={"health": VERDICTS},
+            steps={"throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, RED)]},
+        ),
         width=14,
         height=10,
         sort="health",
-        gauges=["engine", "SM", "power"],
-        words={"health": VERDICTS},
-        steps={"throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, RED)]},
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import lines, number
+from gpu_exporter.render.dashboards.graphs import Legend, Style, lines
+from gpu_exporter.render.dashboards.panels import number
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import table
+from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import remediation as r
 from gpu_exporter.render.rules.aggregates import Aggregate
 
@@ -68,7 +69,7 @@ def _nodes() -> object:
             "`kubectl describe node` shows the history; docs/remediation.md explains the reasons.",
         ),
         [q.query(BOARD, r.STATE, "for"), _of_state(r.CORDONED, "cordoned for"), _of_state(r.DRAINING, "draining for")],
-        ("cluster", "node", "pool", "reason"),
+        Columns(("cluster", "node", "pool", "reason")),
         width=24,
         sort="cordoned for",
     )
@@ -91,9 +92,9 @@ def _pools() -> list[object]:
                 "unknown: no answer of the exporter. budget, breaker_open, outside_window: faulty, still in service.",
             ),
             [by_reason],
+            Style(Legend.LIST),
             width=12,
             link=None,
-            many=False,
         ),
         lines(
             "Remaining budget",
@@ -103,9 +104,9 @@ def _pools() -> list[object]:
                 "repair the nodes that are out of service, or widen the budget of the pool.",
             ),
             [q.query(BOARD, r.BUDGET)],
+            Style(Legend.LIST),
             width=12,
             link=None,
-            many=False,
         ),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,41 +57,51 @@ WIDTHS = {
 NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 105, 8
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a table: the labels of its rows, and what the cells of some columns look like.
+
+    Some queries have the labels `added` besides. Columns in `gauges` draw their values as bars. `words` are the texts
+    and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With `steps`, a cell has the
+    colour of its value.
+    """
+
+    labels: Sequence[str]
+    added: Sequence[str] = ()
+    gauges: Collection[str] = ()
+    words: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    texts: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
+    steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
+
+
 def table(
     title: str,
     about: About,
     queries: Sequence[Query],
-    columns: Sequence[str],
+    columns: Columns,
     *,
     width: int = 12,
-    sort: str | Sequence[str] = "",
-    gauges: Collection[str] = (),
-    words: Mapping[str, Sequence[tuple[str, str]]] | None = None,
-    texts: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
-    steps: Mapping[str, Sequence[Step]] | None = None,
-    added: Sequence[str] = (),
     height: int = 8,
+    sort: str | Sequence[str] = "",
 ) -> Any:
-    """Return a table with one row per combination of the labels `columns`, and one further column per query.
+    """Return a table with one row per combination of the labels of `columns`, and one further column per query.
 
-    The rows with the highest value of the query named `sort` come first. Columns in `gauges` draw their values as bars.
-    `words` are the texts and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With
-    `steps`, a cell has the colour of its value. A query may have the labels `added` besides `columns`.
+    The rows with the highest value of the query named `sort` come first.
     """
-    by = ", ".join(columns)
+    by, added = ", ".join(columns.labels), columns.added
     of_rows = [
         each if added and added[0] in each.expr else replace(each, expr=f"max by ({by}) ({each.expr})")
         for each in queries
     ]
-    overrides = [_numeric(each, each.name in gauges) for each in queries]
-    for name, states in (words or {}).items():
+    overrides = [_numeric(each, each.name in columns.gauges) for each in queries]
+    for name, states in columns.words.items():
         overrides.append(_override(name, _mapped(states), _coloured_text()))
-    for name, of_label in (texts or {}).items():
+    for name, of_label in columns.texts.items():
         overrides.append(_override(name, _texts(of_label), _coloured_text()))
-    for name, colours in (steps or {}).items():
+    for name, colours in columns.steps.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(_override(name, thresholds, _coloured_text()))
-    return _table(title, about, of_rows, (*columns, *added), (width, height), overrides, sort)
+    return _table(title, about, of_rows, (*columns.labels, *added), (width, height), overrides, sort)
 
 
 def _shows(board: Board, mode: FailureMode) -> bool:
@@ -213,48 +223,46 @@ def _table(
     title: str,
     about: About,
     queries: Sequence[Query],
-    columns: Sequence[str],
+    labels: Sequence[str],
     size: tuple[int, int],
     overrides: Sequence[Any],
     sort: str | Sequence[str] = "",
     empty: str = ABSENT,
 ) -> Any:
-    """Return a table of queries whose labels are `columns`, so that Grafana merges their rows."""
-    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
+    """Return a table of queries with these labels, so that Grafana merges their rows."""
     hidden = HIDDEN if any("runbook" in each.expr for each in queries) else ()
-    organised = (*columns, *values, *hidden)
-    renamed = {
-        **{name: TITLES[name] for name in columns if name in TITLES},
-        **{field: each.name for field, each in values.items()},
-    }
-    names = [sort] if isinstance(sort, str) else sort
-    last: list[dict[str, object]] = (
-        [{"field": "rank"}] if hidden else [{"field": name, "desc": True} for name in reversed(names) if name]
-    )
-    # Rows with the same value are in the order of their names.
-    order: list[dict[str, object]] = [{"field": TITLES.get(name, name)} for name in ("gpu", "node") if name in columns]
-    order.extend(last)
     # By its names in old and in new versions of Grafana.
     unseen = [
         _override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))
         for name in hidden
     ]
-    nameless = {} if hidden else NAMELESS
+    names = [sort] if isinstance(sort, str) else sort
+    last = [_sorted_by("rank")] if hidden else [_sorted_by(name, desc=True) for name in reversed(names) if name]
+    # Rows with the same value are in the order of their names.
+    order = [*(_sorted_by(TITLES.get(name, name)) for name in ("gpu", "node") if name in labels), *last]
     return core.Table(
         **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
-        overrides=[*_labels(columns, nameless), *overrides, *unseen],
-        transformations=[
-            {"id": "merge", "options": {}},
-            {
-                "id": "organize",
-                "options": {
-                    "includeByName": dict.fromkeys(organised, True),
-                    "indexByName": {name: place for place, name in enumerate(organised)},
-                    "renameByName": renamed,
-                },
-            },
-            *({"id": "sortBy", "options": {"sort": [each]}} for each in order),
-        ],
+        overrides=[*_labels(labels, {} if hidden else NAMELESS), *overrides, *unseen],
+        transformations=[{"id": "merge", "options": {}}, _organised(queries, labels, hidden), *order],
         extraJson=extra({"unit": "string", "noValue": empty}),
     )
+
+
+def _organised(queries: Sequence[Query], labels: Sequence[str], hidden: Sequence[str]) -> dict[str, Any]:
+    """Return the transformation that puts the columns of a table in order and names them."""
+    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
+    fields = (*labels, *values, *hidden)
+    renamed = {name: TITLES[name] for name in labels if name in TITLES}
+    options = {
+        "includeByName": dict.fromkeys(fields, True),
+        "indexByName": {name: place for place, name in enumerate(fields)},
+        "renameByName": renamed | {name: each.name for name, each in values.items()},
+    }
+    return {"id": "organize", "options": options}
+
+
+def _sorted_by(name: str, *, desc: bool = False) -> dict[str, Any]:
+    """Return the transformation that sorts the rows of a table by a column."""
+    order = {"field": name, "desc": True} if desc else {"field": name}
+    return {"id": "sortBy", "options": {"sort": [order]}}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_exporter.catalogue import failure_modes
-from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of
+from gpu_exporter.catalogue.condition_walks import limits_of
+from gpu_exporter.catalogue.conditions import Condition, Limit, Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue.conditions import PeerShare, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import PeerShare
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.distributed import WAITS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_exporter.catalogue import bottlenecks, failure_modes, promql
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.condition_walks import shared, terms
 from gpu_exporter.catalogue.conditions import (
     Condition,
     Fn,
@@ -21,8 +22,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     duration,
     record_of,
-    shared,
-    terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES

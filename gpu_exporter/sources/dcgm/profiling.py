@@ -33,11 +33,11 @@ class Profiling:
     interval: float
     since: float
     counted: dict[tuple[Entity, int], int]
-    pause: str = ""
-    refused: dict[Metric, str] = field(default_factory=dict)
-    stamps: dict[Series, int] = field(default_factory=dict)
-    seen_at: dict[Series, float] = field(default_factory=dict)
-    _reported: set[Series] = field(default_factory=set)
+    pause: str = field(default="", init=False)
+    refused: dict[Metric, str] = field(default_factory=dict, init=False)
+    stamps: dict[Series, int] = field(default_factory=dict, init=False)
+    seen_at: dict[Series, float] = field(default_factory=dict, init=False)
+    _reported: set[Series] = field(default_factory=set, init=False)
 
     @property
     def patience(self) -> float:

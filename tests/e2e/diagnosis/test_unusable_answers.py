@@ -14,8 +14,8 @@ from contextlib import suppress
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.cli import diagnose
-from gpu_exporter.cli.diagnose import Request, diagnosis
+from gpu_exporter.cli import diagnose_run
+from gpu_exporter.cli.diagnose_run import Request, diagnosis
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import prometheus, remote
 from gpu_exporter.diagnosis.remote import Remote
@@ -148,8 +148,8 @@ def serving() -> Iterator[Callable[..., Server]]:
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in this process: without signal handlers, with short timeouts."""
-    monkeypatch.setattr(diagnose, "stop_event", threading.Event)
-    monkeypatch.setattr(diagnose, "exit_after", lambda *_: None)
+    monkeypatch.setattr(diagnose_run, "stop_event", threading.Event)
+    monkeypatch.setattr(diagnose_run, "exit_after", lambda *_: None)
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", DEADLINE)
     monkeypatch.setattr(prometheus, "QUERY_SECONDS", DEADLINE)
     disabled = logging.root.manager.disable

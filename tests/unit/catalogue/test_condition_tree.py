@@ -14,6 +14,7 @@ import pytest
 from gpu_exporter.catalogue import evaluate, promql
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
+from gpu_exporter.catalogue.condition_walks import children, leaves, limits_of, shared, signals_of, terms
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -32,13 +33,7 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Term,
     Unless,
-    children,
-    leaves,
-    limits_of,
     no_case,
-    shared,
-    signals_of,
-    terms,
 )
 from gpu_exporter.catalogue.evaluate import Device, Points
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity
@@ -165,7 +160,7 @@ class Xor:
 Condition = Xor | '''
 # Every function that distinguishes kinds of conditions.
 DISPATCHES = {
-    "gpu_exporter/catalogue/conditions.py",
+    "gpu_exporter/catalogue/condition_walks.py",
     "gpu_exporter/catalogue/promql.py",
     "gpu_exporter/catalogue/evaluate.py",
     "gpu_exporter/catalogue/failure_modes/mode.py",

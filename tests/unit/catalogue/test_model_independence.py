@@ -8,19 +8,8 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import (
-    And,
-    Calc,
-    Compare,
-    Condition,
-    Fn,
-    Limit,
-    Mark,
-    Over,
-    PeerShare,
-    Term,
-    leaves,
-)
+from gpu_exporter.catalogue.condition_walks import leaves
+from gpu_exporter.catalogue.conditions import And, Calc, Compare, Condition, Fn, Limit, Mark, Over, PeerShare, Term
 from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel

@@ -14,6 +14,10 @@ from gpu_exporter.cli.main import unexpected
         (ValueError("field 'target' is required for AnnAssign"), "out of memory"),  # Python's parser without memory
         (SystemError("<built-in function compile> returned NULL without setting an exception"), "out of memory"),
         (SystemError("error return without exception set"), "out of memory"),
+        (
+            ImportError("libcrypto.so.3: failed to map segment from shared object"),
+            "libcrypto.so.3: failed to map segment from shared object: raise the memory limit",
+        ),
         (RuntimeError("can't start new thread"), "cannot start a thread"),
         (ValueError("a\nb\x1b"), "unexpected error: ValueError: a b\N{REPLACEMENT CHARACTER}; please report it"),
     ],

@@ -15,11 +15,12 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.conditions import Over, PeerMedian, PeerShare, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.cli import diagnose as diagnose_command
-from gpu_exporter.cli.diagnose import Request, diagnosis
+from gpu_exporter.cli import diagnose_run
+from gpu_exporter.cli.diagnose_run import Request, diagnosis
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order, of_url
@@ -48,7 +49,7 @@ def written(path: Path, ticks: Sequence[tuple[float, int]], phase: str = "") -> 
 def diagnosed(path: Path) -> int:
     """Run `diagnose --recording`; return its exit code."""
     try:
-        with patch.object(diagnose_command, "stop_event", threading.Event):
+        with patch.object(diagnose_run, "stop_event", threading.Event):
             return diagnosis(Request(Config(recording=path)), every=False, as_json=False)[0]
     finally:
         logging.disable(logging.NOTSET)

@@ -6,7 +6,8 @@ import pytest
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, terms
+from gpu_exporter.catalogue.condition_walks import terms
+from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.signals import SIGNALS

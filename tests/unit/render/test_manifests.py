@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gpu_exporter.cli.commands import generate_command
+from gpu_exporter.cli.generate import generate_command
 from gpu_exporter.render import artifacts as render
 from gpu_exporter.render.chart import manifests
 from tests import ROOT

@@ -9,6 +9,7 @@ import pytest
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
+from gpu_exporter.catalogue.condition_walks import limits_of, terms
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -22,8 +23,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerMedian,
     PeerShare,
     Unless,
-    limits_of,
-    terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS

@@ -40,7 +40,7 @@ ADDED = (Route("/of-node", OfNode, Needs.NODE, "a test"), Route("/always", Alway
 def endpoint(name: str) -> Endpoint:
     """A node without pages."""
     pages = Pages()
-    return Endpoint(name, pages, Health(1.0, pages))
+    return Endpoint(name, Health(1.0, pages))
 
 
 @pytest.fixture(params=[["a"], ["a", "b"]], ids=["one node", "two nodes"])

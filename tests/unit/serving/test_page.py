@@ -26,7 +26,7 @@ HOSTILE = "<script>"
 def endpoint(name: str) -> Endpoint:
     """A node without a collection."""
     pages = Pages()
-    return Endpoint(name, pages, Health(1.0, pages))
+    return Endpoint(name, Health(1.0, pages))
 
 
 @pytest.fixture(params=[["a"], ["a", HOSTILE]], ids=["one node", "two nodes"])

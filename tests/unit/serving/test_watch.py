@@ -265,7 +265,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, LiveNode]]
     monkeypatch.setattr(handlers, "CLIENT_SECONDS", 3.0)
     pages, taken = Pages(), snapshot()
     node = LiveNode(Monitor(NODE, 1.0), lambda: taken, str)
-    server = Server(Address("127.0.0.1", 0), [Endpoint(NODE, pages, Health(1.0, pages), live=node)])
+    server = Server(Address("127.0.0.1", 0), [Endpoint(NODE, Health(1.0, pages), live=node)])
     server.start()
     yield server, node
     server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -78,8 +79,14 @@ def torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
     return torch
 
 
+def sampling(steps: int) -> StepTimer:
+    timer = StepTimer("job", rank=0, world_size=4)
+    timer.sample_every(steps)
+    return timer
+
+
 def test_one_step_in_many_is_sampled(torch: Any, gpu: Gpu, time: Time) -> None:  # noqa: F811
-    timer = StepTimer("job", rank=0, world_size=4, sample_every=10)
+    timer = sampling(10)
     for _ in range(25):
         for _ in timer.data([1]):
             with timer.step():
@@ -101,7 +108,7 @@ def test_the_time_in_the_loader_is_self_time(torch: Any, gpu: Gpu, time: Time) -
             time.pass_(0.2)
             yield 1
 
-    timer = StepTimer("job", rank=0, world_size=4, sample_every=2)
+    timer = sampling(2)
     for _ in timer.data(slow_loader()):
         with timer.step():
             gpu.launch(0.8)
@@ -115,7 +122,7 @@ def test_a_profiler_that_is_in_use(torch: Any, gpu: Gpu, time: Time) -> None:  #
             raise RuntimeError("Profiler is already enabled on this thread")
 
     torch.profiler.profile = Busy
-    timer = StepTimer("job", rank=0, world_size=4, sample_every=2)
+    timer = sampling(2)
     for _ in range(10):
         step(timer, gpu, time)
     assert Profile.started == 1
@@ -123,7 +130,7 @@ def test_a_profiler_that_is_in_use(torch: Any, gpu: Gpu, time: Time) -> None:  #
 
 
 def test_a_step_that_fails_stops_the_profiler(torch: Any, gpu: Gpu, time: Time) -> None:  # noqa: F811
-    timer = StepTimer("job", rank=0, world_size=4, sample_every=2)
+    timer = sampling(2)
     for _ in range(2):
         step(timer, gpu, time)
     with pytest.raises(RuntimeError), timer.step():
@@ -134,8 +141,33 @@ def test_a_step_that_fails_stops_the_profiler(torch: Any, gpu: Gpu, time: Time) 
 
 
 def test_wrong_interval() -> None:
-    with pytest.raises(ValueError, match="sample_every=1: use 2 or more"):
-        StepTimer("job", sample_every=1)
+    with pytest.raises(ValueError, match=re.escape("sample_every(1): use 2 or more")):
+        sampling(1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_samples_take_precedence(torch: Any, gpu: Gpu, time: Time, is_first: bool) -> None:  # noqa: F811
+    """Phases with collectives do not matter where steps are profiled, whichever is called first."""
+    timer = StepTimer("job", rank=0, world_size=4)
+    if is_first:
+        timer.sample_every(2)
+    timer.mark_collectives("forward")
+    timer.know_waiting()
+    timer.sample_every(2)
+    for _ in range(5):
+        step(timer, gpu, time)
+    assert sum(timer.message()["self"]["counts"]) == 1
+
+
+def test_a_single_rank_is_not_profiled(torch: Any, gpu: Gpu, time: Time) -> None:  # noqa: F811
+    timer = StepTimer("job")
+    timer.sample_every(2)
+    for _ in range(5):
+        step(timer, gpu, time)
+    gpu.arrived = gpu.queued
+    timer.recorder.collect()
+    assert Profile.started == 0
+    assert sum(timer.message()["self"]["counts"]) == 5
 
 
 def test_old_and_annotated_events() -> None:

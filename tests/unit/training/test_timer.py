@@ -81,7 +81,8 @@ def test_self_time_is_left_out_while_waiting_is_unknown(time: Time) -> None:
 
 
 def test_phases_with_collectives(time: Time) -> None:
-    timer = StepTimer("job", rank=1, world_size=2, waits_in=["backward"])
+    timer = StepTimer("job", rank=1, world_size=2)
+    timer.mark_collectives("backward")
     run(timer, time)
     assert timer.message()["self"]["sum"] == pytest.approx(1.95 - 1.0)
 

@@ -1,0 +1,65 @@
+"""`gpu-exporter doctor`: what works on this machine, and why the rest does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import partial
+from typing import Any
+
+import click
+
+from gpu_exporter.cli import local_exporter
+from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
+from gpu_exporter.cli.stop import leave
+from gpu_exporter.config import Config
+from gpu_exporter.diagnosis import remote
+from gpu_exporter.diagnosis.doctor import examine, surroundings
+from gpu_exporter.model import finding
+from gpu_exporter.sources.choice import only
+
+
+@click.command("doctor", cls=local_exporter.LocalCommand, error_code=2)
+@settings(
+    *SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence", "nics", "job_socket"
+)
+@click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
+    """Report what works on this machine, and why the rest does not.
+
+    Exit code 0 if a GPU can be read, even with warnings; 1 if none can; 2 if that cannot be determined.
+    """
+    logging.disable(logging.WARNING)  # the findings contain what would be logged
+    config = Config(**values)
+    certificate = partial(local_exporter.certificate, config.web_config_file)
+    around = surroundings.checks(config.address, certificate, kubelet_checked=config.kubernetes)
+    if config.kubernetes or config.hpc_job_mapping_dir:
+        from gpu_exporter.diagnosis.doctor.attribution import checks
+
+        around += checks(config)
+    if config.nics:
+        from gpu_exporter.diagnosis.doctor import nics
+
+        around += (partial(nics.checks, config),)
+    if config.host_evidence:
+        from gpu_exporter.diagnosis.doctor import host
+
+        around += (partial(host.checks, config),)
+    if config.job_socket is not None:
+        from gpu_exporter.diagnosis.doctor import jobs
+
+        around += (partial(jobs.checks, config.job_socket, partial(_own_metrics, config)),)
+    findings, clean = examine.examine(lambda: only(config), around)
+    result = finding.as_dict(findings)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    elif not quiet:
+        click.echo("\n".join(map(str, findings)))
+    leave(0 if result["ok"] else 1, clean)
+
+
+def _own_metrics(config: Config) -> str:
+    """Return the /metrics response of the exporter with these settings. Raises GpuExporterError."""
+    url, leaf = local_exporter.url_and_certificate(config.address, config.web_config_file)
+    return remote.Remote(url, certificate=leaf).metrics()

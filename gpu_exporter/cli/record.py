@@ -1,0 +1,42 @@
+"""`gpu-exporter record`: a recording of GPUs, for `--source replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.stop import leave, stop_event
+from gpu_exporter.collection import record
+from gpu_exporter.config import Config
+from gpu_exporter.inputs import duration, interval
+from gpu_exporter.sources.choice import only
+
+
+@click.command("record", cls=Command)
+@settings(*SOURCE_SETTINGS, "metrics", "host_evidence")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write; compressed with gzip if its name ends in .gz.",
+)
+@click.option(
+    "--interval", type=parsed(interval), default="100ms", show_default=True, help="Time between two collections."
+)
+@click.option("--duration", type=parsed(duration), default="60s", show_default=True, help="How long to record.")
+@click.option("--mask", is_flag=True, help="Replace UUIDs, so that you can share the file.")
+def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
+    """Record GPUs to a file that `--source replay` replays."""
+    from gpu_exporter.cli.host import recorded_host
+
+    config = Config(**values)
+    stop, source = stop_event(), only(config)
+    host = recorded_host(source, config)
+    metrics = selected(config.metrics, processes=host is not None)
+    ticks, clean = record.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)
+    click.echo(f"{out}: {ticks} ticks")
+    leave(0, clean)
