@@ -6,12 +6,14 @@ It imports only the standard library until it handles errors: with too little me
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 import traceback
 from contextlib import suppress
 
-# How long the last line may take to be written to stderr.
+STDERR = 2
+# How long the last line may take to be written there.
 LAST_LINE_SECONDS = 1.2
 # What no command returns as a result, such as "something was found" or "no GPU can be read".
 UNEXPECTED = 2
@@ -77,18 +79,12 @@ def _uncaught(args: threading.ExceptHookArgs) -> None:
 
 def _print(message: str, code: int) -> None:
     """Print a line to stderr. If its reader stalls, end the process with `code` instead of waiting for it."""
-
-    def write() -> None:
-        with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-            sys.stderr.write(f"gpu-exporter: {message}\n")
-            sys.stderr.flush()
-
-    printing = threading.Thread(target=write, daemon=True)
-    try:
-        printing.start()
-    except RuntimeError:  # no thread can be started
-        write()
+    if sys.stderr is None:  # closed: another file may have its number
         return
-    printing.join(LAST_LINE_SECONDS)
-    if printing.is_alive():  # it holds the lock of stderr
-        os._exit(code)
+    line = f"gpu-exporter: {message}\n".encode(errors="replace")
+    with suppress(OSError):  # its reader has ended
+        # Not through sys.stderr, whose lock a stuck thread may hold.
+        for start in range(0, len(line), select.PIPE_BUF):
+            if not select.select((), (STDERR,), (), LAST_LINE_SECONDS)[1]:
+                os._exit(code)
+            os.write(STDERR, line[start : start + select.PIPE_BUF])
