@@ -44,7 +44,7 @@ def outlier(values: Mapping[int, float], step: float) -> int | None:
 
 
 def verdict(parts: Mapping[int, Mapping[str, float]]) -> tuple[int | None, str]:
-    """Return the straggler among ranks and the part in which it is slow, UNKNOWN if none explains it.
+    """Return the straggler among ranks and the part in which it is slow: UNKNOWN if none explains it.
 
     (None, "") if there is no straggler.
     """
@@ -56,8 +56,8 @@ def verdict(parts: Mapping[int, Mapping[str, float]]) -> tuple[int | None, str]:
     usual = {name: median(of_rank[name] for rank, of_rank in parts.items() if rank != slow) for name in PARTS}
     excess = {name: parts[slow][name] - usual[name] for name in PARTS}
     worst = max(excess, key=lambda name: excess[name])
-    if excess[worst] < EXPLAINED * (own[slow] - median(own[rank] for rank in own if rank != slow)):
+    of_gpu = worst in COMPUTE and all(excess[name] > GPU_SHARE * excess[worst] for name in COMPUTE)
+    explained = sum(excess[name] for name in COMPUTE) if of_gpu else excess[worst]
+    if explained < EXPLAINED * (own[slow] - median(own[rank] for rank in own if rank != slow)):
         return slow, UNKNOWN
-    if worst in COMPUTE and all(excess[name] > GPU_SHARE * excess[worst] for name in COMPUTE):
-        return slow, "gpu"
-    return slow, worst
+    return slow, "gpu" if of_gpu else worst

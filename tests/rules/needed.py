@@ -4,58 +4,58 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 Rule = Mapping[str, Any]
+Group = Mapping[str, Any]
 _ALERTS, _NAMED_ALERT = re.compile(r"ALERTS\{"), re.compile(r'ALERTS\{[^}]*alertname="([^"]+)"')
 
 
 def write_needed(rules: Path, target: Path, alerts: Collection[str] = ()) -> None:
     """Write the alerts of a folder of rules, or only these, and the recorded series that they read directly or not."""
-    every = list(_rules(rules))
-    _write(rules, target, [rule for rule in every if "alert" in rule and (rule["alert"] in alerts or not alerts)])
+    groups = _groups(tuple(sorted(rules.glob("*.yaml"))))
+    _write(groups, target, lambda rule: "alert" in rule and (rule["alert"] in alerts or not alerts))
 
 
-def write_read(rules: Path, target: Path, expressions: Sequence[str], alerts: Collection[str]) -> None:
-    """Write the rules of a folder that expressions read directly or not, and these alerts with what they read.
+def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], alerts: Collection[str]) -> None:
+    """Write the rules of files that expressions read directly or not, and these alerts with what they read.
 
-    An expression that reads ALERTS without the name of one alert reads all.
+    An expression that reads ALERTS without the name of one alert reads all alerts, one without a name all rules.
     """
     text = " ".join(expressions)
     named = _NAMED_ALERT.findall(text)
     all_alerts = len(named) < len(_ALERTS.findall(text))
-    kept = [
-        rule
-        for rule in _rules(rules)
-        if (all_alerts or rule["alert"] in {*named, *alerts} if "alert" in rule else rule["record"] in text)
-    ]
-    _write(rules, target, kept)
+
+    def is_read(rule: Rule) -> bool:
+        if "{__name__" in text:
+            return True
+        if "alert" in rule:
+            return all_alerts or rule["alert"] in named or rule["alert"] in alerts
+        return rule["record"] in text
+
+    _write(_groups(tuple(rules)), target, is_read)
 
 
-def _write(rules: Path, target: Path, kept: list[Rule]) -> None:
-    """Write rules, and those that they read directly or not, in their groups."""
-    others = [rule for rule in _rules(rules) if "record" in rule and rule not in kept]
+def _write(groups: Sequence[Group], target: Path, asked: Callable[[Rule], bool]) -> None:
+    """Write the rules that are asked for, and those that they read directly or not, in their groups."""
+    rules = [rule for group in groups for rule in group["rules"]]
+    kept = [rule for rule in rules if asked(rule)]
+    others = [rule for rule in rules if "record" in rule and not asked(rule)]
     for rule in kept:  # grows meanwhile
         read = [other for other in others if other["record"] in rule["expr"]]
         others = [other for other in others if other not in read]
         kept += read
-    groups = [
-        {**group, "rules": [rule for rule in group["rules"] if any(rule is each for each in kept)]}
-        for group in _groups(rules)
+    written = [
+        {**group, "rules": [rule for rule in group["rules"] if any(rule is each for each in kept)]} for group in groups
     ]
-    target.write_text(json.dumps({"groups": [group for group in groups if group["rules"]]}))
+    target.write_text(json.dumps({"groups": [group for group in written if group["rules"]]}))
 
 
-def _rules(rules: Path) -> Iterator[Rule]:
-    return (rule for group in _groups(rules) for rule in group["rules"])
-
-
-@cache
-def _groups(rules: Path) -> Sequence[Mapping[str, Any]]:
-    texts = (path.read_text() for path in sorted(rules.glob("*.yaml")))
-    return [group for text in texts for group in yaml.load(text, Loader=yaml.CSafeLoader)["groups"]]
+@lru_cache(maxsize=4)
+def _groups(files: tuple[Path, ...]) -> Sequence[Group]:
+    return [group for path in files for group in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["groups"]]

@@ -95,14 +95,15 @@ def check(
 
     By default in the newest promtool, with `--long` in both. The bundled one takes most of the time; it always runs
     the comparison with Python, and the bundled Prometheus the e2e tests. promtool evaluates all groups at one interval.
-    The default `rules` are those that a case reads.
+    Of the files of rules, it evaluates those that a case reads.
     """
     programs = programs or promtools()[0 if is_long() else 1 :]
     runs = []
     for number, case in enumerate(cases):
         path, test = folder / f"{number}.yaml", case.rendered()
-        files = rules or [_read(folder / f"rules-{number}.yaml", test)]
-        content = {"rule_files": [str(each) for each in files], "evaluation_interval": interval, "tests": [test]}
+        read = folder / f"rules-{number}.yaml"
+        _write_read(rules or RULES, read, test)
+        content = {"rule_files": [str(read)], "evaluation_interval": interval, "tests": [test]}
         path.write_text(json.dumps(content))
         runs += [(program, path, case.name) for program in programs]
     with ThreadPoolExecutor(2) as pool:
@@ -110,11 +111,10 @@ def check(
     assert not failures, "\n\n".join(failures)
 
 
-def _read(path: Path, test: Mapping[str, Any]) -> Path:
-    """Write the rules that a test reads to a path, and return it."""
+def _write_read(rules: Sequence[Path], target: Path, test: Mapping[str, Any]) -> None:
+    """Write the rules that a test reads."""
     expressions = [each["expr"] for each in test["promql_expr_test"]]
-    write_read(ROOT / "alerts", path, expressions, {each["alertname"] for each in test.get("alert_rule_test", ())})
-    return path
+    write_read(rules, target, expressions, {each["alertname"] for each in test.get("alert_rule_test", ())})
 
 
 def _run(run: tuple[Path, Path, str]) -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.rules import promtool
-from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, now_firing, promtools
+from tests.rules.promtool import BY_NAME, RULES, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
 from tests.rules.test_allocation import GPU, Node, Pod, check_cluster, cluster
-from tests.rules.test_modes import OF_GPUS, SOON, case, lasts
+from tests.rules.test_modes import lasts
 from tests.support import chart
 
 
@@ -35,12 +36,11 @@ def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_injected_fires_and_healthy_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Every failure mode, as in `test_modes.py` for alerts/."""
-    use({}, tmp_path, monkeypatch)
-    modes = [mode for mode in OF_GPUS if (lasts(mode) >= SOON) is late]
-    check(tmp_path, [case(Generation.GPU_EXPORTER, modes)], promtools()[1:])
+def test_its_rules_are_those_of_alerts() -> None:
+    """So that the other tests of rules are tests of the chart, too."""
+    groups = {group["name"]: group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]}
+
+    assert {group["name"]: group for group in chart.rules({})["groups"]} == groups
 
 
 CHANGED = {

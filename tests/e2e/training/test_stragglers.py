@@ -53,6 +53,7 @@ def test_equal_ranks_and_a_slow_gpu() -> None:
     ranks = {number: rank(data=0.001 + number * 1e-5) for number in range(8)}
     assert verdict(ranks) == (None, "")
     assert verdict({**ranks, 5: rank(forward=0.006, backward=0.012)}) == (5, "gpu")
+    assert verdict({**ranks, 5: rank(forward=0.014, backward=0.018, rest=0.001)}) == (5, "gpu")
     assert verdict({0: rank(), 1: rank(data=0.02)}) == (1, "data")
     assert verdict({0: rank(), 1: {**rank(), "self": float("nan")}}) == (None, "")
     same_phases = {number: {**rank(), "self": 0.01 + 0.01 * (number == 2)} for number in range(8)}
