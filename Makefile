@@ -7,6 +7,9 @@ ARGS   ?=
 IMAGE  ?= gpu-exporter:local
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
+# If it is set, every process of the tests compiles all modules.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help run demo quick test coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
   soak tools wheel sbom bundle chart dist release verify push publish

@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from helm_python import Chart, lint, package
@@ -67,6 +66,8 @@ def test_helm_has_no_complaint(name: str) -> None:
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_is_valid(version: str) -> None:
     """Strictly: Kubernetes would drop unknown keys."""
+    import kubernetes_validate  # takes a second, which each run of fast tests would pay
+
     distinct = {json.dumps(each, sort_keys=True): each for name in SETS for each in made(name)}
     native = [each for each in distinct.values() if each["apiVersion"].split("/")[0] not in OPERATED]
     assert len(native) > 40
@@ -74,8 +75,11 @@ def test_every_object_is_valid(version: str) -> None:
         kubernetes_validate.validate(each, version, strict=True)
 
 
+@pytest.mark.slow
 def test_the_quota_of_the_readme_is_valid() -> None:
     """It allows the priority class of the pods in their namespace."""
+    import kubernetes_validate  # takes a second, which each run of fast tests would pay
+
     quota = next(each for each in objects(of_readme("extraManifests")) if each["kind"] == "ResourceQuota")
     kubernetes_validate.validate(quota, KUBERNETES[-1], strict=True)
     (allowed,) = quota["spec"]["scopeSelector"]["matchExpressions"]
@@ -83,8 +87,11 @@ def test_the_quota_of_the_readme_is_valid() -> None:
     assert quota["metadata"]["namespace"] == NAMESPACE
 
 
+@pytest.mark.slow
 def test_wrong_objects_are_detected() -> None:
     """The check above finds an unknown key, and a wrong type."""
+    import kubernetes_validate  # takes a second, which each run of fast tests would pay
+
     changes: tuple[Mapping[str, Any], ...] = ({"toleratons": []}, {"hostPID": "yes"})
     for change in changes:
         wrong = json.loads(json.dumps(only(made("defaults"), "DaemonSet")))
