@@ -314,6 +314,7 @@ def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> 
         check([*fields(Config), faulty])
 
 
+@pytest.mark.slow
 def test_every_setting_is_read() -> None:
     """As `config.NAME`, in another module."""
     sources = (ROOT / "gpu_exporter").rglob("*.py")

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from gpu_exporter.cli.commands import commands
 
 ROOT = Path(__file__).parent
@@ -94,6 +96,7 @@ def fixes() -> Mapping[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_each_assertion_of_a_drift_test_ends_with_the_fix() -> None:
     """So that contributors can repair what a test marked `drift` finds."""
     without, marked = [], 0

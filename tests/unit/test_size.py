@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests import ROOT
 
 PACKAGE = ROOT / "gpu_exporter"
@@ -30,6 +32,7 @@ def too_large(name: str, text: str) -> Iterator[str]:
             yield f"{name}: a constructor has {parameters} parameters"
 
 
+@pytest.mark.slow
 def test_sizes() -> None:
     found = [
         line

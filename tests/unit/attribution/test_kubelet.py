@@ -200,6 +200,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "pause"),
     [(b"", 0.1), (b"\0", 0.1), (b"HTTP/1.1 200 OK\r\n\r\n", 0.05), (b"\xff" * 65536, 0.001)],

@@ -130,6 +130,7 @@ def test_reload_needed(node: Node, reason: str, reload: bool | None, needed: boo
     assert node.connector.reload_needed is needed
 
 
+@pytest.mark.slow
 def test_a_lost_library_is_closed_and_opened(node: Node) -> None:
     """At once when a worker reports it, not at the next scan."""
     node.run()
@@ -139,6 +140,7 @@ def test_a_lost_library_is_closed_and_opened(node: Node) -> None:
     assert node.library.calls == ["close", "open"] * 2
 
 
+@pytest.mark.slow
 def test_a_library_that_is_lost_at_once_is_reopened_with_back_off(node: Node) -> None:
     """It opens without an error, and every read then finds it dead."""
     node.run()
@@ -211,6 +213,7 @@ def test_a_release_is_complete_when_the_last_file_is_closed(node: Node, monkeypa
     until(lambda: release.done, 10, "a complete release")
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_is_logged_and_tried_again(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """A bug must not end the thread that opens the library."""
     node.library.error = RuntimeError("a bug")  # type: ignore[assignment]

@@ -150,6 +150,7 @@ def _refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
+@pytest.mark.slow
 def test_two_workers_never_read_the_same_gpu(node: Node) -> None:
     """GPUs swap indices without an error: the first worker that notices makes the other one attach again, too."""
     node.tick()

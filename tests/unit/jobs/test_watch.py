@@ -91,6 +91,7 @@ def test_a_deleted_socket_is_made_again(watch: JobWatch, path: Path) -> None:
     assert values(watch)["gpu_exporter_job_socket_up"] == 1
 
 
+@pytest.mark.slow
 def test_a_path_in_use_is_taken_once_it_is_free(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """During an update, the old exporter still listens when the new one starts."""
     old = JobSocket(path)

@@ -305,6 +305,7 @@ def test_restored_server(server: FakeApiServer) -> None:
         assert lookup.errors == {}  # the server is back at once, so that a watch that is cut off is no failure
 
 
+@pytest.mark.slow
 def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
     """A watch never continues at the version of a list that another server sent."""
     server.put(PODS, pod_object("p", "u", {"job-name": "before"}))

@@ -69,6 +69,7 @@ def served(path: Path) -> Iterator[Path]:
     server.close()
 
 
+@pytest.mark.slow
 def test_only_processes_on_a_gpu_are_sampled(served: Path) -> None:
     here, parent = look_up(FILES, os.getpid()), look_up(FILES, os.getppid())
     gone = Process((1 << 22) + 1, 1, 0, "gone", 1)
@@ -81,6 +82,7 @@ def test_only_processes_on_a_gpu_are_sampled(served: Path) -> None:
     assert ended.failure is Failure.ENDED
 
 
+@pytest.mark.slow
 def test_garbage_ends_only_its_connection(served: Path) -> None:
     for content in (b"", b"{", b"x" * (MOST_REQUEST_BYTES + 1), json.dumps({**REQUEST, "seconds": 600}).encode()):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

@@ -368,6 +368,7 @@ def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> No
     assert m.UP.name in other.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.drift
 def test_committed_dashboards_are_rendered() -> None:
     """No dashboard is outdated, and there are no others."""

@@ -69,6 +69,7 @@ def process(pid: int, memory: float | None = None, **labels: str) -> Iterator[Sa
         yield Sample(Series(m.PROCESS_MEMORY, GPU, named), memory)
 
 
+@pytest.mark.slow
 def test_measurements() -> None:
     """A sum of two directions needs both; memory is in bytes; what a GPU does not have is listed with the reason."""
     (entry,) = entries(

@@ -504,6 +504,7 @@ def test_flood_of_repeated_wrong_passwords(compared: list[tuple[bytes, bytes]]) 
     assert asyncio.run(ask()) <= 60
 
 
+@pytest.mark.slow
 def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> None:
     """The queue has a fixed length, of which each address gets a share."""
 

@@ -195,6 +195,7 @@ def test_without_dcgm_the_reason_is_shown(both: tuple[FakeSource, FakeSource]) -
     assert choices(source) == [("GPU-a", "nvml/no_gpm_and_no_dcgm")]
 
 
+@pytest.mark.slow
 def test_a_dead_host_engine_affects_only_its_values(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
     source = AutoSource(first, lambda: second)
@@ -216,6 +217,7 @@ def test_a_dead_host_engine_affects_only_its_values(both: tuple[FakeSource, Fake
     source.close()
 
 
+@pytest.mark.slow
 def test_device_of_an_earlier_connection_does_not_close_the_present_one(
     both: tuple[FakeSource, FakeSource],
 ) -> None:
@@ -245,6 +247,7 @@ def test_device_of_an_earlier_connection_does_not_close_the_present_one(
     source.close()
 
 
+@pytest.mark.slow
 def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
 

@@ -293,6 +293,7 @@ def test_any_text(text: str) -> None:
         injections(text, NODES, GPUS)
 
 
+@pytest.mark.slow
 @given(
     st.builds(Ramp, st.floats(-10, 10), st.floats(-5, 5)) | st.builds(Wave, *[st.floats(0.1, 9)] * 3) | st.floats(0, 9),
     st.floats(0, 100),

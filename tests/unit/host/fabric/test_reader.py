@@ -110,6 +110,7 @@ def test_few_warnings_about_many_files(tmp_path: Path, caplog: pytest.LogCapture
     assert len(warnings(caplog)) == MOST_WARNINGS
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_content(tmp_path: Path, data: st.DataObject) -> None:
