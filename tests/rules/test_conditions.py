@@ -42,7 +42,7 @@ from tests.rules.promtool import promtools
 from tests.rules.series import histograms
 from tests.support.alerting import without_count
 from tests.support.prometheus import Prometheus
-from tests.support.tools import free_port, until
+from tests.support.tools import free_port, is_long, until
 
 HOUR = 3600.0
 
@@ -397,7 +397,12 @@ def disagreement(seed: int, folder: Path, promtool: Path) -> str:
     return "\n".join([f"{promtool}, {len(wrong)} differences:", *wrong[:20]]) if wrong else ""
 
 
-@settings(max_examples=2, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=4 if is_long() else 1,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(seed=st.integers(0, 2**32))
 def test_python_and_prometheus_agree(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     with ThreadPoolExecutor(2) as pool:

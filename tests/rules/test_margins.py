@@ -12,6 +12,7 @@ from gpu_exporter.catalogue.conditions import And, Compare, Condition, Fn, Or, O
 from gpu_exporter.catalogue.signals import DRAM_ACTIVE, GR_ACTIVE, SM_ACTIVE
 from tests.margins.margin import margin
 from tests.margins.table import REASONS, SMALLEST, rows
+from tests.support.tools import is_long
 from tests.support.truth import PHASES
 
 
@@ -66,8 +67,9 @@ def test_margin_of_a_condition(
 
 @pytest.mark.slow
 def test_margins_of_recorded_phases() -> None:
-    """Every small margin has a reason, and every reason is needed."""
-    small = [row for path, phase in PHASES for row in rows(path, phase) if row.margin.factor < SMALLEST]
+    """Every small margin has a reason, and every reason is needed. Only with `--long`, in all phases."""
+    phases = PHASES if is_long() else PHASES[::3]
+    small = [row for path, phase in phases for row in rows(path, phase) if row.margin.factor < SMALLEST]
 
     unexplained = [(row.recording, row.phase, row.judged, row.what, row.margin.left) for row in small if not row.reason]
     assert not unexplained, (
@@ -75,4 +77,4 @@ def test_margins_of_recorded_phases() -> None:
         "in tests/margins/table.py"
     )
     unneeded = {why for _, _, why in REASONS} - {row.reason for row in small}
-    assert not unneeded, f"no margin is small because of {unneeded}; fix: remove it from REASONS"
+    assert not (is_long() and unneeded), f"no margin is small because of {unneeded}; fix: remove it from REASONS"
