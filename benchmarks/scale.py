@@ -124,7 +124,7 @@ def measure(
     command = [sys.executable, "-m", "gpu_exporter", *arguments.split()]
     discovery = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd", "refresh_interval": "30s"}]}
     with (
-        running(command, port, path="/nodes/node-000/metrics", timeout=START_SECONDS) as exporter,
+        running(command, port, path="/sd", timeout=START_SECONDS) as exporter,
         scraping(
             folder,
             f"{interval}s",

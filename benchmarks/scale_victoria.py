@@ -100,8 +100,8 @@ def agent(folder: Path, number: int, config: Path, store: str, replicas: int) ->
 
 
 @contextmanager
-def evaluating(folder: Path, store: str) -> Iterator[tuple[int, str]]:
-    """Run vmalert with all rules; yield its process id and the URL of its metrics."""
+def evaluating(folder: Path, store: str, interval: int) -> Iterator[tuple[int, str]]:
+    """Run vmalert with all rules, by default every `interval` seconds; yield its process id and its metrics' URL."""
     address = f"127.0.0.1:{free_port()}"
     command = [
         str(PROGRAMS / "vmalert"),
@@ -110,7 +110,7 @@ def evaluating(folder: Path, store: str) -> Iterator[tuple[int, str]]:
         f"-remoteWrite.url={store}",
         f"-remoteRead.url={store}",
         "-notifier.blackhole",
-        "-evaluationInterval=30s",
+        f"-evaluationInterval={interval}s",
         f"-httpListenAddr={address}",
     ]
     with healthy(command, folder / "vmalert.log", f"http://{address}/health") as pid:
@@ -172,13 +172,13 @@ def measure(folder: Path, asked: Asked) -> Load:
     port = free_port()
     command, config = simulated_nodes(asked, port), scrape_config(folder, asked, port)
     with ExitStack() as stack:
-        exporter = stack.enter_context(running(command, port, path="/nodes/node-000/metrics", timeout=START_SECONDS))
+        exporter = stack.enter_context(running(command, port, path="/sd", timeout=START_SECONDS))
         store = stack.enter_context(stored(folder, asked.interval))
         replicas = 2 if asked.replicas else 1
         first = stack.enter_context(agent(folder, 0, config, store.url, replicas))
         with ExitStack() as other:
             second = other.enter_context(agent(folder, 1, config, store.url, replicas))
-            vmalert, metrics = stack.enter_context(evaluating(folder, store.url))
+            vmalert, metrics = stack.enter_context(evaluating(folder, store.url, asked.interval))
             until(
                 lambda: _values(store, "count(up)") == [asked.nodes], 60 + 3 * asked.interval, "every target's scrape"
             )
