@@ -1,9 +1,9 @@
-"""Compare engines on the same fault histories: `python -m tests.scale.run [levels] [trouble] [vmalert] [chain] [queries]`.
+"""Compare engines on the same fault histories: `python -m tests.scale.run [PART …]`, or all parts.
 
 levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a
-shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. chain: how long
-a change takes in it through all rules, in real time. queries: VictoriaMetrics
-answers every rule and dashboard as Prometheus does. Exit code 1 if anything differs by more than an evaluation.
+shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. chain: how long a change
+takes there through the longest chain of rules, in real time. queries: VictoriaMetrics answers every rule and dashboard
+as Prometheus does. Exit code 1 if anything differs by more than an evaluation.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ def vmalert(folder: Path, store: str, rules: Iterable[Path]) -> Iterator[tuple[i
         f"-datasource.url={store}",
         f"-remoteWrite.url={store}",
         "-remoteWrite.flushInterval=500ms",
+        "-remoteWrite.maxQueueSize=1000000",
         f"-remoteRead.url={store}",
         "-notifier.blackhole",
         "-disableAlertgroupLabel",
