@@ -43,7 +43,7 @@ class _Engine:
     def recorded(self) -> Iterator[str]:
         """Yield the names of the recorded series that queries see now."""
         query = 'count by (__name__) ({__name__=~"[a-z]+:.+:.+"})'
-        for each in self.store.api("query", query=query, latency_offset="0s", nocache="1")["result"]:
+        for each in self.store.api("query", query=query, nocache="1")["result"]:
             yield each["metric"]["__name__"]
 
 

@@ -45,7 +45,7 @@ def _group(depth: int, interval: str, rules: Sequence[Rule]) -> Group:
     offset = (depth - 1) * STEP % (int(interval[:-1]) * _SECONDS[interval[-1]])
     # By default, VictoriaMetrics answers queries about now with what was 30 s ago, and caches sums over long windows,
     # which then lack the samples that became visible later.
-    params = {"latency_offset": ["0s"], "nocache": ["1"]}
+    params = {"nocache": ["1"]}
     options = {"eval_offset": f"{offset}s", "concurrency": CONCURRENCY, "params": params}
     return Group(f"gpu-{interval}-{depth}", rules, interval, options)
 
