@@ -41,9 +41,16 @@ class Shard:
 
 
 def one(history: History, folder: Path, *, aligned: bool = False) -> list[Firing]:
-    """Return what one Prometheus with all rules reports. `aligned`: it evaluates all groups at once, in order."""
-    content = {**period(history.series, TICKS), "Aligned": aligned}
-    return _run(folder / "one", content, rule_file(folder))
+    """Return what one Prometheus with all rules reports.
+
+    `aligned`: it evaluates all groups at once, and alerts after what they read.
+    """
+    content, path = {**period(history.series, TICKS), "Aligned": aligned}, rule_file(folder)
+    if aligned:
+        groups = json.loads(path.read_text())["groups"]
+        groups.sort(key=lambda group: "alert" in group["rules"][0])
+        path.write_text(json.dumps({"groups": groups}))
+    return _run(folder / "one", content, path)
 
 
 def two(history: History, folder: Path, shards: Sequence[Shard] = (Shard(),) * SHARDS) -> list[Firing]:
@@ -75,12 +82,13 @@ def rule_file(folder: Path, rules: str = "alerts") -> Path:
 def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> str:
     """Evaluate all alerts in vmalert, on VictoriaMetrics; return how they differ from those that are expected.
 
-    They are compared each minute, except near a start or an end: the virtual clock is Prometheus 2, which counts the
-    sample at the beginning of a window, too, so a window ends one evaluation later.
+    They are compared each minute, except within an evaluation of a start or an end: the virtual clock is Prometheus 2,
+    which counts the sample at the beginning of a window, too, so a window ends one evaluation later. It evaluates a
+    scrape after vmalert.
     """
     inputs = [{"series": selector(*key), "values": notation(parts)} for key, parts in history.series.items()]
     ends = [at for firing in expected for at in (firing.start, firing.end)]
-    times = [at for at in range(120, TICKS * STEP, 60) if all(abs(at - end) > EVALUATION for end in ends)]
+    times = [at for at in range(120, TICKS * STEP, 60) if all(abs(at - end) > EVALUATION + STEP for end in ends)]
     labels = ", ".join(sorted({name for firing in expected for name, _ in firing.key}))
     query = f'group by ({labels}) (ALERTS{{alertstate="firing"}})'
     tests = [
