@@ -1,4 +1,4 @@
-"""Measures what a simulated fleet costs two vmagents, VictoriaMetrics and vmalert with all rules of alerts/*.yaml.
+"""Measures what a simulated fleet costs two vmagents, VictoriaMetrics and vmalert with all rules.
 
     python -m benchmarks.scale_victoria [--nodes 2000] [--gpus 8] [--seconds 600] [--interval 60] [--replicas] [--fail]
                                         [--json FILE]
@@ -27,13 +27,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import harness
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
 from benchmarks.harness import ROOT
-from tests.support.tools import until
-from tests.support.victoria import LOOK_BACK, Victoria
+from tests.support.tools import NEWER, until
+from tests.support.victoria import LOOK_BACK, Victoria, vmalert
 from tests.support.victoria import running as healthy
 
-# keep_firing_for needs a vmalert that Debian 12 does not have.
-PROGRAMS = ROOT / ".tools/newer/usr/bin"
-RULES = sorted(ROOT.glob("alerts/*.yaml"))
+RULES = ROOT / "alerts/vmalert/rules.yaml"
 START_SECONDS = 300.0
 DURATION, INTERVAL = "vmalert_iteration_duration_seconds", "vmalert_iteration_interval_seconds"
 
@@ -86,7 +84,7 @@ def agent(folder: Path, number: int, config: Path, store: str, replicas: int) ->
     """Run a member of a cluster of two vmagents; yield its process id."""
     address = f"127.0.0.1:{free_port()}"
     command = [
-        str(PROGRAMS / "vmagent"),
+        str(NEWER / "vmagent"),
         f"-promscrape.config={config}",
         "-promscrape.cluster.membersCount=2",
         f"-promscrape.cluster.memberNum={number}",
@@ -100,29 +98,11 @@ def agent(folder: Path, number: int, config: Path, store: str, replicas: int) ->
 
 
 @contextmanager
-def evaluating(folder: Path, store: str, interval: int) -> Iterator[tuple[int, str]]:
-    """Run vmalert with all rules, by default every `interval` seconds; yield its process id and its metrics' URL."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        str(PROGRAMS / "vmalert"),
-        *(f"-rule={path}" for path in RULES),
-        f"-datasource.url={store}",
-        f"-remoteWrite.url={store}",
-        f"-remoteRead.url={store}",
-        "-notifier.blackhole",
-        f"-evaluationInterval={interval}s",
-        f"-httpListenAddr={address}",
-    ]
-    with healthy(command, folder / "vmalert.log", f"http://{address}/health") as pid:
-        yield pid, f"http://{address}/metrics"
-
-
-@contextmanager
 def stored(folder: Path, interval: int) -> Iterator[Victoria]:
     """Run VictoriaMetrics, which keeps one sample per interval of series that two vmagents send."""
     address = f"127.0.0.1:{free_port()}"
     command = [
-        str(PROGRAMS / "victoria-metrics"),
+        str(NEWER / "victoria-metrics"),
         f"-storageDataPath={folder / 'store'}",
         f"-httpListenAddr={address}",
         LOOK_BACK,
@@ -178,7 +158,7 @@ def measure(folder: Path, asked: Asked) -> Load:
         first = stack.enter_context(agent(folder, 0, config, store.url, replicas))
         with ExitStack() as other:
             second = other.enter_context(agent(folder, 1, config, store.url, replicas))
-            vmalert, metrics = stack.enter_context(evaluating(folder, store.url, asked.interval))
+            evaluator, metrics = stack.enter_context(vmalert(folder, store.url, [RULES]))
             until(
                 lambda: _values(store, "count(up)") == [asked.nodes], 60 + 3 * asked.interval, "every target's scrape"
             )
@@ -187,7 +167,7 @@ def measure(folder: Path, asked: Asked) -> Load:
                 "exporter": exporter.process.pid,
                 "vmagent": first,
                 "VictoriaMetrics": store.pid,
-                "vmalert": vmalert,
+                "vmalert": evaluator,
             }
             begin, before = time.time(), {name: cpu_seconds(pid) for name, pid in pids.items()}
             missed_before = _missed(vmalert_metrics(metrics))
@@ -278,7 +258,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         load = measure(Path(folder), asked)
     print(table(load, asked))
-    version = subprocess.run([PROGRAMS / "vmalert", "--version"], capture_output=True, text=True).stdout.strip()
+    version = subprocess.run([NEWER / "vmalert", "--version"], capture_output=True, text=True).stdout.strip()
     run.write({"asked": asdict(asked), "version": version, "load": asdict(load)})
     return harness.exit_code(load.missed_bounds(asked))
 

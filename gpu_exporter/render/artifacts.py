@@ -61,6 +61,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
     **{f"alerts/levels/{level.value}.yaml": partial(rules.of_level, level) for level in Level},
     "alerts/examples/remote_write.yaml": rules.forwarding,
+    "alerts/vmalert/rules.yaml": rules.for_vmalert,
     "alerts/dcgm-exporter.csv": dcgm_csv.classic,
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
     "docs/failure-modes.md": failure_pages.failure_modes,

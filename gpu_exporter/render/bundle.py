@@ -128,6 +128,7 @@ def _alerts(chosen: Choice) -> Files:
         yield f"{domain.value}.yaml", _linked(rules.alerts(domain, chosen.limits), chosen)
     for level in Level:
         yield f"levels/{level.value}.yaml", _linked(rules.of_level(level, chosen.limits, chosen.domains), chosen)
+    yield "vmalert/rules.yaml", _linked(rules.for_vmalert(chosen.limits, chosen.domains), chosen)
     yield "examples/remote_write.yaml", _titled(rules.forwarding(), "#")
     yield "examples/alertmanager.yaml", _titled(alertmanager.alertmanager(), "#")
     yield "dcgm-exporter.csv", _titled(dcgm_exporter_csv.classic(), "#")

@@ -16,10 +16,9 @@ from tests import ROOT
 from tests.rules.needed import write_read
 from tests.rules.series import Device, input_series
 from tests.rules.shapes import STEP
-from tests.support.tools import BUNDLED, is_long, tool
+from tests.support.tools import NEWER, is_long, tool
 
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))
-NEWER = BUNDLED.parents[1] / "newer" / "usr" / "bin"
 BY_NAME = {mode.name: mode for mode in MODES}
 WHAT = "alertname, node, gpu, severity, domain, action"
 

@@ -12,9 +12,11 @@ import yaml
 
 from tests import ROOT
 from tests.rules.needed import write_needed
-from tests.rules.promtool import BY_NAME, NEWER, RULES, check
+from tests.rules.promtool import BY_NAME, RULES, check
 from tests.rules.series import Generation
 from tests.rules.test_modes import case
+from tests.scale.engines import vmalert_tool
+from tests.support.tools import NEWER
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +30,7 @@ def needed(folder: Path, rules: str) -> Path:
     write_needed(ROOT / rules, path, _with_implied())
     groups = yaml.safe_load(path.read_text())["groups"]
     named = [{**group, "name": f"{group['name']}-{number}"} for number, group in enumerate(groups)]
-    path.write_text(yaml.safe_dump({"groups": named}))  # both levels have groups of the same name
+    path.write_text(json.dumps({"groups": named}))  # both levels have groups of the same name
     return path
 
 
@@ -45,13 +47,15 @@ def test_vmalert_raises_the_same_alerts(tmp_path: Path) -> None:
     """With holds and `keep_firing_for`, from the same samples."""
     content = dict(CASE.rendered())
     content["metricsql_expr_test"] = content.pop("promql_expr_test")
-    path = tmp_path / "vmalert.yaml"
-    path.write_text(json.dumps({"rule_files": [str(needed(tmp_path, "alerts"))], "tests": [content]}))
-    done = subprocess.run([NEWER / "vmalert-tool", "unittest", f"--files={path}"], capture_output=True, text=True)
+    done = vmalert_tool(tmp_path, needed(tmp_path, "alerts/vmalert"), content)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
-@pytest.mark.parametrize("path", [*RULES, *sorted((ROOT / "alerts/levels").glob("*.yaml"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*RULES, *sorted((ROOT / "alerts/levels").glob("*.yaml")), ROOT / "alerts/vmalert/rules.yaml"],
+    ids=lambda path: path.stem,
+)
 def test_vmalert_accepts_all_rules(path: Path) -> None:
     """Expressions and templates."""
     done = subprocess.run([NEWER / "vmalert", "-dryRun", f"-rule={path}"], capture_output=True, text=True)

@@ -17,11 +17,10 @@ from tests.operation.encode import period
 from tests.operation.run import PROGRAM
 from tests.operation.verdict import Firing, firings
 from tests.rules.needed import write_needed
-from tests.rules.promtool import NEWER
 from tests.rules.series import selector
 from tests.rules.shapes import STEP, notation
 from tests.scale.histories import SHARDS, TICKS, History
-from tests.support.tools import tool
+from tests.support.tools import NEWER, tool
 from tests.support.victoria import Labels, Samples
 
 # The interval of the slowest rule groups, in seconds.
@@ -42,9 +41,16 @@ class Shard:
 
 
 def one(history: History, folder: Path, *, aligned: bool = False) -> list[Firing]:
-    """Return what one Prometheus with all rules reports. `aligned`: it evaluates all groups at once, in order."""
-    content = {**period(history.series, TICKS), "Aligned": aligned}
-    return _run(folder / "one", content, rule_file(folder))
+    """Return what one Prometheus with all rules reports.
+
+    `aligned`: it evaluates all groups at once, and alerts after what they read.
+    """
+    content, path = {**period(history.series, TICKS), "Aligned": aligned}, rule_file(folder)
+    if aligned:
+        groups = json.loads(path.read_text())["groups"]
+        groups.sort(key=lambda group: "alert" in group["rules"][0])
+        path.write_text(json.dumps({"groups": groups}))
+    return _run(folder / "one", content, path)
 
 
 def two(history: History, folder: Path, shards: Sequence[Shard] = (Shard(),) * SHARDS) -> list[Firing]:
@@ -66,23 +72,23 @@ def _run(folder: Path, content: Mapping[str, Any], rule_files: Path, *blocks: Pa
     return firings(done.stdout.splitlines(), TICKS * STEP)
 
 
-def rule_file(folder: Path) -> Path:
-    """Write all alerts and what they read to one file."""
+def rule_file(folder: Path, rules: str = "alerts") -> Path:
+    """Write all alerts of a folder of rules and what they read to one file."""
     path = folder / "rules.yaml"
-    write_needed(ROOT / "alerts", path)
+    write_needed(ROOT / rules, path)
     return path
 
 
 def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> str:
     """Evaluate all alerts in vmalert, on VictoriaMetrics; return how they differ from those that are expected.
 
-    They are compared each minute, except near a start or an end: the virtual clock is Prometheus 2, which counts the
-    sample at the beginning of a window, too, so a window ends one evaluation later. Alerts that read a chain of rules
-    of one group differ for longer: a rule of vmalert reads what earlier ones recorded at the previous evaluation.
+    They are compared each minute, except within an evaluation of a start or an end: the virtual clock is Prometheus 2,
+    which counts the sample at the beginning of a window, too, so a window ends one evaluation later. It evaluates a
+    scrape after vmalert.
     """
     inputs = [{"series": selector(*key), "values": notation(parts)} for key, parts in history.series.items()]
     ends = [at for firing in expected for at in (firing.start, firing.end)]
-    times = [at for at in range(120, TICKS * STEP, 60) if all(abs(at - end) > 2 * EVALUATION for end in ends)]
+    times = [at for at in range(120, TICKS * STEP, 60) if all(abs(at - end) > EVALUATION + STEP for end in ends)]
     labels = ", ".join(sorted({name for firing in expected for name, _ in firing.key}))
     query = f'group by ({labels}) (ALERTS{{alertstate="firing"}})'
     tests = [
@@ -90,10 +96,16 @@ def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> 
         for at in times
     ]
     case = {"name": "histories", "interval": f"{STEP}s", "input_series": inputs, "metricsql_expr_test": tests}
-    path = folder / "vmalert.yaml"
-    path.write_text(json.dumps({"rule_files": [str(rule_file(folder))], "tests": [case]}))
-    done = subprocess.run([NEWER / "vmalert-tool", "unittest", f"--files={path}"], capture_output=True, text=True)
+    done = vmalert_tool(folder, rule_file(folder, "alerts/vmalert"), case)
     return f"compared at {len(times)} times" + ("" if done.returncode == 0 else f": {done.stdout}{done.stderr}")
+
+
+def vmalert_tool(folder: Path, rules: Path, case: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run a unit test of vmalert, which evaluates the groups of a file in their order."""
+    order = [group["name"] for group in json.loads(rules.read_text())["groups"]]
+    path = folder / "vmalert.yaml"
+    path.write_text(json.dumps({"rule_files": [str(rules)], "group_eval_order": order, "tests": [case]}))
+    return subprocess.run([NEWER / "vmalert-tool", "unittest", f"--files={path}"], capture_output=True, text=True)
 
 
 def _fires(firing: Firing, at: float) -> bool:

@@ -1,8 +1,9 @@
-"""Compare engines on the same fault histories: `python -m tests.scale.run [levels] [trouble] [vmalert] [queries]`.
+"""Compare engines on the same fault histories: `python -m tests.scale.run [PART …]`, or all parts.
 
 levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a
-shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. queries: VictoriaMetrics
-answers every rule and dashboard as Prometheus does. Exit code 1 if anything differs by more than an evaluation.
+shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. chain: how long a change
+takes there through the longest chain of rules, in real time. queries: VictoriaMetrics answers every rule and dashboard
+as Prometheus does. Exit code 1 if anything differs by more than an evaluation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.rules.shapes import STEP
+from tests.scale.chain import LAST, delays
 from tests.scale.compare import difference
 from tests.scale.engines import EVALUATION, Shard, dumped, one, stores, two, vmalert_test
 from tests.scale.histories import LARGE, SHARDS, SMALL, TICKS, history
@@ -68,6 +70,14 @@ def vmalert(folder: Path, ranks: int) -> bool:
     return ":" not in found
 
 
+def chain(folder: Path, ranks: int) -> bool:
+    """Print when vmalert has recorded each series, by file of rules; return whether its own file is the faster one."""
+    slow, fast = delays(folder).values()
+    for name in sorted(slow.keys() & fast.keys(), key=lambda name: fast[name]):
+        print(f"{name}: after {slow[name]:.0f} s with alerts/*.yaml, {fast[name]:.0f} s with alerts/vmalert")
+    return fast[LAST] < slow[LAST]
+
+
 def queries(folder: Path, ranks: int) -> bool:
     """Print which queries VictoriaMetrics answers differently; return whether there are none."""
     stores(history(OF_QUERIES, min(ranks, SMALL)), folder)
@@ -83,7 +93,9 @@ def queries(folder: Path, ranks: int) -> bool:
     return not problems
 
 
-PARTS: Mapping[str, Callable[[Path, int], bool]] = {each.__name__: each for each in (levels, trouble, vmalert, queries)}
+PARTS: Mapping[str, Callable[[Path, int], bool]] = {
+    each.__name__: each for each in (levels, trouble, vmalert, chain, queries)
+}
 
 
 def main() -> int:

@@ -21,6 +21,8 @@ PATIENCE = 4.0
 # Set in the environment by `pytest --long`.
 LONG = "LONG_TESTS"
 BUNDLED = ROOT / ".tools" / "usr" / "bin"
+# Newer versions of Prometheus and VictoriaMetrics.
+NEWER = ROOT / ".tools" / "newer" / "usr" / "bin"
 
 
 def tool(name: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from tests.support.tools import free_port, tool, until
+from tests.support.tools import NEWER, free_port, tool, until
 
 # The look-back of Prometheus; by default, VictoriaMetrics derives one from the distance of the samples.
 LOOK_BACK = "-search.maxLookback=5m"
@@ -74,6 +74,27 @@ def victoria(folder: Path, *options: str) -> Iterator[Victoria]:
     ]
     with running(command, folder / "victoria.log", f"http://{address}/health") as pid:
         yield Victoria(pid, f"http://{address}")
+
+
+@contextmanager
+def vmalert(folder: Path, store: str, rules: Iterable[Path]) -> Iterator[tuple[int, str]]:
+    """Evaluate rules on a store, with the flags of docs/scale.md; yield the process id and the URL of metrics."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        str(NEWER / "vmalert"),  # keep_firing_for needs one that Debian 12 does not have
+        *(f"-rule={path}" for path in rules),
+        f"-datasource.url={store}",
+        f"-remoteWrite.url={store}",
+        "-remoteWrite.flushInterval=500ms",
+        "-remoteWrite.maxQueueSize=1000000",
+        f"-remoteRead.url={store}",
+        "-notifier.blackhole",
+        "-disableAlertgroupLabel",
+        "-evaluationInterval=30s",
+        f"-httpListenAddr={address}",
+    ]
+    with running(command, folder / "vmalert.log", f"http://{address}/health") as pid:
+        yield pid, f"http://{address}/metrics"
 
 
 @contextmanager

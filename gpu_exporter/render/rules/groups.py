@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -13,11 +13,15 @@ Rule = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated in sequence, every `interval`; without it, at the evaluation interval of Prometheus."""
+    """Rules that are evaluated in sequence, every `interval`; without it, at the evaluation interval of Prometheus.
+
+    `options` are others that only vmalert has.
+    """
 
     name: str
     rules: Sequence[Rule]
     interval: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_recording(self) -> bool:
@@ -28,7 +32,7 @@ class Group:
         """Return the group as Prometheus reads it."""
         interval = {"interval": self.interval} if self.interval else {}
         rules = [{**rule, "expr": _Text(rule["expr"])} for rule in self.rules]
-        return {"name": self.name, **interval, "rules": rules}
+        return {"name": self.name, **interval, **self.options, "rules": rules}
 
 
 Groups = Sequence[Group]

@@ -43,6 +43,7 @@ from gpu_exporter.render.rules import (
     selection,
     serving,
     training_jobs,
+    vmalert,
 )
 from gpu_exporter.render.rules.groups import Group, Groups, Rule, as_text
 from gpu_exporter.render.rules.levels import Level
@@ -209,6 +210,12 @@ def of_level(level: Level, limits: Limits | None = None, domains: Collection[Dom
     """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
     chosen = levels.split(selection.of_domains(groups(limits or {}), domains))
     return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.of(level))
+
+
+def for_vmalert(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+    """Return alerts/vmalert/rules.yaml: all recording rules and alerts, in groups for vmalert."""
+    chosen = selection.of_domains(groups(limits or {}), domains)
+    return banner.comment(s, bottlenecks, failure_modes, vmalert) + as_text(vmalert.chained(chosen))
 
 
 def forwarding() -> str:

@@ -52,16 +52,17 @@ def test_files(whole: Path) -> None:
 
 
 def test_only_some_domains(tmp_path: Path) -> None:
-    """Their alerts, the recording rules that these need, and both levels of them."""
+    """Their alerts, the recording rules that these need, and both levels of them; also for vmalert."""
     assert run("--domain", "health", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
     groups = yaml.safe_load((tmp_path / "b/alerts/recording.yaml").read_text())["groups"]
     names = {group["name"] for group in groups}
     assert {"gpu-board", "gpu-fleet"} < names
     assert not {"gpu-jobs", "gpu-allocation", "gpu-reports", "gpu-controller"} & names
     assert not (tmp_path / "b/alerts/cost.yaml").exists()
-    shard = (tmp_path / "b/alerts/levels/shard.yaml").read_text()
-    assert "alert: GpuLost" in shard
-    assert "GpuFakeLoad" not in shard
+    for path in ("levels/shard.yaml", "vmalert/rules.yaml"):
+        text = (tmp_path / "b/alerts" / path).read_text()
+        assert "alert: GpuLost" in text
+        assert "GpuFakeLoad" not in text
 
 
 def test_links(whole: Path) -> None:
