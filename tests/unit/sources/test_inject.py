@@ -44,8 +44,15 @@ NODE, GPU, GPUS = "node-000", 1, 3
 NODES = [f"node-{number:03}" for number in range(4)]
 BY_NAME = {mode.name: mode for mode in MODES}
 # Simulated minutes, and seconds between two collections. Windows of hours and leaks need hours.
-SHORT, LONG = (12, 15.0), (140, 60.0)
-TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExhaustionPredicted": (75, 60.0)}
+SHORT, LONG = (12, 30.0), (140, 60.0)
+SPECIAL = {
+    "GpuAllocatedIdle": LONG,
+    "GpuMemoryHoarded": LONG,
+    "GpuMemoryExhaustionPredicted": (75, 60.0),
+    # Whether values are old, or the GPU was ever read, depends on the interval.
+    "GpuLost": (12, 15.0),
+    "GpuTelemetryStale": (12, 15.0),
+}
 # Detected only by other exporters or Prometheus.
 OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
 
@@ -109,7 +116,7 @@ def modes_by_gpu(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.name not in OUTSIDE], ids=lambda mode: mode.name)
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
     """On its GPU, with only the modes that it implies; its peers have at most modes of the whole job."""
-    names = modes_by_gpu(pages(f"{mode.name}:{GPU}", *TAKES_HOURS.get(mode.name, SHORT)))
+    names = modes_by_gpu(pages(f"{mode.name}:{GPU}", *SPECIAL.get(mode.name, SHORT)))
     assert mode.name in names[str(GPU)], f"{mode.name} does not fire on what it injects; {CORRECT}"
     others = sorted(names[str(GPU)] - {mode.name, *mode.implies})
     assert not others, f"what {mode.name} injects makes {others} fire too; {CORRECT}, or add them to `implies`"
