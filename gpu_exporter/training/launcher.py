@@ -69,8 +69,12 @@ def process_group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def visible_uuid(environ: Mapping[str, str], local_rank: int) -> str:
-    """Return the UUID of this rank's GPU if CUDA_VISIBLE_DEVICES has UUIDs, as in Kubernetes; else ""."""
+def visible_uuid(environ: Mapping[str, str], local_rank: int | None) -> str:
+    """Return the UUID of this rank's GPU if CUDA_VISIBLE_DEVICES has UUIDs, as in Kubernetes; else "".
+
+    Without a local rank, the GPU is known only if it is the only one.
+    """
     names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    name = names[local_rank] if local_rank < len(names) else names[0] if len(names) == 1 else ""
+    of_rank = names[local_rank : local_rank + 1] if local_rank is not None else []
+    (name,) = of_rank or (names if len(names) == 1 else [""])
     return name if len(name) == 40 and name.startswith(("GPU-", "MIG-")) else ""  # CUDA accepts shorter ones

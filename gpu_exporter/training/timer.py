@@ -69,7 +69,10 @@ class StepTimer:
         self._data_of_step = 0.0
         waits = ONLY_WAITING if self.place.world_size == 1 else None  # a single rank waits for none
         self.recorder = Recorder(self.totals, self._lock, waits, gpu=gpu)
-        self._uuid, self._dtype = uuid or visible_uuid(os.environ, self.place.local_rank), dtype
+        # torch.multiprocessing.spawn starts ranks without telling them their number on this node.
+        launched = place(os.environ).world_size == self.place.world_size
+        known_rank = self.place.local_rank if launched or local_rank is not None else None
+        self._uuid, self._dtype = uuid or visible_uuid(os.environ, known_rank), dtype
         self._attempt, self._process = os.urandom(8).hex(), os.getpid()
         self._created = self._step_ended = self._activity_began = perf_counter()
         self._activity = TRAINING

@@ -56,12 +56,14 @@ def test_an_interpreter_without_a_program() -> None:
         (",".join(GPUS), 1, GPUS[1]),
         (GPUS[0], 3, GPUS[0]),  # each rank sees only its own
         (",".join(GPUS), 2, ""),
+        (",".join(GPUS), None, ""),
+        (GPUS[0], None, GPUS[0]),
         ("0,1", 1, ""),
         ("GPU-0000", 0, ""),  # short names are for CUDA, not for labels
         ("", 0, ""),
     ],
 )
-def test_gpu(visible: str, local_rank: int, uuid: str) -> None:
+def test_gpu(visible: str, local_rank: int | None, uuid: str) -> None:
     assert visible_uuid({"CUDA_VISIBLE_DEVICES": visible}, local_rank) == uuid
 
 
@@ -70,3 +72,16 @@ def test_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     message = StepTimer("mine", rank=2, world_size=4).message()
     assert (message["job_id"], message["rank"], message["world_size"], message["pod_uid"]) == ("mine", 2, 4, "pod")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "uuid"), [({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, GPUS[1]), ({}, "")]
+)
+def test_the_gpu_of_a_rank_without_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str], uuid: str
+) -> None:
+    """Nothing tells a rank of torch.multiprocessing.spawn its number on this node, so that it could name any GPU."""
+    for name, value in {"CUDA_VISIBLE_DEVICES": ",".join(GPUS), **launcher}.items():
+        monkeypatch.setenv(name, value)
+    timer = StepTimer(rank=1, world_size=2, socket="", gpu=False)
+    assert timer.message().get("uuid", "") == uuid
