@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -71,10 +72,10 @@ def measure(jobs: list[int], polls: int) -> tuple[float, float]:
     took: dict[bool, list[float]] = {False: [], True: []}
     for number in range(polls):
         thorough = number % 2 == 0
-        for host in watch._gpus.values():
+        for host in watch._hosts.values():
             host._scanned_at = -SCAN_SECONDS if thorough else time.monotonic()
         begin = time.thread_time()
-        watch.poll(everything=True)
+        watch.poll(math.inf)
         watch.rows(seen)
         if number > 1:
             took[thorough].append(time.thread_time() - begin)

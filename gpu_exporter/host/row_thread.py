@@ -49,15 +49,20 @@ class RowThread(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
+            begun = time.monotonic()
             try:
-                self.poll(time.monotonic())
+                self.poll(begun)
                 self._broken = False
             except Exception:  # these rows are optional: everything else goes on
                 if not self._broken:
                     log.exception("%s: unexpected error, please report it", self._what)
                 self._broken = True
-            self._wake.wait(self._period)
-            self._wake.clear()
+            self._wait(begun)
+
+    def _wait(self, begun: float) -> None:
+        """Wait until the next read is due, after one that has begun at this time (monotonic seconds)."""
+        self._wake.wait(self._period)
+        self._wake.clear()
 
     def poll(self, now: float) -> None:
         """Read what is due at this time (monotonic seconds), and keep the rows."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +11,13 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.host import limits, procfs
 from gpu_exporter.host.files import MACHINE_BYTES, HostFiles
 from gpu_exporter.host.gpu import GpuHost, Machine
+from gpu_exporter.host.row_thread import RowThread
 from gpu_exporter.host.topology import topology
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import GpuSamples, Row
 
-log = logging.getLogger(__name__)
-
 PERIOD_SECONDS, WAITING_SECONDS = 5.0, 1.0
-# Evidence that is older than this many periods is withdrawn.
-STALE_PERIODS = 2.5
 # A GPU whose engine is less busy than this possibly waits for its host.
 BUSY_ENGINE = 0.85
 # The driver names processes some time before they are read.
@@ -43,8 +37,8 @@ class Target:
     waits: bool
 
 
-class HostWatch(threading.Thread):
-    """Keeps the host evidence up to date. `rows` never blocks.
+class HostWatch(RowThread):
+    """Keeps the host evidence up to date.
 
     With `names`, there is also a row that identifies the process that launches the work of each GPU; `commands` adds
     its command line, which may contain secrets.
@@ -59,45 +53,18 @@ class HostWatch(threading.Thread):
         owner_of: OwnerOf = lambda cgroups: (),
         period: float = PERIOD_SECONDS,
     ) -> None:
-        super().__init__(name="host", daemon=True)
+        super().__init__("host", "host evidence", period)
         self._files, self._names, self._commands, self._owner_of = files, names, commands, owner_of
-        self._period = period
         self._targets: Sequence[Target] = ()
-        self._gpus: dict[str, GpuHost] = {}
-        self._rows: Sequence[Row] = ()
-        self._read_at = -math.inf
-        self._stopping, self._wake = threading.Event(), threading.Event()
-        self._broken = False
-
-    # --- the clock's thread -----------------------------------------------------------------------------------------
+        self._hosts: dict[str, GpuHost] = {}
 
     def rows(self, gpus: Iterable[GpuSamples]) -> Sequence[Row]:
-        """Return the evidence of the last poll, and note the processes for the next one. Never blocks, never raises."""
-        first = not self._targets
-        self._targets = tuple(map(_target, gpus))
-        if any(target.waits for target in self._targets) or (first and self._targets):
+        """Return the evidence of the last read, and note the processes for the next one. Never blocks, never raises."""
+        seen = tuple(gpus)
+        self._targets = tuple(map(_target, seen))
+        if any(target.waits for target in self._targets):
             self._wake.set()
-        fresh = time.monotonic() - self._read_at <= STALE_PERIODS * self._period
-        return self._rows if fresh else ()
-
-    def stop(self) -> None:
-        """Request the end; does not wait for it."""
-        self._stopping.set()
-        self._wake.set()
-
-    # --- its own thread ---------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        while not self._stopping.is_set():
-            begun = time.monotonic()
-            try:
-                self.poll()
-                self._broken = False
-            except Exception:  # evidence is optional: everything else goes on
-                if not self._broken:
-                    log.exception("host evidence: unexpected error, please report it")
-                self._broken = True
-            self._wait(begun)
+        return super().rows(seen)
 
     def _wait(self, begun: float) -> None:
         """Wait for a second, then until the period ends or a GPU waits."""
@@ -107,24 +74,20 @@ class HostWatch(threading.Thread):
         if not any(target.waits for target in self._targets):
             self._wake.wait(max(0.0, begun + self._period - time.monotonic()))
 
-    def poll(self, *, everything: bool = False) -> None:
-        """Read the GPUs that wait, and those whose period has ended; or `everything`."""
+    def read(self, now: float) -> Sequence[Row]:
+        """Return the evidence, after reading the GPUs that wait and those that are due at this time."""
         targets = self._targets
-        if not targets:
-            return
         on_gpus = {pid for target in targets for pid in target.pids}
         machine = self._machine() if on_gpus else Machine({}, {}, has_swap=False)
         hosts = {}
         for target in targets:
             uuid = target.gpu.uuid
-            host = self._gpus.get(uuid) or GpuHost(topology(target.gpu.pci_bus_id, self._files.sys))
-            now = time.monotonic()
-            if everything or target.waits or host.is_due(now, self._period):
-                host.read(self._files, target.pids, on_gpus, machine, now)
+            host = self._hosts.get(uuid) or GpuHost(topology(target.gpu.pci_bus_id, self._files.sys))
+            if target.waits or host.is_due(now, self._period):
+                host.read(self._files, target.pids, on_gpus, machine, time.monotonic())
             hosts[uuid] = host
-        self._gpus = hosts
-        rows = [row for target in targets for row in self._rows_of(target.gpu, hosts[target.gpu.uuid])]
-        self._rows, self._read_at = rows, time.monotonic()
+        self._hosts = hosts
+        return [row for target in targets for row in self._rows_of(target.gpu, hosts[target.gpu.uuid])]
 
     def _machine(self) -> Machine:
         files = self._files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gpu_exporter.attribution.host_owner import owner_labels
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.host import watch
+from gpu_exporter.host import row_thread, watch
 from gpu_exporter.host.watch import HostWatch
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples, Row
@@ -46,17 +47,17 @@ def test_a_gpu_that_waits_is_read_at_each_look(host: FakeHost) -> None:
     thread = HostWatch(host.files)
     gpus = [seen(GPUS[0], 100, 0.2), seen(GPUS[1], 200, 0.99)]
     thread.rows(gpus)
-    thread.poll()
+    thread.poll(time.monotonic())
     for task in host.tasks.values():
         task.run(0.5)
     host.write()
     time.sleep(0.01)
-    thread.poll()
+    thread.poll(time.monotonic())
     rows = thread.rows(gpus)
 
     assert values(rows, GPUS[0])[m.HOST_CPU.name] == pytest.approx(0.5)
     assert m.HOST_CPU.name not in values(rows, GPUS[1])
-    thread.poll(everything=True)
+    thread.poll(math.inf)
     assert values(thread.rows(gpus), GPUS[1])[m.HOST_CPU.name] == pytest.approx(0.5)
 
 
@@ -67,7 +68,7 @@ def test_names_only_where_they_are_wanted(host: FakeHost) -> None:
     for names, commands in ((False, False), (True, False), (True, True)):
         thread = HostWatch(host.files, names=names, commands=commands, owner_of=owner_labels)
         thread.rows(gpus)
-        thread.poll()
+        thread.poll(time.monotonic())
         found.append([dict(row.labels) for row in thread.rows(gpus) if row.metric is m.HOST_PROCESS])
 
     of_pod = {"pod_uid": POD.replace("-", ""), "container_id": "a" * 12}
@@ -80,7 +81,7 @@ def test_what_is_absent_has_a_reason(host: FakeHost) -> None:
     thread = HostWatch(host.files)
     gpus = [seen(GPUS[0], 4711, 0.2)]
     thread.rows(gpus)
-    thread.poll()
+    thread.poll(time.monotonic())
 
     reasons = {row.labels for row in thread.rows(gpus) if row.metric is m.SUPPORTED}
 
@@ -91,7 +92,7 @@ def test_nothing_of_a_gpu_that_does_not_answer(host: FakeHost) -> None:
     """The driver's list of its processes is outdated."""
     thread = HostWatch(host.files)
     thread.rows([seen(GPUS[0], 100, 0.2, up=False)])
-    thread.poll()
+    thread.poll(time.monotonic())
 
     assert thread.rows([seen(GPUS[0], 100, 0.2, up=False)]) == []
 
@@ -101,11 +102,11 @@ def test_old_evidence_is_withdrawn(host: FakeHost, monkeypatch: pytest.MonkeyPat
     thread = HostWatch(host.files)
     gpus = [seen(GPUS[0], 100, 0.2)]
     thread.rows(gpus)
-    thread.poll()
+    thread.poll(time.monotonic())
     assert thread.rows(gpus)
     now = time.monotonic()
     monkeypatch.setattr(
-        "gpu_exporter.host.watch.time.monotonic", lambda: now + watch.STALE_PERIODS * watch.PERIOD_SECONDS + 1
+        "gpu_exporter.host.watch.time.monotonic", lambda: now + row_thread.STALE_PERIODS * watch.PERIOD_SECONDS + 1
     )
 
     assert thread.rows(gpus) == ()
@@ -116,13 +117,13 @@ def test_an_error_ends_nothing(host: FakeHost, caplog: pytest.LogCaptureFixture)
     thread = HostWatch(host.files)
     polls = []
 
-    def poll() -> None:
+    def poll(now: float) -> None:
         polls.append(1)
         if len(polls) == 3:
             thread.stop()
         raise RuntimeError("unforeseen")
 
-    thread.poll = poll  # type: ignore[assignment,method-assign]
+    thread.poll = poll  # type: ignore[method-assign]
     thread._wait = lambda begun: None  # type: ignore[method-assign]
     thread.run()
 
