@@ -1,10 +1,10 @@
 """Shows the way from a fault in a training loop to the line of code, on real GPUs, and how long each step takes.
 
-    python -m benchmarks.alert_to_line [--budget 145] [--ranks 2] [--json FILE] [--alerts] [--fake-driver]
+    python -m benchmarks.alert_to_line [--budget 145] [--ranks 2] [--gpus 2] [--json FILE] [--alerts] [--fake-driver]
 
 The job is `alert_to_line_job.py`, a script without any code of gpu-exporter. First its loader is slowed at run time:
 the exporter names the line by sampling its stacks (py-spy alone), and a trace names it, too (KINETO_USE_DAEMON=1).
-Then a job of several ranks, one for each GPU, hangs, because the last rank never enters a collective: the exporter
+Then a job of several ranks, one or more for each GPU, hangs, because the last rank never enters a collective: the exporter
 takes the stacks of all ranks, and names the missing one with its line. `--alerts` adds Prometheus and Alertmanager with
 the alerts of the chart, and follows the link of the alert. Needs PyTorch, py-spy and bcrypt; exit code 1 if a line was
 not named. `--fake-driver` tests the benchmark without a GPU: the loads of the GPUs are made up then, and a trace has no
@@ -87,8 +87,8 @@ def traced(process: subprocess.Popen[bytes], exporter: Exporter) -> Case:
 
 def hang(folder: Path, running: Sequence[subprocess.Popen[bytes]], exporter: Exporter, gpus: Gpus) -> Case:
     """Keep the last rank out of a collective, and wait until the exporter names it."""
-    case, last = Case(f"hang of {len(running)} ranks"), len(running) - 1
-    for gpu in range(len(running)):
+    case, last = Case(f"hang of {len(running)} ranks on {gpus.number} GPUs"), len(running) - 1
+    for gpu in range(gpus.number):
         (exporter.folder / "slurm" / str(gpu)).write_text(f"{SLURM_JOB}\n")
     begin = time.monotonic()
     (folder / "stuck").touch()
@@ -147,14 +147,16 @@ def main() -> int:
     """Run the cases and print them. Returns 1 if a line was not named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=145.0, help="seconds in total (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of the job that hangs, and GPUs (default: 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of the job that hangs (default: 2)")
+    parser.add_argument("--gpus", type=int, help="GPUs of this machine (default: as many as ranks)")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--alerts", action="store_true", help="with Prometheus and Alertmanager (make tools)")
     parser.add_argument("--fake-driver", action="store_true", help="without GPUs")
     chosen = parser.parse_args()
     found, end = [], time.monotonic() + chosen.budget
     with tempfile.TemporaryDirectory(prefix="line-", dir="/tmp") as name:
-        gpus = fake_gpus(Path(name), chosen.ranks) if chosen.fake_driver else Gpus()
+        number = chosen.gpus or chosen.ranks
+        gpus = fake_gpus(Path(name), number) if chosen.fake_driver else Gpus(number)
         for case in cases(Path(name), gpus, chosen.ranks, end, with_alerts=chosen.alerts):
             found.append(case)
             print(json.dumps(asdict(case)), flush=True)

@@ -82,6 +82,7 @@ class Exporter:
 class Gpus:
     """Real GPUs. For fake ones, `host_bound` and `hang` set what the jobs would do to real ones."""
 
+    number: int
     environment: Mapping[str, str] = field(default_factory=dict)
     host_bound: Callable[..., None] = lambda *_: None
     hang: Callable[..., None] = lambda *_: None
@@ -95,9 +96,10 @@ def fake_gpus(folder: Path, number: int) -> Gpus:
 
     driver = FakeDriver(folder / "driver", gpus=number)
     return Gpus(
+        number,
         driver.environment,
         lambda pid: gpu_loads.host_bound(driver, pid),
-        lambda pids: gpu_loads.hangs(driver, number - 1, pids),
+        lambda pids: gpu_loads.hangs(driver, number - 1, pids, number),
         torch_python.interpreter(),
     )
 

@@ -12,6 +12,8 @@ from tests.support.html import Document
 
 PACKAGES = "/v/lib/python3.11/site-packages"
 REDUCE = f"step (/t.py:40);all_reduce ({PACKAGES}/torch/distributed/distributed_c10d.py:2800) 98"
+REDUCE_LOSS = REDUCE.replace("t.py:40", "t.py:44")
+WAIT_FOR_GPU = "step (/t.py:42) 98"
 EVALUATE = "evaluate (/t.py:71) 98"
 
 
@@ -60,3 +62,20 @@ def test_two_ranks_of_which_one_never_entered_the_collective() -> None:
     )
     assert not odd_ones(two, {10, 11})
     assert not odd_ones([rank(0, REDUCE), rank(1, "load (/t.py:3) 50", REDUCE)], {10})
+
+
+def test_ranks_of_several_groups_wait_on_different_lines() -> None:
+    """Ranks 0 and 1 wait for the loss of all ranks; rank 2 waits for its GPU, which waits for rank 3."""
+    ranks = [rank(0, REDUCE_LOSS), rank(1, REDUCE_LOSS), rank(2, WAIT_FOR_GPU), rank(3, EVALUATE)]
+    (odd,) = odd_ones(ranks, {11, 13})
+    assert (odd.process.rank, odd.line, odd.others, odd.others_line) == (
+        "3",
+        "/t.py(71): evaluate",
+        2,
+        "/t.py(44): step",
+    )
+    # Without the GPUs, the line of rank 2 says nothing.
+    assert not odd_ones(ranks)
+    ranks[2] = rank(2, REDUCE)
+    assert [each.process.rank for each in odd_ones(ranks)] == ["3"]
+    assert not odd_ones([rank(0, REDUCE), rank(1, REDUCE_LOSS), rank(2, EVALUATE), rank(3, EVALUATE)])
