@@ -4,11 +4,11 @@
 
 The job is `alert_to_line_job.py`, a script without any code of gpu-exporter. First its loader is slowed at run time:
 the exporter names the line by sampling its stacks (py-spy alone), and a trace names it, too (KINETO_USE_DAEMON=1).
-Then a job of several ranks, one or more for each GPU, hangs, because the last rank never enters a collective: the exporter
-takes the stacks of all ranks, and names the missing one with its line. `--alerts` adds Prometheus and Alertmanager with
-the alerts of the chart, and follows the link of the alert. Needs PyTorch, py-spy and bcrypt; exit code 1 if a line was
-not named. `--fake-driver` tests the benchmark without a GPU: the loads of the GPUs are made up then, and a trace has no
-GPU events.
+Then a job of several ranks, one or more for each GPU, hangs, because the last rank never enters a collective: the
+exporter takes the stacks of all ranks, and names the missing one with its line. `--alerts` adds Prometheus and
+Alertmanager with the alerts of the chart, and follows the link of the alert. Needs PyTorch, py-spy and bcrypt; exit
+code 1 if a line was not named. `--fake-driver` tests the benchmark without a GPU: the loads of the GPUs are made up
+then, and a trace has no GPU events.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 It imports torch, waits for the file `go` in FOLDER, and trains until it is killed; after each step it creates `trains`
 and its rank. While the file `slow` exists, the loader takes longer. RANK and WORLD_SIZE are those of torchrun. While
 `stuck` exists, the last rank waits in its own code, and never enters the next collective. With more ranks than GPUs,
-each set of ranks that fills the GPUs is a replica: NCCL, which refuses two ranks on one GPU, averages its gradients, and
-Gloo the losses of all ranks.
+each set of ranks that fills the GPUs is a replica: NCCL, which refuses two ranks on one GPU, averages its gradients,
+and Gloo the losses of all ranks.
 """
 
 import itertools

@@ -131,7 +131,7 @@ def started(variants: Sequence[Variant], folder: Path) -> Iterator[list[Job]]:
 def measure(job: Job, phases: Phases) -> tuple[Measured, TakenTrace | None]:
     """Let a job train and profile it. Returns the times of its steps, and its trace if there is one."""
     (job.folder / "go").touch()
-    _until_training(job)
+    until_training(job)
     time.sleep(phases.warm)
     (job.folder / "slow").touch()
     time.sleep(0.2)
@@ -159,7 +159,7 @@ def measure(job: Job, phases: Phases) -> tuple[Measured, TakenTrace | None]:
     )
 
 
-def _until_training(job: Job) -> None:
+def until_training(job: Job) -> None:
     end = time.monotonic() + 60.0
     while not (job.folder / "steps").exists() or (job.folder / "steps").stat().st_size < 1000:
         if job.running.poll() is not None or time.monotonic() > end:

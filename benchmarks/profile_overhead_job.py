@@ -3,7 +3,8 @@
     python profile_overhead_job.py GO SLOW STEPS
 
 It imports torch, waits for the file GO, and trains until it is killed. While the file SLOW exists, the loader takes
-longer. It appends a line to STEPS for each step: monotonic time of its begin, and its seconds.
+longer. It appends a line to STEPS for each step: monotonic time of its begin, and its seconds. It has many small
+kernels, so that the host limits its steps; with GPU_BOUND in the environment, few large ones.
 """
 
 import os
@@ -14,7 +15,7 @@ import torch
 
 GO, SLOW, STEPS = sys.argv[1:]
 SLOW_SECONDS = 0.004
-WIDTH, LAYERS, BATCH = 512, 16, 32
+WIDTH, LAYERS, BATCH = (8192, 8, 32) if "GPU_BOUND" in os.environ else (512, 16, 32)
 
 
 def load_batch(device: str) -> torch.Tensor:
@@ -25,7 +26,7 @@ def load_batch(device: str) -> torch.Tensor:
 
 
 def train() -> None:
-    """Train with many small kernels, so that the host limits the step."""
+    """Train until somebody kills the process."""
     while not os.path.exists(GO):
         time.sleep(0.02)
     device = "cuda" if torch.cuda.is_available() else "cpu"

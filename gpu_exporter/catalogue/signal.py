@@ -81,9 +81,10 @@ class Read:
         """
         last = f"max by (cluster, UUID) ({self.name})"
         before = [f"max by (cluster, UUID) (last_over_time({self.name}[1h] offset {ago}))" for ago in ("1h", "1d")]
-        changed = f"({last} unless {last} == {before[0]} == {before[1]})"
-        seen = " or ".join(f'label_replace({changed} == {code}, "xid", "{code}", "", "")' for code in self.codes)
-        return f"(0 * ({seen}) + 1) unless on (cluster, UUID) {m.XID_EVENTS}"
+        changed = f"({last} > 0 unless {last} == {before[0]} == {before[1]})"
+        codes = " or ".join(f'label_replace(vector(1), "xid", "{code}", "", "")' for code in self.codes)
+        seen = f'count_values by (cluster, UUID) ("xid", {changed}) and on (xid) ({codes})'
+        return f"({seen}) unless on (cluster, UUID) {m.XID_EVENTS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +191,11 @@ class Signal:
     def _joined(self, values: str) -> str:
         """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying.
 
-        With `extra_labels`, a device has several values, so its labels are copied.
+        The values come first: VictoriaMetrics evaluates the other side only if there are any. With `extra_labels`, a
+        device has several values, so its labels are copied.
         """
         on = ", ".join(DEVICE if self.has_owner else DEVICE[:2])
         info = DEVICE_INFO if self.has_owner else IDENTITY_INFO
         if self.extra_labels:
             return f"{values}\n* on ({on}) group_left ({', '.join(IDENTITY)}) {info}"
-        return f"{info} * on ({on}) group_left ()\n{values}"
+        return f"{values}\n* on ({on}) group_right () {info}"

@@ -7,9 +7,12 @@ from pathlib import Path
 import click
 
 from gpu_exporter.catalogue.failure_modes.mode import Domain
-from gpu_exporter.cli.options import Command
-from gpu_exporter.inputs import quoted
+from gpu_exporter.cli.options import Command, parsed
+from gpu_exporter.inputs import duration, quoted
 from gpu_exporter.render import bundle
+
+# Signals are means over two minutes: with a longer interval, nobody sees the time in between.
+SHORTEST, LONGEST = 5.0, 120.0
 
 
 @click.command("bundle", cls=Command)
@@ -34,6 +37,12 @@ from gpu_exporter.render import bundle
     type=click.Choice([domain.value for domain in Domain]),
     help="Domain whose alerts to write, with the recording rules that it needs; repeat it for several. All by default.",
 )
+@click.option(
+    "--interval",
+    type=parsed(duration),
+    help="How often the rules are evaluated, from 5s to 2m; more often than Prometheus scrapes has no use. Those whose"
+    " samples are counted keep their own interval. By default, 10s to 1m.",
+)
 def bundle_command(
     parts: tuple[str, ...],
     out: Path | None,
@@ -41,6 +50,7 @@ def bundle_command(
     limits: Path | None,
     grafana_url: str,
     domains: tuple[str, ...],
+    interval: float | None,
 ) -> None:
     """Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.
 
@@ -50,8 +60,10 @@ def bundle_command(
     """
     if grafana_url and not grafana_url.startswith(("http://", "https://")):
         raise click.UsageError(f"--grafana-url: {quoted(grafana_url)} does not begin with http:// or https://")
+    if interval is not None and (not SHORTEST <= interval <= LONGEST or interval % 1):
+        raise click.UsageError(f"--interval: {interval:g}s is not whole seconds from {SHORTEST:g}s to {LONGEST:g}s")
     some = tuple(domain for domain in Domain if domain.value in domains) or tuple(Domain)
-    chosen = bundle.Choice(bundle.limits(limits) if limits else {}, grafana_url, some)
+    chosen = bundle.Choice(bundle.limits(limits) if limits else {}, grafana_url, some, interval or 0.0)
     names = tuple(dict.fromkeys(parts)) or tuple(bundle.PARTS)
     if listed:
         for name in names:

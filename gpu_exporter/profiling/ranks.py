@@ -31,8 +31,9 @@ def odd_ones(found: Sequence[ProcessProfile], waited_for: Collection[int] = ()) 
     """Return the processes that are elsewhere, if all others are on the same line nearly all the time.
 
     These are at most a quarter of the processes, or one. Without such a majority, they are those that neither
-    communicate nor wait for their GPU, if all others do: ranks that belong to several groups wait on different lines. With
-    two ranks, they are those of the PIDs `waited_for`: their GPUs do nothing, while the others wait in a collective.
+    communicate nor wait for their GPU, if all others do: ranks that belong to several groups wait on different lines.
+    With two ranks, they are those of the PIDs `waited_for`: their GPUs do nothing, while the others wait in a
+    collective.
     """
     lines = [_main_line(profile) for profile in found]
     common, count = next(iter(Counter(line for line, _ in lines).most_common(1)), ("", 0))

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_exporter.catalogue import project
-from gpu_exporter.catalogue.conditions import Limits
+from gpu_exporter.catalogue.conditions import Limits, duration
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
@@ -46,11 +46,15 @@ Files = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What users choose: their limits, the URL of Grafana for the links of alerts, and the domains of the rules."""
+    """What users choose: their limits, the URL of Grafana for the links of alerts, and the domains of the rules.
+
+    `interval` is how often rules are evaluated, in seconds; 0 is as in the repository.
+    """
 
     limits: Limits = field(default_factory=dict)
     grafana_url: str = ""
     domains: Collection[Domain] = tuple(Domain)
+    interval: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +127,14 @@ def _written(folder: Path) -> list[str]:
 
 
 def _alerts(chosen: Choice) -> Files:
-    yield "recording.yaml", _titled(rules.recording(chosen.limits, chosen.domains), "#")
+    interval = duration(chosen.interval) if chosen.interval else ""
+    selected = chosen.limits, chosen.domains, interval
+    yield "recording.yaml", _titled(rules.recording(*selected), "#")
     for domain in chosen.domains:
-        yield f"{domain.value}.yaml", _linked(rules.alerts(domain, chosen.limits), chosen)
+        yield f"{domain.value}.yaml", _linked(rules.alerts(domain, chosen.limits, interval=interval), chosen)
     for level in Level:
-        yield f"levels/{level.value}.yaml", _linked(rules.of_level(level, chosen.limits, chosen.domains), chosen)
-    yield "vmalert/rules.yaml", _linked(rules.for_vmalert(chosen.limits, chosen.domains), chosen)
+        yield f"levels/{level.value}.yaml", _linked(rules.of_level(level, *selected), chosen)
+    yield "vmalert/rules.yaml", _linked(rules.for_vmalert(*selected), chosen)
     yield "examples/remote_write.yaml", _titled(rules.forwarding(), "#")
     yield "examples/alertmanager.yaml", _titled(alertmanager.alertmanager(), "#")
     yield "dcgm-exporter.csv", _titled(dcgm_exporter_csv.classic(), "#")

@@ -77,10 +77,11 @@ def victoria(folder: Path, *options: str) -> Iterator[Victoria]:
 
 
 @contextmanager
-def vmalert(folder: Path, store: str, rules: Iterable[Path]) -> Iterator[tuple[int, str]]:
+def vmalert(folder: Path, store: str, rules: Iterable[Path], prefix: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
     """Evaluate rules on a store, with the flags of docs/scale.md; yield the process id and the URL of metrics."""
     address = f"127.0.0.1:{free_port()}"
     command = [
+        *prefix,
         str(NEWER / "vmalert"),  # keep_firing_for needs one that Debian 12 does not have
         *(f"-rule={path}" for path in rules),
         f"-datasource.url={store}",

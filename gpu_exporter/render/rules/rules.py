@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -195,26 +196,30 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
     ]
 
 
-def recording(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+def recording(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
     """Return alerts/recording.yaml: the rules that those of the domains read, in the order of their evaluation."""
-    chosen = selection.of_domains(groups(limits or {}), domains)
+    chosen = selection.of_domains(groups(limits or {}, interval), domains)
     return banner.comment(s, bottlenecks, failure_modes) + as_text(group for group in chosen if group.is_recording)
 
 
-def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
+def alerts(
+    domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES, interval: str = ""
+) -> str:
     """Return alerts/<domain>.yaml: one alert per failure mode."""
-    return banner.comment(*_files(domain)) + as_text(_alerting(domain, limits or {}, modes))
+    return banner.comment(*_files(domain)) + as_text(_every(interval, _alerting(domain, limits or {}, modes)))
 
 
-def of_level(level: Level, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+def of_level(
+    level: Level, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = ""
+) -> str:
     """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
-    chosen = levels.split(selection.of_domains(groups(limits or {}), domains))
+    chosen = levels.split(selection.of_domains(groups(limits or {}, interval), domains))
     return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.of(level))
 
 
-def for_vmalert(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain)) -> str:
+def for_vmalert(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
     """Return alerts/vmalert/rules.yaml: all recording rules and alerts, in groups for vmalert."""
-    chosen = selection.of_domains(groups(limits or {}), domains)
+    chosen = selection.of_domains(groups(limits or {}, interval), domains)
     return banner.comment(s, bottlenecks, failure_modes, vmalert) + as_text(vmalert.chained(chosen))
 
 
@@ -228,9 +233,15 @@ def _files(domain: Domain) -> Sequence[ModuleType]:
     return list(dict.fromkeys(failure_modes.file_of(mode) for mode in MODES if mode.domain is domain))
 
 
-def groups(limits: Limits) -> Groups:
-    """Return the groups of all files, in the order of their evaluation."""
-    return [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
+def groups(limits: Limits, interval: str = "") -> Groups:
+    """Return the groups of all files, in the order of their evaluation, evaluated every `interval` if there is one."""
+    alerting = (group for domain in Domain for group in _alerting(domain, limits, MODES))
+    return _every(interval, [*_recorded(limits), *alerting])
+
+
+def _every(interval: str, of: Groups) -> Groups:
+    """Return groups with this interval, but for those that need their own."""
+    return [replace(group, interval=interval) if interval and group.name not in COUNTED else group for group in of]
 
 
 def bundle(limits: Limits) -> str:

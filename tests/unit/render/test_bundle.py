@@ -65,6 +65,18 @@ def test_only_some_domains(tmp_path: Path) -> None:
         assert "GpuFakeLoad" not in text
 
 
+def test_interval(tmp_path: Path) -> None:
+    """Of all files; but reports add up samples of an hour."""
+    assert run("--interval", "60s", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
+    for path in ("recording", "health", "distributed", "levels/shard", "levels/global", "vmalert/rules"):
+        groups = yaml.safe_load((tmp_path / f"b/alerts/{path}.yaml").read_text())["groups"]
+        assert {group.get("interval") for group in groups} <= {"1m", "1h"}, path
+    for value, message in (("3m", "180s is not whole"), ("1s", "1s is not whole"), ("20.5s", "20.5s is not whole")):
+        error = run("--interval", value, "--out", tmp_path / "c")
+        assert error.exit_code == 2
+        assert f"--interval: {message} seconds from 5s to 120s" in error.output
+
+
 def test_links(whole: Path) -> None:
     """They lead to files of the bundle."""
     targets = set()
