@@ -1,6 +1,6 @@
 """Measures what continuous profiling costs a training job on a GPU, and whether anything remains afterwards.
 
-    python -m benchmarks.profile_continuous [--rounds 12] [--seconds 3] [--json FILE]
+    python -m benchmarks.profile_continuous [--rounds 12] [--seconds 3] [--job NAME] [--json FILE]
 
 The job is `profile_overhead_job.py`, once limited by its host, and once by its GPU. In each round it trains for some
 seconds alone, then while py-spy samples it for half a second, as the schedule does every ten minutes, then alone again;
@@ -38,7 +38,7 @@ SCHEDULE, AFTERWARDS, SOCKET = "schedule, of ten minutes", "afterwards", "socket
 HOST, GPU = "limited by the host", "limited by the GPU"
 JOBS = (Variant(HOST), Variant(GPU, environment={"GPU_BOUND": "1"}))
 BOUNDS = {(HOST, SCHEDULE): 0.002, (GPU, SCHEDULE): 0.002, (GPU, AFTERWARDS): 0.002, (GPU, SOCKET): 0.001}
-WARM_SECONDS = 4.0
+WARM_SECONDS, SETTLE_SECONDS = 4.0, 0.5
 
 Pairs = Mapping[str, list[tuple[float, float]]]
 
@@ -52,6 +52,8 @@ def measure(job: Job, rounds: int, seconds: float) -> Pairs:
     for _ in range(rounds):
         alone = _mean_step(job, seconds, lambda: None)
         loaded = _mean_step(job, seconds, lambda: _sample(job))
+        # The end of py-spy is part of it: only what lasts counts as afterwards.
+        time.sleep(SETTLE_SECONDS)
         after = _mean_step(job, seconds, lambda: None)
         with DaemonSocket(job.folder) as socket:
             listening = _mean_step(job, seconds, lambda: _listen(socket, seconds))
@@ -93,10 +95,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="of each job (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each part of a round (default: %(default)s)")
+    parser.add_argument("--job", choices=[each.name for each in JOBS], help="only this job")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     chosen = parser.parse_args()
     found, missed = {}, []
-    with tempfile.TemporaryDirectory(prefix="gpu-exporter-", dir="/tmp") as folder, started(JOBS, Path(folder)) as jobs:
+    variants = [each for each in JOBS if chosen.job in (None, each.name)]
+    with tempfile.TemporaryDirectory(prefix="line-", dir="/tmp") as folder, started(variants, Path(folder)) as jobs:
         for job in jobs:
             found[job.variant.name] = slowdowns(measure(job, chosen.rounds, chosen.seconds))
             for load, measured in found[job.variant.name].items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gpu_exporter.catalogue.gpu_models import BY_NAME, GB, H100, TB, TFLOP, GpuModel
+from gpu_exporter.catalogue.gpu_models import BY_NAME, GB, H100, H200, TB, TFLOP, GpuModel
 
 
 class Quantity(Enum):
@@ -90,19 +90,28 @@ class Measured:
         return (self.low + self.high) / 2
 
 
-_ALL_H100 = "6 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 25 runs"
+_ALL_H100 = "9 x H100 80GB HBM3, driver 580.159.04, 2026-11-26, 45 runs"
 # The runs in which arithmetic was measured at the power limit, and those in which nothing else used the host.
-_SOME_H100 = "4 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 15 runs"
-_QUIET_H100 = "2 x H100 80GB HBM3, driver 580.159.04, 2026-11-25, 8 runs"
+_SOME_H100 = "7 x H100 80GB HBM3, driver 580.159.04, 2026-11-26, 35 runs"
+_QUIET_H100 = "5 x H100 80GB HBM3, driver 580.159.04, 2026-11-26, 28 runs"
+_H200 = "2 x H200, driver 580.159.04, 2026-11-26, 70 runs"
 MEASURED: Mapping[str, Mapping[Quantity, Measured]] = {
     H100.name: {
         Quantity.MEMORY_COPY: Measured(3.01 * TB, 3.03 * TB, _ALL_H100),
         Quantity.MEMORY_READ: Measured(3.04 * TB, 3.09 * TB, _ALL_H100),
-        Quantity.PCIE_TO_GPU: Measured(54.9 * GB, 55.3 * GB, _QUIET_H100),
+        Quantity.PCIE_TO_GPU: Measured(54.5 * GB, 55.3 * GB, _QUIET_H100),
         Quantity.PCIE_FROM_GPU: Measured(55.0 * GB, 55.2 * GB, _QUIET_H100),
         Quantity.NVLINK: Measured(393 * GB, 396 * GB, _QUIET_H100),
-        Quantity.BF16: Measured(912 * TFLOP, 924 * TFLOP, _SOME_H100),
+        Quantity.BF16: Measured(907 * TFLOP, 924 * TFLOP, _SOME_H100),
         Quantity.FP32: Measured(65.4 * TFLOP, 66.6 * TFLOP, _SOME_H100),
+    },
+    H200.name: {
+        Quantity.MEMORY_COPY: Measured(4.23 * TB, 4.27 * TB, _H200),
+        Quantity.MEMORY_READ: Measured(4.46 * TB, 4.63 * TB, _H200),
+        Quantity.PCIE_TO_GPU: Measured(55.3 * GB, 55.5 * GB, _H200),
+        Quantity.PCIE_FROM_GPU: Measured(55.2 * GB, 55.4 * GB, _H200),
+        Quantity.BF16: Measured(882 * TFLOP, 908 * TFLOP, _H200),
+        Quantity.FP32: Measured(65.8 * TFLOP, 66.1 * TFLOP, _H200),
     },
 }
 

@@ -70,10 +70,10 @@ ENGINE, SM = Least(c.GR, 1.0), c.SM
 _LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
 _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
 # GPU utilisation counts copy engines, too, but too many of the gaps between short kernels. Where no kernel runs, it
-# needs no help of the link, which other copies on the same host slow down.
+# needs no help of the link, which other copies on the same host slow down. Without the engine, at most 1 is left.
 _COPY_ENGINE = _minus(mean(s.UTIL), ENGINE)
 _ONLY_COPIES = And(Compare(c.GR, "<", c.IDLE_ENGINE), c.COPYING)
-_COPIES = Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), _COPY_ENGINE, Least(_LINK, _COPY_ENGINE))
+_COPIES = Least(Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), 1.0, _LINK), _COPY_ENGINE)
 _THROTTLING = Known(OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE))))
 # Without traffic, a rank waits for its first message, if it has peers at all.
 _WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))
@@ -89,7 +89,7 @@ PEERS = _recorded(
         Choice(_WAITS, Least(Arithmetic(_SM_LACKING, "/", Arithmetic(WORKING_SM, "-", WAITING_SM)), _UNTHROTTLED), 0.0),
     ),
 )
-COPIES = _recorded(Cause.COPIES, _of_running(Least(Known(_COPIES), _minus(1.0, ENGINE))))
+COPIES = _recorded(Cause.COPIES, _of_running(Known(_COPIES)))
 _EMPTY = Compare(Over(s.FB_USED, Fn.MAX, WINDOW), "<", EMPTY_MEMORY)
 NO_PROCESS = _recorded(Cause.NO_PROCESS, _of_running(Choice(_EMPTY, _minus(1.0, ENGINE, COPIES), 0.0)))
 HOST = _recorded(Cause.HOST, _of_running(_minus(1.0, ENGINE, COPIES, NO_PROCESS)))
