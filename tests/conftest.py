@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import ssl
@@ -184,6 +185,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden`, which rewrites the golden files."""
     parser.addoption("--update-golden", action="store_true")
     parser.addoption("--long", action="store_true", help="run the long variants of some tests, as `make soak` does")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected, nor look at their million objects in each collection after that."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
