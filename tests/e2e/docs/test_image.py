@@ -290,6 +290,7 @@ def test_health_check(serve: Serve, tmp_path: Path, protection: str, by: str) ->
         *arguments.get(by, []),
         env={"GPU_EXPORTER_WEB_CONFIG_FILE": file} if by == "environment" else {},
         tls=context,
+        new=True,  # the health check reads its command line
     )
     assert healthcheck(sys.executable, exporter.process.pid, tmp_path) == ""
     if by == "file" and not protection:
