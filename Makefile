@@ -121,7 +121,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m tests.soak.protobuf
 	$(BIN)/python -m tests.soak.remediation
 	$(BIN)/python -m tests.soak.remediation_days
-	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
+	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak --long
 	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules --long
 	$(BIN)/python -m tests.operation.run --composition usual --seed 1 --processes $$(nproc) --json tests/operation/results/usual-1.json
 	$(BIN)/python -m tests.operation.run --composition usual --seed 2 --processes $$(nproc) --json tests/operation/results/usual-2.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import ssl
@@ -52,10 +53,13 @@ class Page:
         return found[0]
 
 
+Process = subprocess.Popen[str] | forked.Started
+
+
 class Exporter:
     """`gpu-exporter serve` in a child process."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, log: Path, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, process: Process, port: int, log: Path, tls: ssl.SSLContext | None = None) -> None:
         self.process, self.port, self.log, self.tls = process, port, log, tls
 
     def connect(self) -> HTTPConnection:
@@ -115,10 +119,12 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gpu_exporter", *arguments]
 
 
-def run(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run gpu-exporter until it exits."""
+def run(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60, new: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run gpu-exporter until it exits; with `new` in a new process and never in a fork."""
     environment = {**os.environ, **(env or {})}
-    if forked.possible(environment):
+    if not new and forked.possible(environment):
         return forked.run(arguments, environment, timeout)
     return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout)
 
@@ -134,7 +140,10 @@ def driver(tmp_path: Path) -> FakeDriver:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start `gpu-exporter serve` with arguments and environment, and wait until it answers; it logs to `stderr`."""
+    """Start `gpu-exporter serve` with arguments and environment, and wait until it answers; it logs to `stderr`.
+
+    `new`: as a new process and never a fork, which has memory, files and threads of the process that it is forked from.
+    """
     with ExitStack() as stack:
 
         def start(
@@ -143,16 +152,20 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             wait: float = 20.0,
             tls: ssl.SSLContext | None = None,
             stderr: int | None = None,
+            new: bool = False,
         ) -> Exporter:
             port = free_port()
             log = tmp_path / f"log-{port}"
             file = stack.enter_context(log.open("w"))
-            process = subprocess.Popen(
-                command("serve", "--address", f"127.0.0.1:{port}", *arguments),
-                env={**os.environ, **(env or {})},
-                stderr=file if stderr is None else stderr,
-                text=True,
-            )
+            whole = ("serve", "--address", f"127.0.0.1:{port}", *arguments)
+            environment = {**os.environ, **(env or {})}
+            process: Process
+            if new or stderr is not None or not forked.possible(environment):
+                process = subprocess.Popen(
+                    command(*whole), env=environment, stderr=file if stderr is None else stderr, text=True
+                )
+            else:
+                process = forked.Started(whole, environment, Path(os.devnull), log)
             stack.callback(process.wait)
             stack.callback(process.kill)
             exporter, end = Exporter(process, port, log, tls), time.monotonic() + PATIENCE * wait
@@ -172,6 +185,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden`, which rewrites the golden files."""
     parser.addoption("--update-golden", action="store_true")
     parser.addoption("--long", action="store_true", help="run the long variants of some tests, as `make soak` does")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected, nor look at their million objects in each collection after that."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,10 +11,9 @@ from gpu_exporter.catalogue.conditions import Compare, Limit, Over
 from gpu_exporter.catalogue.evaluate import Device, Window
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope
-from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.render.prose import term
 from tests.margins.margin import Margin, margin
+from tests.support import phases
 
 SMALLEST = 1.3
 
@@ -100,7 +99,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 
 def rows(path: Path, phase: str) -> Iterator[Row]:
     """Yield the margins of the class, and of each failure mode that a phase is evidence for or against."""
-    window = seen(gather.RecordedScrapes(path, phase), {}, job="job")
+    window = phases.window(path, phase)
     for index, device in enumerate(window.devices):
         for judged, found in _of_device(window, device):
             if found.compare is not None:

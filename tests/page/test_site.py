@@ -16,6 +16,7 @@ from playwright.sync_api import Page, expect
 
 from release.site.__main__ import build, write_versions
 from tests.page.conftest import OpenTab
+from tests.support.shared import made_once
 
 pytestmark = pytest.mark.slow
 FIX = "fix: correct the link, or release/site/"
@@ -47,11 +48,13 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site with this version and an older one; a dead link ends its build."""
-    folder = tmp_path_factory.mktemp("site")
-    build(folder / "9.9", in_versions=True)
-    (folder / "0.1").mkdir()
-    write_versions(folder)
-    return folder
+
+    def make(folder: Path) -> None:
+        build(folder / "9.9", in_versions=True)
+        (folder / "0.1").mkdir()
+        write_versions(folder)
+
+    return made_once(tmp_path_factory, "site", make)
 
 
 @pytest.fixture(scope="module")

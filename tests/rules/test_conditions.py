@@ -405,8 +405,10 @@ def disagreement(seed: int, folder: Path, promtool: Path) -> str:
 )
 @given(seed=st.integers(0, 2**32))
 def test_python_and_prometheus_agree(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """In the bundled Prometheus, with `--long` also in the newest, which always runs the cases in promtool."""
+    programs = promtools()[: 2 if is_long() else 1]
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(disagreement, seed, tmp_path_factory.mktemp("fleet"), each) for each in promtools()]
+        runs = [pool.submit(disagreement, seed, tmp_path_factory.mktemp("fleet"), each) for each in programs]
     assert not any(run.result() for run in runs), "\n".join(run.result() for run in runs)
 
 

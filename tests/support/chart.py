@@ -198,7 +198,7 @@ def texts(values: Values, chart: Path = CHART) -> Mapping[str, str]:
     return _rendered(json.dumps(with_image(values)), chart)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _rendered(values: str, chart: Path) -> Mapping[str, str]:
     with Chart.load(chart) as loaded:
         made = loaded.render(json.loads(values), name=RELEASE, namespace=NAMESPACE)

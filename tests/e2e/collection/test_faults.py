@@ -66,10 +66,13 @@ def gpus(tmp_path: Path) -> Callable[[int], FakeDriver]:
 
 @pytest.fixture
 def start(serve: Serve) -> Start:
-    """Start an exporter of a driver, and wait until all its GPUs are up with profiling metrics, or until `until`."""
+    """Start an exporter of a driver, and wait until all its GPUs are up with profiling metrics, or until `until`.
+
+    In a new process, which can close the library and open another.
+    """
 
     def begin(driver: FakeDriver, *arguments: str, until: Callable[[Page], bool] | None = None) -> Watched:
-        exporter = Watched(serve("--interval", "200ms", *arguments, env=driver.environment))
+        exporter = Watched(serve("--interval", "200ms", *arguments, env=driver.environment, new=True))
         exporter.until(until or (lambda page: set(states(page).values()) == {"up"} == profiled(page)))
         return exporter
 

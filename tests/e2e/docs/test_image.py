@@ -22,6 +22,7 @@ import trustme
 
 from tests import ROOT
 from tests.conftest import Serve, run
+from tests.support.shared import made_once
 from tests.support.tools import free_port, until
 
 FIX = "fix: correct the COPY lines in Dockerfile, or the patterns in .dockerignore"
@@ -156,7 +157,10 @@ def test_nothing_that_git_ignores_reaches_the_builder() -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the builder's steps in an empty environment; return the folder that the final stage copies."""
-    folder = tmp_path_factory.mktemp("image")
+    return made_once(tmp_path_factory, "image", _install) / "opt"
+
+
+def _install(folder: Path) -> None:
     for each in (each for stage in stages()[:1] for each in stage if each.name == "COPY"):
         for source in each.words[:-1]:
             _copy(ROOT / source, folder / "src" / source)
@@ -164,7 +168,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = (folder / "wheels").glob("*.whl")
     venv.create(folder / "opt", with_pip=False)
     pip(sys.executable, "--python", str(folder / "opt/bin/python"), "install", "--only-binary", ":all:", str(wheel))
-    return folder / "opt"
 
 
 def _copy(path: Path, to: Path) -> None:
@@ -287,6 +290,7 @@ def test_health_check(serve: Serve, tmp_path: Path, protection: str, by: str) ->
         *arguments.get(by, []),
         env={"GPU_EXPORTER_WEB_CONFIG_FILE": file} if by == "environment" else {},
         tls=context,
+        new=True,  # the health check reads its command line
     )
     assert healthcheck(sys.executable, exporter.process.pid, tmp_path) == ""
     if by == "file" and not protection:

@@ -65,7 +65,7 @@ def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -
         "DCGM_FI_DEV_INFOROM_IMAGE_VER, label, x\n"
         "DCGM_FI_DEV_NONE_SUCH, gauge, x\n"
     )
-    exporter = serve("--collectors", str(fields), "--interval", "100ms", env=driver.environment)
+    exporter = serve("--collectors", str(fields), "--interval", "100ms", env=driver.environment, new=True)
     page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
 
     assert classic(page) == {"dcgm_gpu_temp", "DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_PROF_PCIE_TX_BYTES_total"}

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.support.shared import made_once
 
 COMMITTED = (
     *("Makefile", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", ".gitignore", "compose.yaml"),
@@ -20,24 +22,40 @@ TIME = 1_700_000_000
 
 
 def run(command: list[str], folder: Path, umask: int = 0o022, **environment: str) -> str:
-    """Run a command without the settings of these tests; on failure, show its output."""
+    """Run a command without the settings of these tests; on failure, show its output.
+
+    pip does not compile what it installs, most of which is never imported.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV", "MAKE", "GIT"))}
     found = subprocess.run(
-        command, cwd=folder, env={**kept, **environment}, umask=umask, capture_output=True, text=True, timeout=600
+        command,
+        cwd=folder,
+        env={**kept, "PIP_NO_COMPILE": "1", **environment},
+        umask=umask,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
 
-def make(target: str, folder: Path, umask: int = 0o022, **environment: str) -> None:
-    """Make a target with the packages of these tests, also if setup.cfg is newer than their installation."""
-    run(["make", "--old-file", f"{sys.prefix}/dev", f"VENV={sys.prefix}", target], folder, umask, **environment)
+def make(target: str, folder: Path, umask: int = 0o022, made: Sequence[str] = (), **environment: str) -> None:
+    """Make a target with the packages of these tests, also if setup.cfg is newer than their installation.
+
+    The targets of `made` are not made again.
+    """
+    old = [word for each in (f"{sys.prefix}/dev", *made) for word in ("--old-file", each)]
+    run(["make", *old, f"VENV={sys.prefix}", target], folder, umask, **environment)
 
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with one commit: the files of this working tree."""
-    folder = tmp_path_factory.mktemp("origin")
+    return made_once(tmp_path_factory, "origin", _commit)
+
+
+def _commit(folder: Path) -> None:
     for name in COMMITTED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -48,14 +66,15 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(["git", "init", "--quiet"], folder)
     run(["git", "add", "."], folder)
     run(["git", *person, "commit", "--quiet", "--message", "All"], folder, 0o022, **date)
-    return folder
 
 
 @pytest.fixture(scope="session")
 def built(origin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in which the packages were built."""
-    clone = tmp_path_factory.mktemp("clone") / "one"
-    run(["git", "clone", "--quiet", str(origin), str(clone)], clone.parent)
-    make("bundle", clone)
-    make("chart", clone)
-    return clone
+
+    def build(folder: Path) -> None:
+        run(["git", "clone", "--quiet", str(origin), "one"], folder)
+        make("bundle", folder / "one")
+        make("chart", folder / "one")
+
+    return made_once(tmp_path_factory, "built", build) / "one"

@@ -22,6 +22,7 @@ from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.e2e.release.conftest import run
 from tests.support.prometheus import scraping
+from tests.support.shared import made_once
 from tests.support.tools import free_port, tool, until
 
 pytestmark = pytest.mark.slow
@@ -33,27 +34,27 @@ CHART_VALUES = ROOT / "tests/data/chart_values_0.1.0.yaml"
 @pytest.fixture(scope="module")
 def index(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and everything that it needs, so that pip asks no registry."""
-    folder = tmp_path_factory.mktemp("index")
     (wheel,) = (built / "dist").glob("*.whl")
-    run([sys.executable, "-m", "pip", "--quiet", "download", "--dest", str(folder), str(wheel)], folder)
-    return folder
+    download = [sys.executable, "-m", "pip", "--quiet", "download", "--dest", ".", str(wheel)]
+    return made_once(tmp_path_factory, "index", lambda folder: run(download, folder))
 
 
 @pytest.fixture(scope="module")
 def installed(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment in which the wheel was installed by its name."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(folder, with_pip=False)
-    pip(folder, "install", "--no-index", "--find-links", str(index), f"gpu-exporter=={__version__}")
-    return folder
+
+    def install(folder: Path) -> None:
+        venv.create(folder, with_pip=False)
+        pip(folder, "install", "--no-index", "--find-links", str(index), f"gpu-exporter=={__version__}")
+
+    return made_once(tmp_path_factory, "installed", install)
 
 
 @pytest.fixture(scope="module")
 def bundle(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `gpu-exporter bundle` of the installed package writes."""
-    folder = tmp_path_factory.mktemp("bundle")
-    run([str(installed / "bin/gpu-exporter"), "bundle", "--out", "gpu"], folder)
-    return folder / "gpu"
+    command = [str(installed / "bin/gpu-exporter"), "bundle", "--out", "gpu"]
+    return made_once(tmp_path_factory, "bundle", lambda folder: run(command, folder)) / "gpu"
 
 
 def pip(environment: Path, *arguments: str) -> str:
@@ -139,7 +140,7 @@ def test_uninstall(index: Path, bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "venv"
     venv.create(copy, with_pip=False)
     before = files(copy)
-    pip(copy, "install", "--no-deps", "--no-index", "--find-links", str(index), "gpu-exporter")
+    pip(copy, "install", "--compile", "--no-deps", "--no-index", "--find-links", str(index), "gpu-exporter")
     run([str(copy / "bin/python"), "-c", "import gpu_exporter"], copy)
     assert len(files(copy) - before) > 300
     pip(copy, "uninstall", "--yes", "gpu-exporter")

@@ -170,7 +170,7 @@ def test_few_file_descriptors(small: Exporter) -> None:
 
 def test_no_file_descriptor_is_free(serve: Serve) -> None:
     """Idle connections are closed, or accepting pauses, with one log line and little CPU."""
-    exporter = serve(*REPLAY)
+    exporter = serve(*REPLAY, new=True)
     opened = Path(f"/proc/{exporter.process.pid}/fd")
     with connected(exporter, 20) as idle:
         until(lambda: len(os.listdir(opened)) >= 24, 5, "20 connections")

@@ -200,7 +200,16 @@ def counter(base: float, rate: float, since: float) -> str:
 def _library(*defined: str) -> bytes:
     with TemporaryDirectory() as scratch:
         built = Path(scratch) / LIBRARY
-        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", *(f"-D{each}" for each in defined)]
+        options = [
+            "-shared",
+            f"-Wl,-soname,{LIBRARY}",
+            "-fPIC",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            "-pthread",
+            *(f"-D{each}" for each in defined),
+        ]
         subprocess.run(["cc", *options, str(SOURCE), "-o", str(built), "-lm"], check=True)
         return built.read_bytes()
 

@@ -6,17 +6,17 @@ import pytest
 
 from gpu_exporter.catalogue.gpu_models import BY_NAME, MODELS
 from gpu_exporter.catalogue.roofline import FLOPS_PER_CYCLE, ROOFS, Position, roof
-from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
 from gpu_exporter.diagnosis.loss import achieved
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
+from tests.support import phases
 from tests.support.truth import PHASES
 
 
 def recorded(model: str, phase: str) -> Diagnosis:
     path = next(path for path, name in PHASES if name == phase and path.name.startswith(f"{model}_single"))
-    return diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))[0]
+    return phases.diagnoses(path, phase)[0]
 
 
 def test_flops_per_cycle_are_those_of_the_data_sheets() -> None:

@@ -20,10 +20,10 @@ from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
+from tests.support import phases
 from tests.support.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}
-# To find a phase, a recording is read from its start: those of a hundred phases take most of the time.
 LONG_BYTES = 70_000
 QUICK_AND_SLOW = [
     pytest.param(path, phase, marks=[pytest.mark.slow] if path.stat().st_size > LONG_BYTES else [])
@@ -34,7 +34,7 @@ GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"
 
 @pytest.mark.parametrize(("path", "phase"), QUICK_AND_SLOW, ids=lambda value: getattr(value, "name", value))
 def test_a_recorded_phase(path: Path, phase: str) -> None:
-    found = diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))
+    found = phases.diagnoses(path, phase)
 
     truth = TRUTH[path][phase]
     for each, (bottlenecks, must, may) in zip(found, truth, strict=True):
@@ -46,10 +46,10 @@ def test_a_recorded_phase(path: Path, phase: str) -> None:
 
 @pytest.mark.slow
 def test_every_recorded_phase_has_true_modes() -> None:
-    for path, phases in TRUTH.items():
+    for path, names in TRUTH.items():
         recorded = gather.RecordedScrapes(path)
         assert list(recorded)
-        assert set(recorded.phases) == set(phases)
+        assert set(recorded.phases) == set(names)
 
 
 def test_without_a_job_no_rank_is_compared() -> None:
@@ -234,7 +234,7 @@ def test_a_whole_window_needs_samples_of_all_of_it() -> None:
 
 def test_words_and_numbers() -> None:
     path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_cpu_delay")
-    found = diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))
+    found = phases.diagnoses(path, phase)
 
     text = "\n".join(lines(found))
     straggler = as_dict(found)["gpus"][1]["modes"][0]

@@ -6,11 +6,10 @@ import pytest
 
 from gpu_exporter.catalogue.causes import SHARES, Cause
 from gpu_exporter.catalogue.headroom import Headroom
-from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.judge import Diagnosis
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.report import as_dict, has_headroom, lines
-from gpu_exporter.diagnosis.window import seen
+from tests.support import phases
 from tests.support.truth import PHASES
 
 NOTHING = dict.fromkeys(SHARES, 0.0)
@@ -19,7 +18,7 @@ HALF = {**NOTHING, Cause.USEFUL: 0.5, Cause.HOST: 0.496, Cause.COPIES: 0.004}
 
 def _recorded(phase: str) -> tuple[Diagnosis, ...]:
     path = next(path for path, name in PHASES if name == phase)
-    return diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))
+    return phases.diagnoses(path, phase)
 
 
 def test_the_largest_share_comes_first_and_small_ones_are_left_out() -> None:

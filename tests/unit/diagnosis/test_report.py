@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
 from gpu_exporter.diagnosis.report import as_dict, hint, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
+from tests.support import phases
 from tests.support.truth import PHASES
 
 STRAGGLER = "ddp_straggler_slow_gpu"
@@ -22,7 +22,7 @@ HINT = (
 
 def _recorded(phase: str, job: str) -> tuple[Diagnosis, ...]:
     path = next(path for path, name in PHASES if name == phase)
-    return diagnose(seen(gather.RecordedScrapes(path, phase), {}, job=job))
+    return diagnose(seen(phases.scrapes(path, phase), {}, job=job))
 
 
 def _reason(diagnoses: Sequence[Diagnosis], mode: str) -> set[str]:

@@ -13,10 +13,10 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.evaluate import value
 from gpu_exporter.catalogue.signals import SM_CLOCK
 from gpu_exporter.catalogue.time_shares import time_shares
-from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.window import seen
+from tests.support import phases
 from tests.support.truth import MORE, PHASES
 
+pytestmark = pytest.mark.slow
 TOLERANCE = 0.05
 # What was injected is not all of its cause there: two processes overlap, launches take time, too, and the CPU makes
 # copies from pageable memory.
@@ -34,7 +34,7 @@ def injections(path: Path) -> Mapping[str, list[dict[str, float]]]:
 
 
 def shares(path: Path, phase: str) -> list[Mapping[Cause, float]]:
-    window = seen(gather.RecordedScrapes(path, phase), {}, job="job")
+    window = phases.window(path, phase)
     return [time_shares(window, device) for device in window.devices]
 
 
@@ -70,7 +70,7 @@ def test_enough_workloads_injected_time(model: str) -> None:
 
 def test_the_rank_on_the_slower_chip_waits_less_than_the_other_one_sleeps() -> None:
     path, phase = SLOWER_CHIP
-    window = seen(gather.RecordedScrapes(path, phase), {}, job="job")
+    window = phases.window(path, phase)
     clocks = [value(mean(SM_CLOCK), window, device) for device in window.devices]
     waits, sleeps = injections(path)[phase]
     first, last = shares(path, phase)

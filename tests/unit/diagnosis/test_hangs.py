@@ -1,0 +1,40 @@
+"""A recorded job that hangs is named by `diagnose` from a few seconds; no other job is.
+
+Jobs of two and four ranks on H100s and H200s, that wait with messages of 4 KiB to 1 GiB and each protocol of NCCL.
+`tests/rules/test_hangs.py` tests the alert.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import phases
+from tests.support.truth import TRUTH
+
+pytestmark = pytest.mark.slow
+STALL = "GpuCollectiveStall"
+SOON = 60.0
+PHASES = [(path, phase) for path in TRUTH if "_x2_" in path.name or "_x4_" in path.name for phase in TRUTH[path]]
+
+
+def hangs(phase: str) -> bool:
+    return phase.startswith("hang")
+
+
+@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+def test_diagnose_names_hangs_and_nothing_else(path: Path, phase: str) -> None:
+    assert phases.seconds(path, phase) < SOON
+
+    found = phases.diagnoses(path, phase)
+
+    assert [STALL in {match.mode.name for match in of_gpu.matches} for of_gpu in found] == [hangs(phase)] * len(found)
+
+
+@pytest.mark.parametrize("model", ["h100", "h200"])
+def test_every_kind_of_hang_was_recorded(model: str) -> None:
+    recorded = {phase for path, phase in PHASES if hangs(phase) and path.name.startswith(f"{model}_x2_phases")}
+
+    sizes, protocols = ("4k", "1m", "64m", "1g"), ("1m_LL", "1m_LL128", "1m_Simple")
+    assert recorded == {f"hang_{kind}" for kind in (*sizes, *protocols, "gather", "receive", "crossed")}
