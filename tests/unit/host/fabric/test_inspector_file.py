@@ -6,6 +6,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.fabric.inspector_file import bandwidths
+from tests import ROOT
 from tests.support.fakes.nccl_inspector import coll, old_coll, p2p
 
 
@@ -36,6 +37,15 @@ def test_nccl_2_30() -> None:
         ("AllReduce", "0-1MiB", "intra_node"): 30,
         ("ReduceScatter", "256MiB+", "intra_node"): 20,
         ("Send", "256MiB+", "intra_node"): 10,
+    }
+
+
+def test_a_file_of_a_real_job() -> None:
+    """Two H100s with NCCL 2.28.9 and the plugin of 2.30.7, all-reduces of 256 MiB and 1 MiB, all-gathers of 256 MiB."""
+    assert found((ROOT / "tests/data/nccl_inspector_2_30.prom").read_text()) == {
+        ("AllGather", "256MiB+", "intra_node"): 256.05,
+        ("AllReduce", "1-16MiB", "intra_node"): 78.1597,
+        ("AllReduce", "256MiB+", "intra_node"): 299.856,
     }
 
 
