@@ -358,7 +358,7 @@ def test_recorded_counters_have_two_values_in_a_window() -> None:
         if re.search(r"(?:rate|increase)\((?:\w+:)", target["expr"])
     ]
     assert found
-    assert {target["interval"] for target in found} == {"1m"}
+    assert {target.get("interval") for target in found} == {"1m"}
 
 
 def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
