@@ -76,7 +76,7 @@ NOUNS: Mapping[Signal, str] = {
     h.REMOTE: "time on another NUMA node",
     h.SHM_USE: "use of /dev/shm",
     n.UP: "state of the nearest network ports",
-    n.RATE_SHARE: "rate of the network link as a share of what it should be",
+    n.RATE_SHARE: "share of the full network link rate",
     n.ERRORS: "network link errors",
     n.DOWNED: "network link failures",
     n.RETRANSMITS: "rate of retransmitted packets",

@@ -83,7 +83,7 @@ TITLES: Mapping[str, str] = {
     "host_shm_use": "use of /dev/shm",
     "checked_memory": "memory bandwidth in the last active check",
     "nic_up": "state of the nearest network ports",
-    "nic_rate_share": "rate of the network link as a share of what it should be",
+    "nic_rate_share": "share of the full network link rate",
     "nic_distance": "distance of the nearest network port",
     "nic_tx": "network traffic sent",
     "nic_rx": "network traffic received",

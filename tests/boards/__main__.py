@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests import ROOT
-from tests.boards import fleet, history
+from tests.boards import history, plan
 from tests.support.prometheus import scraping
 from tests.support.tools import tool
 
@@ -32,13 +32,17 @@ PAGE = ROOT / "tests" / "boards" / "page"
 MODULES = ROOT / ".tools" / "boards" / "page" / "node_modules"
 PICTURES = ROOT / "docs" / "images"
 WIDTHS = (1920, 1280)
-SHOWN_SECONDS = 3 * fleet.HOUR
+SHOWN_SECONDS = 3 * plan.HOUR
 NOTE = "Simulated GPUs"
 # What someone who follows a fault chooses on a dashboard, in addition to what it shows when it is opened.
 CHOICES = {
-    "node": ({"node": "node-006"},),
+    "node": ({"node": "node-006"}, {"node": "node-005"}),
     "gpu": ({"node": "node-006", "gpu": "5"}, {"node": "node-005", "gpu": "6"}),
-    "job": ({"namespace": "nlp", "workload": "llm-pretrain"}, {"namespace": "vision", "workload": "video-diffusion"}),
+    "job": (
+        {"namespace": "nlp", "workload": "llm-pretrain"},
+        {"namespace": "vision", "workload": "video-diffusion"},
+        {"namespace": "chat", "workload": "llm-serve"},
+    ),
 }
 # The pictures of the documentation: name, dashboard, choice, and height in pixels.
 DOCUMENTED: Sequence[tuple[str, str, dict[str, str], int]] = (
@@ -82,7 +86,7 @@ def page_server(out: Path, dashboards: Path) -> Iterator[str]:
 
 
 def shots(base: str, prometheus: str, boards: Sequence[Path], out: Path) -> Iterator[Shot]:
-    """Yield the pictures of these dashboards: as they are opened, with rows opened, and for each choice."""
+    """Yield the pictures of these dashboards, and of each choice: as they are opened, and with rows opened."""
     for board in boards:
         name, panels = board.stem, json.loads(board.read_text())["panels"]
         for width in WIDTHS:
@@ -91,13 +95,15 @@ def shots(base: str, prometheus: str, boards: Sequence[Path], out: Path) -> Iter
                 opened = address(base, prometheus, name, {}, open="1")
                 yield Shot(opened, width, str(out / f"{name}-{width}-open.png"))
         for choice in CHOICES.get(name, ()):
-            png = str(out / f"{name}-{WIDTHS[0]}-{'-'.join(choice.values())}.png")
-            yield Shot(address(base, prometheus, name, choice), WIDTHS[0], png)
+            png = f"{name}-{WIDTHS[0]}-{'-'.join(choice.values())}"
+            yield Shot(address(base, prometheus, name, choice), WIDTHS[0], str(out / f"{png}.png"))
+            opened = address(base, prometheus, name, choice, open="1")
+            yield Shot(opened, WIDTHS[0], str(out / f"{png}-open.png"))
 
 
 def address(base: str, prometheus: str, board: str, choice: dict[str, str], **more: str) -> str:
     """Return the page of a dashboard at the end of the fleet's history."""
-    end = fleet.START + fleet.LENGTH - history.STEP
+    end = plan.START + plan.LENGTH - history.STEP
     times = {"from": f"{(end - SHOWN_SECONDS) * 1000:.0f}", "to": f"{end * 1000:.0f}"}
     variables = {f"var-{name}": value for name, value in choice.items()}
     return f"{base}/?{urlencode({'board': board, 'prom': prometheus, 'note': NOTE, **times, **variables, **more})}"

@@ -1,14 +1,11 @@
-"""A simulated fleet with six faults, in virtual time: its pages are made as fast as the machine can.
-
-Each node runs a job of one team. All values are those of the failure modes' entries in the catalogue, with noise.
-"""
+"""The simulated fleet of `plan`, in virtual time: its pages are made as fast as the machine can, with noise."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,15 +38,12 @@ from gpu_exporter.sources.simulated.placement import Place
 from gpu_exporter.sources.simulated.schedule import Schedule
 from gpu_exporter.sources.simulated.source import SimulatedSource
 from gpu_exporter.sources.simulated.workload import Workloads, workloads
-from tests.boards.loops import Loop, NodeLoops, Straggler
+from tests.boards.loops import NodeLoops
+from tests.boards.pages import kube_page, server_page
+from tests.boards.plan import FAULTS, GPUS, LENGTH, LOOPS, START, Job, placed
 
-GPUS = 8
-MINUTE, HOUR = 60.0, 3600.0
-# A Monday, 08:00 UTC.
-START = 1767600000.0
 BY_NAME = {mode.name: mode for mode in MODES}
 NOISE, LEVEL_NOISE = 0.3, 0.01
-RESOURCE = 'resource="nvidia_com_gpu"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,55 +52,6 @@ class Stage:
 
     begin: float
     values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The job that has all GPUs of some nodes: its team, its pool of nodes, and what it does without faults."""
-
-    team: str
-    name: str
-    pool: str
-    nodes: int
-    load: Values
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A failure mode of one GPU; all other GPUs of the job get the values of its peers. `gpu=None`: all GPUs."""
-
-    mode: str
-    job: str
-    begin: float
-    rank: int = 0
-    gpu: int | None = None
-
-
-JOBS = (
-    Job("nlp", "llm-pretrain", "h200-train", 3, profiles.BALANCED),
-    Job("vision", "video-diffusion", "h200-train", 1, profiles.GEMM),
-    Job("research", "notebook", "h200-dev", 1, profiles.IDLE),
-    Job("speech", "asr-train", "h200-train", 1, profiles.BALANCED),
-    Job("recsys", "ranker", "h200-dev", 1, profiles.SLOW),
-    Job("bio", "protein-fold", "h200-train", 1, profiles.BALANCED),
-)
-LENGTH = 4 * HOUR
-FAULTS = (
-    Fault("GpuAllocatedIdle", "notebook", 0.0),
-    Fault("GpuStragglerStarved", "llm-pretrain", LENGTH - 70 * MINUTE, rank=1, gpu=3),
-    Fault("GpuThermalThrottling", "ranker", LENGTH - 55 * MINUTE, gpu=5),
-    Fault("GpuCollectiveStall", "video-diffusion", LENGTH - 40 * MINUTE, gpu=2),
-    Fault("GpuLost", "asr-train", LENGTH - 25 * MINUTE, gpu=6),
-)
-# The training loops that have a step timer, by job.
-LOOPS = {
-    "llm-pretrain": Loop(3 * GPUS, Straggler(GPUS + 3, LENGTH - 70 * MINUTE)),
-    "video-diffusion": Loop(GPUS, stops=LENGTH - 40 * MINUTE),
-    "ranker": Loop(GPUS),
-    "asr-train": Loop(GPUS, ends=LENGTH - 25 * MINUTE),
-}
-# Pods that wait for GPUs: team, name, GPUs, and for how long at the end.
-PENDING = (("vision", "video-eval-0", 8, 50 * MINUTE), ("research", "sweep-3", 4, 12 * MINUTE))
 
 
 class StagedDevice(InjectedDevice):
@@ -173,7 +118,7 @@ class Node:
 
     def __init__(self, source: StagedSource, interval: float) -> None:
         self.name, self.page = source.node.name, b""
-        selection = everything(MetricSet.FULL)
+        selection = everything(MetricSet.FULL, host=True)
         self._renderer = Renderer(self.name, everywhere(source), selection)
         settings = CollectionSettings(interval=interval, expected_gpus=GPUS)
         self._collector = Collector(
@@ -247,9 +192,9 @@ def started(clock: Clock, interval: float) -> Iterator[Sequence[Node]]:
 
 @contextmanager
 def serving(interval: float) -> Iterator[int]:
-    """Serve the fleet in real time from shortly before its last fault, and kube-state-metrics; yield the port.
+    """Serve the fleet in real time from shortly before its last fault; yield the port.
 
-    The paths are `/node-000` and so on, and `/kube`.
+    The paths are `/node-000` and so on, `/kube` for kube-state-metrics, and `/server` for the inference server.
     """
     recorded, begin, unix = workloads(sorted(PACKAGED.glob("*.jsonl.gz"))), time.monotonic(), time.time()
     first = max(fault.begin for fault in FAULTS) - script.SEEN_SECONDS / 2
@@ -258,8 +203,12 @@ def serving(interval: float) -> Iterator[int]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            node = nodes.get(self.path[1:])
-            body = node.page if node else kube_page(LENGTH, unix - LENGTH).encode()
+            if node := nodes.get(self.path[1:]):
+                body = node.page
+            elif self.path == "/server":
+                body = server_page(LENGTH + time.monotonic() - begin).encode()
+            else:
+                body = kube_page(LENGTH, unix - LENGTH).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -277,12 +226,6 @@ def serving(interval: float) -> Iterator[int]:
             server.shutdown()
             for node in nodes.values():
                 node.stop()
-
-
-def placed() -> Mapping[str, tuple[Job, int]]:
-    """Return the job of each node, and the rank of its pod."""
-    ranks = [(job, rank) for job in JOBS for rank in range(job.nodes)]
-    return {f"node-{number:03}": of_node for number, of_node in enumerate(ranks)}
 
 
 def _sources(recorded: Workloads, since_start: Callable[[], float]) -> Iterator[StagedSource]:
@@ -315,32 +258,7 @@ def _stages(job: Job, rank: int, gpu: int) -> Sequence[Stage]:
         if fault.job == job.name:
             inject = BY_NAME[fault.mode].inject
             hit = fault.gpu is None or (fault.rank, fault.gpu) == (rank, gpu)
-            changes = inject.values if hit else inject.peers
+            changes = {**inject.values, **fault.causes} if hit else inject.peers
             if changes:
                 stages.append(Stage(fault.begin, {**stages[-1].values, **changes}))
     return stages
-
-
-def kube_page(now: float, start: float = START) -> str:
-    """Return what kube-state-metrics exposes about the fleet, `now` seconds after its start."""
-    lines = []
-    for node, (job, rank) in placed().items():
-        pod = f'namespace="{job.team}",pod="{job.name}-{rank}"'
-        lines += [
-            f'kube_node_status_allocatable{{node="{node}",{RESOURCE},unit="integer"}} {GPUS}',
-            f'kube_node_labels{{node="{node}",label_karpenter_sh_nodepool="{job.pool}"}} 1',
-            f'kube_node_status_condition{{node="{node}",condition="Ready",status="true"}} 1',
-            f'kube_pod_container_resource_requests{{{pod},container="main",node="{node}",{RESOURCE}}} {GPUS}',
-            f'kube_pod_status_phase{{{pod},phase="Running"}} 1',
-        ]
-    for team, name, gpus, waits in PENDING:
-        created = LENGTH - waits
-        if now >= created:
-            pod = f'namespace="{team}",pod="{name}"'
-            lines += [
-                f'kube_pod_container_resource_requests{{{pod},container="main",{RESOURCE}}} {gpus}',
-                f'kube_pod_status_phase{{{pod},phase="Pending"}} 1',
-                f"kube_pod_status_unschedulable{{{pod}}} 1",
-                f"kube_pod_created{{{pod}}} {start + created:.0f}",
-            ]
-    return "\n".join(lines) + "\n"

@@ -47,12 +47,13 @@ module.exports = function frames(grafana) {
   const constant = (value) => ({ text: String(value), values: [String(value)], multi: false, all: false });
 
   /** Return the variables that a query of a panel of this width sees, and the step in seconds. */
-  function intervals(panel, range, width, variables) {
+  function intervals(panel, target, range, width, variables) {
     const points = panel.maxDataPoints ?? Math.max(100, Math.round(width));
-    const { intervalMs } = grafana.rangeUtil.calculateInterval(range, points, panel.interval || `${SCRAPE_MS}ms`);
+    const least = target.interval ? grafana.rangeUtil.intervalToMs(target.interval) : SCRAPE_MS;
+    const { intervalMs } = grafana.rangeUtil.calculateInterval(range, points, target.interval || panel.interval || `${SCRAPE_MS}ms`);
     const step = Math.max(1, Math.round(intervalMs / 1000));
     const seconds = Math.round((range.to.valueOf() - range.from.valueOf()) / 1000);
-    const rate = Math.max(step + SCRAPE_MS / 1000, (4 * SCRAPE_MS) / 1000);
+    const rate = Math.max(step + least / 1000, (4 * least) / 1000);
     const known = {
       __interval: `${step}s`, __interval_ms: step * 1000, __rate_interval: `${rate}s`, __range: `${seconds}s`,
       __range_s: seconds, __range_ms: seconds * 1000, __from: range.from.valueOf(), __to: range.to.valueOf(),
@@ -111,9 +112,9 @@ module.exports = function frames(grafana) {
    * each query its text, time, number of series and their labels, or its error.
    */
   async function queried(panel, { ask, range, width, variables }) {
-    const { step, variables: all } = intervals(panel, range, width, variables);
     const targets = (panel.targets ?? []).filter((target) => !target.hide);
     const run = async (target) => {
+      const { step, variables: all } = intervals(panel, target, range, width, variables);
       const query = { panel: filled(panel.title ?? '', all), refId: target.refId, expr: filled(target.expr, all), series: 0 };
       const begin = Date.now();
       let result = [];

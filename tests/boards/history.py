@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import ROOT
-from tests.boards import fleet
+from tests.boards import fleet, pages, plan
 from tests.operation.encode import ABSENT, LINE, SEQUENCE
 from tests.operation.run import PROGRAM, RULES
 
@@ -88,7 +88,7 @@ def _labels(target: str, series: str) -> dict[str, str]:
     return {"__name__": name, "job": job, "instance": instance, "cluster": CLUSTER, **dict(LABEL.findall(labels))}
 
 
-def record(path: Path, length: float = fleet.LENGTH) -> None:
+def record(path: Path, length: float = plan.LENGTH) -> None:
     """Scrape the fleet for `length` virtual seconds, and write that for virtual_clock."""
     clock, recorder = fleet.Clock(), Recorder()
     with fleet.started(clock, STEP) as nodes:
@@ -97,8 +97,9 @@ def record(path: Path, length: float = fleet.LENGTH) -> None:
             for node in nodes:
                 node.tick()
                 recorder.add(f"gpu/{node.name}:9400", node.page.decode() + "up 1\n", scrape)
-            recorder.add("kube-state-metrics/kube-state-metrics:8080", fleet.kube_page(clock.now) + "up 1\n", scrape)
-    recorder.write(path, int(fleet.START))
+            recorder.add("kube-state-metrics/kube-state-metrics:8080", pages.kube_page(clock.now) + "up 1\n", scrape)
+            recorder.add("vllm/llm-serve-0:8000", pages.server_page(clock.now) + "up 1\n", scrape)
+    recorder.write(path, int(plan.START))
 
 
 def blocks(folder: Path, program: Path = PROGRAM) -> Path:

@@ -58,6 +58,8 @@ LOOPS = {each.record for each in (*training_jobs.JOBS, *training_jobs.PROMPT, tr
 OF_CLUSTER = {each.record for each in (*allocation.ALLOCATION, *remediation.REMEDIATION, *serving.SERVING)}
 # How the pod of the failure mode GpuWaitsForRequests begins.
 SERVER = "gpuwaitsforrequests"
+# The pod of the simulated GPUs that is scraped as an inference server, too.
+SIMULATED_SERVER = "train-000-0"
 # The signals of a device from which its achieved rates are computed, if its model is known.
 ACHIEVED = {roofline.TENSOR.record: (s.TENSOR_ACTIVE, s.SM_CLOCK), roofline.MEMORY.record: (s.DRAM_ACTIVE,)}
 
@@ -196,6 +198,10 @@ class Truth:
                 return found if without else bool(found)
             case "BinaryExpr" if str(node.op) == "and" and getattr(node.lhs, "name", "") in ALERTS:
                 return self._alerts(node.lhs, self._of(node.rhs))
+            case "BinaryExpr" if str(node.op) == "and" and any(
+                each.record in str(node.lhs) for each in serving.SERVING
+            ):
+                return bool(self._of(node.lhs)) and self._has_server()
             case "BinaryExpr":
                 return self._binary(str(node.op), self._of(node.lhs), self._of(node.rhs))
         raise AssertionError(f"{type(node).__name__} is new in a dashboard: teach this test what it finds")
@@ -273,6 +279,10 @@ class Truth:
         namespace = self.variables.get("namespace", ALL)
         known = self.seen.devices.values()
         return any(each.pod.startswith(SERVER) and re.fullmatch(namespace, each.namespace) for each in known)
+
+    def _has_server(self) -> bool:
+        """Return whether the pod of a selected GPU is an inference server."""
+        return any(self.seen.devices[part].pod.startswith((SERVER, SIMULATED_SERVER)) for part in self.chosen)
 
     def _measured(self, signal: Signal, part: DeviceKey) -> bool:
         """Return whether a device, or for what instances lack its GPU, has a signal."""

@@ -9,7 +9,7 @@ from gpu_exporter.catalogue.conditions import Fn, Over
 from gpu_exporter.render.boards import JOB, Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow
-from gpu_exporter.render.dashboards.graphs import lines
+from gpu_exporter.render.dashboards.graphs import WIDE_NAMES, Style, lines
 from gpu_exporter.render.dashboards.panels import heatmap
 from gpu_exporter.render.dashboards.queries import Query
 
@@ -58,7 +58,8 @@ def _gaps(board: Board) -> object:
         "no gap longer than one interval while a job runs.",
         "repeated gaps of one length: the job waits in each step; see GpuDataLoadingBound and GpuHostBound.",
     )
-    return lines("Idle gaps", about, [_quantile(board, each) for each in QUANTILES], width=12, link=None)
+    queries = [_quantile(board, each) for each in QUANTILES]
+    return lines("Idle gaps", about, queries, Style(empty="no gap, or not collected"), width=12, link=None)
 
 
 def _quantile(board: Board, share: float) -> Query:
@@ -77,7 +78,7 @@ def _swing(board: Board) -> object:
     gauges = q.of(board, Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW))
     swing = f"{q.of(board, s.POWER_SWING)} / {q.of(board, s.POWER_LIMIT)} or {gauges}"
     queries = [
-        Query(swing, f"power swing {q.device_legend(board)}", q.UNITS["ratio"]),
-        q.query(board, s.SM_IDLE, "SMs idle"),
+        Query(swing, f"{q.device_legend(board)} power swing", q.UNITS["ratio"]),
+        Query(q.of(board, s.SM_IDLE), f"{q.legend(board, s.SM_IDLE)} SMs idle", q.UNITS["ratio"]),
     ]
-    return lines("Power swings and idle time", about, queries, width=12)
+    return lines("Power swings and idle time", about, queries, Style(names=WIDE_NAMES), width=12)

@@ -75,8 +75,8 @@ def _time() -> list[object]:
     # The rule records it once a minute.
     hours = f"sum by ({LABEL}) (sum_over_time({q.of(BOARD, a.TIME)}[$__range])) / 60"
     return [
-        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=8),
-        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD"), width=8),
+        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=8, height=9),
+        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD"), width=8, height=9),
         table(
             "GPU hours in the time range",
             About(
@@ -91,6 +91,7 @@ def _time() -> list[object]:
                 texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
             ),
             width=8,
+            height=9,
             sort="GPU hours",
         ),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
@@ -20,6 +21,7 @@ from gpu_exporter.render.rules import allocation as al
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
+LONG = "pending for 30 min"
 SOME, FEW = ([Step(None, "text"), Step(1, colour)] for colour in (RED, ORANGE))
 
 
@@ -27,7 +29,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows from general to specific: totals, alerts, owners, nodes, activity, capacity."""
     return [
         BoardRow(
-            "Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, height=9), _teams(), _nodes()]
+            "Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, height=13), _teams(), _nodes()]
         ),
         BoardRow("What are the GPUs doing?", _doing()),
         BoardRow("Which workloads waste GPU time?", _owners()),
@@ -46,7 +48,7 @@ def _numbers() -> list[object]:
                 "both numbers are equal, and the number of all of your GPUs.",
                 "GpuLost and GpuExporterDown below name the GPU or node; then check the scrape targets in Prometheus.",
             ),
-            Query(f"sum({q.of(BOARD, a.CLUSTER_UP)})", "answer", "short"),
+            Query(f"sum({q.of(BOARD, a.CLUSTER_UP)})", "reachable", "short"),
             Query(f"sum({gpus})", "monitored", "short"),
         ),
         number(
@@ -247,22 +249,24 @@ def _owners() -> list[object]:
 
 def _room() -> list[object]:
     """Return the panels on what Kubernetes has allocated, from kube-state-metrics."""
+    capacity = _named(
+        (al.CLUSTER_ALLOCATED, "allocated"),
+        (al.CLUSTER_FREE, "free"),
+        (al.CLUSTER_PENDING, "pending"),
+        (al.CLUSTER_STARVED, LONG),
+    )
+    pending, long = _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, LONG))
     return [
         lines(
             "GPUs allocated, free and requested",
             About(
-                "GPUs allocated to pods, free GPUs, and GPUs requested by pending pods, by resource name. "
-                "Starved: requested for half an hour or longer. From kube-state-metrics.",
+                "GPUs allocated to pods, free GPUs, and GPUs requested by pending pods, by resource name; "
+                "some of them for half an hour or longer. From kube-state-metrics.",
                 "no pending GPUs while GPUs are free.",
                 "pending and free at once: see GpuAllocationFragmented, or pods that are restricted to certain nodes.",
             ),
-            _named(
-                (al.CLUSTER_ALLOCATED, "allocated"),
-                (al.CLUSTER_FREE, "free"),
-                (al.CLUSTER_PENDING, "pending"),
-                (al.CLUSTER_STARVED, "starved"),
-            ),
-            Style(Legend.LIST),
+            capacity,
+            Style(Legend.LIST, overrides=hues(capacity)),
             width=24,
             link=None,
         ),
@@ -281,11 +285,11 @@ def _room() -> list[object]:
         table(
             "Who waits for GPUs",
             About(
-                "GPUs requested by pending pods; starved: for half an hour or longer.",
+                "GPUs requested by pending pods, and those of them that were requested half an hour ago or earlier.",
                 "none, or only for a short time.",
                 "`kubectl describe pod` shows why the scheduler finds no node.",
             ),
-            _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved")),
+            [pending, replace(long, expr=f"{long.expr} or 0 * {pending.expr}")],
             Columns(("cluster", "namespace", "resource")),
             sort="pending",
         ),

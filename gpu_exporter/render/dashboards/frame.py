@@ -68,6 +68,7 @@ def targets(queries: Sequence[Query], *, instant: bool = False, table: bool = Fa
             legendFormat=each.legend,
             refId=ref(place),
             instant=instant,
+            interval=each.interval,
             format=core.TABLE_TARGET_FORMAT if table else core.TIME_SERIES_TARGET_FORMAT,
         )
         for place, each in enumerate(queries)

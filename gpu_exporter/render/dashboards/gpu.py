@@ -280,14 +280,15 @@ def _counters() -> list[object]:
         "uncorrectable errors: drain the node and reset the GPU. No spare rows: replace the GPU.",
     )
     links = About(
-        "PCIe and NVLink errors since the previous point.",
+        "PCIe and NVLink errors within four minutes, or since the previous point if that is longer ago.",
         "0, or a few PCIe replays: GpuPcieReplayStorm has the limit.",
         "reseat the GPU; replace it if errors continue.",
     )
     errors = (s.PCIE_REPLAYS, s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC)
+    grown = [q.query(BOARD, each, prose.title(each), grown=True) for each in errors]
     return [
         _lines("Memory errors", memory, s.ECC_DBE, s.ECC_SBE, s.REMAPPED, s.BANKS_LOW, s.BANKS_NONE, width=12),
-        lines("Link errors", links, [q.query(BOARD, each, prose.title(each), grown=True) for each in errors], width=12),
+        lines("Link errors", links, grown, Style(Legend.LIST, overrides=hues(grown)), width=12),
         *_links(),
         _lines(
             "Pending repairs",

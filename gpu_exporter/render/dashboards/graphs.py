@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import cycle
 from typing import Any
@@ -37,6 +37,10 @@ GPU_COLOURS = (BLUE, PURPLE, TEAL, GREY, "#8ab8ff", "#deb6f2", "#b3b9c5", "#d8d9
 BY_VALUE = {"mode": "continuous-BlPu"}
 
 
+# The widths of legends that are tables, in pixels: for names of GPUs, and for names of GPUs with those of signals.
+NAMES, WIDE_NAMES = 220, 300
+
+
 class Legend(Enum):
     """How a graph names its series."""
 
@@ -50,7 +54,8 @@ class Style:
     """How a graph looks.
 
     `most` is where the axis ends if no value is higher; for ratios that are not stacked, it is 1. `limits` are drawn as
-    dashed lines, `empty` is shown without data.
+    dashed lines, `empty` is shown without data. `axis` is the text beside the left axis, `names` the width of a legend
+    that is a table, in pixels. `words` are the texts of the values 0, 1, … of queries, by their places.
     """
 
     legend: Legend = Legend.TABLE
@@ -59,6 +64,9 @@ class Style:
     overrides: Sequence[Mapping[str, Any]] = ()
     limits: Sequence[float] = ()
     empty: str = ABSENT
+    axis: str = ""
+    names: int = NAMES
+    words: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 PLAIN = Style()
@@ -93,11 +101,16 @@ def lines(
         stacking={"mode": "normal" if style.stacked else "none", "group": "A"},
         tooltipMode="multi",
         tooltipSort="desc",
-        overrides=[*_right_axes([query.unit for query in queries]), *own_hues, *style.overrides],
+        overrides=[
+            *_right_axes([query.unit for query in queries], style.limits),
+            *own_hues,
+            *style.overrides,
+            *_axis(style),
+        ],
         links=list(links),
         extraJson=extra(
             {**colour, "links": [dict(link)] if link else [], "noValue": style.empty, **_thresholds(style.limits)},
-            {"legend": _legend(style.legend)},
+            {"legend": _legend(style)},
         ),
     )
 
@@ -109,11 +122,11 @@ def _legend_arguments(legend: Legend) -> dict[str, Any]:
     return {"legendDisplayMode": "table", "legendPlacement": "right", "legendCalcs": ["lastNotNull"]}
 
 
-def _legend(legend: Legend) -> dict[str, Any]:
+def _legend(style: Style) -> dict[str, Any]:
     """Return the part of a legend that grafanalib has no arguments for."""
-    if legend is Legend.NONE:
+    if style.legend is Legend.NONE:
         return {"showLegend": False}
-    by_last = {"sortBy": "Last *", "sortDesc": True, "width": 220} if legend is Legend.TABLE else {}
+    by_last = {"sortBy": "Last *", "sortDesc": True, "width": style.names} if style.legend is Legend.TABLE else {}
     return {"showLegend": True, **by_last}
 
 
@@ -125,8 +138,11 @@ def _thresholds(limits: Sequence[float]) -> dict[str, Any]:
     return {"thresholds": {"mode": "absolute", "steps": steps}, "custom": {"thresholdsStyle": {"mode": "dashed"}}}
 
 
-def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
-    """Return overrides that put queries on the right axis if their unit differs from that of the first."""
+def _right_axes(units: Sequence[str], limits: Sequence[float]) -> list[dict[str, Any]]:
+    """Return overrides that put queries on the right axis if their unit differs from that of the first.
+
+    The limits are drawn on the left axis only: in another unit they would be wrong.
+    """
     ratio = units[0] == "percentunit"
     return [
         {
@@ -135,11 +151,31 @@ def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
                 {"id": "unit", "value": unit},
                 {"id": "custom.axisPlacement", "value": "right"},
                 *([{"id": "custom.axisSoftMax"}] if ratio else []),
+                *([{"id": "custom.thresholdsStyle", "value": {"mode": "off"}}] if limits else []),
             ],
         }
         for place, unit in enumerate(units)
         if unit != units[0]
     ]
+
+
+def _axis(style: Style) -> list[dict[str, Any]]:
+    """Return overrides that name the left axis, and that show values as words."""
+    # As a default, the name would be that of the axis of time, too.
+    named = {"matcher": {"id": "byType", "options": "number"}}
+    label = {**named, "properties": [{"id": "custom.axisLabel", "value": style.axis}]}
+    words = [
+        {
+            "matcher": {"id": "byFrameRefID", "options": ref(place)},
+            "properties": [{"id": "mappings", "value": [{"type": "value", "options": _options(texts)}]}],
+        }
+        for place, texts in style.words.items()
+    ]
+    return [label, *words] if style.axis else words
+
+
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    return {str(value): {"text": text, "index": value} for value, text in enumerate(texts) if text}
 
 
 def dashed(queries: Sequence[Query], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -189,7 +225,7 @@ def coloured(colours: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def time_shares(title: str, query: Query, *, width: int = 12) -> Any:
+def time_shares(title: str, query: Query, *, width: int = 12, height: int = 8) -> Any:
     """Return where GPU time goes, stacked by cause; `query` has one series for each cause."""
     meanings = "\n".join(f"- {cause.value}: {WORDS[cause]}" for cause in SHARES)
     colours = coloured({cause.value: COLOURS[cause] for cause in SHARES})
@@ -208,5 +244,6 @@ def time_shares(title: str, query: Query, *, width: int = 12) -> Any:
         [query],
         Style(Legend.LIST, stacked=True, most=1 if query.unit == "percentunit" else None, overrides=overrides),
         width=width,
+        height=height,
         link=None,
     )

@@ -8,9 +8,10 @@ from gpu_exporter.catalogue.failure_modes import host as h
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import About, BoardRow
-from gpu_exporter.render.dashboards.graphs import lines
+from gpu_exporter.render.dashboards.frame import ABSENT, About, BoardRow
+from gpu_exporter.render.dashboards.graphs import Style, lines
 
+NO_LIMIT = "no CPU limit, or not collected"
 NEEDED = " Needs `--host-evidence`."
 
 
@@ -68,7 +69,12 @@ PANELS = (
 def row(board: Board) -> BoardRow:
     """Return the row: the launching thread, then the workers, then what limits both."""
     panels = [
-        lines(title, About(what + NEEDED, good, cure), [q.query(board, signal)])
+        lines(
+            title,
+            About(what + NEEDED, good, cure),
+            [q.query(board, signal)],
+            Style(empty=NO_LIMIT if signal is s.THROTTLED else ABSENT),
+        )
         for title, what, good, cure, signal in PANELS
     ]
     return BoardRow("What does the host of each rank do?", panels, True)

@@ -15,7 +15,7 @@ from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, host, loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREY, RED, YELLOW, About, BoardRow
-from gpu_exporter.render.dashboards.graphs import Legend, Style, lines, time_shares
+from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import class_timeline, states, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, table
@@ -23,6 +23,8 @@ from gpu_exporter.render.rules import serving
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = JOB
+LATENCY_LIMIT = "latency takes over"
+NO_SERVER = "no inference server (vLLM, TGI, Triton) in this job"
 STATES = (("not waiting", GREY), ("waiting", YELLOW), ("waited for", RED))
 
 
@@ -51,31 +53,41 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 
 def _batches() -> list[object]:
-    def of(aggregate: Aggregate, name: str) -> Query:
-        return Query(q.of(BOARD, aggregate), f"{{{{pod}}}} {name}", q.unit(aggregate), name)
+    """Return the panels about inference servers; those of vLLM, TGI and Triton are known by pod, not by workload."""
+    of_job = f"and on (cluster, namespace, pod) {q.devices(BOARD)}"
 
+    def mean(aggregate: Aggregate, name: str) -> Query:
+        series = f"avg_over_time({q.of(BOARD, aggregate)}[$__range])"
+        return Query(f"({series} {of_job})", "", q.unit(aggregate), name)
+
+    def now(aggregate: Aggregate, name: str) -> Query:
+        return Query(f"{q.of(BOARD, aggregate)} {of_job}", f"{{{{pod}}}} {name}", q.unit(aggregate), name)
+
+    sizes = [now(serving.BATCH, "batch size"), now(serving.KNEE, LATENCY_LIMIT)]
     return [
         table(
-            "By size of the batch",
+            "Output and latency by batch size",
             About(
-                "Output of vLLM or TGI in tokens per second, of Triton in inferences per second, and the time for each "
-                "token or batch, by the size of the batch (powers of two) and pod, now.",
+                "Output of vLLM or TGI in tokens per second, of Triton in inferences per second, and the latency of "
+                "each token or batch: means over the time range, by batch size (powers of two) and pod.",
                 "more output with each size.",
-                "where the time grows more than the output, a larger batch only makes requests wait.",
+                "where latency grows more than output, a larger batch only makes requests wait.",
             ),
-            [of(serving.OF_SIZE, "output"), of(serving.LATENCY_OF_SIZE, "time")],
-            Columns(("pod", "batch")),
+            [mean(serving.OF_SIZE, "output per second"), mean(serving.LATENCY_OF_SIZE, "latency")],
+            Columns(("pod", "batch"), gauges=["output per second", "latency"]),
+            empty=NO_SERVER,
         ),
         lines(
-            "Batch size at which latency takes over",
+            "Batch size and its recommended limit",
             About(
-                "The present batch, and the size from which twice the batch raises latency more than output, over the "
-                "last day.",
-                "a batch below that size.",
-                "limit the batch there (vLLM: --max-num-seqs), and add replicas. Without that line, larger batches "
+                "The batch size, and the one from which twice the batch raised latency more than output during the "
+                "last day: *latency takes over*.",
+                "a batch size below the limit.",
+                "limit the batch there (vLLM: --max-num-seqs), and add replicas. Without a limit, larger batches "
                 "still pay, or were not seen.",
             ),
-            [of(serving.BATCH, "batch"), of(serving.KNEE, "latency takes over")],
+            sizes,
+            Style(Legend.LIST, overrides=[*hues(sizes), *dashed(sizes, [LATENCY_LIMIT])], empty=NO_SERVER),
             link=None,
             width=12,
         ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue.failure_modes import loops
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import COST, JOB
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import BLUE, GREEN, GREY, ORANGE, PURPLE, About, BoardRow
-from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, lines
+from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, dashed, hues, lines
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import training_jobs as t
@@ -18,6 +20,8 @@ NEEDED = " Needs a step timer in the training loop, and `--job-socket`."
 RANK, RANK_PHASE, ONLY_JOB = "rank {{rank}} · {{node}}", "rank {{rank}} {{phase}}", "{{job_id}}"
 ACTIVITIES = {"training": GREEN, "evaluation": BLUE, "checkpoint": PURPLE, "compile": ORANGE, "other": GREY}
 WORST = 10
+# Shorter differences say nothing about a step.
+LEAST_SECONDS = 0.001
 
 
 def job_row() -> BoardRow:
@@ -76,7 +80,7 @@ def _steps() -> list[object]:
 
 
 def _parts() -> list[object]:
-    slowest = f"topk({WORST}, {q.of(JOB, t.PHASE_EXCESS)} > 0)"
+    slowest = f"topk({WORST}, {q.of(JOB, t.PHASE_EXCESS)} > {LEAST_SECONDS:g})"
     return [
         lines(
             "Phases of a step",
@@ -97,6 +101,7 @@ def _parts() -> list[object]:
                 "this phase of this rank is what the others wait for.",
             ),
             [Query(slowest, RANK_PHASE, q.unit(t.PHASE_EXCESS))],
+            Style(empty="no difference, or not collected"),
             link=None,
         ),
         lines(
@@ -126,7 +131,7 @@ def _standstill() -> object:
             "above the limit, the job stands still: save the stacks of all ranks.",
         ),
         queries,
-        Style(Legend.LIST),
+        Style(Legend.LIST, overrides=[*hues(queries), *dashed(queries, ["limit"])]),
         link=None,
     )
 
@@ -182,7 +187,11 @@ def _jobs() -> object:
             "click the workload: its dashboard shows what its steps and its time consist of.",
         ),
         [q.query(COST, what, name) for what, name in shown],
-        Columns(("namespace", "workload", "job_id"), gauges=["MFU", "goodput"]),
+        Columns(
+            ("namespace", "workload", "job_id"),
+            gauges=["MFU", "goodput"],
+            optional=["per million tokens", "tokens per second"],  # a job that hangs has none
+        ),
         width=24,
         sort="ranks",
     )
@@ -196,7 +205,7 @@ def _price() -> object:
             "steady.",
             "it rises if steps become slower, or if the job evaluates and saves more often.",
         ),
-        [q.query(COST, t.TOKEN_COST)],
+        [replace(q.query(COST, t.TOKEN_COST), legend=ONLY_JOB)],
         width=12,
         link=None,
     )
@@ -210,7 +219,7 @@ def _lost() -> object:
             "below 10 %.",
             "see GpuJobGoodputLow.",
         ),
-        [q.query(COST, t.LOST)],
+        [Query(f"{q.of(COST, t.LOST)} > 0", f"{ONLY_JOB} {{{{activity}}}}", q.unit(t.LOST))],
         width=12,
         link=None,
     )

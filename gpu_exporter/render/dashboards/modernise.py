@@ -58,13 +58,18 @@ def _panel(panel: dict[str, Any]) -> dict[str, Any]:
         }
     panel["datasource"] = SOURCE
     panel["targets"] = [
-        {**_without(target, OLD["target"]), "datasource": SOURCE, "range": not target["instant"]}
+        {**_without(target, _unused(target)), "datasource": SOURCE, "range": not target["instant"]}
         for target in panel["targets"]
     ]
     panel["fieldConfig"]["defaults"].get("custom", {}).pop("displayMode", None)
     if not panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps"):
         panel["fieldConfig"]["defaults"].pop("thresholds", None)
     return panel
+
+
+def _unused(target: dict[str, Any]) -> set[str]:
+    """Return the keys of a query that Grafana does not need: old ones, and those with their default."""
+    return OLD["target"] | {key for key in ("hide", "interval") if not target[key]}
 
 
 def _variable(variable: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: alerts and totals, bottlenecks, activity of each GPU."""
     return [
         BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=6)]),
-        BoardRow("Which GPU differs?", [_gpus(), class_timeline(BOARD, 10, 10)]),
+        BoardRow("Which GPU differs?", [_gpus(), class_timeline(BOARD, 8, 10)]),
         BoardRow(
             "What is each GPU doing?",
             [
@@ -65,7 +65,7 @@ def _gpus() -> object:
             words={"health": VERDICTS},
             steps={"throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, RED)]},
         ),
-        width=14,
+        width=16,
         height=10,
         sort="health",
     )

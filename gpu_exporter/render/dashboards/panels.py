@@ -26,6 +26,9 @@ from gpu_exporter.render.dashboards.frame import (
 )
 from gpu_exporter.render.dashboards.queries import Query
 
+# Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
+NO_BREAK = "\N{NO-BREAK SPACE}"
+MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
 # The values of `queries.limit_of`.
@@ -55,24 +58,26 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
 def number(
     title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4, height: int = 4
 ) -> Any:
-    """Return a panel with one current number. With steps, the background shows the severity."""
+    """Return a panel with one current number. With steps, the background shows the severity: grey without a value."""
+    shown = [Step(None, GREY), *(step._replace(value=step.value or 0) for step in steps)] if steps else []
     return core.Stat(
         **common(title, about, width, height),
         targets=targets([query], instant=True),
         format=query.unit,
-        noValue=ABSENT,
+        noValue=MISSING,
         reduceCalc="lastNotNull",
         graphMode="none",
         colorMode="background" if steps else "value",
         color={"mode": "thresholds"} if steps else {"mode": "fixed", "fixedColor": "text"},
-        extraJson={"fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": steps_of(steps)}}}},
+        extraJson={"fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": steps_of(shown)}}}},
     )
 
 
 def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4) -> Any:
     """Return a panel with the current state as a word; `words` are the texts and colours of the values 0, 1, …"""
     panel = number(title, about, query, [Step(None, GREY)], width=width)
-    mapped = {"mappings": [_words(words)], "thresholds": {"mode": "absolute", "steps": steps_of([Step(None, GREY)])}}
+    fitted = [(text + 2 * NO_BREAK, colour) for text, colour in words]
+    mapped = {"mappings": [_words(fitted)], "thresholds": {"mode": "absolute", "steps": steps_of([Step(None, GREY)])}}
     panel.extraJson = {"fieldConfig": {"defaults": mapped}}
     return panel
 

@@ -44,18 +44,24 @@ THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 # On a dashboard that shows one node at a time.
 GPU_LEGEND = "GPU {{gpu}}"
+# How often signals are recorded at least: of a shorter window, a rate would have a single value, which is none.
+RECORDED_EVERY = "1m"
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel: `unit` is Grafana's name of the unit, `name` the name of its column in a table."""
+    """One query of a panel: `unit` is Grafana's name of the unit, `name` the name of its column in a table.
+
+    `interval` is the least time between two points, from which Grafana computes the window of a rate.
+    """
 
     expr: str
     legend: str
     unit: str
     name: str = ""
+    interval: str = ""
 
 
 def of(board: Board, what: Recorded) -> str:
@@ -138,14 +144,20 @@ def shares_of(board: Board) -> Query:
 def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) -> Query:
     """Return a query with one series per device, node or workload; the legend is `name` and the labels.
 
-    With `grown`, it returns the increase since the previous point.
+    With `grown`, it returns the increase within four minutes, or since the previous point if that is longer ago.
     """
     expr = of(board, what)
     if isinstance(what, Signal) and what.unit == "timestamp":
         expr = f"time() - {expr}"
     if grown:
         expr = f"increase({_record(what)}{{{', '.join(map(_matcher, _filters(board, what)))}}}[$__rate_interval])"
-    return Query(expr, " ".join(filter(None, (name, legend(board, what)))), unit(what), name)
+    return Query(
+        expr,
+        " ".join(filter(None, (name, legend(board, what)))),
+        unit(what),
+        name,
+        RECORDED_EVERY if grown else "",
+    )
 
 
 def ranked(board: Board, what: Aggregate) -> list[Query]:

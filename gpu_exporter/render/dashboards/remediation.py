@@ -44,7 +44,7 @@ def _numbers() -> list[object]:
                 "0: nothing is cordoned and nothing returns, see GpuRemediationNotRunning. More: two releases.",
             ),
             Query(f"sum({q.of(BOARD, r.LEADERS)})", "", "short"),
-            [Step(None, RED), Step(1, "text")],
+            [Step(None, RED), Step(1, GREEN)],
         ),
         number(
             "Nodes that may still be cordoned",
@@ -54,7 +54,7 @@ def _numbers() -> list[object]:
                 "the next faulty node has to wait until another one returns: the table says which nodes are out.",
             ),
             Query(f"sum({q.of(BOARD, r.BUDGET)})", "", "short"),
-            [Step(None, ORANGE), Step(1, "text")],
+            [Step(None, ORANGE), Step(1, GREEN)],
         ),
     ]
 

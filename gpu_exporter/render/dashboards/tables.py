@@ -43,17 +43,20 @@ LINKED_COLUMNS = {
         "targetBlank": True,
     },
 }
-TITLES = {"alertname": "alert", "gpu": "GPU"}
+TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job"}
 # Labels that a row needs for its links and its place, but that have no column.
 HIDDEN = ("runbook", "rank")
 # The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
 # is about more than this node.
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
+# Labels by which rows are sorted that are otherwise alike, the first one last.
+NATURAL = ("batch", "gpu", "node")
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
     **{"severity": 80, "alertname": 200, "cluster": 90, "gpu": 55, "action": 175},
     **{"GPUs": 60, "since": 130, "health": 90, "state": 100, "cause": 230},
 }
+NONE = "-"
 NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 105, 8
 
 
@@ -63,7 +66,7 @@ class Columns:
 
     Some queries have the labels `added` besides. Columns in `gauges` draw their values as bars. `words` are the texts
     and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With `steps`, a cell has the
-    colour of its value.
+    colour of its value. In columns in `optional`, rows without a value are usual.
     """
 
     labels: Sequence[str]
@@ -72,6 +75,7 @@ class Columns:
     words: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     texts: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
     steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
+    optional: Collection[str] = ()
 
 
 def table(
@@ -83,6 +87,7 @@ def table(
     width: int = 12,
     height: int = 8,
     sort: str | Sequence[str] = "",
+    empty: str = ABSENT,
 ) -> Any:
     """Return a table with one row per combination of the labels of `columns`, and one further column per query.
 
@@ -93,7 +98,9 @@ def table(
         each if added and added[0] in each.expr else replace(each, expr=f"max by ({by}) ({each.expr})")
         for each in queries
     ]
-    overrides = [_numeric(each, each.name in columns.gauges) for each in queries]
+    overrides = [
+        _numeric(each, gauge=each.name in columns.gauges, optional=each.name in columns.optional) for each in queries
+    ]
     for name, states in columns.words.items():
         overrides.append(_override(name, _mapped(states), _coloured_text()))
     for name, of_label in columns.texts.items():
@@ -101,7 +108,7 @@ def table(
     for name, colours in columns.steps.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(_override(name, thresholds, _coloured_text()))
-    return _table(title, about, of_rows, (*columns.labels, *added), (width, height), overrides, sort)
+    return _table(title, about, of_rows, (*columns.labels, *added), (width, height), overrides, sort, empty)
 
 
 def _shows(board: Board, mode: FailureMode) -> bool:
@@ -135,15 +142,15 @@ def firing(
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     columns.insert(columns.index("node") + 1, "gpu")
-    found = q.with_owner(q.alerts(board, domains, joined=joined))
+    # Alerts about nodes and jobs have a time, but no number of GPUs.
+    found = q.with_owner(q.having(q.alerts(board, domains, joined=joined), "UUID"))
     began = q.with_owner(q.alerts_since(board, domains, joined=joined))
     of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
-    number = q.with_runbooks(q.with_rank(of_rows(found)), modes)
-    since = f"({of_rows(began, of='min')}) * 1000"
-    queries = [Query(number, "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "since")]
+    since = q.with_runbooks(q.with_rank(f"({of_rows(began, of='min')}) * 1000"), modes)
+    queries = [Query(of_rows(found), "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "since")]
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
-        *(_numeric(each, gauge=False) for each in queries),
+        *(_numeric(each, optional=True) for each in queries),
         _override("severity", _texts(colours), _coloured_text()),
         _override("action", _texts({each.value: (each.words or "see runbook", "text") for each in Action})),
     ]
@@ -163,9 +170,9 @@ def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
     return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
 
 
-def _numeric(query: Query, gauge: bool) -> dict[str, Any]:
+def _numeric(query: Query, *, gauge: bool = False, optional: bool = False) -> dict[str, Any]:
     # A time is that of an alert, and most rows have none.
-    absent = "-" if query.unit in ("s", "dateTimeFromNow") else ABSENT
+    absent = NONE if optional or query.unit in ("s", "dateTimeFromNow") else ABSENT
     least = max(GAUGE_WIDTH if gauge else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
     width = WIDTHS.get(query.name, least)
     properties: list[dict[str, Any]] = [
@@ -209,7 +216,7 @@ def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[st
     for name in columns:
         properties: list[dict[str, Any]] = [
             {"id": "unit", "value": "string"},
-            {"id": "noValue", "value": nameless.get(name, "-")},
+            {"id": "noValue", "value": nameless.get(name, NONE)},
         ]
         if name in LINKED_COLUMNS:
             properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
@@ -239,14 +246,25 @@ def _table(
     names = [sort] if isinstance(sort, str) else sort
     last = [_sorted_by("rank")] if hidden else [_sorted_by(name, desc=True) for name in reversed(names) if name]
     # Rows with the same value are in the order of their names.
-    order = [*(_sorted_by(TITLES.get(name, name)) for name in ("gpu", "node") if name in labels), *last]
+    order = [*(_sorted_by(TITLES.get(name, name)) for name in NATURAL if name in labels), *last]
     return core.Table(
         **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
         overrides=[*_labels(labels, {} if hidden else NAMELESS), *overrides, *unseen],
-        transformations=[{"id": "merge", "options": {}}, _organised(queries, labels, hidden), *order],
+        transformations=[
+            {"id": "merge", "options": {}},
+            _organised(queries, labels, hidden),
+            *_numbers(labels),
+            *order,
+        ],
         extraJson=extra({"unit": "string", "noValue": empty}),
     )
+
+
+def _numbers(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the transformation that makes numbers of labels that are sorted as such."""
+    conversions = [{"targetField": TITLES[name], "destinationType": "number"} for name in labels if name == "batch"]
+    return [{"id": "convertFieldType", "options": {"conversions": conversions, "fields": {}}}] if conversions else []
 
 
 def _organised(queries: Sequence[Query], labels: Sequence[str], hidden: Sequence[str]) -> dict[str, Any]:

@@ -91,13 +91,16 @@ PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
 CLOCK = "$clock"
 INJECTED = {series: value for mode in MODES if mode.requires != LOOP for series, value in mode.inject.series.items()}
 NAMES = {series.partition("{")[0] for series in INJECTED}
-# An inference server, in the namespace of the simulated pods.
+# An inference server, which is the pod of the simulated GPUs.
 VLLM = {"num_requests_running": "8", "generation_tokens_total": CLOCK} | {
     f"inter_token_latency_seconds_{part}": CLOCK for part in ("sum", "count")
 }
 KUBE = "\n".join(
     (
-        *(f'vllm:{name}{{namespace="simulated",pod="llm-0"}} {value}' for name, value in VLLM.items()),
+        *(
+            f'vllm:{name}{{namespace="simulated",pod="{panels.SIMULATED_SERVER}"}} {value}'
+            for name, value in VLLM.items()
+        ),
         *(f"{series} {CLOCK if isinstance(value, Ramp) else value}" for series, value in INJECTED.items()),
         # Without the series that are injected, too.
         *(line for line in full().text().decode().splitlines() if line.partition(" ")[0] not in NAMES),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.boards import fleet
+from tests.boards import fleet, plan
 from tests.boards.contents import contents, problems, rows
 from tests.e2e.render.test_dashboards import at_once
 from tests.support.panels import BOARDS
@@ -15,8 +15,8 @@ from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import until
 
 CLUSTER = {"cluster": "west"}
-# By the chosen workload: panels without data, because alerts about jobs need a longer past.
-EMPTY = {"llm-pretrain": ("Firing alerts: distributed, health",)}
+# By the chosen workload: panels without data, because alerts about jobs need a longer past, or nothing is wrong.
+EMPTY = dict.fromkeys(("llm-pretrain", "llm-serve"), ("Firing alerts: distributed, health",))
 NODES, WORKLOADS, NAMESPACES = 8, 6, 6
 # Dashboard, what is chosen, and the number of rows of some tables.
 VIEWS: Sequence[tuple[str, Mapping[str, str], Mapping[str, int]]] = (
@@ -27,14 +27,15 @@ VIEWS: Sequence[tuple[str, Mapping[str, str], Mapping[str, int]]] = (
             "Nodes": NODES,
             "Workloads": WORKLOADS,
             "Namespaces by waste": NAMESPACES,
-            "Node pools": len({job.pool for job in fleet.JOBS}),
-            "Who waits for GPUs": len({team for team, *_ in fleet.PENDING}),
+            "Node pools": len({job.pool for job in plan.JOBS}),
+            "Who waits for GPUs": len({team for team, *_ in plan.PENDING}),
         },
     ),
-    ("node", {"var-node": "node-006"}, {"GPUs": fleet.GPUS}),
+    ("node", {"var-node": "node-006"}, {"GPUs": plan.GPUS}),
     ("gpu", {"var-node": "node-006"}, {}),
-    ("job", {"var-namespace": "nlp", "var-workload": "llm-pretrain"}, {"Ranks": 3 * fleet.GPUS}),
+    ("job", {"var-namespace": "nlp", "var-workload": "llm-pretrain"}, {"Ranks": 3 * plan.GPUS}),
     ("job", {"var-namespace": "speech", "var-workload": "asr-train"}, {}),
+    ("job", {"var-namespace": "chat", "var-workload": "llm-serve"}, {"Output and latency by batch size": 1}),
     ("cost", {}, {"Workloads by waste": WORKLOADS}),
     # Of all jobs, one ends meanwhile.
     ("cost", {"var-namespace": "recsys", "var-workload": "ranker"}, {"Training jobs": 1}),
@@ -50,7 +51,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     rules = folder / "rules"
     rules.mkdir()
     with fleet.serving(interval=1.0) as port:
-        paths = {f"/{node}": "gpu" for node in fleet.placed()} | {"/kube": "kube-state-metrics"}
+        paths = {f"/{node}": "gpu" for node in plan.placed()} | {"/kube": "kube-state-metrics", "/server": "vllm"}
         targets = [
             {
                 "targets": [f"127.0.0.1:{port}"],

@@ -26,7 +26,7 @@ from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
 from gpu_exporter.render.dashboards import modernise, queries
 from gpu_exporter.render.dashboards.evidence import shown
-from gpu_exporter.render.dashboards.frame import RED
+from gpu_exporter.render.dashboards.frame import GREY, RED
 from gpu_exporter.render.rules import rules
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
@@ -36,6 +36,15 @@ FIX = "fix: run `make generate`, and delete the boards in dashboards/ that nothi
 Board = Mapping[str, Any]
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
 DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
+# Panels that are usually empty for another reason than that nothing is collected.
+NO_SERVER = "no inference server (vLLM, TGI, Triton) in this job"
+OTHERWISE_EMPTY = {
+    "Output and latency by batch size": NO_SERVER,
+    "Batch size and its recommended limit": NO_SERVER,
+    "Phases that take longer than on other ranks": "no difference, or not collected",
+    "Idle gaps": "no gap, or not collected",
+    "Stopped by the CPU limit": "no CPU limit, or not collected",
+}
 VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "workload": "w"}
 
 
@@ -304,13 +313,77 @@ def test_queries_read_only_recorded_series(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_empty_panels_have_a_text(name: str) -> None:
-    """It says that there is no data; only an empty list of alerts is good."""
+    """It says that there is no data, or another reason; only an empty list of alerts is good."""
     for panel in panels(BOARDS[name]):
-        text = panel["fieldConfig"]["defaults"]["noValue"]
-        alerts = all("ALERTS" in target["expr"] for target in panel["targets"]) and panel["type"] == "table"
+        text = panel["fieldConfig"]["defaults"]["noValue"].replace("\N{NO-BREAK SPACE}", " ").strip()
+        alerts = all("ALERTS" in target["expr"] for target in panel["targets"])
         xids = re.fullmatch("GpuXid(Fatal|Application|Unknown)", panel["title"])
-        expected = "no firing alerts" if alerts else "none reported" if xids else "not collected"
+        expected = {"table": "no firing alerts", "timeseries": "not firing"}.get(panel["type"], "") if alerts else ""
+        expected = expected or ("none reported" if xids else OTHERWISE_EMPTY.get(panel["title"], "not collected"))
         assert text == expected, panel["title"]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_missing_number_is_grey(name: str) -> None:
+    """Neither good nor bad: a background has a colour from zero upwards."""
+    for panel in panels(BOARDS[name]):
+        if panel["type"] == "stat" and panel["options"]["colorMode"] == "background":
+            first, *others = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            words = panel["fieldConfig"]["defaults"].get("mappings")
+            assert (first["color"], first["value"]) == (GREY, None), panel["title"]
+            assert words or others[0]["value"] == 0, panel["title"]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_limits_are_drawn_on_one_axis(name: str) -> None:
+    """On the right axis, whose unit is another one, a limit would be wrong."""
+    limited = 0
+    for panel in panels(BOARDS[name]):
+        if panel["fieldConfig"]["defaults"].get("custom", {}).get("thresholdsStyle", {}).get("mode") == "dashed":
+            for override in panel["fieldConfig"]["overrides"]:
+                found = {each["id"]: each.get("value") for each in override["properties"]}
+                if found.get("custom.axisPlacement") == "right":
+                    limited += 1
+                    assert found["custom.thresholdsStyle"] == {"mode": "off"}, panel["title"]
+    assert limited or name in ("fleet", "cost"), "no panel has limits and two axes"
+
+
+def test_recorded_counters_have_two_values_in_a_window() -> None:
+    """They are recorded when Prometheus evaluates rules, usually once a minute: four scrapes can be too short."""
+    found = [
+        target
+        for board in BOARDS.values()
+        for panel in panels(board)
+        for target in panel["targets"]
+        if re.search(r"(?:rate|increase)\((?:\w+:)", target["expr"])
+    ]
+    assert found
+    assert {target.get("interval") for target in found} == {"1m"}
+
+
+def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
+    """Those about a node or a job have a time only."""
+    for board in BOARDS.values():
+        for panel in panels(board):
+            if panel["title"].startswith("Firing alerts: ") and panel["type"] == "table":
+                number, since = (target["expr"] for target in panel["targets"])
+                assert 'ALERTS{UUID=~".+", alertstate="firing"' in number
+                assert "UUID=~" not in since.partition("ALERTS_FOR_STATE{")[2].partition("}")[0]
+
+
+def test_servers_are_those_of_the_job() -> None:
+    """Series of inference servers have a pod, but no workload: they are joined with the GPUs of the chosen one."""
+    found = [
+        target["expr"]
+        for panel in panels(BOARDS["job"])
+        for target in panel["targets"]
+        if "pod:batch" in target["expr"]
+    ]
+    assert len(found) == 4
+    assert all(
+        re.search(rf'and on \(cluster, namespace, pod\) {DEVICE_INFO}{{.*workload=~"\$workload"', each)
+        for each in found
+    )
 
 
 def test_the_classes_have_their_colours() -> None:

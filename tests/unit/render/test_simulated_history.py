@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
-from tests.boards import fleet
+from tests.boards import fleet, plan
 from tests.boards.history import CLUSTER, STEP, Recorder
 from tests.operation.encode import ABSENT, LINE, SEQUENCE
 
@@ -37,9 +37,9 @@ def test_every_value_is_written(tmp_path: Path) -> None:
 
 def test_stages_keep_counters_growing() -> None:
     """At the beginning of a fault, energy goes on from where it was, at another power."""
-    (fault,) = (each for each in fleet.FAULTS if each.mode == "GpuCollectiveStall")
+    (fault,) = (each for each in plan.FAULTS if each.mode == "GpuCollectiveStall")
     clock, name = fleet.Clock(), "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
-    number = next(place for place, (job, _) in enumerate(fleet.placed().values()) if job.name == fault.job)
+    number = next(place for place, (job, _) in enumerate(plan.placed().values()) if job.name == fault.job)
     joules = []
     with fleet.started(clock, STEP) as nodes:
         for at in (0.0, fault.begin - STEP, fault.begin, fault.begin + STEP):
