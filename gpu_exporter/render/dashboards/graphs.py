@@ -102,7 +102,7 @@ def lines(
         tooltipMode="multi",
         tooltipSort="desc",
         overrides=[
-            *_right_axes([query.unit for query in queries], style.limits),
+            *_right_axes([query.unit for query in queries], style),
             *own_hues,
             *style.overrides,
             *_axis(style),
@@ -138,20 +138,20 @@ def _thresholds(limits: Sequence[float]) -> dict[str, Any]:
     return {"thresholds": {"mode": "absolute", "steps": steps}, "custom": {"thresholdsStyle": {"mode": "dashed"}}}
 
 
-def _right_axes(units: Sequence[str], limits: Sequence[float]) -> list[dict[str, Any]]:
+def _right_axes(units: Sequence[str], style: Style) -> list[dict[str, Any]]:
     """Return overrides that put queries on the right axis if their unit differs from that of the first.
 
-    The limits are drawn on the left axis only: in another unit they would be wrong.
+    The limits and the range of the left axis are not theirs: in another unit they would be wrong.
     """
-    ratio = units[0] == "percentunit"
+    bounded = units[0] == "percentunit" or style.most is not None
     return [
         {
             "matcher": {"id": "byFrameRefID", "options": ref(place)},
             "properties": [
                 {"id": "unit", "value": unit},
                 {"id": "custom.axisPlacement", "value": "right"},
-                *([{"id": "custom.axisSoftMax"}] if ratio else []),
-                *([{"id": "custom.thresholdsStyle", "value": {"mode": "off"}}] if limits else []),
+                *([{"id": "custom.axisSoftMax"}] if bounded else []),
+                *([{"id": "custom.thresholdsStyle", "value": {"mode": "off"}}] if style.limits else []),
             ],
         }
         for place, unit in enumerate(units)
