@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import PACKAGED_RECORDINGS, ROOT
 from tests.support import forked
 from tests.support.fakes.driver import FakeDriver
+from tests.support.order import dealt
 from tests.support.tools import LONG, PATIENCE
 from tests.support.tools import free_port as free_port
 
@@ -196,6 +197,17 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker begin with slow tests."""
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = dealt(items, lambda item: item.location[0], is_slow, workers)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Return whether a test may take more than a moment."""
+    return not item.location[0].startswith("tests/unit/") or item.get_closest_marker("slow") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:

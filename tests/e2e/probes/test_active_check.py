@@ -32,8 +32,8 @@ def test_healthy_gpus(tmp_path: Path) -> None:
                 "memory_read": 4.4e12,
                 "pcie_to_gpu": 55.2e9,
                 "pcie_from_gpu": 55.2e9,
-                "fp32": 60e12,
-                "bf16": 644e12,
+                "fp32": 66e12,
+                "bf16": 895e12,
                 "nvlink": 397.5e9,
             },
             rel=0.01,
@@ -50,7 +50,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "arguments", "code", "said"),
     [
-        ("Rate.bf16", 2.9e14, (), 3, "GPU 1: degraded: tensor cores, bf16: 290 TFLOP/s, 55% below the other GPUs"),
+        ("Rate.bf16", 4.0e14, (), 3, "GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55% below the other GPUs"),
         ("Wrong.fp32", 3, (), 3, "GPU 1: unhealthy: wrong result: FFMA: 1 of 16 blocks computed something else: 3 ->"),
         ("Sum.bf16_group", 1, (), 3, "GPU 1: unhealthy: wrong result: wgmma: 512 of 512 threads got a wrong sum of"),
         ("LostAfter", 40, (), 3, "GPU 1: unhealthy: the GPU failed: "),
@@ -87,7 +87,7 @@ def test_a_wrong_word_of_memory(tmp_path: Path) -> None:
     (word,) = gpu["memory_test"]["words"]
     assert (code, gpu["memory_test"]["wrong"], word["offset"], word["bits"]) == (3, 1, 4 * 123456, 1)
     assert answer["gpus"][0]["problems"][0]["what"].startswith("1 wrong word in 0.0293 GiB of memory, the first at 0x")
-    assert gpu["sustained"]["last"] == pytest.approx(644e12, rel=0.01)
+    assert gpu["sustained"]["last"] == pytest.approx(895e12, rel=0.01)
 
 
 def without_cuda(driver: FakeDriver) -> None:

@@ -37,10 +37,10 @@ def test_slurm(tmp_path: Path, name: str) -> None:
     two = machine(tmp_path / "machine", gpus=2)
     slurm, script = node(tmp_path, two), SLURM / f"{name}.sh"
     assert (slurm.run(script, ""), slurm.reason) == (True, "")
-    two.cuda.set("Rate.bf16", 2.9e14, gpu=1)
+    two.cuda.set("Rate.bf16", 4.0e14, gpu=1)
     assert (slurm.run(script, "0"), slurm.reason) == (True, "")
     assert slurm.run(script, "0,1") is (name == "epilog")
-    assert slurm.reason.startswith("gpu-exporter: GPU 1: degraded: tensor cores, bf16: 290 TFLOP/s, 55% below the oth")
+    assert slurm.reason.startswith("gpu-exporter: GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55% below the oth")
     last = ActiveChecks(tmp_path / "state").read().last(UUID.format(1))
     assert last is not None
     assert last.health is Health.DEGRADED

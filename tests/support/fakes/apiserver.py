@@ -81,6 +81,8 @@ class FakeApiServer:
         self.retry_after: int | None = None
         self.page_size: int | None = None
         self.may_watch = True
+        # How many watches have begun.
+        self.watches = 0
         self.connections = 0
         self.asked: list[str] = []
         self.epoch = 0
@@ -357,6 +359,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         version, epoch = int(query["resourceVersion"]), self.server_of.epoch
+        self.server_of.watches += 1
         selector, seconds = query.get("fieldSelector", ""), float(query["timeoutSeconds"])
         while event := self.server_of.after(version, path, selector, seconds, epoch):
             self._line(event)

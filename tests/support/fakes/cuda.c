@@ -399,7 +399,7 @@ static void arithmetic(const char *name, struct stream *stream, unsigned blocks,
     for (unsigned block = 0; block < blocks; block++)
         for (unsigned thread = 0; thread < threads; thread++)
             out[block * threads + thread] = with_ones ? right + (unsigned)sum : thread * 2654435761u + (block == wrong);
-    work(stream, fp32 ? "fp32" : "bf16", of_block * iterations * blocks, fp32 ? 60e12 : 644e12);
+    work(stream, fp32 ? "fp32" : "bf16", of_block * iterations * blocks, fp32 ? 66e12 : 895e12);
 }
 
 static void verify(void **arguments)

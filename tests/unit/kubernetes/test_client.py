@@ -297,7 +297,8 @@ def test_restored_server(server: FakeApiServer) -> None:
     """Its versions are lower than before, and its labels are shown nevertheless."""
     server.put(PODS, pod_object("p", "u", {"job-name": "before"}))
     with following(server, 60) as lookup:
-        until(lambda: lookup.up and lookup.value["team/p"].workload == "before")
+        # A watch that began afterwards would only end after its time.
+        until(lambda: bool(server.watches) and lookup.up and lookup.value["team/p"].workload == "before")
         server.restore(PODS, [pod_object("p", "u", {"job-name": "restored"})], version=7)
         until(lambda: lookup.value["team/p"].workload == "restored")
         server.put(PODS, pod_object("p", "u", {"job-name": "changed"}))
