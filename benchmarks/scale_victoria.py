@@ -1,14 +1,14 @@
 """Measures what a simulated fleet costs two vmagents, VictoriaMetrics and vmalert with all rules.
 
     python -m benchmarks.scale_victoria [--nodes 2000] [--gpus 8] [--seconds 600] [--interval 60] [--replicas] [--fail]
-                                        [--json FILE]
+                                        [--rules 60] [--json FILE]
 
 Two members of a vmagent cluster share the targets; with --replicas both scrape all of them, and VictoriaMetrics
 leaves out the duplicates. With --fail, the second vmagent is killed for the second quarter of the time. Exit code 1 if
 a scrape failed or is missing, a rule group took more than half its interval, or a GPU was counted twice. The rules are
-evaluated once per scrape interval. VictoriaMetrics and vmalert have a lower priority than the vmagents and the
-simulated nodes, so that a burst of queries delays no scrape, and `GOGC=100`. For Prometheus with the same load, run
-`python -m benchmarks.scale` with the same nodes and interval.
+evaluated every `--rules` seconds, but for those that need an interval of their own. VictoriaMetrics and vmalert have a
+lower priority than the vmagents and the simulated nodes, so that a burst of queries delays no scrape, and `GOGC=100`.
+For Prometheus with the same load, run `python -m benchmarks.scale` with the same nodes and interval.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ DURATION, INTERVAL = "vmalert_iteration_duration_seconds", "vmalert_iteration_in
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The load that is asked for. `replicas`: both vmagents scrape everything. `fail`: one of them is killed."""
+    """The load that is asked for. `replicas`: both vmagents scrape everything. `fail`: one of them is killed.
+
+    Rules are evaluated every `rules` seconds.
+    """
 
     nodes: int
     gpus: int
     seconds: int
     interval: int
+    rules: int
     replicas: bool
     fail: bool
 
@@ -94,6 +98,7 @@ def agent(folder: Path, number: int, config: Path, store: str, replicas: int) ->
         f"-promscrape.cluster.replicationFactor={replicas}",
         f"-remoteWrite.url={store}/api/v1/write",
         f"-remoteWrite.tmpDataPath={folder / f'agent-{number}'}",
+        "-promscrape.disableCompression",  # the nodes are on this machine
         f"-httpListenAddr={address}",
     ]
     with healthy(command, folder / f"agent-{number}.log", f"http://{address}/health") as pid:
@@ -139,7 +144,7 @@ def simulated_nodes(asked: Asked, port: int) -> list[str]:
     return [sys.executable, "-m", "gpu_exporter", *serve.split()]
 
 
-def rules(folder: Path, interval: int) -> Path:
+def bundled_rules(folder: Path, interval: int) -> Path:
     """Write the rules for vmalert, evaluated in this interval; return their file."""
     out = folder / "bundle"
     options = ["--interval", f"{interval}s", "--out", str(out)]
@@ -171,11 +176,13 @@ def measure(folder: Path, asked: Asked) -> Load:
         first = stack.enter_context(agent(folder, 0, config, store.url, replicas))
         with ExitStack() as other:
             second = other.enter_context(agent(folder, 1, config, store.url, replicas))
-            evaluator, metrics = stack.enter_context(vmalert(folder, store.url, [rules(folder, asked.interval)], TUNED))
+            evaluator, metrics = stack.enter_context(
+                vmalert(folder, store.url, [bundled_rules(folder, asked.rules)], TUNED)
+            )
             until(
                 lambda: _values(store, "count(up)") == [asked.nodes], 60 + 3 * asked.interval, "every target's scrape"
             )
-            time.sleep(2 * max(asked.interval, 60) + 60)
+            time.sleep(2 * max(asked.interval, asked.rules, 60) + 60)
             pids = {
                 "exporter": exporter.process.pid,
                 "vmagent": first,
@@ -261,13 +268,16 @@ def main() -> int:
         ("gpus", 8, "GPUs of a node"),
         ("seconds", 600, "how long it is measured"),
         ("interval", 60, "collection and scrape interval in seconds"),
+        ("rules", 60, "interval in which rules are evaluated, in seconds"),
     ):
         options.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default: %(default)s)")
     options.add_argument("--replicas", action="store_true", help="both vmagents scrape all targets")
     options.add_argument("--fail", action="store_true", help="kill the second vmagent for a quarter of the time")
     chosen = options.parse_args()
     run = harness.begin(__name__, chosen)
-    asked = Asked(chosen.nodes, chosen.gpus, chosen.seconds, chosen.interval, chosen.replicas, chosen.fail)
+    asked = Asked(
+        chosen.nodes, chosen.gpus, chosen.seconds, chosen.interval, chosen.rules, chosen.replicas, chosen.fail
+    )
     with tempfile.TemporaryDirectory() as folder:
         load = measure(Path(folder), asked)
     print(table(load, asked))
