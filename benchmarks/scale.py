@@ -4,7 +4,7 @@
                                [--prometheus bundled|newer] [--json FILE]
 
 Exit code 1 if a target is down, a scrape failed or came late, a rule group took more than half its interval, or the
-queries of the dashboard Fleet took 2 s or more. A FILE in benchmarks/results/ also updates the measured section of
+first screen of the dashboard Fleet took 2 s or more. A FILE in benchmarks/results/ also updates the measured section of
 docs/scale.md.
 """
 
@@ -227,7 +227,7 @@ def table(load: Load) -> str:
         f"{load.recorded_series_per_gpu:.1f} recorded; {load.bytes_per_sample:.2f} bytes a sample",
         f"exporter {load.exporter_cpu:.0%} of a core, {load.exporter_mib:.0f} MiB; "
         f"Prometheus {load.prometheus_cpu:.0%}, {load.prometheus_mib:.0f} MiB",
-        f"the dashboard Fleet: {load.fleet_queries} queries in {load.fleet_seconds:.2f} s",
+        f"the first screen of the dashboard Fleet: {load.fleet_queries} queries in {load.fleet_seconds:.2f} s",
         f"longest evaluation of each rule group ({load.rules_missed} missed):",
         *(f"  {name:<16}{took:8.2f} of {load.rule_intervals[name]:.0f} s" for name, took in load.rule_seconds.items()),
         "slowest recording rules:",

@@ -42,7 +42,7 @@ _ROWS: tuple[tuple[str, Callable[[Report, Report], str]], ...] = (
         lambda asked, load: f"{load['exporter_cpu']:.2f} of a core, {load['exporter_mib']:.0f} MiB",
     ),
     (
-        "the dashboard Fleet, all its queries",
+        "queries of the first screen of the dashboard Fleet",
         lambda asked, load: (
             f"{load['fleet_queries']} in {load['fleet_seconds']:.2f} s" if "fleet_seconds" in load else ""
         ),

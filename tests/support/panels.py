@@ -41,6 +41,9 @@ BOARDS = {
     for path in sorted((ROOT / "dashboards").glob("*.json"))
     if path.stem != RUNBOOKS.name
 }
+# A browser's window on a display of 1080 lines has 950; Grafana's header and the variables take 120, and a unit of the
+# grid 38.
+UNITS = (950 - 120) / 38
 ALL = ".*"
 ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 SET_OPERATORS = ("and", "or", "unless")
@@ -74,6 +77,11 @@ class Panel:
     @property
     def title(self) -> str:
         return f"{self.board}: {self.content['title']}"
+
+
+def is_in_view(panel: Mapping[str, Any]) -> bool:
+    """Return whether a panel is at least partly on the first screen: only then does Grafana run its queries."""
+    return panel["type"] != "row" and bool(panel["gridPos"]["y"] < UNITS)
 
 
 def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.panels import BOARDS
+from tests.support.panels import BOARDS, is_in_view
 
-# A browser's window on a display of 1080 lines has 950; Grafana's header and the variables take 120, and a unit of the
-# grid 38. Grafana runs the queries of panels in view, however little of them.
-UNITS = (950 - 120) / 38
 MOST = 20
 
 
@@ -19,7 +16,7 @@ def first_queries(board: Mapping[str, Any]) -> Iterator[str]:
     """Yield the queries of annotations that are on, and of the panels that are at least partly in view."""
     yield from (each["name"] for each in board["annotations"]["list"] if each["enable"] and "expr" in each)
     for panel in board["panels"]:
-        if panel["type"] != "row" and panel["gridPos"]["y"] < UNITS:
+        if is_in_view(panel):
             yield from (f"{panel['title']} {target['refId']}" for target in panel["targets"])
 
 
