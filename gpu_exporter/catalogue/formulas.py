@@ -191,8 +191,8 @@ def expression(of: Formula, limits: Limits) -> str:
             chosen = f"({expression(of.then, limits)} and ({promql.condition(of.condition, limits)}))"
             rest = f"({expression(of.otherwise, limits)} unless ({promql.condition(of.condition, limits)}))"
             return f"({chosen} or {rest})"
-        case Least(capped, float(most)):
-            # A limit needs no series of its own.
+        case Least(float(most), capped):
+            # A number needs no series of its own.
             return f"clamp_max({expression(capped, limits)}, {most:.15g})"
         case Least() | Greatest():
             left, right = expression(of.left, limits), expression(of.right, limits)

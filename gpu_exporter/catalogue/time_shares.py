@@ -65,13 +65,13 @@ def _recorded(cause: Cause, of: Formula) -> Recorded:
     return Recorded(RECORD, LABEL, cause.value, of)
 
 
-ENGINE, SM = Least(c.GR, 1.0), c.SM
+ENGINE, SM = Least(1.0, c.GR), c.SM
 # Of a link, the busier direction counts. NVLink has no share: its capacity is not a signal.
 _LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
 _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
 # GPU utilisation counts copy engines, too, but too many of the gaps between short kernels. Where no kernel runs, it
 # needs no help of the link, which other copies on the same host slow down.
-_COPY_ENGINE = _minus(Least(mean(s.UTIL), 1.0), ENGINE)
+_COPY_ENGINE = _minus(Least(1.0, mean(s.UTIL)), ENGINE)
 _ONLY_COPIES = And(Compare(c.GR, "<", c.IDLE_ENGINE), c.COPYING)
 _COPIES = Least(Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), 1.0, _LINK), _COPY_ENGINE)
 _THROTTLING = Known(OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE))))
