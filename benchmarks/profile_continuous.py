@@ -3,12 +3,11 @@
     python -m benchmarks.profile_continuous [--rounds 12] [--seconds 3] [--job NAME] [--json FILE]
 
 The job is `profile_overhead_job.py`, once limited by its host, and once by its GPU. In each round it trains for some
-seconds alone, then while py-spy samples it for half a second, as the schedule does every ten minutes, then alone again;
-and finally with a socket to which PyTorch's daemon client reports, and from which no trace is requested. Compared are
-the mean times of a step in the same round. Each result has the upper 95 % confidence bound, and for the schedule the
-share of ten minutes. Exit code 1 if a bound is missed: schedule 0.2 %, socket 0.1 % and afterwards 0.2 %, the last two
-with the job that is limited by its GPU, because steps limited by the host vary by more than that. Needs PyTorch and
-py-spy.
+seconds alone, then while py-spy samples it as the schedule does every ten minutes, then alone again; and finally with a
+socket to which PyTorch's daemon client reports, and from which no trace is requested. Compared are the mean times of a
+step in the same round. Each result has the upper 95 % confidence bound, and for the schedule the share of ten minutes.
+Exit code 1 if a bound is missed: schedule 0.2 %, socket 0.1 % and afterwards 0.2 %, the last two with the job that is
+limited by its GPU, because steps limited by the host vary by more than that. Needs PyTorch and py-spy.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.daemon_socket import DaemonSocket
 from gpu_exporter.profiling.processes import look_up
 from gpu_exporter.profiling.pyspy import Sampling
+from gpu_exporter.profiling.triggers import GAP_SECONDS, RATE, SCHEDULED_SECONDS
 
-# Of `--profile schedule`.
-SAMPLING, EVERY_SECONDS = Sampling(0.5, 50), 600.0
+SAMPLING = Sampling(SCHEDULED_SECONDS, RATE)
 SCHEDULE, AFTERWARDS, SOCKET = "schedule, of ten minutes", "afterwards", "socket, nothing requested"
 HOST, GPU = "limited by the host", "limited by the GPU"
 JOBS = (Variant(HOST), Variant(GPU, environment={"GPU_BOUND": "1"}))
@@ -87,7 +86,7 @@ def _listen(socket: DaemonSocket, seconds: float) -> None:
 
 def slowdowns(pairs: Pairs) -> Mapping[str, Slowdown]:
     """Return the slowdown by load."""
-    return {load: slowdown(found, EVERY_SECONDS if load == SCHEDULE else 0.0) for load, found in pairs.items()}
+    return {load: slowdown(found, GAP_SECONDS if load == SCHEDULE else 0.0) for load, found in pairs.items()}
 
 
 def main() -> int:

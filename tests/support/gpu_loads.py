@@ -18,13 +18,14 @@ def host_bound(driver: FakeDriver, *pids: int) -> None:
         driver.set("ComputeRunningProcesses", ",".join(f"{pid}:1000" for pid in pids))
 
 
-def hangs(driver: FakeDriver, absent: int, pids: Sequence[int], gpus: int = 0) -> None:
+def hangs(driver: FakeDriver, absent: int, pids: Sequence[int], gpus: int | None = None) -> None:
     """Make all GPUs but one wait in a collective, each with a process, or with several if there are fewer `gpus`."""
+    gpus = gpus or len(pids)
     idle = {**dict.fromkeys((1, 2, 3, 5, 7, 10, 11, 12, 13, 60, 61), 0.0), 20: 1.0, 21: 1.0}
     spinning = {**idle, 1: 100.0, 2: 18.0, 3: 5.0}
     with driver.batch():
-        for gpu in range(gpus or len(pids)):
+        for gpu in range(gpus):
             for number, value in (idle if gpu == absent else spinning).items():
                 driver.set(f"Gpm.{number}", value, gpu)
-            of_gpu = pids[gpu :: gpus or len(pids)]
+            of_gpu = pids[gpu::gpus]
             driver.set("ComputeRunningProcesses", ",".join(f"{pid}:1000" for pid in of_gpu), gpu)

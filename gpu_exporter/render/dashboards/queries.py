@@ -14,6 +14,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.boards import Board, page, panel_id
 from gpu_exporter.render.rules.aggregates import Aggregate
+from gpu_exporter.render.rules.rules import SLOW
 
 Recorded = Signal | Over | PeerShare | PeerMedian | Mark | Aggregate
 
@@ -44,8 +45,6 @@ THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 # On a dashboard that shows one node at a time.
 GPU_LEGEND = "GPU {{gpu}}"
-# How often signals are recorded at least: of a shorter window, a rate would have a single value, which is none.
-RECORDED_EVERY = "1m"
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
@@ -156,7 +155,7 @@ def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) 
         " ".join(filter(None, (name, legend(board, what)))),
         unit(what),
         name,
-        RECORDED_EVERY if grown else "",
+        SLOW if grown else "",  # of a shorter window, the rate of a recorded signal would have a single value
     )
 
 

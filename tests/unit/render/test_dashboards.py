@@ -345,6 +345,7 @@ def test_limits_are_drawn_on_one_axis(name: str) -> None:
                 if found.get("custom.axisPlacement") == "right":
                     limited += 1
                     assert found["custom.thresholdsStyle"] == {"mode": "off"}, panel["title"]
+                    assert "custom.axisSoftMax" in found, f"{panel['title']}: the range of the left axis"
     assert limited or name in ("fleet", "cost"), "no panel has limits and two axes"
 
 
