@@ -103,11 +103,11 @@ WAITS_FOR_HOST = OrIfKnown(
 # the size of the message, it uses from 1 to 24 SMs.
 SPINNING = Unless(
     And(
-        BUSY,
-        Compare(SM, "<", SPINNING_SM),
         Compare(Over(s.SM_ACTIVE, Fn.STDDEV, WINDOW), "<", STEADY_SM),
         Compare(DRAM, "<", QUIET_DRAM),
         Compare(TENSOR, "<", IDLE_TENSOR),
+        # The rarest part, which VictoriaMetrics evaluates first, and the others only where it is true somewhere.
+        And(BUSY, Compare(SM, "<", SPINNING_SM)),
     ),
     Or(
         TRAFFIC,

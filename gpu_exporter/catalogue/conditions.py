@@ -55,7 +55,9 @@ READ_ONCE = frozenset(
         "gpu:communicates_sm_active:min_of_ranks1h",
         "gpu:communicates_sm_active:others_mean5m",
         "gpu:exchanges:others_ratio",
+        "gpu:exchanges_gr_active:median5m",
         "gpu:exchanges_nic_traffic:median5m",
+        "gpu:fb_used:max5m",
         "gpu:gr_active:mean1h",
         "gpu:job_data:mean5m",
         "gpu:launches:others_ratio",
@@ -65,9 +67,11 @@ READ_ONCE = frozenset(
         "gpu:pcie_replay_limit:max15m",
         "gpu:pcie_rx:max2h",
         "gpu:pcie_rx_use:max2h",
+        "gpu:power_use:max10m",
         "gpu:sm_active:stddev5m",
         "gpu:stalled:others_ratio",
         "gpu:talks:others_ratio",
+        "gpu:talks_gr_active:median5m",
         "gpu:talks_nvlink:median5m",
     )
 )

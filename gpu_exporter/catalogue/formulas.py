@@ -83,7 +83,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class OfBoard:
-    """The maximum of terms of signals that have no owner, with all labels of the device."""
+    """The maximum of terms of signals that have no owner, with all labels of the device; 0 if none is above 0."""
 
     of: tuple[Over, ...]
 
@@ -135,8 +135,8 @@ def result(of: Formula, window: Window, device: Device) -> float | None:
         case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
             return value(of, window, device)
         case OfBoard():
-            numbers = (value(term, window, device) for term in of.of)
-            return max((number for number in numbers if number is not None), default=None)
+            numbers = [value(term, window, device) for term in of.of]
+            return result(max((number for number in numbers if number is not None), default=0.0), window, device)
         case Arithmetic():
             return _computed(of, window, device)
         case Choice():
@@ -188,7 +188,7 @@ def expression(of: Formula, limits: Limits) -> str:
         case Arithmetic():
             return f"({_side(of.left, limits)} {of.operator} {_side(of.right, limits)})"
         case Choice():
-            chosen = f"({expression(of.then, limits)} and ({promql.condition(of.condition, limits)}))"
+            chosen = _chosen(of, limits)
             rest = f"({expression(of.otherwise, limits)} unless ({promql.condition(of.condition, limits)}))"
             return f"({chosen} or {rest})"
         case Least(float(most), capped):
@@ -207,10 +207,19 @@ def expression(of: Formula, limits: Limits) -> str:
             raise no_case(of)
 
 
+def _chosen(of: Choice, limits: Limits) -> str:
+    """Return `then` where the condition is true. A number needs no series but those of the condition."""
+    condition = promql.condition(of.condition, limits)
+    if isinstance(of.then, float):
+        return f"(({condition}) * 0 + {of.then:.15g})"
+    return f"({expression(of.then, limits)} and ({condition}))"
+
+
 def _of_board(of: OfBoard) -> str:
-    device = ", ".join(DEVICE)
+    device, engine = ", ".join(DEVICE), f"{GR_ACTIVE.record} * 0"
     terms = (f'label_replace({promql.term(term)}, "part", "{part}", "", "")' for part, term in enumerate(of.of))
-    return f"({GR_ACTIVE.record} * 0 + on ({device}) group_left () max by ({device}) ({' or '.join(terms)}))"
+    # The values first: in VictoriaMetrics, the second side costs nothing if the first is empty.
+    return f"((max by ({device}) ({' or '.join(terms)}) > 0) + on ({device}) group_right () {engine} or {engine})"
 
 
 def _side(of: Formula, limits: Limits) -> str:

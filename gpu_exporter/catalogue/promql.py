@@ -111,7 +111,7 @@ def _mean(of: PeerMean) -> str:
     """Return the mean over the other ranks: the sum without this one, by the number without this one."""
     job = ", ".join(JOB)
     mark = f'({of.mark.record}{{workload!=""}} and {term(of.of)})'
-    marked = f'({term(of.of)}{{workload!=""}} * {mark})'
+    marked = f'({term(of.of)}{{workload!=""}} * {of.mark.record})'
     others = f"(sum by ({job}) ({marked}) - on ({job}) group_right () {marked})"
     return f"{others}\n/\n(sum by ({job}) ({mark}) - on ({job}) group_right () {mark} > 0)"
 

@@ -74,7 +74,7 @@ _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
 _COPY_ENGINE = _minus(Least(1.0, mean(s.UTIL)), ENGINE)
 _ONLY_COPIES = And(Compare(c.GR, "<", c.IDLE_ENGINE), c.COPYING)
 _COPIES = Least(Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), 1.0, _LINK), _COPY_ENGINE)
-_THROTTLING = Known(OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE))))
+_THROTTLING = OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE)))
 # Without traffic, a rank waits for its first message, if it has peers at all.
 _WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))
 

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 FIRST_PAGE_SECONDS = 2.0
 # With several nodes, the delay between the starts of two nodes, and so between their collections in each interval.
 START_SECONDS = 0.01
+GARBAGE_OBJECTS = 20_000
 SIGNAL_SECONDS = 1.0
 # How often a thread that waits for the GIL requests it. Python's default is 5 ms: so long would a scrape wait while the
 # live page is computed. With several nodes, the requests of hundreds of threads would slow down the one that holds it.
@@ -137,6 +138,7 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
     if not stop.wait(3 * config.interval):
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GARBAGE_OBJECTS)
         heap.trim()
     # A wait without a timeout would not return for a signal that the kernel delivers to another thread (SIGCONT).
     while not stop.wait(SIGNAL_SECONDS):

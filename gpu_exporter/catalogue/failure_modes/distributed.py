@@ -89,10 +89,11 @@ HANGS = And(
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
 STALLS = Unless(HANGS, LOOP_PAUSES, name="stalls")
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
+# The rarest part of a condition comes last: VictoriaMetrics evaluates it first, and nothing else where it is false.
 STARVED = And(
-    Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP),
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     c.TRAFFIC,
+    Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP),
 )
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
@@ -101,12 +102,12 @@ _LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN
 _AHEAD = Calc(_LONG_SM, "-", PeerMean(_LONG_SM, COMMUNICATES))
 _SPREAD = Calc(PeerMean(_LONG_SM, COMMUNICATES), "-", PeerMin(_LONG_SM, COMMUNICATES))
 SLOWER = And(
-    Compare(_AHEAD, ">=", SLOWER_GAP),
     Compare(Calc(_SPREAD, "/", _AHEAD), "<=", STANDS_OUT),
     Compare(Calc(c.SM, "-", PeerMean(c.SM, COMMUNICATES)), ">=", SLOWER_GAP),
     Compare(_LONG_GR, ">=", c.BUSY_ENGINE),
     COMMUNICATES.condition,
     Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS),
+    Compare(_AHEAD, ">=", SLOWER_GAP),
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
 STARVED_STRAGGLER = Unless(Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH)), LOOP_PAUSES, name="starved_straggler")
@@ -121,6 +122,7 @@ SLOW_STRAGGLER = Unless(
     LOOP_PAUSES,
     name="slow_straggler",
 )
+_NVLINK_SHARE = Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS))
 # A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
 # minutes, because a checkpoint lowers the mean.
 AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
@@ -341,12 +343,13 @@ MODES = (
         "how the model is split.",
         Inject({**profiles.BALANCED, m.NVLINK_TX: 5e9, m.NVLINK_RX: 5e9}, profiles.BALANCED),
         And(
-            Compare(Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS)), "<", UNALIKE),
             TALKS.condition,
             Compare(PeerShare(TALKS), ">=", ALL_RANKS),
             Compare(Calc(c.GR, "-", PeerMedian(c.GR, TALKS)), "<", SAME_ENGINE),
             Compare(Calc(PeerMedian(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
+            Compare(_NVLINK_SHARE, "<", UNALIKE),
         ),
+        shows=_NVLINK_SHARE,
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="This rank moves far less data over NVLink than the other ranks of its job, although all of them "

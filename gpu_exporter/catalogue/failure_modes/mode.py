@@ -8,7 +8,7 @@ from enum import Enum
 
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.condition_walks import signals_of
-from gpu_exporter.catalogue.conditions import And, Compare, Condition, Is, Or, OrIfKnown, Over, Unless, no_case
+from gpu_exporter.catalogue.conditions import And, Calc, Compare, Condition, Is, Or, OrIfKnown, Over, Unless, no_case
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
@@ -126,7 +126,7 @@ class FailureMode:
     lesser: Condition | None = None
     lesser_because: str = ""
     implies: tuple[str, ...] = ()
-    shows: Over | None = None
+    shows: Over | Calc | None = None
     meaning: str = ""
     impact: str = ""
     wrong: str = ""
@@ -162,7 +162,9 @@ class FailureMode:
     @property
     def value(self) -> Over | None:
         """Return the signal that is the value of the alert, or None if the value is something else."""
-        return self.shows or (_first(self.condition) if self.condition and not self.fleet else None)
+        if self.shows:
+            return self.shows if isinstance(self.shows, Over) else None
+        return _first(self.condition) if self.condition and not self.fleet else None
 
     @property
     def needs(self) -> tuple[Signal, ...]:

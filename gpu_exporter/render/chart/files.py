@@ -85,7 +85,7 @@ def bundle() -> str:
         "resources": allocation.RESOURCES,
         "toleratedTaints": list(allocation.TOLERATED_TAINTS),
         "domains": [domain.value for domain in Domain],
-        "countedGroups": list(rules.COUNTED),
+        "countedGroups": list(rules.OWN_INTERVAL),
     }
     return text + yaml.safe_dump(defaults, sort_keys=False)
 

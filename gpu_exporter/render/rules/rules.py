@@ -99,8 +99,13 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks) and term.record):
         yield _record(term.record, promql.term_definition(term))
     yield from (rule for name, rule in definitions.items() if name in of_others)
-    for share in TIME_SHARES.values():
-        yield {**_record(share.record, expression_of(share.of, limits)), "labels": {share.label: share.name}}
+
+
+def _time_shares(limits: Limits) -> list[Rule]:
+    return [
+        {**_record(share.record, expression_of(share.of, limits)), "labels": {share.label: share.name}}
+        for share in TIME_SHARES.values()
+    ]
 
 
 def shared_conditions() -> Mapping[str, Named]:
@@ -153,10 +158,12 @@ def _cost(prices: Limits) -> Iterator[Rule]:
 # For what is read over windows of five minutes or more, and for alerts that wait for ten, a shorter interval has no
 # benefit.
 SLOW, RECORDED_EVERY = "1m", 60.0
+# For means over five minutes that no alert reads.
+SLOWEST = "2m"
 # For alerts that fire at once.
 PROMPT = "10s"
-# The groups whose samples alerts count (`gpu-classes`) or reports add up. They need their own intervals.
-COUNTED = ("gpu-classes", "gpu-accounting", "gpu-fleet", "gpu-reports")
+# The groups that need their own intervals: alerts count samples of `gpu-classes`, and reports add up those of others.
+OWN_INTERVAL = ("gpu-classes", "gpu-time", "gpu-accounting", "gpu-fleet", "gpu-reports")
 
 
 def _recorded(limits: Limits) -> Groups:
@@ -167,6 +174,7 @@ def _recorded(limits: Limits) -> Groups:
         Group(OF_GPU, list(_signals(OF_GPU)), SLOW),
         Group(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         Group("gpu-classes", [*_windows(), *_judged(limits)], SLOW),
+        Group("gpu-time", _time_shares(limits), SLOWEST),
         Group("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
         Group("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
@@ -241,7 +249,7 @@ def groups(limits: Limits, interval: str = "") -> Groups:
 
 def _every(interval: str, of: Groups) -> Groups:
     """Return groups with this interval, but for those that need their own."""
-    return [replace(group, interval=interval) if interval and group.name not in COUNTED else group for group in of]
+    return [replace(group, interval=interval) if interval and group.name not in OWN_INTERVAL else group for group in of]
 
 
 def bundle(limits: Limits) -> str:

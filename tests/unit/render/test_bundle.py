@@ -70,7 +70,7 @@ def test_interval(tmp_path: Path) -> None:
     assert run("--interval", "60s", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
     for path in ("recording", "health", "distributed", "levels/shard", "levels/global", "vmalert/rules"):
         groups = yaml.safe_load((tmp_path / f"b/alerts/{path}.yaml").read_text())["groups"]
-        assert {group.get("interval") for group in groups} <= {"1m", "1h"}, path
+        assert {group.get("interval") for group in groups} <= {"1m", "2m", "1h"}, path
     for value, message in (("3m", "180s is not whole"), ("1s", "1s is not whole"), ("20.5s", "20.5s is not whole")):
         error = run("--interval", value, "--out", tmp_path / "c")
         assert error.exit_code == 2

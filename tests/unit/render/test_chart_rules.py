@@ -136,7 +136,7 @@ def test_settings_of_all_alerts() -> None:
     groups = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"][:-1]
     own = {group["name"]: group.get("interval") for group in committed()}
     for group in groups:  # what is counted or added up needs its own interval
-        expected = own[group["name"]] if group["name"] in rules.COUNTED else "30s"
+        expected = own[group["name"]] if group["name"] in rules.OWN_INTERVAL else "30s"
         assert group["interval"] == expected, group["name"]
 
 

@@ -17,7 +17,7 @@ from tests.unit.render.test_levels import nodes
 
 GROUPS = rules.groups({})
 CHAINED = vmalert.chained(GROUPS)
-SECONDS = {"10s": 10, "30s": 30, "1m": 60, "1h": 3600}
+SECONDS = {"10s": 10, "30s": 30, "1m": 60, "2m": 120, "1h": 3600}
 # An interval of the slow groups.
 EVALUATION = 60
 
