@@ -99,6 +99,8 @@ WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
+# Here and below, the rarest part of a condition comes last, as an `And` of its own: VictoriaMetrics evaluates it first,
+# and nothing else if it is true nowhere.
 # Power does not distinguish it: a waiting rank draws from 0.18 to 0.31 of its limit, by model and protocol. Depending on
 # the size of the message, it uses from 1 to 24 SMs.
 SPINNING = Unless(
@@ -106,7 +108,6 @@ SPINNING = Unless(
         Compare(Over(s.SM_ACTIVE, Fn.STDDEV, WINDOW), "<", STEADY_SM),
         Compare(DRAM, "<", QUIET_DRAM),
         Compare(TENSOR, "<", IDLE_TENSOR),
-        # The rarest part, which VictoriaMetrics evaluates first, and the others only where it is true somewhere.
         And(BUSY, Compare(SM, "<", SPINNING_SM)),
     ),
     Or(
@@ -121,9 +122,8 @@ SPINNING = Unless(
 LAUNCHES = Unless(
     And(
         Compare(GR, ">=", IDLE_ENGINE),
-        Compare(SM, "<", SPINNING_SM),
         Compare(DRAM, "<", LAUNCH_DRAM),
-        Compare(mean(s.PCIE_RX), ">=", LAUNCHING),
+        And(Compare(SM, "<", SPINNING_SM), Compare(mean(s.PCIE_RX), ">=", LAUNCHING)),
     ),
     COPYING,
     name="launches",
@@ -163,7 +163,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     Bottleneck(
         "fake-load",
         Unless(
-            And(BUSY, Compare(SM, "<", EMPTY_SM), Compare(DRAM, "<", QUIET_DRAM)),
+            And(Compare(DRAM, "<", QUIET_DRAM), And(BUSY, Compare(SM, "<", EMPTY_SM))),
             MOVES,
         ),
         "the GPU is 100 % utilised according to nvidia-smi, but the SMs are nearly idle and no data moves",
@@ -201,7 +201,11 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     ),
     Bottleneck(
         "tensor-cores-idle",
-        And(FILLED, Compare(FLOAT, ">=", BUSY_FLOAT), Compare(TENSOR, "<", IDLE_TENSOR), Compare(DRAM, "<", LOW_DRAM)),
+        And(
+            Compare(FLOAT, ">=", BUSY_FLOAT),
+            Compare(DRAM, "<", LOW_DRAM),
+            And(FILLED, Compare(TENSOR, "<", IDLE_TENSOR)),
+        ),
         "the SMs compute, but not on the tensor cores",
         "#ffb357",
         Cause.USEFUL,
@@ -212,10 +216,9 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             And(BUSY, Compare(DRAM, ">=", BUSY_DRAM), Compare(TENSOR, "<", MOSTLY_TENSOR)),
             Unless(
                 And(
-                    FILLED,
                     Compare(DRAM, ">=", SOME_DRAM),
-                    Compare(TENSOR, "<", IDLE_PIPES),
                     Compare(FLOAT, "<", IDLE_PIPES),
+                    And(FILLED, Compare(TENSOR, "<", IDLE_PIPES)),
                 ),
                 Compare(INT, ">=", BUSY_FLOAT),
             ),

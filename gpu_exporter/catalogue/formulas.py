@@ -219,7 +219,8 @@ def _of_board(of: OfBoard) -> str:
     device, engine = ", ".join(DEVICE), f"{GR_ACTIVE.record} * 0"
     terms = (f'label_replace({promql.term(term)}, "part", "{part}", "", "")' for part, term in enumerate(of.of))
     # The values first: in VictoriaMetrics, the second side costs nothing if the first is empty.
-    return f"((max by ({device}) ({' or '.join(terms)}) > 0) + on ({device}) group_right () {engine} or {engine})"
+    most = f"max by ({device}) (({' or '.join(terms)}) > 0)"
+    return f"({most} + on ({device}) group_right () {engine} or {engine})"
 
 
 def _side(of: Formula, limits: Limits) -> str:

@@ -89,11 +89,11 @@ HANGS = And(
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
 STALLS = Unless(HANGS, LOOP_PAUSES, name="stalls")
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
-# The rarest part of a condition comes last: VictoriaMetrics evaluates it first, and nothing else where it is false.
+# The rarest part of a condition comes last, as an `And` of its own: VictoriaMetrics evaluates it first, and nothing else
+# if it is true nowhere.
 STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
-    c.TRAFFIC,
-    Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP),
+    And(c.TRAFFIC, Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP)),
 )
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
@@ -106,8 +106,7 @@ SLOWER = And(
     Compare(Calc(c.SM, "-", PeerMean(c.SM, COMMUNICATES)), ">=", SLOWER_GAP),
     Compare(_LONG_GR, ">=", c.BUSY_ENGINE),
     COMMUNICATES.condition,
-    Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS),
-    Compare(_AHEAD, ">=", SLOWER_GAP),
+    And(Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS), Compare(_AHEAD, ">=", SLOWER_GAP)),
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
 STARVED_STRAGGLER = Unless(Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH)), LOOP_PAUSES, name="starved_straggler")
@@ -343,11 +342,10 @@ MODES = (
         "how the model is split.",
         Inject({**profiles.BALANCED, m.NVLINK_TX: 5e9, m.NVLINK_RX: 5e9}, profiles.BALANCED),
         And(
-            TALKS.condition,
             Compare(PeerShare(TALKS), ">=", ALL_RANKS),
             Compare(Calc(c.GR, "-", PeerMedian(c.GR, TALKS)), "<", SAME_ENGINE),
             Compare(Calc(PeerMedian(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
-            Compare(_NVLINK_SHARE, "<", UNALIKE),
+            And(TALKS.condition, Compare(_NVLINK_SHARE, "<", UNALIKE)),
         ),
         shows=_NVLINK_SHARE,
         scope=Scope.JOB,

@@ -28,7 +28,7 @@ source that exists for a GPU: time integrals of gpu-exporter, classic names (of 
 - The mean of a signal over a window is a series of its own, for example `gpu:sm_active:mean5m`.
 - A signal that is derived from others has a value only if all of them have one.
 - Signals and hardware states are evaluated at the evaluation interval of Prometheus. Signals from histograms, and rules
-  on means over five minutes, are evaluated once a minute.
+  on means over five minutes, are evaluated once a minute; shares of time by cause every two minutes.
 
 """
 
