@@ -296,6 +296,7 @@ def _owners() -> list[object]:
                 *_named((a.WORKLOAD_GR, "engine"), (a.WORKLOAD_SM, "SM")),
             ],
             Columns(("cluster", "namespace", "workload"), gauges=["engine", "SM"], steps={"idle GPUs": FEW}),
+            width=13,
             sort="wasted per hour",
         ),
         lines(
@@ -308,7 +309,7 @@ def _owners() -> list[object]:
             ),
             wasters,
             Style(overrides=hues(wasters)),
-            width=12,
+            width=11,
             link=None,
         ),
     ]

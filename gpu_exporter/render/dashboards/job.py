@@ -26,7 +26,8 @@ from gpu_exporter.render.rules.aggregates import Aggregate
 BOARD = JOB
 BATCH_LIMIT = "recommended limit"
 NO_SERVER = (
-    "no inference server (vLLM, TGI, Triton) in this job. Training: compare Throughput and MFU of several batch sizes"
+    "no inference server (vLLM, TGI, Triton) in this job. "
+    "Training: see *Achieved against what this GPU can do* on GPU / Node"
 )
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
@@ -61,7 +62,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
         BoardRow("How much data moves between the ranks?", _traffic(), True),
         between_scrapes.row(BOARD),
-        BoardRow("Which batch size suits the inference server? (not for training)", _batches(), True),
+        BoardRow("Which batch size suits the inference server? (training: see GPU / Node)", _batches(), True),
     ]
 
 

@@ -72,7 +72,7 @@ WIDTHS = {
 }
 NONE = "-"
 # Bars of one width have one scale: all of them are shares, without decimals, whose texts are equally wide.
-NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 112, 8
+NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 120, 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ UNITS = {value for name, value in vars(units).items() if isinstance(value, str) 
 DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
 # Panels that are usually empty for another reason than that nothing is collected.
 NO_SERVER = (
-    "no inference server (vLLM, TGI, Triton) in this job. Training: compare Throughput and MFU of several batch sizes"
+    "no inference server (vLLM, TGI, Triton) in this job. "
+    "Training: see *Achieved against what this GPU can do* on GPU / Node"
 )
 OTHERWISE_EMPTY = {
     "Output and latency by batch size": NO_SERVER,
