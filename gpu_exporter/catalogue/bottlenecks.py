@@ -135,7 +135,8 @@ IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 class Bottleneck:
     """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames.
 
-    No colour is green: a GPU that throttles can be compute-bound, too. Orange is for GPUs that wait for others.
+    No colour is green: a GPU that throttles can be compute-bound, too. Orange is for GPUs that wait for others, and
+    grey, elsewhere, for what is unknown.
     """
 
     name: str
@@ -150,7 +151,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "idle",
         IDLES,
         "no kernel runs and no data is copied",
-        "#8e8e8e",
+        "#9c755f",
         Cause.HOST,
     ),
     Bottleneck(

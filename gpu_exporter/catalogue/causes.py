@@ -41,7 +41,7 @@ WORDS = {
 }
 # How the shares are drawn: red is a culprit, orange waits for one, green is good.
 COLOURS = {
-    Cause.NO_PROCESS: "#8e8e8e",
+    Cause.NO_PROCESS: "#9c755f",
     Cause.THROTTLED: "#e02f44",
     Cause.PEERS: "#ff9830",
     Cause.COPIES: "#b877d9",

@@ -129,7 +129,7 @@ def table(panels: Contents, title: str) -> Mapping[str, Any]:
 def test_idle_gpus_have_an_owner_and_a_price(prometheus: Prometheus) -> None:
     """On the dashboards Fleet and Cost: the notebook holds eight idle GPUs, the job that trains none."""
     at = prometheus.now()
-    views = [(BOARDS["fleet"], {}), (BOARDS["cost"], {})]
+    views: list[tuple[Mapping[str, Any], Mapping[str, str]]] = [(BOARDS["fleet"], {}), (BOARDS["cost"], {})]
     fleet_board, cost_board = contents(f"http://127.0.0.1:{prometheus.port}", views, at - 60, at)
     for board, title, label, idle, busy in (
         (fleet_board, "Namespaces by waste", "namespace", "research", "nlp"),

@@ -50,6 +50,7 @@ def test_red_is_a_culprit_and_orange_a_victim() -> None:
     assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, RED, GREEN)
     assert [cause for cause in SHARES if COLOURS[cause] == GREEN] == [Cause.USEFUL]
     assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["communicating"]
+    assert GREY not in {*COLOURS.values(), *(bottleneck.colour for bottleneck in BY_NAME.values())}, "grey is unknown"
 
 
 def test_what_does_not_answer_is_red() -> None:
