@@ -35,11 +35,11 @@ LEGENDS = {
 LEGENDS_OF_LEVELS = {"rank:": "{{job_id}} rank {{rank}}", "job:lost:": "{{job_id}} {{activity}}"}
 # What is between a GPU and a network port, as in `nvidia-smi topo -m`, the nearest first.
 DISTANCES = {
-    "PIX": "same PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "same PCIe root",
-    "NODE": "same NUMA node",
-    "SYS": "other NUMA node",
+    "PIX": "one switch",
+    "PXB": "more switches",
+    "PHB": "PCIe root",
+    "NODE": "same NUMA",
+    "SYS": "other NUMA",
 }
 # What the numbers of a signal mean.
 MEANINGS = {
@@ -153,10 +153,10 @@ def _ports(board: Board) -> Any:
     return table(
         "Network ports of each GPU",
         About(
-            "The ports nearest to each GPU, through which it reaches other nodes (its rail); what is between, as in "
-            "`nvidia-smi topo -m`; whether all of its ports are up, and the rate of the slowest as a share of what it "
-            "should be.",
-            "a port of its own for each GPU, at the same PCIe switch, up, at 100 %.",
+            "The ports nearest to each GPU, through which it reaches other nodes (its rail); what is between (PCIe "
+            "switches, the PCIe root, a NUMA node), as in `nvidia-smi topo -m`; whether all of its ports are up, and "
+            "the rate of the slowest as a share of what it should be.",
+            "a port of its own for each GPU, behind PCIe switches only, up, at 100 %.",
             "the panels below show since when; docs/fabric.md explains how ports are assigned to GPUs.",
         ),
         [of_gpu(nic_signals.UP, "link"), of_gpu(nic_signals.RATE_SHARE, "rate")],

@@ -168,7 +168,24 @@ def _teams() -> object:
 
 def _doing() -> list[object]:
     by_cause = Query(f"sum by ({LABEL}) ({q.of(BOARD, a.CLUSTER_TIME)})", f"{{{{{LABEL}}}}}", "short")
-    return [_classes(), time_shares("GPUs by what their time is spent on", by_cause), _activity(), _utilisation()]
+    return [
+        _classes(),
+        time_shares("GPUs by what their time is spent on", by_cause),
+        _activity(),
+        _utilisation(),
+        lines(
+            "Power",
+            About(
+                "Power draw of all GPUs.",
+                "near the planned power.",
+                "a sudden drop of the total is a stall or an outage.",
+            ),
+            [q.query(BOARD, a.CLUSTER_POWER)],
+            Style(Legend.LIST),
+            width=5,
+            link=None,
+        ),
+    ]
 
 
 def _classes() -> object:
@@ -215,7 +232,7 @@ def _utilisation() -> object:
         ),
         queries,
         Style(Legend.LIST, overrides=hues(queries)),
-        width=12,
+        width=8,
         link=None,
     )
 
@@ -262,6 +279,7 @@ def _activity() -> object:
             (a.NODE_POWER, "power"),
         ),
         Columns(("cluster", "node"), gauges=["utilisation", "SM"], steps={"degraded": FEW}),
+        width=11,
         sort="degraded",
     )
 

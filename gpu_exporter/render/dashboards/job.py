@@ -170,7 +170,7 @@ def _ranks() -> object:
             ("rank", "node", "gpu"),
             added=("rank",),
             gauges=["engine", "SM", "power"],
-            words={"state": STATES},
+            words={"state": ((STATES[0][0], "text"), *STATES[1:-1], (STATES[-1][0], RED))},
             answers=[each.name for each in values],
         ),
         sort="state",

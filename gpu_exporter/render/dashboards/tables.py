@@ -18,7 +18,6 @@ from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
     BLUE,
-    DARK_RED,
     ORANGE,
     RED,
     About,
@@ -117,12 +116,13 @@ def table(
     overrides = [
         _numeric(each, gauge=each.name in columns.gauges, optional=each.name in columns.optional) for each in queries
     ]
-    overrides += [_override(name, _texts({str(q.NO_ANSWER): ("lost", DARK_RED)})) for name in columns.answers]
+    overrides += [_override(name, _texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
     for name, states in columns.words.items():
         overrides.append(_override(name, _mapped(states), _coloured_text()))
     for name, of_label in columns.texts.items():
         overrides.append(_override(name, _texts(of_label), _coloured_text()))
-    for name, colours in columns.steps.items():
+    plain = dict.fromkeys(set(columns.answers) - set(columns.gauges), (Step(None, "text"),))
+    for name, colours in {**dict(sorted(plain.items())), **columns.steps}.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(_override(name, thresholds, _coloured_text()))
     return _table(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.render.dashboards import fleet, job, modernise, queries, tables
-from gpu_exporter.render.dashboards.frame import DARK_RED, GREEN, GREY, ORANGE, RED
+from gpu_exporter.render.dashboards.frame import GREEN, GREY, ORANGE, RED
 from tests.support.panels import BOARDS, UNITS, panels
 
 
@@ -62,7 +62,7 @@ def test_what_does_not_answer_is_red() -> None:
             if panel == title and "-1" in found.get("mappings", [{"options": {}}])[0]["options"]
         }
         assert {"engine", "SM", "power"} <= lost.keys()
-        assert {(each["text"], each["color"]) for each in lost.values()} == {("lost", DARK_RED)}
+        assert {(each["text"], each["color"]) for each in lost.values()} == {("lost", RED)}
 
 
 def test_alerts_are_grouped_by_urgency() -> None:
