@@ -30,7 +30,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
-from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
+from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS, SINGLE
 from gpu_exporter.render.rules import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
@@ -157,14 +157,16 @@ class Truth:
 
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
-        if label == "rank":
+        if label == "rank" and "ALERTS" not in text:
             return bool(re.search(r"\brank\b", text)) and bool(self._trained())
         if "ALERTS" in text:
             if label in ("runbook", "urgency", "order"):  # which the query adds
                 return f'"{label}"' in text
             shown = [_matchers(each) for each in _selectors(promql_parser.parse(text)) if each.name == "ALERTS"]
             alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in shown)]
-            if label == "gpu" and "== 1" in text:  # rows of several GPUs do not name one
+            if label == "rank" and "rank" not in text:
+                return False
+            if label in SINGLE and "== 1" in text:  # rows of several GPUs do not name one
                 rows = Counter(tuple(alert.get(name, "") for name in ALERT_COLUMNS) for alert in alerts)
                 return any(
                     alert.get(label) and rows[tuple(alert.get(name, "") for name in ALERT_COLUMNS)] == 1

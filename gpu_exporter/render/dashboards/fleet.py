@@ -31,7 +31,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "Is anything wrong?",
             [
                 *_numbers(),
-                firing(BOARD, modes, list(Domain), 13, height=FIRST_SCREEN, without=["action"]),
+                firing(BOARD, modes, list(Domain), 14, height=FIRST_SCREEN, without=["action"]),
                 _teams(),
                 _nodes(),
             ],
@@ -160,7 +160,7 @@ def _teams() -> object:
             gauges=["of its cost"],
             steps={"idle GPUs": FEW, "idle per hour": [Step(None, "text"), Step(0.01, ORANGE)]},
         ),
-        width=11,
+        width=10,
         sort="wasted per hour",
         height=8,
     )
@@ -257,7 +257,7 @@ def _nodes() -> object:
             ("cluster", "node"),
             steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "throttled": SOME},
         ),
-        width=11,
+        width=10,
         sort=(Severity.CRITICAL.value, "throttled", Severity.WARNING.value),
         height=FIRST_SCREEN - 8,
     )

@@ -46,8 +46,8 @@ LINKED_COLUMNS = {
     },
 }
 TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job"}
-# Labels that are numbers.
-NUMBERS = ("batch", "rank")
+# Labels that are numbers. An empty one would become 0, so each row must have them.
+NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
 HIDDEN = ("runbook", "urgency", "order")
 # What comes first among alerts of one severity: jobs that stand still, ranks that others wait for, then by domain.
@@ -62,12 +62,15 @@ URGENT: Sequence[Callable[[FailureMode], bool]] = (
 # The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
 # is about more than this node.
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
+# What a row of a single GPU names besides.
+SINGLE = ("gpu", "rank")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
-NATURAL = ("batch", "rank", "gpu", "node")
+NATURAL = ("batch", "gpu", "node")
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
     **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
     **{"GPUs": 52, "since": 122, "health": 90, "state": 225, "cause": 250},
+    **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
 }
 NONE = "-"
 # Bars of one width have one scale: all of them are shares, without decimals, whose texts are equally wide.
@@ -165,7 +168,8 @@ def firing(
         "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
-    columns.insert(columns.index("node") + 1, "gpu")
+    after_node = columns.index("node") + 1
+    columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
     shown = [name for name in columns if name not in without]
     # On a dashboard of one GPU there are few.
     groups = [] if "gpu" in board.single else _by_urgency(modes)
@@ -198,9 +202,9 @@ def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -
 
 
 def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
-    """Return the rows of `grouped`; those of a single GPU have its label."""
+    """Return the rows of `grouped`; those of a single GPU have its label, and that of the rank if the alert has one."""
     key = ", ".join(ALERT_COLUMNS)
-    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, "gpu"))
+    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, *SINGLE))
     return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
 
 
