@@ -66,7 +66,6 @@ def _numbers() -> list[object]:
             ),
             Query(f"sum({q.of(BOARD, a.CLUSTER_UNHEALTHY)})", "", "short"),
             [Step(None, GREEN), Step(1, RED)],
-            width=3,
         ),
         _alerts(Severity.CRITICAL, RED, "act now: the table below shows where, and the runbook of each alert."),
         _alerts(Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each alert."),
@@ -116,7 +115,7 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
     """Return the number of rows of a severity in the table; no value, rather than 0, if nothing is collected."""
     found = q.alerts(BOARD, severities=[severity])
     return number(
-        f"Firing alerts: {severity.value}",
+        f"{severity.value.capitalize()} alerts",
         About(
             f"Firing alerts of severity {severity.value}; one about several GPUs of a node counts once.",
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
@@ -124,7 +123,7 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
         ),
         Query(f"count({grouped(found)}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"),
         [Step(None, GREEN), Step(1, colour)],
-        width=3 if severity is Severity.CRITICAL else 4,
+        width=3,
     )
 
 
@@ -148,12 +147,12 @@ def _teams() -> object:
         ),
         [
             q.query(BOARD, a.NAMESPACE_WASTED, "wasted per hour"),
+            Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
+            Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
             Query(
                 f"{q.of(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}", "", "percentunit", "of its cost"
             ),
             Query(gpus, "", "short", "GPUs"),
-            Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
-            Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
         ],
         Columns(
             ("cluster", "namespace"),
@@ -248,9 +247,10 @@ def _nodes() -> object:
             "click the first node, or the one that differs.",
         ),
         [
-            *map(_affected, (Severity.CRITICAL, Severity.WARNING)),
-            q.query(BOARD, a.NODE_UNHEALTHY, "unhealthy"),
+            _affected(Severity.CRITICAL),
             Query(throttled, "", "short", "throttled"),
+            _affected(Severity.WARNING),
+            q.query(BOARD, a.NODE_UNHEALTHY, "unhealthy"),
             q.query(BOARD, a.NODE_TEMP, "hottest"),
         ],
         Columns(
