@@ -44,7 +44,7 @@ DISTANCES = {
 # What the numbers of a signal mean.
 MEANINGS = {
     nic_signals.UP: ("down", "up"),
-    nic_signals.DISTANCE: ("", *(f"{name}: {text}" for name, text in DISTANCES.items())),
+    nic_signals.DISTANCE: ("", *DISTANCES.values()),
 }
 
 
