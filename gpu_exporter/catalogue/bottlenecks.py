@@ -135,7 +135,8 @@ IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 class Bottleneck:
     """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames.
 
-    No colour is green: a GPU that throttles can be compute-bound, too.
+    No colour is green: a GPU that throttles can be compute-bound, too. Orange is for GPUs that wait for others, and
+    grey, elsewhere, for what is unknown.
     """
 
     name: str
@@ -150,7 +151,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "idle",
         IDLES,
         "no kernel runs and no data is copied",
-        "#8e8e8e",
+        "#9c755f",
         Cause.HOST,
     ),
     Bottleneck(
@@ -174,14 +175,14 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "communicating",
         And(BUSY, PARTLY_FILLED, Or(TRAFFIC, SPINNING)),
         "the GPU exchanges data with other GPUs in a collective, or waits for them",
-        "#fade2a",
+        "#ff9830",
         Cause.PEERS,
     ),
     Bottleneck(
         "underfilled",
         And(BUSY, PARTLY_FILLED, Compare(DRAM, "<", BUSY_DRAM)),
         "kernels run without gaps, but each is too small to fill the SMs",
-        "#ff9830",
+        "#fade2a",
         Cause.UNDERFILLED,
     ),
     Bottleneck(
@@ -207,7 +208,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             And(FILLED, Compare(TENSOR, "<", IDLE_TENSOR)),
         ),
         "the SMs compute, but not on the tensor cores",
-        "#ffb357",
+        "#c9b458",
         Cause.USEFUL,
     ),
     Bottleneck(

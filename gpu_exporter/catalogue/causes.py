@@ -39,14 +39,14 @@ WORDS = {
     Cause.FAULT: "a fault of the hardware, or of its monitoring",
     Cause.CAPACITY: "memory or GPUs are short, or held without use",
 }
-# How the shares are drawn.
+# How the shares are drawn: red is a culprit, orange waits for one, green is good.
 COLOURS = {
-    Cause.NO_PROCESS: "#8e8e8e",
+    Cause.NO_PROCESS: "#9c755f",
     Cause.THROTTLED: "#e02f44",
-    Cause.PEERS: "#fade2a",
+    Cause.PEERS: "#ff9830",
     Cause.COPIES: "#b877d9",
     Cause.HOST: "#3274d9",
-    Cause.UNDERFILLED: "#ff9830",
+    Cause.UNDERFILLED: "#fade2a",
     Cause.USEFUL: "#73bf69",
 }
 SHARES = tuple(Cause)[:7]

@@ -157,7 +157,7 @@ def main() -> int:
         server = f"http://127.0.0.1:{prometheus.port}"
         if chosen.pictures:
             wanted = [
-                Shot(address(base, server, board, choice), 1600, str(PICTURES / f"{name}.png"), height)
+                Shot(address(base, server, board, choice), WIDTHS[0], str(PICTURES / f"{name}.png"), height)
                 for name, board, choice, height in DOCUMENTED
             ]
         else:

@@ -25,9 +25,9 @@ from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.exposition.pages import Variant
 from gpu_exporter.exposition.renderer import Renderer, everywhere
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.model.gpu import Gpu, Owner
+from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Gpm, Kind, Metric, MetricSet
-from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.snapshot import GpuSamples, Snapshot
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
@@ -126,7 +126,7 @@ class Node:
             selection.read_rows,
             self._publish,
             settings,
-            context=Context(EventLog(load(None), lambda pci: None), telemetry=_loops(source)),
+            context=Context(EventLog(load(None), lambda pci: None), telemetry=_telemetry(source)),
         )
 
     def connect(self) -> None:
@@ -149,10 +149,31 @@ class Node:
         self.page = self._renderer.render(snapshot).body(Variant(openmetrics=False, gzip=False))
 
 
-def _loops(source: StagedSource) -> Sequence[NodeLoops]:
+class NodePorts:
+    """The network ports of a node: one for each GPU."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, Series] = {}
+
+    def start(self) -> None:
+        """Do nothing: the ports are always there."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
+        """Return the port of each GPU."""
+        for gpu in (each.gpu for each in gpus):
+            labels = (("device", f"mlx5_{gpu.index}"), ("port", "1"), ("distance", "PXB"))
+            self._series.setdefault(gpu.uuid, Series(m.NIC_INFO, gpu, labels))
+        return tuple(Sample(series, 1.0) for series in self._series.values())
+
+
+def _telemetry(source: StagedSource) -> Sequence[NodeLoops | NodePorts]:
     job, rank = placed()[source.node.name]
     loop = LOOPS.get(job.name)
-    return (NodeLoops(job.name, loop, rank * GPUS, source.node.clock),) if loop else ()
+    loops = [NodeLoops(job.name, loop, rank * GPUS, source.node.clock)] if loop else []
+    return (*loops, NodePorts())
 
 
 class Clock:

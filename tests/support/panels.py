@@ -18,7 +18,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks, evaluate, job_signals
+from gpu_exporter.catalogue import bottlenecks, evaluate, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.condition_walks import terms
@@ -30,7 +30,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
-from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS
+from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS, SINGLE
 from gpu_exporter.render.rules import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
@@ -157,12 +157,16 @@ class Truth:
 
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
+        if label == "rank" and "ALERTS" not in text:
+            return bool(re.search(r"\brank\b", text)) and bool(self._trained())
         if "ALERTS" in text:
-            if label in ("runbook", "rank"):  # which the query adds
+            if label in ("runbook", "urgency", "order"):  # which the query adds
                 return f'"{label}"' in text
             shown = [_matchers(each) for each in _selectors(promql_parser.parse(text)) if each.name == "ALERTS"]
             alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in shown)]
-            if label == "gpu" and "== 1" in text:  # rows of several GPUs do not name one
+            if label == "rank" and "rank" not in text:
+                return False
+            if label in SINGLE and "== 1" in text:  # rows of several GPUs do not name one
                 rows = Counter(tuple(alert.get(name, "") for name in ALERT_COLUMNS) for alert in alerts)
                 return any(
                     alert.get(label) and rows[tuple(alert.get(name, "") for name in ALERT_COLUMNS)] == 1
@@ -175,6 +179,8 @@ class Truth:
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
         if label == "job_id":
             return bool(self._trained())
+        if label in ("device", "port", "distance"):
+            return m.NIC_INFO.name in text
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
 
     def _trained(self) -> Devices:
@@ -210,6 +216,8 @@ class Truth:
                 each.record in str(node.lhs) for each in serving.SERVING
             ):
                 return bool(self._of(node.lhs)) and self._has_server()
+            case "BinaryExpr" if str(node.op) == "==" and s.UP.record in str(node.lhs):  # GPUs that do not answer
+                return self._where(lambda part: [value for _, value in self.seen.points(part, s.UP)][-1:] == [0.0])
             case "BinaryExpr":
                 return self._binary(str(node.op), self._of(node.lhs), self._of(node.rhs))
         raise AssertionError(f"{type(node).__name__} is new in a dashboard: teach this test what it finds")
@@ -219,6 +227,8 @@ class Truth:
             return left
         if operator not in (*SET_OPERATORS, *"+-*/%^"):
             raise AssertionError(f"a dashboard compares with {operator}: its result is not known")
+        if operator == "unless":
+            return left - right if isinstance(left, frozenset) and isinstance(right, frozenset) else left
         if isinstance(left, frozenset) and isinstance(right, frozenset):
             return (
                 left | right if operator == "or" else left & right if operator != "and" else self._same_gpu(left, right)
@@ -259,6 +269,8 @@ class Truth:
             )
         if name in LOOPS:
             return bool(self._trained())
+        if name == m.NIC_INFO.name:
+            return self._where(lambda part: self._known(nic_signals.UP, part))
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))
         if name == RECORD:

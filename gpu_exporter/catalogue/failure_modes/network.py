@@ -178,7 +178,8 @@ MODES = (
         ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        meaning="All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
+        meaning="A rail is the network port, with its switch, through which the GPUs in the same place of all nodes "
+        "communicate. All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
         "half of their traffic, although its GPU is as busy as theirs.",
         impact="Its traffic probably takes the port of another GPU, which then carries twice as much. All ranks wait for that "
         "port.",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS
+from gpu_exporter.catalogue.causes import COLOURS, SHARES
+from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import loops
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import ORANGE, About, BoardRow, Step
-from gpu_exporter.render.dashboards.graphs import Style, hues, lines, time_shares
+from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.graphs import CAUSES, Style, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import number, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, table
@@ -21,6 +23,13 @@ from gpu_exporter.render.rules import aggregates as a
 BOARD = COST
 _PRICES = "Prices are set when the recording rules are rendered."
 _PRICE = f"sum({q.of(BOARD, a.GPU_COST)}) / sum({q.of(BOARD, a.GPUS)})"
+_TEXTS = {cause.value: (CAUSES[cause], COLOURS[cause]) for cause in SHARES}
+# In place of a cause: in a job that hangs, all time is waiting, also that of the rank that the others wait for.
+MISSING, HANGING = "missing", "hanging"
+_IN_HANGING_JOB = {
+    MISSING: ("job hangs, waiting for this rank", RED),
+    HANGING: ("job hangs, this rank waits", ORANGE),
+}
 # Longer lists belong into a report.
 WORST = 20
 
@@ -84,11 +93,15 @@ def _time() -> list[object]:
                 "most of them useful.",
                 "the largest loss is worth the most work: docs/diagnose.md explains the causes.",
             ),
-            [Query(hours, "", "none", "GPU hours"), Query(f"({hours}) * scalar({_PRICE})", "", "currencyUSD", "cost")],
+            [
+                Query(hours, "", "none", "GPU hours"),
+                Query(f"({hours}) / scalar(sum({hours}))", "", "percentunit", "share"),
+                Query(f"({hours}) * scalar({_PRICE})", "", "currencyUSD", "cost"),
+            ],
             Columns(
                 (LABEL,),
-                gauges=["GPU hours"],
-                texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
+                gauges=["share"],
+                texts={LABEL: _TEXTS},
             ),
             width=8,
             height=9,
@@ -98,32 +111,31 @@ def _time() -> list[object]:
 
 
 def _workloads() -> object:
-    idle = f"count by (cluster, namespace, workload) ({q.having(q.alerts(BOARD, [Domain.COST]), 'UUID')})"
+    idle = f"sum by (cluster, namespace, workload) ({q.idle(BOARD)})"
+    cost, gpus = q.of(BOARD, a.GPU_COST), q.of(BOARD, a.GPUS)
+    on = "on (cluster, namespace, workload)"
     return table(
         "Workloads by waste",
         About(
-            "Cost per hour by workload, and how many of its GPUs are idle, or only look busy, according to alerts. "
-            "Unallocated GPUs have no owner.",
+            "What each workload wastes per hour, also as a share of its cost; how many of its GPUs are idle, or only "
+            "look busy, according to alerts, and what these cost. Unallocated GPUs have no owner.",
             "little is wasted.",
             "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
         ),
         [
-            *(
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (a.WASTED_COST, "wasted per hour"),
-                    (a.GPU_COST, "cost per hour"),
-                    (a.GPUS, "GPUs"),
-                )
-            ),
-            Query(f"{idle} or 0 * {q.of(BOARD, a.GPUS)}", "", "short", "idle GPUs"),
+            q.query(BOARD, a.WASTED_COST, "wasted per hour"),
+            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", "of its cost"),
+            q.query(BOARD, a.GPU_COST, "cost per hour"),
+            q.query(BOARD, a.GPUS, "GPUs"),
+            Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
+            Query(f"{idle} * {on} {cost} / {on} {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
         ],
         Columns(
             ("cluster", "namespace", "workload"),
-            gauges=["wasted per hour"],
-            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
+            gauges=["of its cost"],
+            steps={name: [Step(None, "text"), Step(0.01, ORANGE)] for name in ("idle GPUs", "idle per hour")},
         ),
-        width=13,
+        width=14,
         sort="wasted per hour",
         height=10,
     )
@@ -134,14 +146,14 @@ def _wasted_spend() -> object:
     return lines(
         "Wasted spend",
         About(
-            f"Cost of idle time and fake load per hour: the {q.RANKS} workloads that waste most at the end of the "
-            "time range, and the sum of the others.",
+            f"Cost of wasted GPU time per hour: the {q.RANKS} workloads that waste most at the end of the time range, "
+            "and the sum of the others.",
             "low and falling.",
             "set an idle timeout, or use smaller or shared GPUs.",
         ),
         wasters,
         Style(overrides=hues(wasters)),
-        width=11,
+        width=10,
         link=None,
         height=10,
     )
@@ -153,7 +165,8 @@ def _wasted_gpus() -> object:
     return table(
         "Wasted GPUs",
         About(
-            f"The {WORST} GPUs with the largest share of wasted time, their owner, and what the waste costs.",
+            f"The {WORST} GPUs with the largest share of wasted time, their owner, and what the waste costs. If a job "
+            "hangs, all time of all of its GPUs is wasted.",
             "small shares.",
             "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),
@@ -163,10 +176,10 @@ def _wasted_gpus() -> object:
             Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
         ],
         Columns(
-            ("node", "gpu", "workload"),
+            ("node", "gpu", "workload", LABEL),
             added=(LABEL,),
-            gauges=["wasted"],
-            texts={LABEL: {cause.value: (WORDS[cause], COLOURS[cause]) for cause in SHARES}},
+            gauges=["wasted", "by this cause"],
+            texts={LABEL: _TEXTS | _IN_HANGING_JOB},
         ),
         width=24,
         sort="wasted per hour",
@@ -177,9 +190,15 @@ def _wasted_gpus() -> object:
 def _worst_cause(of: str) -> str:
     """Return the largest loss of each of these GPUs, with its cause as a label."""
     lost = "|".join(cause.value for cause in SHARES if cause.is_loss)
-    shares = f'{RECORD}{{{LABEL}=~"{lost}"}} and on (cluster, UUID, GPU_I_ID) {of}'
-    labels = f"node, gpu, namespace, workload, {LABEL}"
-    return f"max by ({labels}) (topk by (cluster, UUID, GPU_I_ID) (1, {shares}))"
+    device, labels = ", ".join(DEVICE), f"node, gpu, namespace, workload, {LABEL}"
+    largest = f'topk by ({device}) (1, {RECORD}{{{LABEL}=~"{lost}"}} and on ({device}) {of})'
+    hangs = q.holds(BOARD, d.HANGS)
+    spins = f"({q.of(BOARD, d.SPINS)} and on ({device}) ({hangs} and on ({device}) {of}))"
+    states = (
+        f'label_replace(0 * ({spins} == {place}) + 1, "{LABEL}", "{state}", "", "")'
+        for place, state in enumerate(_IN_HANGING_JOB)
+    )
+    return f"max by ({labels}) ({' or '.join(states)} or ({largest} unless on ({device}) {hangs}))"
 
 
 def _devices() -> list[object]:

@@ -1,4 +1,4 @@
-"""One panel per failure mode: the signals of its condition."""
+"""One panel per failure mode: the signals of its condition; and the network ports that some of them are about."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import nic_signals
 from gpu_exporter.catalogue.condition_walks import comparisons
 from gpu_exporter.catalogue.conditions import Fn, Limit, Over
@@ -15,9 +16,10 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import Board, runbook
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import ABSENT, TO_GPU, About, BoardRow
+from gpu_exporter.render.dashboards.frame import ABSENT, GREEN, ORANGE, RED, TO_GPU, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import NAMES, WIDE_NAMES, Style, lines
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.prose import title
 
 # The series of an XID begins with its first occurrence, that of an alert when it fires.
@@ -31,10 +33,18 @@ LEGENDS = {
     "training loop": "{{job_id}}",
 }
 LEGENDS_OF_LEVELS = {"rank:": "{{job_id}} rank {{rank}}", "job:lost:": "{{job_id}} {{activity}}"}
+# What is between a GPU and a network port, as in `nvidia-smi topo -m`, the nearest first.
+DISTANCES = {
+    "PIX": "one switch",
+    "PXB": "more switches",
+    "PHB": "PCIe root",
+    "NODE": "same NUMA",
+    "SYS": "other NUMA",
+}
 # What the numbers of a signal mean.
 MEANINGS = {
     nic_signals.UP: ("down", "up"),
-    nic_signals.DISTANCE: ("", "PIX", "PXB", "PHB", "NODE", "SYS"),
+    nic_signals.DISTANCE: ("", *DISTANCES.values()),
 }
 
 
@@ -115,12 +125,46 @@ def _limits(mode: FailureMode, unit: str) -> Sequence[float]:
 
 
 def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return one collapsed row per domain of the dashboard, with a panel for each of its modes."""
+    """Return one collapsed row per domain of the dashboard, with a panel for each of its modes.
+
+    The row about the network begins with the names of the ports.
+    """
     return [
         BoardRow(
             f"Signals behind the alerts: {domain.value}",
-            [evidence(board, mode) for mode in modes if mode.domain is domain],
+            [
+                *([_ports(board)] if domain is Domain.NETWORK else []),
+                *(evidence(board, mode) for mode in modes if mode.domain is domain),
+            ],
             True,
         )
         for domain in board.shows
     ]
+
+
+def _ports(board: Board) -> Any:
+    """Return a table of the network ports of each GPU: the signals have no names of ports."""
+
+    def of_gpu(signal: Signal, name: str) -> Query:
+        state = f"max by (cluster, UUID, node, gpu) ({q.of(board, signal)})"
+        return Query(f"{m.NIC_INFO} * on (cluster, UUID) group_left (node, gpu) {state}", "", q.unit(signal), name)
+
+    distances = {name: (f"{name}: {text}", ORANGE if name == "SYS" else "text") for name, text in DISTANCES.items()}
+    return table(
+        "Network ports of each GPU",
+        About(
+            "The ports nearest to each GPU, through which it reaches other nodes (its rail); what is between (PCIe "
+            "switches, the PCIe root, a NUMA node), as in `nvidia-smi topo -m`; whether all of its ports are up, and "
+            "the rate of the slowest as a share of what it should be.",
+            "a port of its own for each GPU, behind PCIe switches only, up, at 100 %.",
+            "the panels below show since when; docs/fabric.md explains how ports are assigned to GPUs.",
+        ),
+        [of_gpu(nic_signals.UP, "link"), of_gpu(nic_signals.RATE_SHARE, "rate")],
+        Columns(
+            ("node", "gpu", "device", "port", "distance"),
+            gauges=["rate"],
+            words={"link": (("down", RED), ("up", GREEN))},
+            texts={"distance": distances},
+        ),
+        width=24,
+    )

@@ -1,39 +1,44 @@
-"""The Fleet dashboard. It reads aggregates, alerts and owners, so that it scales with the number of GPUs."""
+"""The Fleet dashboard. It reads aggregates, alerts, owners and shares, so that it scales with the number of GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
+from gpu_exporter.render.dashboards import capacity, remediation
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards import remediation
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import number, pair
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, grouped, table
 from gpu_exporter.render.rules import aggregates as a
-from gpu_exporter.render.rules import allocation as al
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
-LONG = "pending for 30 min"
 SOME, FEW = ([Step(None, "text"), Step(1, colour)] for colour in (RED, ORANGE))
+# Rows of the grid up to the end of the first screen, below the numbers.
+FIRST_SCREEN = 17
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows from general to specific: totals, alerts, owners, nodes, activity, capacity."""
     return [
         BoardRow(
-            "Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, height=13), _teams(), _nodes()]
+            "Is anything wrong?",
+            [
+                *_numbers(),
+                firing(BOARD, modes, list(Domain), 14, height=FIRST_SCREEN, without=["action"]),
+                _teams(),
+                _nodes(),
+            ],
         ),
         BoardRow("What are the GPUs doing?", _doing()),
         BoardRow("Which workloads waste GPU time?", _owners()),
-        BoardRow("Are GPUs free? (needs kube-state-metrics)", _room(), True),
+        BoardRow("Are GPUs free? (needs kube-state-metrics)", capacity.panels(), True),
         remediation.row(),
     ]
 
@@ -50,6 +55,7 @@ def _numbers() -> list[object]:
             ),
             Query(f"sum({q.of(BOARD, a.CLUSTER_UP)})", "reachable", "short"),
             Query(f"sum({gpus})", "monitored", "short"),
+            width=4,
         ),
         number(
             "Unhealthy GPUs",
@@ -63,23 +69,44 @@ def _numbers() -> list[object]:
         ),
         _alerts(Severity.CRITICAL, RED, "act now: the table below shows where, and the runbook of each alert."),
         _alerts(Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each alert."),
-        number(
-            "Power",
-            About(
-                "Power draw of all GPUs.",
-                "near the planned power.",
-                "a sudden drop of the total is a stall or an outage.",
-            ),
-            Query(f"sum({q.of(BOARD, a.CLUSTER_POWER)})", "", "watt"),
-        ),
+        *_misused(),
         number(
             "Wasted per hour",
             About(
-                "Cost per hour of idle GPU time and fake load.",
+                "Cost per hour of GPU time in which GPUs are idle, wait for others, are throttled or only look busy.",
                 "a small share of the cost of all GPUs.",
-                "the table of namespaces below shows who wastes it.",
+                "the table of namespaces shows who wastes it.",
             ),
             Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
+        ),
+    ]
+
+
+def _misused() -> list[object]:
+    """Return the numbers of GPUs that are slower than they could be, or not used."""
+    none = f"or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})"
+    return [
+        number(
+            "Throttled GPUs",
+            About(
+                "GPUs whose clocks heat or the power supply lowers, according to alerts.",
+                "0.",
+                "the table of nodes shows where.",
+            ),
+            Query(f"{_throttled()} {none}", "", "short"),
+            [Step(None, GREEN), Step(1, RED)],
+            width=3,
+        ),
+        number(
+            "Idle GPUs",
+            About(
+                "GPUs that someone holds but does not use, according to alerts: idle for two hours, or fake load.",
+                "0.",
+                "the table of namespaces shows who holds them, and what they cost.",
+            ),
+            Query(f"sum({q.idle(BOARD)}) {none}", "", "short"),
+            [Step(None, GREEN), Step(1, ORANGE)],
+            width=3,
         ),
     ]
 
@@ -88,7 +115,7 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
     """Return the number of rows of a severity in the table; no value, rather than 0, if nothing is collected."""
     found = q.alerts(BOARD, severities=[severity])
     return number(
-        f"Firing alerts: {severity.value}",
+        f"{severity.value.capitalize()} alerts",
         About(
             f"Firing alerts of severity {severity.value}; one about several GPUs of a node counts once.",
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
@@ -96,50 +123,91 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
         ),
         Query(f"count({grouped(found)}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"),
         [Step(None, GREEN), Step(1, colour)],
+        width=3,
     )
 
 
+def _throttled(*by: str) -> str:
+    """Return the number of GPUs about which there is an alert that they are throttled."""
+    return f"count by ({', '.join(by)}) (count by (cluster, node, UUID) ({q.throttling(BOARD)}))"
+
+
 def _teams() -> object:
-    of_namespace = "sum by (cluster, namespace) ({})"
+    cost, gpus, idle = (
+        f"sum by (cluster, namespace) ({each})"
+        for each in (q.of(BOARD, a.GPU_COST), q.of(BOARD, a.GPUS), q.idle(BOARD))
+    )
     return table(
         "Namespaces by waste",
         About(
-            "GPUs of each namespace, and the cost per hour of its idle GPU time and fake load. "
-            "Unallocated GPUs have no namespace.",
-            "the waste is a small share of the cost.",
+            "What each namespace wastes per hour, also as a share of the cost of its GPUs; how many GPUs it holds but "
+            "does not use, according to alerts, and what these cost. Unallocated GPUs have no namespace.",
+            "small shares, and no idle GPUs.",
             "click the namespace: the Cost dashboard shows which workloads and GPUs.",
         ),
         [
             q.query(BOARD, a.NAMESPACE_WASTED, "wasted per hour"),
-            Query(of_namespace.format(q.of(BOARD, a.GPU_COST)), "", "currencyUSD", "cost per hour"),
-            Query(of_namespace.format(q.of(BOARD, a.GPUS)), "", "short", "GPUs"),
+            Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
+            Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
+            Query(
+                f"{q.of(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}", "", "percentunit", "of its cost"
+            ),
+            Query(gpus, "", "short", "GPUs"),
         ],
-        Columns(("cluster", "namespace"), gauges=["wasted per hour"]),
-        width=9,
+        Columns(
+            ("cluster", "namespace"),
+            gauges=["of its cost"],
+            steps={"idle GPUs": FEW, "idle per hour": [Step(None, "text"), Step(0.01, ORANGE)]},
+        ),
+        width=10,
         sort="wasted per hour",
-        height=10,
+        height=8,
     )
 
 
 def _doing() -> list[object]:
     by_cause = Query(f"sum by ({LABEL}) ({q.of(BOARD, a.CLUSTER_TIME)})", f"{{{{{LABEL}}}}}", "short")
-    return [_classes(), time_shares("GPUs by what their time is spent on", by_cause), _utilisation()]
+    return [
+        _classes(),
+        time_shares("GPUs by what their time is spent on", by_cause),
+        _activity(),
+        _utilisation(),
+        lines(
+            "Power",
+            About(
+                "Power draw of all GPUs.",
+                "near the planned power.",
+                "a sudden drop of the total is a stall or an outage.",
+            ),
+            [q.query(BOARD, a.CLUSTER_POWER)],
+            Style(Legend.LIST),
+            width=5,
+            link=None,
+        ),
+    ]
 
 
 def _classes() -> object:
+    none = f"or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})"
     by_class = f"sum by (class) ({q.of(BOARD, a.CLASSES)})"
+    line = {"custom.stacking": {"mode": "none"}, "custom.fillOpacity": 0, "custom.lineWidth": 3}
+    above = [{"id": name, "value": value} for name, value in line.items()]
     return lines(
-        "GPUs by bottleneck",
+        "GPUs by bottleneck, and those that are throttled",
         About(
-            "Number of GPUs in each bottleneck class.",
-            "most are compute-bound and communicate at times.",
+            "Number of GPUs in each bottleneck class, stacked. A throttled GPU has a class, too: the red line is their "
+            "number, according to alerts.",
+            "most are compute-bound and communicate at times; none is throttled.",
             "open a node with many GPUs in another class to see what limits them.",
         ),
-        [Query(by_class, "{{class}}", "short")],
+        [Query(by_class, "{{class}}", "short"), Query(f"{_throttled()} {none}", "throttled", "short")],
         Style(
             Legend.LIST,
             stacked=True,
-            overrides=coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS}),
+            overrides=[
+                *coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS} | {"throttled": RED}),
+                {"matcher": {"id": "byFrameRefID", "options": "B"}, "properties": above},
+            ],
         ),
         width=12,
         link=None,
@@ -163,39 +231,56 @@ def _utilisation() -> object:
         ),
         queries,
         Style(Legend.LIST, overrides=hues(queries)),
-        width=24,
+        width=8,
         link=None,
     )
 
 
 def _nodes() -> object:
+    throttled = f"{_throttled('cluster', 'node')} or 0 * {q.of(BOARD, a.NODE_GPUS)}"
     return table(
         "Nodes",
         About(
-            "Critical and warning alerts, unhealthy and degraded GPUs, mean activity and "
-            "highest temperature by node. Missing columns were not collected.",
-            "no alert and no unhealthy GPU; nodes of one job have similar values.",
+            "Critical and warning alerts, unhealthy and throttled GPUs, and the highest temperature by node. Missing "
+            "columns were not collected.",
+            "no alert, no unhealthy and no throttled GPU.",
             "click the first node, or the one that differs.",
         ),
         [
-            *map(_affected, (Severity.CRITICAL, Severity.WARNING)),
-            *_named(
-                (a.NODE_UNHEALTHY, "unhealthy"),
-                (a.NODE_DEGRADED, "degraded"),
-                (a.NODE_GPUS, "GPUs"),
-                (a.NODE_UTIL, "utilisation"),
-                (a.NODE_SM, "SM"),
-                (a.NODE_TEMP, "hottest"),
-            ),
+            _affected(Severity.CRITICAL),
+            Query(throttled, "", "short", "throttled"),
+            _affected(Severity.WARNING),
+            q.query(BOARD, a.NODE_UNHEALTHY, "unhealthy"),
+            q.query(BOARD, a.NODE_TEMP, "hottest"),
         ],
         Columns(
             ("cluster", "node"),
-            gauges=["utilisation", "SM"],
-            steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "degraded": FEW},
+            steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "throttled": SOME},
         ),
-        width=15,
-        sort=(Severity.CRITICAL.value, Severity.WARNING.value),
-        height=10,
+        width=10,
+        sort=(Severity.CRITICAL.value, "throttled", Severity.WARNING.value),
+        height=FIRST_SCREEN - 8,
+    )
+
+
+def _activity() -> object:
+    return table(
+        "Activity by node",
+        About(
+            "GPUs of each node, how many of them are degraded, their mean activity and power.",
+            "nodes of one job have similar values.",
+            "click the node that differs.",
+        ),
+        _named(
+            (a.NODE_GPUS, "GPUs"),
+            (a.NODE_DEGRADED, "degraded"),
+            (a.NODE_UTIL, "utilisation"),
+            (a.NODE_SM, "SM"),
+            (a.NODE_POWER, "power"),
+        ),
+        Columns(("cluster", "node"), gauges=["utilisation", "SM"], steps={"degraded": FEW}),
+        width=11,
+        sort="degraded",
     )
 
 
@@ -213,84 +298,36 @@ def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
 
 def _owners() -> list[object]:
     wasters = q.ranked(BOARD, a.NAMESPACE_WASTED)
+    idle = f"sum by (cluster, namespace, workload) ({q.idle(BOARD)}) or 0 * {q.of(BOARD, a.GPUS)}"
     return [
         table(
             "Workloads",
             About(
-                "Workloads with GPUs, their cost and their wasted spend. Unallocated GPUs have no owner.",
+                "Workloads with GPUs, their cost and their wasted spend, and their idle GPUs according to alerts. "
+                "Unallocated GPUs have no owner.",
                 "wasted spend is a small share of the cost.",
                 "click the workload to see why its ranks wait.",
             ),
-            _named(
-                (a.WASTED_COST, "wasted per hour"),
-                (a.GPU_COST, "cost per hour"),
-                (a.GPUS, "GPUs"),
-                (a.WORKLOAD_GR, "engine"),
-                (a.WORKLOAD_SM, "SM"),
-            ),
-            Columns(("cluster", "namespace", "workload"), gauges=["wasted per hour", "engine", "SM"]),
+            [
+                *_named((a.WASTED_COST, "wasted per hour"), (a.GPU_COST, "cost per hour"), (a.GPUS, "GPUs")),
+                Query(idle, "", "short", "idle GPUs"),
+                *_named((a.WORKLOAD_GR, "engine"), (a.WORKLOAD_SM, "SM")),
+            ],
+            Columns(("cluster", "namespace", "workload"), gauges=["engine", "SM"], steps={"idle GPUs": FEW}),
+            width=13,
             sort="wasted per hour",
         ),
         lines(
             "Wasted spend by namespace",
             About(
-                f"Cost of idle time and fake load per hour: the {q.RANKS} namespaces that waste most at the end of the "
-                "time range, and the sum of the others.",
+                f"Cost of wasted GPU time per hour: the {q.RANKS} namespaces that waste most at the end of the time "
+                "range, and the sum of the others.",
                 "low and falling.",
                 "the Cost dashboard shows which workloads and GPUs waste it.",
             ),
             wasters,
             Style(overrides=hues(wasters)),
-            width=12,
+            width=11,
             link=None,
-        ),
-    ]
-
-
-def _room() -> list[object]:
-    """Return the panels on what Kubernetes has allocated, from kube-state-metrics."""
-    capacity = _named(
-        (al.CLUSTER_ALLOCATED, "allocated"),
-        (al.CLUSTER_FREE, "free"),
-        (al.CLUSTER_PENDING, "pending"),
-        (al.CLUSTER_STARVED, LONG),
-    )
-    pending, long = _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, LONG))
-    return [
-        lines(
-            "GPUs allocated, free and requested",
-            About(
-                "GPUs allocated to pods, free GPUs, and GPUs requested by pending pods, by resource name; "
-                "some of them for half an hour or longer. From kube-state-metrics.",
-                "no pending GPUs while GPUs are free.",
-                "pending and free at once: see GpuAllocationFragmented, or pods that are restricted to certain nodes.",
-            ),
-            capacity,
-            Style(Legend.LIST, overrides=hues(capacity)),
-            width=24,
-            link=None,
-        ),
-        table(
-            "Node pools",
-            About(
-                "All, allocated and free GPUs by node pool. GPUs neither allocated nor free are on nodes that "
-                "are cordoned or not ready.",
-                "few free GPUs and no pending pods.",
-                "the node table above shows which nodes; docs/signals.md explains how pools are identified.",
-            ),
-            _named((al.POOL_ALLOCATABLE, "GPUs"), (al.POOL_ALLOCATED, "allocated"), (al.POOL_FREE, "free")),
-            Columns(("cluster", "pool", "resource")),
-            sort="free",
-        ),
-        table(
-            "Who waits for GPUs",
-            About(
-                "GPUs requested by pending pods, and those of them that were requested half an hour ago or earlier.",
-                "none, or only for a short time.",
-                "`kubectl describe pod` shows why the scheduler finds no node.",
-            ),
-            [pending, replace(long, expr=f"{long.expr} or 0 * {pending.expr}")],
-            Columns(("cluster", "namespace", "resource")),
-            sort="pending",
         ),
     ]

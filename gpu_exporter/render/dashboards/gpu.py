@@ -88,8 +88,9 @@ def _numbers() -> list[object]:
         verdict(BOARD),
         _class(),
         *(
-            number(title, about, Query(f"{of}({q.of(BOARD, each)})", "", q.unit(each)))
+            number(title, about, Query(f"{of}({q.of(BOARD, each)}){lost}", "", q.unit(each)))
             for title, about, each, of in shown
+            for lost in ["" if each is s.READ_AGE else f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"]
         ),
     ]
 

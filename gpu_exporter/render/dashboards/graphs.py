@@ -10,7 +10,7 @@ from typing import Any
 
 from grafanalib import core
 
-from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS
+from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS, Cause
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
     BLUE,
@@ -37,6 +37,14 @@ GPU_COLOURS = (BLUE, PURPLE, TEAL, GREY, "#8ab8ff", "#deb6f2", "#b3b9c5", "#d8d9
 BY_VALUE = {"mode": "continuous-BlPu"}
 
 
+# The causes of `WORDS` as dashboards name them: a GPU that waits for its host without end is idle, and in a job that
+# hangs all time is waiting, also that of the rank that the others wait for.
+CAUSES = {
+    **WORDS,
+    Cause.NO_PROCESS: "idle: no process",
+    Cause.HOST: "idle: waiting for the host",
+    Cause.PEERS: "waiting for other ranks, or job hangs",
+}
 # The widths of legends that are tables, in pixels: for names of GPUs, and for names of GPUs with those of signals.
 NAMES, WIDE_NAMES = 220, 300
 
@@ -227,10 +235,10 @@ def coloured(colours: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def time_shares(title: str, query: Query, *, width: int = 12, height: int = 8) -> Any:
     """Return where GPU time goes, stacked by cause; `query` has one series for each cause."""
-    meanings = "\n".join(f"- {cause.value}: {WORDS[cause]}" for cause in SHARES)
+    meanings = "\n".join(f"- {cause.value}: {CAUSES[cause]}" for cause in SHARES)
     colours = coloured({cause.value: COLOURS[cause] for cause in SHARES})
     overrides = [
-        {**override, "properties": [*override["properties"], {"id": "displayName", "value": WORDS[cause]}]}
+        {**override, "properties": [*override["properties"], {"id": "displayName", "value": CAUSES[cause]}]}
         for cause, override in zip(SHARES, colours, strict=True)
     ]
     return lines(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
@@ -14,18 +14,32 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, host, loops
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREY, RED, YELLOW, About, BoardRow
+from gpu_exporter.render.dashboards.frame import BLUE, DARK_RED, ORANGE, RED, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import class_timeline, states, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.rules import serving
+from gpu_exporter.render.rules import training_jobs as t
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = JOB
-LATENCY_LIMIT = "latency takes over"
-NO_SERVER = "no inference server (vLLM, TGI, Triton) in this job"
-STATES = (("not waiting", GREY), ("waiting", YELLOW), ("waited for", RED))
+BATCH_LIMIT = "recommended limit"
+NO_SERVER = (
+    "no inference server (vLLM, TGI, Triton) in this job. "
+    "Training: see *Achieved against what this GPU can do* on GPU / Node"
+)
+# The states of a rank: the higher, the more it is to blame.
+WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
+STATES = (
+    ("does not wait", BLUE),
+    ("waits", ORANGE),
+    ("waits: the job hangs", ORANGE),
+    ("waited for: its host is slow", RED),
+    ("waited for: computes longer", RED),
+    ("waited for: not in collective", RED),
+    ("does not answer", DARK_RED),
+)
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -38,7 +52,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
                 firing(BOARD, modes, [Domain.DISTRIBUTED], 20, joined=[Domain.HEALTH], height=6),
                 _ranks(),
                 _states(),
-                class_timeline(BOARD, 12),
+                class_timeline(BOARD, 12, culprits=" or ".join(_culprits().values())),
                 _time(),
             ],
         ),
@@ -48,7 +62,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
         BoardRow("How much data moves between the ranks?", _traffic(), True),
         between_scrapes.row(BOARD),
-        BoardRow("Which batch size suits the inference server?", _batches(), True),
+        BoardRow("Which batch size suits the inference server? (training: see GPU / Node)", _batches(), True),
     ]
 
 
@@ -63,31 +77,34 @@ def _batches() -> list[object]:
     def now(aggregate: Aggregate, name: str) -> Query:
         return Query(f"{q.of(BOARD, aggregate)} {of_job}", f"{{{{pod}}}} {name}", q.unit(aggregate), name)
 
-    sizes = [now(serving.BATCH, "batch size"), now(serving.KNEE, LATENCY_LIMIT)]
+    sizes = [now(serving.BATCH, "batch size"), now(serving.KNEE, BATCH_LIMIT)]
     return [
         table(
             "Output and latency by batch size",
             About(
-                "Output of vLLM or TGI in tokens per second, of Triton in inferences per second, and the latency of "
-                "each token or batch: means over the time range, by batch size (powers of two) and pod.",
+                "Tokens per second of vLLM or TGI, inferences per second of Triton, and the latency of each token or "
+                "batch: means over the time range, by batch size (powers of two) and pod.",
                 "more output with each size.",
                 "where latency grows more than output, a larger batch only makes requests wait.",
             ),
-            [mean(serving.OF_SIZE, "output per second"), mean(serving.LATENCY_OF_SIZE, "latency")],
-            Columns(("pod", "batch"), gauges=["output per second", "latency"]),
+            [
+                mean(serving.OF_SIZE, "tokens (Triton: inferences) per second"),
+                mean(serving.LATENCY_OF_SIZE, "time per token (Triton: per batch)"),
+            ],
+            Columns(("pod", "batch")),
             empty=NO_SERVER,
         ),
         lines(
             "Batch size and its recommended limit",
             About(
                 "The batch size, and the one from which twice the batch raised latency more than output during the "
-                "last day: *latency takes over*.",
+                "last day: the recommended limit.",
                 "a batch size below the limit.",
                 "limit the batch there (vLLM: --max-num-seqs), and add replicas. Without a limit, larger batches "
                 "still pay, or were not seen.",
             ),
             sizes,
-            Style(Legend.LIST, overrides=[*hues(sizes), *dashed(sizes, [LATENCY_LIMIT])], empty=NO_SERVER),
+            Style(Legend.LIST, overrides=[*hues(sizes), *dashed(sizes, [BATCH_LIMIT])], empty=NO_SERVER),
             link=None,
             width=12,
         ),
@@ -98,14 +115,24 @@ def _time() -> object:
     return time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD))
 
 
-def _state() -> str:
-    """Return the state of each rank, an index in `STATES`.
+def _culprits() -> Mapping[int, str]:
+    """Return the ranks that the others wait for, by state: stragglers, and ranks outside the collective that hangs."""
+    return {
+        STARVED: q.holds(BOARD, d.STARVED_STRAGGLER),
+        SLOW: q.holds(BOARD, d.SLOW_STRAGGLER),
+        MISSING: f"({_in_hanging_job()} == 0)",
+    }
 
-    The others wait for a straggler, and for a rank that never entered the collective in which the job hangs.
-    """
-    straggles = " or ".join(q.holds(BOARD, each) for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER))
-    hangs = f"(2 - ({q.of(BOARD, d.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)}))"
-    return f"(0 * ({straggles}) + 2) or {hangs} or {q.of(BOARD, d.WAITS)}"
+
+def _in_hanging_job() -> str:
+    """Return for each rank of a job that hangs whether it waits in a collective."""
+    return f"({q.of(BOARD, d.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)})"
+
+
+def _state() -> str:
+    """Return the state of each rank, an index in `STATES`; of several, the highest counts."""
+    states = {LOST: q.lost(BOARD), **_culprits(), HANGS: _in_hanging_job()}
+    return " or ".join((*(f"(0 * ({ranks}) + {state})" for state, ranks in states.items()), q.of(BOARD, d.WAITS)))
 
 
 def _others() -> str:
@@ -115,24 +142,39 @@ def _others() -> str:
 
 def _ranks() -> object:
     since = f"time() - ({q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), 'node')})"
+    device = ", ".join(DEVICE)
+    # A rank without a step timer in its loop has no number.
+    numbered = f"topk by ({device}) (1, {q.of(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
+    state = f"({_state()}) * on ({device}) group_left (rank) ({numbered})"
+    values = [
+        q.query(BOARD, s.GR_ACTIVE, "engine"),
+        q.query(BOARD, s.SM_ACTIVE, "SM"),
+        q.query(BOARD, s.POWER_USE, "power"),
+        q.query(BOARD, s.NVLINK, "NVLink"),
+    ]
     return table(
         "Ranks",
         About(
-            "Each rank: whether the others wait for it, since when an alert about it fires, and what it does.",
+            "Each rank, the one that the others wait for first: its state and why, since when an alert about it fires, "
+            "and what it does. Ranks have numbers if the training loop has a step timer.",
             "no rank that the others wait for, and similar values on all ranks.",
             "click the rank that the others wait for: a less busy engine means that its host is slow, busier SMs that "
             "its GPU is slow.",
         ),
         [
-            Query(_state(), "", "short", "state"),
+            Query(f"max by (rank, node, gpu) ({state})", "", "short", "state"),
             Query(since, "", "s", "for"),
-            q.query(BOARD, s.GR_ACTIVE, "engine"),
-            q.query(BOARD, s.SM_ACTIVE, "SM"),
-            q.query(BOARD, s.POWER_USE, "power"),
-            q.query(BOARD, s.NVLINK, "NVLink"),
+            *(q.or_lost(BOARD, each) for each in values),
         ],
-        Columns(("node", "gpu"), gauges=["engine", "SM", "power"], words={"state": STATES}),
+        Columns(
+            ("rank", "node", "gpu"),
+            added=("rank",),
+            gauges=["engine", "SM", "power"],
+            words={"state": ((STATES[0][0], "text"), *STATES[1:-1], (STATES[-1][0], RED))},
+            answers=[each.name for each in values],
+        ),
         sort="state",
+        width=14,
         height=11,
     )
 
@@ -148,6 +190,7 @@ def _states() -> object:
         ),
         Query(q.in_order(_state()), q.legend(BOARD, d.WAITS), "short"),
         STATES,
+        width=10,
         height=11,
     )
 

@@ -110,15 +110,17 @@ def _numbered(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def placed(panels: list[dict[str, Any]], y: int) -> None:
-    """Place panels from left to right, from line `y` on. The panels of a collapsed row take no space until it opens."""
-    x = height = 0
+    """Place panels where the highest free place for their width is, from line `y` on, the leftmost of several.
+
+    The panels of a collapsed row take no space until it opens.
+    """
+    ends = [y] * GRID
     for panel in panels:
-        grid = panel["gridPos"]
-        if x + grid["w"] > GRID:
-            x, y, height = 0, y + height, 0
-        panel["gridPos"] = {"h": grid["h"], "w": grid["w"], "x": x, "y": y}
-        placed(panel.get("panels", []), y + grid["h"])
-        x, height = x + grid["w"], max(height, grid["h"])
+        width, height = panel["gridPos"]["w"], panel["gridPos"]["h"]
+        top, x = min((max(ends[x : x + width]), x) for x in range(GRID - width + 1))
+        panel["gridPos"] = {"h": height, "w": width, "x": x, "y": top}
+        placed(panel.get("panels", []), top + height)
+        ends[x : x + width] = [top + height] * width
 
 
 def through_sdk(board: dict[str, Any]) -> dict[str, Any]:

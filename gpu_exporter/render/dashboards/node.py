@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Style, gpu_colours, lines
-from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, number, verdict, watched
+from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, number, pair, verdict, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.prose import title
@@ -44,6 +44,13 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 
 def _gpus() -> object:
+    values = [
+        Query(q.throttled(BOARD), "", "percentunit", "throttled"),
+        q.query(BOARD, s.GPU_TEMP, "temperature"),
+        q.query(BOARD, s.GR_ACTIVE, "engine"),
+        q.query(BOARD, s.SM_ACTIVE, "SM"),
+        q.query(BOARD, s.POWER_USE, "power"),
+    ]
     return table(
         "GPUs",
         About(
@@ -51,23 +58,17 @@ def _gpus() -> object:
             "similar values on all GPUs of one job.",
             "click the GPU that differs.",
         ),
-        [
-            Query(q.verdict(BOARD), "", "short", "health"),
-            q.query(BOARD, s.GR_ACTIVE, "engine"),
-            q.query(BOARD, s.SM_ACTIVE, "SM"),
-            q.query(BOARD, s.POWER_USE, "power"),
-            q.query(BOARD, s.GPU_TEMP, "temperature"),
-            Query(q.throttled(BOARD), "", "percentunit", "throttled"),
-        ],
+        [Query(q.verdict(BOARD), "", "short", "health"), *(q.or_lost(BOARD, each) for each in values)],
         Columns(
             ("node", "gpu"),
             gauges=["engine", "SM", "power"],
             words={"health": VERDICTS},
             steps={"throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, RED)]},
+            answers=[each.name for each in values],
         ),
         width=16,
         height=10,
-        sort="health",
+        sort=("health", "throttled"),
     )
 
 
@@ -75,15 +76,15 @@ def _numbers() -> list[object]:
     return [
         watched(BOARD),
         verdict(BOARD),
-        number(
+        pair(
             "Firing alerts",
             About(
-                "Firing alerts of this node.",
+                "Firing alerts of this node, by severity; an alert counts once for each GPU.",
                 "0, while GPUs are monitored.",
                 "the table below shows each alert with its runbook.",
             ),
-            Query(f"count({q.alerts(BOARD)}) or 0 * sum({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
-            [Step(None, GREEN), Step(1, ORANGE)],
+            *(_alerts(severity) for severity in (Severity.CRITICAL, Severity.WARNING)),
+            colours=(RED, ORANGE),
         ),
         number(
             "Hottest GPU",
@@ -109,6 +110,11 @@ def _numbers() -> list[object]:
             Query(f"avg({q.of(BOARD, a.NODE_SM)})", "", "percentunit"),
         ),
     ]
+
+
+def _alerts(severity: Severity) -> Query:
+    firing = q.alerts(BOARD, severities=[severity])
+    return Query(f"count({firing}) or 0 * sum({q.of(BOARD, a.NODE_GPUS)})", severity.value, "short")
 
 
 def _sentence(words: str) -> str:

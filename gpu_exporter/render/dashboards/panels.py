@@ -12,6 +12,7 @@ from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
+    DARK_RED,
     GREEN,
     GREY,
     ORANGE,
@@ -21,6 +22,7 @@ from gpu_exporter.render.dashboards.frame import (
     Step,
     common,
     extra,
+    ref,
     steps_of,
     targets,
 )
@@ -31,8 +33,13 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
-# The values of `queries.limit_of`.
-LIMITS = (*((each.name, each.colour) for each in BOTTLENECKS), ("throttled", RED))
+# The values of `queries.classes_of`.
+LIMITS = (
+    *((each.name, each.colour) for each in BOTTLENECKS),
+    ("throttled", RED),
+    ("the others wait for it", RED),
+    ("does not answer", DARK_RED),
+)
 
 
 def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
@@ -58,8 +65,15 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
 def number(
     title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4, height: int = 4
 ) -> Any:
-    """Return a panel with one current number. With steps, the background shows the severity: grey without a value."""
+    """Return a panel with one current number, or that the GPU does not answer (`queries.NO_ANSWER`).
+
+    With steps, the background shows the severity: grey without a value.
+    """
     shown = [Step(None, GREY), *(step._replace(value=step.value or 0) for step in steps)] if steps else []
+    defaults: dict[str, Any] = {"thresholds": {"mode": "absolute", "steps": steps_of(shown)}}
+    if f"- {-q.NO_ANSWER}" in query.expr:
+        lost = {str(q.NO_ANSWER): {"text": f"lost{2 * NO_BREAK}", "color": RED, "index": 0}}
+        defaults["mappings"] = [{"type": "value", "options": lost}]
     return core.Stat(
         **common(title, about, width, height),
         targets=targets([query], instant=True),
@@ -69,7 +83,7 @@ def number(
         graphMode="none",
         colorMode="background" if steps else "value",
         color={"mode": "thresholds"} if steps else {"mode": "fixed", "fixedColor": "text"},
-        extraJson={"fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": steps_of(shown)}}}},
+        extraJson={"fieldConfig": {"defaults": defaults}},
     )
 
 
@@ -82,10 +96,15 @@ def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str
     return panel
 
 
-def class_timeline(board: Board, width: int = 24, height: int = 8) -> Any:
-    """Return the bottleneck class of each GPU over time, in the colours of the classes."""
+def class_timeline(board: Board, width: int = 24, height: int = 8, culprits: str = "") -> Any:
+    """Return the bottleneck class of each GPU over time, in the colours of the classes.
+
+    `culprits` are the GPUs that the others of a job wait for.
+    """
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
-    meanings += "\n- throttled: heat or the power supply lowers the clocks"
+    meanings += "\n- throttled: heat or the power supply lowers the clocks\n- does not answer: see GpuLost"
+    if culprits:
+        meanings += "\n- the others wait for it: a straggler, or not in the collective in which the job hangs"
     about = About(
         f"The bottleneck class of each GPU over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",
@@ -94,7 +113,7 @@ def class_timeline(board: Board, width: int = 24, height: int = 8) -> Any:
     )
     return core.StateTimeline(
         **common("Bottleneck", about, width, height),
-        targets=targets([q.classes_of(board)]),
+        targets=targets([q.classes_of(board, culprits)]),
         mappings=[_words(LIMITS)],
         colorMode="fixed",
         extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
@@ -137,12 +156,23 @@ def verdict(board: Board, width: int = 4) -> Any:
     return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width)
 
 
-def pair(title: str, about: About, first: Query, second: Query, *, width: int = 4) -> Any:
-    """Return a panel with two current numbers, each with its legend."""
-    panel = number(title, about, first, width=width)
+def pair(title: str, about: About, first: Query, second: Query, *, width: int = 4, colours: Sequence[str] = ()) -> Any:
+    """Return a panel with two current numbers, each with its legend.
+
+    With `colours`, the background of a number is green at zero, and above in its colour; grey without a value.
+    """
+    panel = number(title, about, first, [Step(None, GREEN)] if colours else [], width=width)
     panel.targets = targets([first, second], instant=True)
     panel.textMode = "value_and_name"
     panel.orientation = "vertical"
+    panel.overrides = [
+        {
+            "matcher": {"id": "byFrameRefID", "options": ref(place)},
+            "properties": [{"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(steps)}}],
+        }
+        for place, colour in enumerate(colours)
+        for steps in [[Step(None, GREY), Step(0, GREEN), Step(1, colour)]]
+    ]
     return panel
 
 

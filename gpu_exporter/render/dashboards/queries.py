@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import Mark, Named, Over, PeerMedian, PeerShare, record_of
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.signal import DEVICE_INFO, IDENTITY, OWNER, Signal
+from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.boards import Board, page, panel_id
-from gpu_exporter.render.rules.aggregates import Aggregate
+from gpu_exporter.render.rules.aggregates import SHARE, Aggregate
 from gpu_exporter.render.rules.rules import SLOW
 
 Recorded = Signal | Over | PeerShare | PeerMedian | Mark | Aggregate
@@ -42,9 +44,15 @@ UNITS = {
 # The share of time with lowered clocks from which a GPU counts as throttled, and the number of that state, which
 # follows those of the classes: a GPU that throttles has a class, too.
 THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
+# The numbers of two more states that say more than a class: a rank that its job waits for, and a GPU without an answer.
+CULPRIT, LOST = THROTTLED + 1, THROTTLED + 2
+# In place of the value of a GPU that does not answer: no value of a table is negative.
+NO_ANSWER = -1
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 # On a dashboard that shows one node at a time.
 GPU_LEGEND = "GPU {{gpu}}"
+# Alerts about GPUs that someone holds but does not use: idle, or busy only according to nvidia-smi.
+IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
@@ -203,14 +211,29 @@ def class_of(board: Board) -> str:
     return f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
 
 
+def lost(board: Board) -> str:
+    """Return the GPUs that do not answer."""
+    return f"{of(board, s.UP)} == 0"
+
+
+def or_lost(board: Board, values: Query) -> Query:
+    """Return values by GPU, and `NO_ANSWER` for a GPU that does not answer; a table takes the highest of each GPU."""
+    return replace(values, expr=f"{values.expr} or (0 * ({lost(board)}) - {-NO_ANSWER})")
+
+
 def limit_of(board: Board) -> str:
-    """Return the number of the bottleneck class of each device, or that of `THROTTLED`, which says more."""
-    return f"(0 * ({throttled(board)} > {THROTTLED_SHARE}) + {THROTTLED}) or {class_of(board)}"
+    """Return the number of the bottleneck class of each device, or that of `THROTTLED` or `LOST`, which say more.
+
+    A device can have several; the highest counts.
+    """
+    states = ((LOST, lost(board)), (THROTTLED, f"{throttled(board)} > {THROTTLED_SHARE}"))
+    return " or ".join((*(f"(0 * ({of_state}) + {state})" for state, of_state in states), class_of(board)))
 
 
-def classes_of(board: Board) -> Query:
-    """Return a query for what limits each device, in their natural order."""
-    return Query(in_order(limit_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
+def classes_of(board: Board, culprits: str = "") -> Query:
+    """Return a query for what limits each device, in their natural order; `culprits` are those that others wait for."""
+    limits = f"(0 * ({culprits}) + {CULPRIT}) or {limit_of(board)}" if culprits else limit_of(board)
+    return Query(in_order(limits), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
 
 
 def alerts(
@@ -235,6 +258,21 @@ def alerts_since(
     """Return, for each firing alert, since when its condition holds, in Unix seconds."""
     since = _alerts(board, "ALERTS_FOR_STATE{", (domains, joined), severities)
     return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, joined)}"
+
+
+def named(alerts: str, names: Iterable[str]) -> str:
+    """Return those of some alerts that have one of these names."""
+    return alerts.replace("{", f'{{alertname=~"{"|".join(names)}", ')
+
+
+def throttling(board: Board) -> str:
+    """Return the firing alerts about GPUs whose clocks heat or the power supply lowers."""
+    return named(alerts(board), (mode.name for mode in MODES if mode.cause is Cause.THROTTLED))
+
+
+def idle(board: Board) -> str:
+    """Return the GPUs that are held but not used, according to firing alerts, as shares: those of MIG instances."""
+    return f"{of(board, SHARE)} and on ({', '.join(DEVICE)}) {named(alerts(board), IDLE)}"
 
 
 def having(alerts: str, label: str) -> str:
@@ -277,10 +315,17 @@ def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
     return expr
 
 
-def with_rank(expr: str) -> str:
-    """Add the rank of the severity to alerts as a label, by which a table sorts: alphabetically, info comes second."""
+def with_order(expr: str, groups: Sequence[Sequence[str]] = ()) -> str:
+    """Add labels to alerts by which a table sorts them: the rank of the severity (alphabetically, info comes second).
+
+    With `groups`, names of alerts, also the place of the group that the alert is in.
+    """
     for rank, severity in enumerate(Severity):
-        expr = f'label_replace({expr}, "rank", "{rank}", "severity", "{severity.value}")'
+        expr = f'label_replace({expr}, "order", "{rank}", "severity", "{severity.value}")'
+    if groups:
+        expr = f'label_replace({expr}, "urgency", "{len(groups)}", "", "")'
+    for place, names in enumerate(groups):
+        expr = f'label_replace({expr}, "urgency", "{place}", "alertname", "{"|".join(names)}")'
     return expr
 
 

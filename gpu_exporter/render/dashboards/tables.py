@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from grafanalib import core
 
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS, Board
@@ -44,29 +46,45 @@ LINKED_COLUMNS = {
     },
 }
 TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job"}
+# Labels that are numbers. An empty one would become 0, so each row must have them.
+NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
-HIDDEN = ("runbook", "rank")
+HIDDEN = ("runbook", "urgency", "order")
+# What comes first among alerts of one severity: jobs that stand still, ranks that others wait for, then by domain.
+URGENT: Sequence[Callable[[FailureMode], bool]] = (
+    lambda mode: mode.cause is Cause.PEERS and mode.action is Action.RESTART_APP,
+    lambda mode: mode.cause is Cause.PEERS,
+    *(
+        partial(lambda domain, mode: mode.domain is domain, each)
+        for each in (Domain.HEALTH, Domain.COST, Domain.NETWORK)
+    ),
+)
 # The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
 # is about more than this node.
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
+# What a row of a single GPU names besides.
+SINGLE = ("gpu", "rank")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
 NATURAL = ("batch", "gpu", "node")
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
-    **{"severity": 80, "alertname": 200, "cluster": 90, "gpu": 55, "action": 175},
-    **{"GPUs": 60, "since": 130, "health": 90, "state": 100, "cause": 230},
+    **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
+    **{"GPUs": 52, "since": 122, "health": 90, "state": 225, "cause": 250},
+    **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
 }
 NONE = "-"
-NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 105, 8
+# Bars of one width have one scale: all of them are shares, without decimals, whose texts are equally wide.
+NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 120, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of a table: the labels of its rows, and what the cells of some columns look like.
 
-    Some queries have the labels `added` besides. Columns in `gauges` draw their values as bars. `words` are the texts
-    and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With `steps`, a cell has the
-    colour of its value. In columns in `optional`, rows without a value are usual.
+    Only some queries have the labels `added`. Columns in `gauges`, which are shares, draw their values as bars.
+    `words` are the texts and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With
+    `steps`, a cell has the colour of its value. In columns in `optional`, rows without a value are usual. Columns in
+    `answers` say of a GPU that it does not answer.
     """
 
     labels: Sequence[str]
@@ -76,6 +94,7 @@ class Columns:
     texts: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
     steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
     optional: Collection[str] = ()
+    answers: Collection[str] = ()
 
 
 def table(
@@ -93,22 +112,29 @@ def table(
 
     The rows with the highest value of the query named `sort` come first.
     """
-    by, added = ", ".join(columns.labels), columns.added
+    by = ", ".join(name for name in columns.labels if name not in columns.added)
     of_rows = [
-        each if added and added[0] in each.expr else replace(each, expr=f"max by ({by}) ({each.expr})")
-        for each in queries
+        each if _has(each, columns.added) else replace(each, expr=f"max by ({by}) ({each.expr})") for each in queries
     ]
     overrides = [
         _numeric(each, gauge=each.name in columns.gauges, optional=each.name in columns.optional) for each in queries
     ]
+    overrides += [_override(name, _texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
     for name, states in columns.words.items():
         overrides.append(_override(name, _mapped(states), _coloured_text()))
     for name, of_label in columns.texts.items():
         overrides.append(_override(name, _texts(of_label), _coloured_text()))
-    for name, colours in columns.steps.items():
+    plain = dict.fromkeys(set(columns.answers) - set(columns.gauges), (Step(None, "text"),))
+    for name, colours in {**dict(sorted(plain.items())), **columns.steps}.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(_override(name, thresholds, _coloured_text()))
-    return _table(title, about, of_rows, (*columns.labels, *added), (width, height), overrides, sort, empty)
+    return _table(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+
+
+def _has(query: Query, added: Collection[str]) -> bool:
+    """Return whether a query is grouped by the labels that only some queries of a table have."""
+    grouping = query.expr.partition(")")[0] if query.expr.startswith("max by (") else ""
+    return any(re.search(rf"\b{name}\b", grouping) for name in added)
 
 
 def _shows(board: Board, mode: FailureMode) -> bool:
@@ -125,12 +151,13 @@ def firing(
     by_gpu: bool = False,
     joined: Collection[Domain] = (),
     height: int = 8,
+    without: Collection[str] = (),
 ) -> Any:
     """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
 
     It has one row per alert, node and workload; it names the GPU if there is only one; with `by_gpu`, one per GPU.
-    Alerts of the domains `joined` do not
-    have the labels of the dashboard's variables: those of the selected GPUs are shown.
+    Alerts of the domains `joined` do not have the labels of the dashboard's variables: those of the selected GPUs are
+    shown. The table lacks the columns `without`.
     """
     all_domains = [*domains, *joined]
     modes = [mode for mode in all_modes if mode.domain in all_domains and _shows(board, mode)]
@@ -141,12 +168,16 @@ def firing(
         "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
-    columns.insert(columns.index("node") + 1, "gpu")
+    after_node = columns.index("node") + 1
+    columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
+    shown = [name for name in columns if name not in without]
+    # On a dashboard of one GPU there are few.
+    groups = [] if "gpu" in board.single else _by_urgency(modes)
     # Alerts about nodes and jobs have a time, but no number of GPUs.
     found = q.with_owner(q.having(q.alerts(board, domains, joined=joined), "UUID"))
     began = q.with_owner(q.alerts_since(board, domains, joined=joined))
     of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
-    since = q.with_runbooks(q.with_rank(f"({of_rows(began, of='min')}) * 1000"), modes)
+    since = q.with_runbooks(q.with_order(f"({of_rows(began, of='min')}) * 1000", groups), modes)
     queries = [Query(of_rows(found), "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "since")]
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
@@ -155,7 +186,14 @@ def firing(
         _override("action", _texts({each.value: (each.words or "see runbook", "text") for each in Action})),
     ]
     empty = "no firing alerts"
-    return _table(f"Firing alerts: {what}", about, queries, columns, (width, height), overrides, empty=empty)
+    return _table(f"Firing alerts: {what}", about, queries, shown, (width, height), overrides, empty=empty)
+
+
+def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:
+    """Return the names of modes in groups, the most urgent first; those in no group come last."""
+    first = {mode.name: next((place for place, is_in in enumerate(URGENT) if is_in(mode)), None) for mode in modes}
+    groups = [[name for name, place in first.items() if place == group] for group in range(len(URGENT))]
+    return [names for names in groups if names]
 
 
 def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -> str:
@@ -164,9 +202,9 @@ def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -
 
 
 def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
-    """Return the rows of `grouped`; those of a single GPU have its label."""
+    """Return the rows of `grouped`; those of a single GPU have its label, and that of the rank if the alert has one."""
     key = ", ".join(ALERT_COLUMNS)
-    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, "gpu"))
+    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, *SINGLE))
     return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
 
 
@@ -182,8 +220,7 @@ def _numeric(query: Query, *, gauge: bool = False, optional: bool = False) -> di
     ]
     if gauge:
         cell = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
-        limits = [{"id": "min", "value": 0}, {"id": "fieldMinMax", "value": True}]
-        limits += [{"id": "max", "value": 1}] if query.unit == "percentunit" else []
+        limits = [{"id": "min", "value": 0}, {"id": "max", "value": 1}, {"id": "decimals", "value": 0}]
         colour = {"mode": "fixed", "fixedColor": BLUE}
         properties += [{"id": "custom.cellOptions", "value": cell}, *limits, {"id": "color", "value": colour}]
     return _override(query.name, *properties)
@@ -237,14 +274,16 @@ def _table(
     empty: str = ABSENT,
 ) -> Any:
     """Return a table of queries with these labels, so that Grafana merges their rows."""
-    hidden = HIDDEN if any("runbook" in each.expr for each in queries) else ()
+    text = " ".join(each.expr for each in queries)
+    hidden = tuple(name for name in HIDDEN if f'"{name}"' in text)
     # By its names in old and in new versions of Grafana.
     unseen = [
         _override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))
         for name in hidden
     ]
     names = [sort] if isinstance(sort, str) else sort
-    last = [_sorted_by("rank")] if hidden else [_sorted_by(name, desc=True) for name in reversed(names) if name]
+    last = [_sorted_by(name) for name in hidden if name != "runbook"]
+    last += [_sorted_by(name, desc=True) for name in reversed(names) if name]
     # Rows with the same value are in the order of their names.
     order = [*(_sorted_by(TITLES.get(name, name)) for name in NATURAL if name in labels), *last]
     return core.Table(
@@ -263,7 +302,8 @@ def _table(
 
 def _numbers(labels: Sequence[str]) -> list[dict[str, Any]]:
     """Return the transformation that makes numbers of labels that are sorted as such."""
-    conversions = [{"targetField": TITLES[name], "destinationType": "number"} for name in labels if name == "batch"]
+    numbers = [TITLES.get(name, name) for name in labels if name in NUMBERS]
+    conversions = [{"targetField": name, "destinationType": "number"} for name in numbers]
     return [{"id": "convertFieldType", "options": {"conversions": conversions, "fields": {}}}] if conversions else []
 
 

@@ -74,6 +74,7 @@ OTHER_HARDWARE = {
     m.HOST_WORKER_CPU: 10.0,
     m.HOST_WORKER_WAIT: 10.0,
     m.HOST_WORKER_BLOCKED: 10.0,
+    replace(m.NIC_INFO, labels=(("device", "mlx5_0"), ("port", "1"), ("distance", "PIX"))): 1.0,
     m.NIC_UP: 1.0,
     m.NIC_RATE_SHARE: 1.0,
     m.NIC_DISTANCE: 1.0,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from tests.boards import fleet, plan
-from tests.boards.contents import contents, problems, rows
+from tests.boards.contents import Contents, contents, problems, rows
 from tests.e2e.render.test_dashboards import at_once
 from tests.support.panels import BOARDS
 from tests.support.prometheus import Prometheus, scraping
@@ -18,6 +19,8 @@ CLUSTER = {"cluster": "west"}
 # By the chosen workload: panels without data, because alerts about jobs need a longer past, or nothing is wrong.
 EMPTY = dict.fromkeys(("llm-pretrain", "llm-serve"), ("Firing alerts: distributed, health",))
 NODES, WORKLOADS, NAMESPACES = 8, 6, 6
+PRETRAIN = {"var-namespace": "nlp", "var-workload": "llm-pretrain"}
+ENDED = {"var-namespace": "speech", "var-workload": "asr-train"}
 # Dashboard, what is chosen, and the number of rows of some tables.
 VIEWS: Sequence[tuple[str, Mapping[str, str], Mapping[str, int]]] = (
     (
@@ -31,14 +34,24 @@ VIEWS: Sequence[tuple[str, Mapping[str, str], Mapping[str, int]]] = (
             "Who waits for GPUs": len({team for team, *_ in plan.PENDING}),
         },
     ),
-    ("node", {"var-node": "node-006"}, {"GPUs": plan.GPUS}),
+    ("node", {"var-node": "node-005"}, {"GPUs": plan.GPUS}),
+    ("node", {"var-node": "node-006"}, {"GPUs": plan.GPUS, "Network ports of each GPU": plan.GPUS}),
     ("gpu", {"var-node": "node-006"}, {}),
-    ("job", {"var-namespace": "nlp", "var-workload": "llm-pretrain"}, {"Ranks": 3 * plan.GPUS}),
-    ("job", {"var-namespace": "speech", "var-workload": "asr-train"}, {}),
+    ("job", PRETRAIN, {"Ranks": 3 * plan.GPUS}),
+    ("job", ENDED, {}),
     ("job", {"var-namespace": "chat", "var-workload": "llm-serve"}, {"Output and latency by batch size": 1}),
     ("cost", {}, {"Workloads by waste": WORKLOADS}),
     # Of all jobs, one ends meanwhile.
     ("cost", {"var-namespace": "recsys", "var-workload": "ranker"}, {"Training jobs": 1}),
+)
+ALL_ALERTS = f"Firing alerts: {', '.join(domain.value for domain in Domain)}"
+# Dashboard, what is chosen, table, and some cells of its first row: that of the GPU to blame. Stragglers and jobs that
+# hang need a longer past.
+FIRST: Sequence[tuple[str, Mapping[str, str], str, Mapping[str, str]]] = (
+    ("fleet", {}, ALL_ALERTS, {"alert": "GpuLost", "GPU": "6"}),
+    ("node", {"var-node": "node-005"}, "GPUs", {"GPU": "6", "health": "unhealthy", "throttled": "lost", "SM": "lost"}),
+    ("node", {"var-node": "node-006"}, "GPUs", {"GPU": "5", "health": "degraded"}),
+    ("job", ENDED, "Ranks", {"GPU": "6", "state": "does not answer"}),
 )
 # Those that need no long past.
 ALERTS = ("GpuLost", "GpuAllocatedIdle")
@@ -94,6 +107,39 @@ def test_tables_and_panels(prometheus: Prometheus) -> None:
             break
         until(lambda: min(prometheus.query("count_over_time(up[16s])")) >= 7, 60, "scrapes in time")
     assert not found, "\n".join(found)
+
+
+def test_gpus_to_blame_come_first(prometheus: Prometheus) -> None:
+    """The first row of a table is that of the GPU to blame, and says why; ranks have numbers."""
+    at = prometheus.now()
+    views = [(BOARDS[name], chosen) for name, chosen, *_ in FIRST] + [(BOARDS["job"], PRETRAIN)]
+    *answers, job = contents(f"http://127.0.0.1:{prometheus.port}", views, at - 60, at)
+    for (_, _, title, cells), panels in zip(FIRST, answers, strict=True):
+        assert cells.items() <= rows(table(panels, title))[0].items()
+    ranks = {(row["rank"], row["node"], row["GPU"]) for row in rows(table(job, "Ranks"))}
+    assert ranks == {(f"{rank}", f"node-{rank // 8:03}", f"{rank % 8}") for rank in range(3 * plan.GPUS)}
+
+
+def table(panels: Contents, title: str) -> Mapping[str, Any]:
+    """Return a table by its title."""
+    (found,) = (panel for panel in panels if panel["title"] == title)
+    return found
+
+
+def test_idle_gpus_have_an_owner_and_a_price(prometheus: Prometheus) -> None:
+    """On the dashboards Fleet and Cost: the notebook holds eight idle GPUs, the job that trains none."""
+    at = prometheus.now()
+    views: list[tuple[Mapping[str, Any], Mapping[str, str]]] = [(BOARDS["fleet"], {}), (BOARDS["cost"], {})]
+    fleet_board, cost_board = contents(f"http://127.0.0.1:{prometheus.port}", views, at - 60, at)
+    for board, title, label, idle, busy in (
+        (fleet_board, "Namespaces by waste", "namespace", "research", "nlp"),
+        (fleet_board, "Workloads", "workload", "notebook", "llm-pretrain"),
+        (cost_board, "Workloads by waste", "workload", "notebook", "llm-pretrain"),
+    ):
+        found = {row[label]: row for row in rows(table(board, title))}
+        assert (found[idle]["idle GPUs"], found[busy]["idle GPUs"]) == ("8", "0")
+        assert found[idle].get("idle per hour", "$20") == "$20"
+        assert found[busy].get("idle per hour", "$0") == "$0"
 
 
 def test_split_rows_are_detected(prometheus: Prometheus) -> None:

@@ -26,8 +26,9 @@ from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
 from gpu_exporter.render.dashboards import modernise, queries
 from gpu_exporter.render.dashboards.evidence import shown
-from gpu_exporter.render.dashboards.frame import GREY, RED
+from gpu_exporter.render.dashboards.frame import DARK_RED, GREY, RED
 from gpu_exporter.render.rules import rules
+from gpu_exporter.render.rules.aggregates import SHARE
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
 
@@ -37,7 +38,10 @@ Board = Mapping[str, Any]
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
 DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
 # Panels that are usually empty for another reason than that nothing is collected.
-NO_SERVER = "no inference server (vLLM, TGI, Triton) in this job"
+NO_SERVER = (
+    "no inference server (vLLM, TGI, Triton) in this job. "
+    "Training: see *Achieved against what this GPU can do* on GPU / Node"
+)
 OTHERWISE_EMPTY = {
     "Output and latency by batch size": NO_SERVER,
     "Batch size and its recommended limit": NO_SERVER,
@@ -297,18 +301,19 @@ def test_published_docs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_queries_read_only_recorded_series(name: str) -> None:
-    """Signals, aggregates, ALERTS, histograms; the fleet dashboard reads no signals of single GPUs."""
+    """Signals, aggregates, ALERTS, histograms, names of ports; the fleet dashboard reads no signals of single GPUs."""
     recorded = {rule["record"] for group in yaml.safe_load(rules.recording())["groups"] for rule in group["rules"]}
     board = BOARDS[name]
     found = {selector.name for selector in selectors(board)} - {"ALERTS", "ALERTS_FOR_STATE"}
     histograms = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
-    assert found <= recorded | (histograms if name in ("gpu", "job") else set())
+    also = {"gpu": histograms, "job": histograms, "node": {m.NIC_INFO.name}}
+    assert found <= recorded | also.get(name, set())
     if name == "fleet":
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
-        # And the owners of the GPUs that alerts are about.
-        assert {text for text in found if text.startswith("gpu:")} == {*xids, DEVICE_INFO}
+        # And the owners of the GPUs that alerts are about, and what share of a GPU an idle MIG instance is.
+        assert {text for text in found if text.startswith("gpu:")} == {*xids, DEVICE_INFO, SHARE.record}
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -388,12 +393,14 @@ def test_servers_are_those_of_the_job() -> None:
 
 
 def test_the_classes_have_their_colours() -> None:
-    """Names and colours in the timeline are those of the catalogue; "throttled" follows them."""
+    """Names and colours in the timeline are those of the catalogue; states that say more than a class follow them."""
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "Bottleneck"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
         *((str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)),
         (str(queries.THROTTLED), "throttled", RED),
+        (str(queries.CULPRIT), "the others wait for it", RED),
+        (str(queries.LOST), "does not answer", DARK_RED),
     }
 
 

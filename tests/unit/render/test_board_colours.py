@@ -1,0 +1,102 @@
+"""What the colours, the bars and the order of rows on the dashboards mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from gpu_exporter.catalogue.bottlenecks import BY_NAME
+from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.render.dashboards import fleet, job, modernise, queries, tables
+from gpu_exporter.render.dashboards.frame import GREEN, GREY, ORANGE, RED
+from tests.support.panels import BOARDS, UNITS, panels
+
+
+def properties(name: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield panel, column and properties of each override of the tables of a dashboard."""
+    for panel in panels(BOARDS[name]):
+        if panel["type"] == "table":
+            for override in panel["fieldConfig"]["overrides"]:
+                yield (
+                    panel["title"],
+                    override["matcher"]["options"],
+                    {each["id"]: each["value"] for each in override["properties"]},
+                )
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_bars_have_one_scale(name: str) -> None:
+    """They are shares from 0 to 100 %, of one width: a longer bar is more, in any column of any table."""
+    bars = [
+        (title, column, found)
+        for title, column, found in properties(name)
+        if found.get("custom.cellOptions", {}).get("type") == "gauge"
+    ]
+    assert bars or name == "gpu"
+    for title, column, found in bars:
+        scale = (found["unit"], found["min"], found["max"], found["decimals"], found["custom.width"])
+        assert scale == ("percentunit", 0, 1, 0, tables.GAUGE_WIDTH), f"{title}: {column}"
+
+
+def test_red_is_a_culprit_and_orange_a_victim() -> None:
+    """Ranks, causes and classes; green is only for working SMs."""
+    colours = {text: colour for text, colour in job.STATES}
+    assert {colour for text, colour in colours.items() if text.startswith("waited for")} == {RED}
+    assert {colour for text, colour in colours.items() if text.startswith("waits")} == {ORANGE}
+    assert not {GREEN, GREY} & set(colours.values())
+    assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, RED, GREEN)
+    assert [cause for cause in SHARES if COLOURS[cause] == GREEN] == [Cause.USEFUL]
+    assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["communicating"]
+    assert GREY not in {*COLOURS.values(), *(bottleneck.colour for bottleneck in BY_NAME.values())}, "grey is unknown"
+
+
+def test_what_does_not_answer_is_red() -> None:
+    """In each column of a GPU's values."""
+    for name, title in (("node", "GPUs"), ("job", "Ranks")):
+        lost = {
+            column: found["mappings"][0]["options"]["-1"]
+            for panel, column, found in properties(name)
+            if panel == title and "-1" in found.get("mappings", [{"options": {}}])[0]["options"]
+        }
+        assert {"engine", "SM", "power"} <= lost.keys()
+        assert {(each["text"], each["color"]) for each in lost.values()} == {("lost", RED)}
+
+
+def test_alerts_are_grouped_by_urgency() -> None:
+    """A job that stands still, ranks that others wait for, health, waste, the network; the others come last."""
+    groups = tables._by_urgency(MODES)
+    names = [name for group in groups for name in group]
+    assert len(names) == len(set(names))
+    order = ["GpuCollectiveStall", "GpuStragglerStarved", "GpuThermalThrottling", "GpuAllocatedIdle", "GpuNicDown"]
+    places = [next(place for place, group in enumerate(groups) if name in group) for name in order]
+    assert places == sorted(set(places))
+    assert "GpuHostBound" not in names
+
+
+def test_idle_alerts_exist() -> None:
+    assert set(queries.IDLE) <= {mode.name for mode in MODES}
+
+
+def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
+    """The table of alerts is as high as those of namespaces and nodes beside it, and all are in view to their ends."""
+    grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["fleet"]["panels"]}
+    alerts = next(grid for title, grid in grids.items() if title.startswith("Firing alerts: health"))
+    teams, nodes = grids["Namespaces by waste"], grids["Nodes"]
+    assert teams["x"] == nodes["x"] == alerts["w"]
+    assert teams["y"] == alerts["y"]
+    assert nodes["y"] == teams["y"] + teams["h"]
+    assert nodes["y"] + nodes["h"] == alerts["y"] + alerts["h"] == 1 + 4 + fleet.FIRST_SCREEN
+    assert alerts["y"] + alerts["h"] < UNITS + 0.5
+
+
+def test_panels_fill_the_place_beside_a_higher_one() -> None:
+    """The next panel goes where the highest free place is, and a row below all of them."""
+    found: list[dict[str, Any]] = [
+        {"gridPos": {"w": width, "h": height}} for width, height in ((13, 9), (11, 4), (11, 5), (24, 1))
+    ]
+    modernise.placed(found, 1)
+    places = [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in found]
+    assert places == [(0, 1), (13, 1), (13, 5), (0, 10)]
