@@ -32,20 +32,40 @@ GOLDEN = ROOT / "tests" / "golden"
 RECORDINGS = PACKAGED_RECORDINGS
 
 
-class Page:
-    """A scraped page, parsed by prometheus_client."""
+Sample = tuple[str, dict[str, str], float]
+SUFFIXES = ("_total", "_bucket", "_count", "_sum")
 
-    def __init__(self, text: str) -> None:
+
+def samples_of(text: str) -> list[Sample]:
+    """Return the samples of a page in text format, as prometheus_client parses it."""
+    families = text_string_to_metric_families(text)
+    return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+
+
+class Page:
+    """A scraped page, parsed by prometheus_client: `whole` at once, or else only the families that are asked for."""
+
+    def __init__(self, text: str, *, whole: bool = True) -> None:
         self.text = text
-        self.samples = [
-            (sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        ]
+        self._samples = samples_of(text) if whole else None
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples."""
+        if self._samples is None:
+            self._samples = samples_of(self.text)
+        return self._samples
 
     def values(self, name: str, **labels: str) -> list[float]:
         """Return the values of all series with this name and these labels."""
-        return [v for n, have, v in self.samples if n == name and labels.items() <= have.items()]
+        samples = samples_of(self._family(name)) if self._samples is None else self._samples
+        return [v for n, have, v in samples if n == name and labels.items() <= have.items()]
+
+    def _family(self, name: str) -> str:
+        """Return the lines of the families whose names begin as this name does."""
+        stem = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+        begins = (stem, f"# HELP {stem}", f"# TYPE {stem}")
+        return "\n".join(line for line in self.text.split("\n") if line.startswith(begins)) + "\n"
 
     def value(self, name: str, **labels: str) -> float:
         """Return the value of the only series with this name and these labels."""
@@ -89,17 +109,20 @@ class Exporter:
         finally:
             connection.close()
 
-    def page(self) -> Page:
+    def page(self, *, whole: bool = True) -> Page:
         """Scrape once in text format."""
-        return Page(self.get()[1].decode())
+        return Page(self.get()[1].decode(), whole=whole)
 
     def until(self, holds: Callable[[Page], bool], timeout: float = 15.0) -> Page:
-        """Scrape until a condition holds; on a timeout, fail with the exporter's own families of the last page."""
+        """Scrape until a condition holds; on a timeout, fail with the exporter's own families of the last page.
+
+        Pages before that are parsed only as far as the condition needs: all of them would keep a core busy.
+        """
         end = time.monotonic() + PATIENCE * timeout
         while True:
-            page = self.page()
+            page = self.page(whole=False)
             if holds(page):
-                return page
+                return Page(page.text)
             if time.monotonic() > end:
                 own = [
                     line for line in page.text.splitlines() if line.startswith(("gpu_up", "gpu_down", "gpu_exporter"))

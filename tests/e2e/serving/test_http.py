@@ -173,9 +173,7 @@ def test_both_formats_have_the_same_samples(serve: Serve, driver: FakeDriver, so
 def test_accept_encoding(shared: Exporter, accept: str, accepted: str | None, zipped: bool) -> None:
     """gzip is used only if the client accepts it, and has the same content."""
     plain = shared.get(headers={"Accept": accept, "Accept-Encoding": "identity"})[1]
-    answer, body = shared.get(
-        headers={"Accept": accept, **({} if accepted is None else {"Accept-Encoding": accepted})}
-    )
+    answer, body = shared.get(headers={"Accept": accept, **({} if accepted is None else {"Accept-Encoding": accepted})})
     assert answer.headers["Content-Encoding"] == ("gzip" if zipped else None)
     assert (gzip.decompress(body) if zipped else body) == plain
 
