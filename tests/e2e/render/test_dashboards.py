@@ -87,6 +87,8 @@ OTHER_HARDWARE = {
 SCHEDULED = "simulated"
 # Alerts that compare with a past of hours.
 PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
+ASKED = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
+ALERTS = {name for text in ASKED for name in re.findall(r'alertname="(\w+)"', text)} - set(PATIENT)
 # A counter that grows is the time, which `Pages` fills in.
 CLOCK = "$clock"
 INJECTED = {series: value for mode in MODES if mode.requires != LOOP for series, value in mode.inject.series.items()}
@@ -230,6 +232,8 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             starved = 'count(ALERTS{alertname="GpuStragglerStarved"})'
             until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")
+            # Groups of rules are evaluated one after another, at times of their own.
+            until(lambda: firing(prometheus) >= ALERTS, 60, "every alert that a query names")
             assert_sawtooth(prometheus)
             answered: set[str] = set()
             for _ in range(3):  # after a late scrape, gauges are missing for a moment
@@ -239,15 +243,20 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
                     break
                 until(lambda: min(prometheus.query("count_over_time(up[12s])"), default=0) >= 8, 60, "eight scrapes")
     assert not wrong, "\n".join(wrong)
-    asked = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
     never = {
         text
-        for text in asked - answered
+        for text in ASKED - answered
         if not panels.is_of_rank(text)
         and serving_rules.KNEE.record not in text
         and not any(f'alertname="{name}"' in text for name in PATIENT)
     }
     assert not never, "nothing ever answers:\n" + "\n".join(sorted(never))
+
+
+def firing(prometheus: Prometheus) -> set[str]:
+    """Return the names of the alerts that fire."""
+    found = prometheus.api("query", query='group by (alertname) (ALERTS{alertstate="firing"})')["result"]
+    return {each["metric"]["alertname"] for each in found}
 
 
 def training(gpus: Sequence[str]) -> list[LoopJob]:
