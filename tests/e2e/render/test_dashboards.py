@@ -285,7 +285,8 @@ def assert_sawtooth(prometheus: Prometheus) -> None:
     assert ask("Power swings and idle time", 1)[""] == pytest.approx(0.4, abs=0.15)  # whole ticks only
     moment = 'stddev_over_time(DCGM_FI_DEV_POWER_USAGE_INSTANT{cluster="sawtooth"}[1m])'
     assert prometheus.query(moment) == [0.0]
-    assert prometheus.query('count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})') == [1.0]
+    swings = 'count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})'
+    until(lambda: prometheus.query(swings) == [1.0], 60, "the alert on the sawtooth")
 
 
 def test_wrong_queries_are_detected(tmp_path: Path) -> None:
