@@ -25,10 +25,10 @@ demo: $(VENV)/run ## Serve a recording of real H200s on :9400; every series is l
 	@exec $(BIN)/gpu-exporter serve --source replay --recording h200_workloads $(ARGS)
 
 test: lint tools ## Install everything, run the linters and all tests
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal $(ARGS)
 
 coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs; takes half as long again
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal --cov --cov-report=term $(ARGS)
 
 quick: $(VENV)/dev ## Run the fast unit tests, which take about a minute on two idle cores
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)

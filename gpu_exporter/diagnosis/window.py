@@ -230,9 +230,14 @@ class Identities:
         for sample in scrape.samples:
             if not sample.labels.get("UUID"):
                 continue
-            key, whole = (key_of(sample.labels, per_instance=per_instance) for per_instance in (True, False))
-            for device in (key, whole):
-                _identify(devices.setdefault(device, DeviceIdentity()), sample.labels)
+            key = whole = key_of(sample.labels, per_instance=True)
+            if key.instance:
+                whole = key_of(sample.labels, per_instance=False)
+            for device in (key,) if whole is key else (key, whole):
+                identity = devices.get(device)
+                if identity is None:
+                    identity = devices[device] = DeviceIdentity()
+                _identify(identity, sample.labels)
             if key.instance:
                 devices[whole].has_instances = True
             if sample.name == m.DOWN.name and sample.value == 1:

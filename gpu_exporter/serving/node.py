@@ -202,8 +202,13 @@ def _attributor(source: Source, config: Config) -> Attributor | None:
 
 def _host(source: Source, config: Config) -> HostEvidence | None:
     """Return what observes the processes on the GPUs, the network cards and NCCL, as far as the settings ask for it;
-    None if the GPUs are not this machine's."""
+    None if the GPUs are not this machine's. Raises GpuExporterError."""
     if not source.live or is_remote(config, source.name):
+        if config.nccl_inspector_dir:
+            raise GpuExporterError(
+                f"--nccl-inspector-dir: source {source.name} has no GPUs of this machine, whose jobs write these files",
+                fix="remove it",
+            )
         return None
     parts: list[HostEvidence] = []
     if config.host_evidence:

@@ -26,6 +26,12 @@ PROGRAMS: Mapping[str, str] = {
             while True:
                 load_batch()
     """,
+    "waits": """
+        import time
+        def train_step():
+            while True:
+                time.sleep(0.5)  # HOT
+    """,
     "queue": """
         import queue
         def train_step():

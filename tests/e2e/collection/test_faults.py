@@ -36,8 +36,8 @@ class Watched(Exporter):
         super().__init__(exporter.process, exporter.port, exporter.log)
         self._totals: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
 
-    def page(self) -> Page:
-        """Scrape; fail on duplicate series, NaN, infinity, negative numbers and falling counters of gpu-exporter."""
+    def page(self, *, whole: bool = True) -> Page:
+        """Scrape the whole page; fail on duplicate series, NaN, infinity, negative numbers and falling counters."""
         page = super().page()
         keys = [(name, frozenset(labels.items())) for name, labels, _ in page.samples]
         assert len(keys) == len(set(keys))

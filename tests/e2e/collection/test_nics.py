@@ -4,7 +4,9 @@ import os
 import time
 from pathlib import Path
 
-from tests.conftest import Serve
+import pytest
+
+from tests.conftest import Serve, run
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.fakes.fabric import MLX5_IB, FakeFabric
 from tests.support.fakes.nccl_inspector import coll, path
@@ -42,3 +44,23 @@ def test_files_of_nccl_inspector(serve: Serve, tmp_path: Path) -> None:
     labels = {"operation": "AllReduce", "message_size": "16-256MiB", "scope": "inter_node"}
     assert page.value(name, UUID=uuid, **labels) == 40e9
     assert len(page.values(name)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ("simulated",),
+        ("simulated", "--nodes", "2"),
+        ("replay", "--recording", "h200_workloads"),
+        ("dcgm", "--dcgm-hostengine", "gpu-17:5555"),
+    ],
+    ids=" ".join,
+)
+def test_nccl_inspector_needs_gpus_of_this_machine(source: tuple[str, ...], tmp_path: Path) -> None:
+    """Otherwise the directory would be ignored without a word."""
+    found = run("serve", "--address", "127.0.0.1:0", "--nccl-inspector-dir", str(tmp_path), "--source", *source)
+    assert found.returncode == 1
+    assert found.stderr.splitlines() == [
+        f"gpu-exporter: --nccl-inspector-dir: source {source[0]} has no GPUs of this machine,"
+        " whose jobs write these files: remove it"
+    ]

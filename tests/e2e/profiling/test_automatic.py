@@ -177,15 +177,18 @@ def slurm(folder: Path) -> tuple[str, ...]:
     return ("--hpc-job-mapping-dir", str(folder))
 
 
-@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm"])
-def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path, scheduler: str) -> None:
-    """The stacks of all ranks are taken at once, and the missing rank is named with its line."""
+@pytest.mark.parametrize(("scheduler", "waiting"), [("kubernetes", "busy"), ("slurm", "waits")])
+def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path, scheduler: str, waiting: str) -> None:
+    """The stacks of all ranks are taken at once, and the missing rank is named with its line.
+
+    Ranks poll while they wait for one another, or sleep, as they do with blocking synchronization.
+    """
     driver = FakeDriver(tmp_path / "driver", gpus=4)
     uuids = [str(identity(gpu)["UUID"]) for gpu in range(4)]
     kubelet.pods = [pod("trainer", Given("nvidia.com/gpu", uuids), namespace="ml")]
     (jobs := tmp_path / "jobs").mkdir()
     with ExitStack() as stack:
-        ranks = [stack.enter_context(busy_job("loader" if gpu == 2 else "busy", tmp_path)) for gpu in range(4)]
+        ranks = [stack.enter_context(busy_job("loader" if gpu == 2 else waiting, tmp_path)) for gpu in range(4)]
         hangs(driver, 2, [job.pid for job, _ in ranks])
         of_pods = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
         owners = of_pods if scheduler == "kubernetes" else slurm(jobs)
@@ -195,11 +198,11 @@ def test_a_hang_of_four_ranks(serve: Serve, kubelet: FakeKubelet, tmp_path: Path
     assert (found["reason"], found["finding"], found["gpus"]) == ("stall", "GpuCollectiveStall", [0, 1, 2, 3])
     assert len(found["processes"]) == 4
     (odd,) = found["odd"]
-    (waiting, line), (missing, elsewhere) = ranks[0], ranks[2]
+    (first, line), (missing, elsewhere) = ranks[0], ranks[2]
     assert (odd["pid"], odd["line"], odd["others"]) == (missing.pid, f"{elsewhere}: load_batch", 3)
     assert odd["others_line"] == f"{line}: train_step"
     assert f"process {missing.pid} is at {elsewhere}: load_batch, while 3 others are at" in exporter.log.read_text()
-    assert waiting.pid in [process["pid"] for process in found["processes"]]
+    assert first.pid in [process["pid"] for process in found["processes"]]
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ OTHER_HARDWARE = {
 SCHEDULED = "simulated"
 # Alerts that compare with a past of hours.
 PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
+ASKED = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
+ALERTS = {name for text in ASKED for name in re.findall(r'alertname="(\w+)"', text)} - set(PATIENT)
 # A counter that grows is the time, which `Pages` fills in.
 CLOCK = "$clock"
 INJECTED = {series: value for mode in MODES if mode.requires != LOOP for series, value in mode.inject.series.items()}
@@ -231,6 +233,8 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             starved = 'count(ALERTS{alertname="GpuStragglerStarved"})'
             until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")
+            # Groups of rules are evaluated one after another, at times of their own.
+            until(lambda: firing(prometheus) >= ALERTS, 60, "every alert that a query names")
             assert_sawtooth(prometheus)
             answered: set[str] = set()
             for _ in range(3):  # after a late scrape, gauges are missing for a moment
@@ -240,15 +244,20 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
                     break
                 until(lambda: min(prometheus.query("count_over_time(up[12s])"), default=0) >= 8, 60, "eight scrapes")
     assert not wrong, "\n".join(wrong)
-    asked = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
     never = {
         text
-        for text in asked - answered
+        for text in ASKED - answered
         if not panels.is_of_rank(text)
         and serving_rules.KNEE.record not in text
         and not any(f'alertname="{name}"' in text for name in PATIENT)
     }
     assert not never, "nothing ever answers:\n" + "\n".join(sorted(never))
+
+
+def firing(prometheus: Prometheus) -> set[str]:
+    """Return the names of the alerts that fire."""
+    found = prometheus.api("query", query='group by (alertname) (ALERTS{alertstate="firing"})')["result"]
+    return {each["metric"]["alertname"] for each in found}
 
 
 def training(gpus: Sequence[str]) -> list[LoopJob]:
@@ -277,7 +286,8 @@ def assert_sawtooth(prometheus: Prometheus) -> None:
     assert ask("Power swings and idle time", 1)[""] == pytest.approx(0.4, abs=0.15)  # whole ticks only
     moment = 'stddev_over_time(DCGM_FI_DEV_POWER_USAGE_INSTANT{cluster="sawtooth"}[1m])'
     assert prometheus.query(moment) == [0.0]
-    assert prometheus.query('count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})') == [1.0]
+    swings = 'count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})'
+    until(lambda: prometheus.query(swings) == [1.0], 60, "the alert on the sawtooth")
 
 
 def test_wrong_queries_are_detected(tmp_path: Path) -> None:

@@ -40,12 +40,23 @@ ENDLESS = "/api/v1/stream"
 OF_PROFILES = ("/api/v1/profiles", "/debug/pprof/wall")
 
 
-@pytest.fixture
-def exporter(serve: Serve) -> Exporter:
+def of_one_page(serve: Serve) -> Exporter:
     """Serve a replay that makes only one page, so that two scrapes get the same values."""
     exporter = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "1h")
     exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_GPU_TEMP")))
     return exporter
+
+
+@pytest.fixture(scope="module")
+def shared(serve_module: Serve) -> Exporter:
+    """The exporter of all requests that are answered at once."""
+    return of_one_page(serve_module)
+
+
+@pytest.fixture
+def exporter(serve: Serve) -> Exporter:
+    """A new exporter, for tests of its memory and connections."""
+    return of_one_page(serve)
 
 
 def ask(exporter: Exporter, method: str, path: str, body: bytes | None = None) -> tuple[HTTPResponse, bytes]:
@@ -117,9 +128,9 @@ def scrape_seconds(exporter: Exporter) -> float:
         (",;=;q=\xff,,", TEXT),
     ],
 )
-def test_accept(exporter: Exporter, accept: str | None, expected: str) -> None:
+def test_accept(shared: Exporter, accept: str | None, expected: str) -> None:
     """The response has the requested format: OpenMetrics 1.0 if the header asks for it, else text."""
-    answer, body = exporter.get(headers={} if accept is None else {"Accept": accept})
+    answer, body = shared.get(headers={} if accept is None else {"Accept": accept})
     assert (answer.status, answer.headers["Content-Type"]) == (200, expected)
     assert body.endswith(b"\n# EOF\n") == (expected == OPENMETRICS)
     assert {"Accept", "Accept-Encoding"} <= set(answer.headers["Vary"].split(", "))
@@ -159,12 +170,10 @@ def test_both_formats_have_the_same_samples(serve: Serve, driver: FakeDriver, so
     ],
 )
 @pytest.mark.parametrize("accept", ["text/plain", PROMETHEUS_2])
-def test_accept_encoding(exporter: Exporter, accept: str, accepted: str | None, zipped: bool) -> None:
+def test_accept_encoding(shared: Exporter, accept: str, accepted: str | None, zipped: bool) -> None:
     """gzip is used only if the client accepts it, and has the same content."""
-    plain = exporter.get(headers={"Accept": accept, "Accept-Encoding": "identity"})[1]
-    answer, body = exporter.get(
-        headers={"Accept": accept, **({} if accepted is None else {"Accept-Encoding": accepted})}
-    )
+    plain = shared.get(headers={"Accept": accept, "Accept-Encoding": "identity"})[1]
+    answer, body = shared.get(headers={"Accept": accept, **({} if accepted is None else {"Accept-Encoding": accepted})})
     assert answer.headers["Content-Encoding"] == ("gzip" if zipped else None)
     assert (gzip.decompress(body) if zipped else body) == plain
 
@@ -172,9 +181,9 @@ def test_accept_encoding(exporter: Exporter, accept: str, accepted: str | None, 
 @pytest.mark.parametrize(
     "path", [route.path for route in ROUTES if route.needs is Needs.NODE and route.path != ENDLESS]
 )
-def test_head(exporter: Exporter, path: str) -> None:
+def test_head(shared: Exporter, path: str) -> None:
     """HEAD has the same status and headers as GET, and no body. Profiles are off."""
-    (head, nothing), (get, body) = ask(exporter, "HEAD", path), ask(exporter, "GET", path)
+    (head, nothing), (get, body) = ask(shared, "HEAD", path), ask(shared, "GET", path)
     assert (head.status, nothing) == (get.status, b"")
     assert get.status == (404 if path in OF_PROFILES else 200)
     assert head.headers["Content-Type"] == get.headers["Content-Type"]
@@ -206,9 +215,9 @@ def test_head(exporter: Exporter, path: str) -> None:
         ("TRACE", "/metrics", 405),
     ],
 )
-def test_refusals_are_short_plain_text(exporter: Exporter, method: str, path: str, status: int) -> None:
+def test_refusals_are_short_plain_text(shared: Exporter, method: str, path: str, status: int) -> None:
     """Wrong paths and methods get one line of plain text that does not reveal the software underneath."""
-    answer, body = ask(exporter, method, path)
+    answer, body = ask(shared, method, path)
     assert answer.status == status
     assert (answer.headers["Content-Type"].split(";")[0], answer.headers["Server"]) == ("text/plain", "gpu-exporter")
     assert body.startswith(str(status).encode())
@@ -216,12 +225,12 @@ def test_refusals_are_short_plain_text(exporter: Exporter, method: str, path: st
     assert body.count(b"\n") == 1
 
 
-def test_health_and_page(exporter: Exporter) -> None:
+def test_health_and_page(shared: Exporter) -> None:
     """The health checks answer ok. The page for people links to the paths."""
     for path in ("/healthz", "/health", "/readyz"):
-        answer, body = exporter.get(path)
+        answer, body = shared.get(path)
         assert (answer.status, body) == (200, b"ok\n")
-    answer, body = exporter.get("/")
+    answer, body = shared.get("/")
     assert answer.headers["Content-Type"].startswith("text/html")
     for part in (b'href="metrics"', b'href="healthz"', b'src="static/page.js"'):
         assert part in body
@@ -297,14 +306,14 @@ def test_floods_are_refused(exporter: Exporter, flood: bytes) -> None:
         b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data\r\nContent-Length: 1\r\n\r\na",
     ],
 )
-def test_garbage(exporter: Exporter, garbage: bytes) -> None:
+def test_garbage(shared: Exporter, garbage: bytes) -> None:
     """Input that is not HTTP is refused as the client's mistake, without an effect on others."""
-    with connected(exporter) as (connection,):
+    with connected(shared) as (connection,):
         connection.sendall(garbage)
         connection.shutdown(socket.SHUT_WR)
         assert rest(connection)[:10] in (b"", b"HTTP/1.1 4")
-    assert scrape_seconds(exporter) < 1
-    assert "Traceback" not in exporter.log.read_text()
+    assert scrape_seconds(shared) < 1
+    assert "Traceback" not in shared.log.read_text()
 
 
 def test_idle_connections_are_closed(exporter: Exporter) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.cli.commands import commands
 from tests import ROOT
-from tests.conftest import command
+from tests.conftest import run
 from tests.support.traces import SyntheticTrace
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ SLOW_LOADER = ROOT / "tests/data/pytorch_trace_slow_loader.json.gz"
 
 
 def _analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command("trace", "analyze", *map(str, arguments)), capture_output=True, text=True, timeout=60)
+    return run("trace", "analyze", *map(str, arguments))
 
 
 def test_a_recorded_job_with_a_slow_loader(tmp_path: Path) -> None:
