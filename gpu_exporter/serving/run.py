@@ -44,8 +44,8 @@ FIRST_PAGE_SECONDS = 2.0
 START_SECONDS = 0.01
 SIGNAL_SECONDS = 1.0
 # How many more objects than at the last garbage collection start the next one. Each collection of samples replaces
-# thousands of objects without making garbage. With Python's default of 700, traversing those of 400 simulated nodes took
-# 40 % of the CPU time.
+# thousands of objects without making garbage. With Python's default of 700, to traverse those of 400 simulated nodes
+# took 40 % of the CPU time.
 GARBAGE_OBJECTS = 20_000
 # How often a thread that waits for the GIL requests it. Python's default is 5 ms: so long would a scrape wait while the
 # live page is computed. With several nodes, the requests of hundreds of threads would slow down the one that holds it.
