@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import command
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import until
+from tests.support.tools import PATIENCE, until
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INCOMPLETE = "gpu-exporter: interrupted before the diagnosis was complete"
@@ -38,7 +38,7 @@ class Silent:
 def silent() -> Iterator[Silent]:
     """A server that accepts a connection and never answers."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        listening.settimeout(20)
+        listening.settimeout(15 * PATIENCE)
         server = Silent(listening)
         yield server
     for connection in server.connections:
@@ -58,15 +58,15 @@ def interrupted(
         # A shell lets its background jobs ignore Ctrl-C, and the tests may be one.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    try:
-        busy(process.pid)
-        sent = time.monotonic()
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-        return process.returncode, said.strip(), time.monotonic() - sent
-    finally:
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            busy(process.pid)
+            sent = time.monotonic()
+            process.send_signal(number)
+            _, said = process.communicate(timeout=30)
+            return process.returncode, said.strip(), time.monotonic() - sent
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -90,6 +90,12 @@ SCHEDULED = "simulated"
 PATIENT = ("GpuJobSlower", "GpuJobMfuDropped")
 ASKED = {text for board in panels.BOARDS.values() for text in panels.expressions(board)}
 ALERTS = {name for text in ASKED for name in re.findall(r'alertname="(\w+)"', text)} - set(PATIENT)
+# What selects alerts on GPUs of some domains.
+OF_GPUS = {
+    each
+    for text in ASKED
+    for each in re.findall(r'ALERTS\{(UUID=~"\.\+", alertstate="firing", domain=~"[\w|]+")', text)
+}
 # A counter that grows is the time, which `Pages` fills in.
 CLOCK = "$clock"
 INJECTED = {series: value for mode in MODES if mode.requires != LOOP for series, value in mode.inject.series.items()}
@@ -235,6 +241,11 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
             until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")
             # Groups of rules are evaluated one after another, at times of their own.
             until(lambda: firing(prometheus) >= ALERTS, 60, "every alert that a query names")
+            until(
+                lambda: all(prometheus.query(f"count(ALERTS{{{selector}}})") for selector in OF_GPUS),
+                60,
+                "an alert on a GPU of each domain",
+            )
             assert_sawtooth(prometheus)
             answered: set[str] = set()
             for _ in range(3):  # after a late scrape, gauges are missing for a moment
