@@ -232,7 +232,7 @@ def of_all(about: About, up: str, gpus: str, *, height: int = 4) -> Any:
     known = f"({up} or 0 * {gpus})"
     fewer = f'label_replace({known} < {gpus}, "fewer", "{FEWER}", "", "")'
     panel = pair(
-        "GPUs",
+        "Reachable GPUs",
         about,
         Query(f"{fewer} or {known} >= {gpus}", "reachable{{fewer}}", "short"),
         Query(gpus, "monitored", "short"),

@@ -252,7 +252,7 @@ def alerts_since(
 
 def absent(board: Board) -> str:
     """Return the firing alerts about the ranks that never entered the collective in which their job hangs."""
-    stalls = f'ALERTS{{alertname="{STALL}", alertstate="firing", {", ".join(map(_matcher, board.chosen))}}}'
+    stalls = named(alerts(board, [Domain.DISTRIBUTED]), [STALL])
     return f"{stalls} and on ({', '.join(DEVICE)}) {of(board, SPINS)} == 0"
 
 

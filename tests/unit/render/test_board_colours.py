@@ -65,10 +65,10 @@ def test_throttled_is_orange_and_a_missing_gpu_red() -> None:
     assert steps["Nodes", "throttled"] == steps["GPUs", "throttled"] == ORANGE
     assert steps["Nodes", "critical alerts"] == steps["Nodes", "unhealthy"] == RED
     assert steps["Nodes", "hottest GPU"] == steps["GPUs", "temperature"] == ORANGE
-    (fewer,) = fleet_board["GPUs"]["fieldConfig"]["overrides"]
+    (fewer,) = fleet_board["Reachable GPUs"]["fieldConfig"]["overrides"]
     assert {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}} in fewer["properties"]
     assert fewer["matcher"]["options"] == "reachable, not all"
-    assert '"fewer", ", not all"' in fleet_board["GPUs"]["targets"][0]["expr"]
+    assert '"fewer", ", not all"' in fleet_board["Reachable GPUs"]["targets"][0]["expr"]
 
 
 def test_what_does_not_answer_is_red() -> None:
