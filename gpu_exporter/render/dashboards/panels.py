@@ -36,7 +36,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
 # Ends the legend of a number of GPUs that is not that of all.
 FEWER = ", not all"
-# From 85 °C on, a GPU is hot: the data-centre GPUs slow down a few degrees above.
+# A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
 HOT = Step(85, ORANGE)
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
