@@ -54,7 +54,7 @@ GPU = Board(
 JOB = Board(
     "job",
     "GPU / Job",
-    "The ranks of a job side by side: which rank do the others wait for?",
+    "The ranks of a job side by side: which rank holds up the job?",
     ("cluster", "namespace", "workload"),
     (Domain.DISTRIBUTED,),
     single=("workload",),

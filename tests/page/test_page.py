@@ -60,7 +60,7 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     expect(page.locator("#banner")).to_contain_text("These are not your GPUs: simulated")
     expect(page).to_have_title(re.compile("^✖ 1 unhealthy · node-000"))
     ranks = page.get_by_role("region", name=re.compile("Ranks of"))
-    expect(ranks.get_by_role("row").filter(has_text="GPU 3")).to_contain_text("Others wait for it")
+    expect(ranks.get_by_role("row").filter(has_text="GPU 3")).to_contain_text("Holds up the job")
     for path in ("metrics", "healthz", "api/v1/gpus"):
         expect(page.locator(f'footer a[href="{path}"]')).to_be_visible()
 

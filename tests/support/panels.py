@@ -49,7 +49,7 @@ ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels of parts or events, which not every series has.
-SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "activity")
+SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "Rank", "activity", "fewer")
 Devices = frozenset[DeviceKey]
 # The histograms that panels read directly, each with a signal that only devices with it have.
 HISTOGRAMS = {
@@ -223,7 +223,7 @@ class Truth:
         raise AssertionError(f"{type(node).__name__} is new in a dashboard: teach this test what it finds")
 
     def _binary(self, operator: str, left: Devices | bool, right: Devices | bool) -> Devices | bool:
-        if operator in ("==", ">"):  # a filter; what it drops comes back after `or`
+        if operator in ("==", ">", "<", ">="):  # a filter; what it drops comes back after `or`
             return left
         if operator not in (*SET_OPERATORS, *"+-*/%^"):
             raise AssertionError(f"a dashboard compares with {operator}: its result is not known")

@@ -24,12 +24,13 @@ BOARD = COST
 _PRICES = "Prices are set when the recording rules are rendered."
 _PRICE = f"sum({q.of(BOARD, a.GPU_COST)}) / sum({q.of(BOARD, a.GPUS)})"
 _TEXTS = {cause.value: (CAUSES[cause], COLOURS[cause]) for cause in SHARES}
-# In place of a cause: in a job that hangs, all time is waiting, also that of the rank that the others wait for.
-MISSING, HANGING = "missing", "hanging"
+# In place of a cause: in a job that hangs, all time is waiting, also that of the rank that holds it up.
+MISSING, HANGING = "culprit", "hanging"
 _IN_HANGING_JOB = {
-    MISSING: ("job hangs, waiting for this rank", RED),
-    HANGING: ("job hangs, this rank waits", ORANGE),
+    MISSING: ("job hangs: this rank holds it up", RED),
+    HANGING: ("job hangs: waits", ORANGE),
 }
+UNMEASURED = "A GPU without measurements counts as cost, not as waste."
 # Longer lists belong into a report.
 WORST = 20
 
@@ -51,7 +52,11 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 def _numbers() -> list[object]:
     shown = (
         (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
-        (a.WASTED_COST, "Wasted per hour", _cost("Cost of idle time, fake load and hanging jobs per hour.")),
+        (
+            a.WASTED_COST,
+            "Wasted per hour",
+            _cost("Cost of lost GPU time per hour: idle, waiting, throttled, fake load. " + UNMEASURED),
+        ),
         (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
         (
             a.POWER,
@@ -100,7 +105,7 @@ def _time() -> list[object]:
             ],
             Columns(
                 (LABEL,),
-                gauges=["share"],
+                shares=["share"],
                 texts={LABEL: _TEXTS},
             ),
             width=8,
@@ -124,7 +129,7 @@ def _workloads() -> object:
         ),
         [
             q.query(BOARD, a.WASTED_COST, "wasted per hour"),
-            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", "of its cost"),
+            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", "share of its cost"),
             q.query(BOARD, a.GPU_COST, "cost per hour"),
             q.query(BOARD, a.GPUS, "GPUs"),
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
@@ -132,7 +137,7 @@ def _workloads() -> object:
         ],
         Columns(
             ("cluster", "namespace", "workload"),
-            gauges=["of its cost"],
+            shares=["share of its cost"],
             steps={name: [Step(None, "text"), Step(0.01, ORANGE)] for name in ("idle GPUs", "idle per hour")},
         ),
         width=14,
@@ -165,20 +170,21 @@ def _wasted_gpus() -> object:
     return table(
         "Wasted GPUs",
         About(
-            f"The {WORST} GPUs with the largest share of wasted time, their owner, and what the waste costs. If a job "
-            "hangs, all time of all of its GPUs is wasted.",
+            f"The {WORST} GPUs that waste the largest share of their time (*wasted*): idle, waiting for the host or "
+            "for other ranks, copying, throttled, or under a fake load; and how much of their time the largest cause "
+            f"takes (*share by cause*). If a job hangs, all time of all of its GPUs is wasted. {UNMEASURED}",
             "small shares.",
             "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),
         [
             Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
             Query(wasted, "", "percentunit", "wasted"),
-            Query(_worst_cause(wasted), "", "percentunit", "by this cause"),
+            Query(_worst_cause(wasted), "", "percentunit", "share by cause"),
         ],
         Columns(
             ("node", "gpu", "workload", LABEL),
             added=(LABEL,),
-            gauges=["wasted", "by this cause"],
+            shares=["wasted", "share by cause"],
             texts={LABEL: _TEXTS | _IN_HANGING_JOB},
         ),
         width=24,

@@ -162,7 +162,7 @@ def _ports(board: Board) -> Any:
         [of_gpu(nic_signals.UP, "link"), of_gpu(nic_signals.RATE_SHARE, "rate")],
         Columns(
             ("node", "gpu", "device", "port", "distance"),
-            gauges=["rate"],
+            shares=["rate"],
             words={"link": (("down", RED), ("up", GREEN))},
             texts={"distance": distances},
         ),

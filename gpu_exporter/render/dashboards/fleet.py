@@ -10,18 +10,20 @@ from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import capacity, remediation
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.frame import DEEP_ORANGE, GREEN, ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import number, pair
+from gpu_exporter.render.dashboards.panels import HOT, number, of_all
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, grouped, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
+SHARE_OF_COST = "share of its cost"
+CRITICAL, WARNING = (f"{each.value} alerts" for each in (Severity.CRITICAL, Severity.WARNING))
 SOME, FEW = ([Step(None, "text"), Step(1, colour)] for colour in (RED, ORANGE))
-# Rows of the grid up to the end of the first screen, below the numbers.
-FIRST_SCREEN = 17
+# Rows of the grid: the numbers, and up to the end of the first screen below them.
+TILES, FIRST_SCREEN = 3, 18
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -44,18 +46,16 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 
 def _numbers() -> list[object]:
-    gpus = q.of(BOARD, a.CLUSTER_GPUS)
     return [
-        pair(
-            "GPUs",
+        of_all(
             About(
                 "GPUs that the exporters can read, and all GPUs that Prometheus knows.",
                 "both numbers are equal, and the number of all of your GPUs.",
                 "GpuLost and GpuExporterDown below name the GPU or node; then check the scrape targets in Prometheus.",
             ),
-            Query(f"sum({q.of(BOARD, a.CLUSTER_UP)})", "reachable", "short"),
-            Query(f"sum({gpus})", "monitored", "short"),
-            width=4,
+            f"sum({q.of(BOARD, a.CLUSTER_UP)})",
+            f"sum({q.of(BOARD, a.CLUSTER_GPUS)})",
+            height=TILES,
         ),
         number(
             "Unhealthy GPUs",
@@ -66,6 +66,7 @@ def _numbers() -> list[object]:
             ),
             Query(f"sum({q.of(BOARD, a.CLUSTER_UNHEALTHY)})", "", "short"),
             [Step(None, GREEN), Step(1, RED)],
+            height=TILES,
         ),
         _alerts(Severity.CRITICAL, RED, "act now: the table below shows where, and the runbook of each alert."),
         _alerts(Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each alert."),
@@ -73,11 +74,13 @@ def _numbers() -> list[object]:
         number(
             "Wasted per hour",
             About(
-                "Cost per hour of GPU time in which GPUs are idle, wait for others, are throttled or only look busy.",
+                "Cost per hour of GPU time in which GPUs are idle, wait for others, are throttled or only look busy. A "
+                "GPU without measurements counts as cost, not as waste.",
                 "a small share of the cost of all GPUs.",
                 "the table of namespaces shows who wastes it.",
             ),
             Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
+            height=TILES,
         ),
     ]
 
@@ -94,8 +97,9 @@ def _misused() -> list[object]:
                 "the table of nodes shows where.",
             ),
             Query(f"{_throttled()} {none}", "", "short"),
-            [Step(None, GREEN), Step(1, RED)],
+            [Step(None, GREEN), Step(1, ORANGE)],
             width=3,
+            height=TILES,
         ),
         number(
             "Idle GPUs",
@@ -107,6 +111,7 @@ def _misused() -> list[object]:
             Query(f"sum({q.idle(BOARD)}) {none}", "", "short"),
             [Step(None, GREEN), Step(1, ORANGE)],
             width=3,
+            height=TILES,
         ),
     ]
 
@@ -124,6 +129,7 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
         Query(f"count({grouped(found)}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"),
         [Step(None, GREEN), Step(1, colour)],
         width=3,
+        height=TILES,
     )
 
 
@@ -150,13 +156,13 @@ def _teams() -> object:
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
             Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
             Query(
-                f"{q.of(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}", "", "percentunit", "of its cost"
+                f"{q.of(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}", "", "percentunit", SHARE_OF_COST
             ),
             Query(gpus, "", "short", "GPUs"),
         ],
         Columns(
             ("cluster", "namespace"),
-            gauges=["of its cost"],
+            shares=[SHARE_OF_COST],
             steps={"idle GPUs": FEW, "idle per hour": [Step(None, "text"), Step(0.01, ORANGE)]},
         ),
         width=10,
@@ -195,8 +201,8 @@ def _classes() -> object:
     return lines(
         "GPUs by bottleneck, and those that are throttled",
         About(
-            "Number of GPUs in each bottleneck class, stacked. A throttled GPU has a class, too: the red line is their "
-            "number, according to alerts.",
+            "Number of GPUs in each bottleneck class, stacked. A throttled GPU has a class, too: the deep "
+            "orange line is their number, according to alerts.",
             "most are compute-bound and communicate at times; none is throttled.",
             "open a node with many GPUs in another class to see what limits them.",
         ),
@@ -205,7 +211,9 @@ def _classes() -> object:
             Legend.LIST,
             stacked=True,
             overrides=[
-                *coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS} | {"throttled": RED}),
+                *coloured(
+                    {bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS} | {"throttled": DEEP_ORANGE}
+                ),
                 {"matcher": {"id": "byFrameRefID", "options": "B"}, "properties": above},
             ],
         ),
@@ -251,14 +259,20 @@ def _nodes() -> object:
             Query(throttled, "", "short", "throttled"),
             _affected(Severity.WARNING),
             q.query(BOARD, a.NODE_UNHEALTHY, "unhealthy"),
-            q.query(BOARD, a.NODE_TEMP, "hottest"),
+            q.query(BOARD, a.NODE_TEMP, "hottest GPU"),
         ],
         Columns(
             ("cluster", "node"),
-            steps={"critical": SOME, "warning": FEW, "unhealthy": SOME, "throttled": SOME},
+            steps={
+                CRITICAL: SOME,
+                WARNING: FEW,
+                "unhealthy": SOME,
+                "throttled": FEW,
+                "hottest GPU": [Step(None, "text"), HOT],
+            },
         ),
         width=10,
-        sort=(Severity.CRITICAL.value, "throttled", Severity.WARNING.value),
+        sort=(CRITICAL, "throttled", WARNING),
         height=FIRST_SCREEN - 8,
     )
 
@@ -278,7 +292,7 @@ def _activity() -> object:
             (a.NODE_SM, "SM"),
             (a.NODE_POWER, "power"),
         ),
-        Columns(("cluster", "node"), gauges=["utilisation", "SM"], steps={"degraded": FEW}),
+        Columns(("cluster", "node"), shares=["utilisation", "SM"], steps={"degraded": FEW}),
         width=11,
         sort="degraded",
     )
@@ -288,7 +302,7 @@ def _affected(severity: Severity) -> Query:
     """Return the number of firing alerts of a severity on each node, as the table of alerts counts them."""
     alerts = q.having(q.alerts(BOARD, severities=[severity]), "node")
     of_node = f"count by (cluster, node) ({grouped(alerts)})"
-    return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", severity.value)
+    return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", f"{severity.value} alerts")
 
 
 def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
@@ -313,7 +327,7 @@ def _owners() -> list[object]:
                 Query(idle, "", "short", "idle GPUs"),
                 *_named((a.WORKLOAD_GR, "engine"), (a.WORKLOAD_SM, "SM")),
             ],
-            Columns(("cluster", "namespace", "workload"), gauges=["engine", "SM"], steps={"idle GPUs": FEW}),
+            Columns(("cluster", "namespace", "workload"), shares=["engine", "SM"], steps={"idle GPUs": FEW}),
             width=13,
             sort="wasted per hour",
         ),

@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 
 from grafanalib import core
 
+from gpu_exporter.catalogue.causes import COLOURS, Cause
 from gpu_exporter.render.boards import GPU, Board
 from gpu_exporter.render.dashboards.queries import Query
 
 ABSENT = "not collected"
 # By which the dashboards find each other.
 TAG = "gpu-observability"
-# Red is a culprit or critical, orange a victim or a warning, green good, grey unknown. The others have no meaning.
+# Red is a culprit or critical, orange a victim, degraded or a warning, green good, grey unknown. The others have no
+# meaning.
 RED, ORANGE, YELLOW, GREEN = "#e02f44", "#ff9830", "#fade2a", "#73bf69"
-# Another red for areas; text in it would be hard to read.
+# A red and an orange for areas; text in them would be hard to read.
 DARK_RED = "#b01a30"
+DEEP_ORANGE = COLOURS[Cause.THROTTLED]
 BLUE, PURPLE, TEAL, GREY = "#5794f2", "#b877d9", "#4fb3bf", "#8e8e8e"
 
 

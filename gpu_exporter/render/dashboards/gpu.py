@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes.health import STALE
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import GPU
-from gpu_exporter.render.dashboards import between_scrapes
+from gpu_exporter.render.dashboards import between_scrapes, classes
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
+from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import LIMITS, class_timeline, named, number, states, verdict, watched
+from gpu_exporter.render.dashboards.panels import LIMITS, class_timeline, named, number, reachable, states, verdict
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
-# The other alerts are about nodes.
-# The Node dashboard has those of the network: this one is nearly as large as a ConfigMap may be.
-OF_GPUS = [domain for domain in Domain if domain not in (Domain.NETWORK, Domain.REMEDIATION)]
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -49,7 +47,7 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: t
 def _first(modes: Sequence[FailureMode]) -> list[object]:
     return [
         *_numbers(),
-        firing(BOARD, modes, OF_GPUS, 24, by_gpu=True, height=5),
+        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=5),
         class_timeline(BOARD, 12),
         time_shares("Where does its time go?", q.shares_of(BOARD)),
         _activity(),
@@ -84,12 +82,13 @@ def _numbers() -> list[object]:
         ),
     )
     return [
-        watched(BOARD),
+        reachable(BOARD),
         verdict(BOARD),
         _class(),
         *(
-            number(title, about, Query(f"{of}({q.of(BOARD, each)}){lost}", "", q.unit(each)))
+            number(title, about, Query(f"{of}({q.of(BOARD, each)}){lost}", "", q.unit(each)), alarm=alarm)
             for title, about, each, of in shown
+            for alarm in [Step(STALE.value, RED) if each is s.READ_AGE else None]
             for lost in ["" if each is s.READ_AGE else f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"]
         ),
     ]
@@ -101,7 +100,7 @@ def _class() -> object:
         "compute-bound; memory-bound when generating tokens. Throttled: heat or the power supply lowers the clocks.",
         "the timeline below shows all GPUs.",
     )
-    return named("Bottleneck now", about, Query(f"max({q.limit_of(BOARD)})", "", "short"), LIMITS)
+    return named("Bottleneck now", about, Query(f"max({classes.limit_of(BOARD)})", "", "short"), LIMITS)
 
 
 def _activity() -> object:

@@ -38,7 +38,7 @@ BY_VALUE = {"mode": "continuous-BlPu"}
 
 
 # The causes of `WORDS` as dashboards name them: a GPU that waits for its host without end is idle, and in a job that
-# hangs all time is waiting, also that of the rank that the others wait for.
+# hangs all time is waiting, also that of the rank that holds it up.
 CAUSES = {
     **WORDS,
     Cause.NO_PROCESS: "idle: no process",

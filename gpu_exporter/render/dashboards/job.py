@@ -12,11 +12,11 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
-from gpu_exporter.render.dashboards import between_scrapes, host, loops
+from gpu_exporter.render.dashboards import between_scrapes, classes, host, loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import BLUE, DARK_RED, ORANGE, RED, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import class_timeline, states, watched
+from gpu_exporter.render.dashboards.panels import class_timeline, reachable, states
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.rules import serving
@@ -24,20 +24,24 @@ from gpu_exporter.render.rules import training_jobs as t
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = JOB
+# Rows of the grid on the first screen. The timeline beside ranks and time has a line for each GPU of four nodes.
+ALERTS, RANKS, TIME = 7, 10, 8
 BATCH_LIMIT = "recommended limit"
 NO_SERVER = (
     "no inference server (vLLM, TGI, Triton) in this job. "
     "Training: see *Achieved against what this GPU can do* on GPU / Node"
 )
+# The alerts about a rank that makes the others wait.
+STRAGGLERS = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
 STATES = (
     ("does not wait", BLUE),
     ("waits", ORANGE),
     ("waits: the job hangs", ORANGE),
-    ("waited for: its host is slow", RED),
-    ("waited for: computes longer", RED),
-    ("waited for: not in collective", RED),
+    ("holds up the job: its host is slow", RED),
+    ("holds up the job: computes longer", RED),
+    ("holds up the job: not in the collective", RED),
     ("does not answer", DARK_RED),
 )
 
@@ -48,15 +52,14 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             "Is the job making progress?",
             [
-                watched(BOARD, height=6),
-                firing(BOARD, modes, [Domain.DISTRIBUTED], 20, joined=[Domain.HEALTH], height=6),
+                reachable(BOARD, height=ALERTS),
+                firing(BOARD, modes, list(Domain), 20, by_owner=True, height=ALERTS),
                 _ranks(),
-                _states(),
-                class_timeline(BOARD, 12, culprits=" or ".join(_culprits().values())),
+                class_timeline(BOARD, 10, RANKS + TIME, _classes()),
                 _time(),
             ],
         ),
-        BoardRow("Which rank do the others wait for?", _waiting()),
+        BoardRow("Which rank holds up the job?", _waiting()),
         loops.job_row(),
         host.row(BOARD),
         BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
@@ -112,16 +115,25 @@ def _batches() -> list[object]:
 
 
 def _time() -> object:
-    return time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD))
+    return time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD), width=14, height=TIME)
 
 
 def _culprits() -> Mapping[int, str]:
-    """Return the ranks that the others wait for, by state: stragglers, and ranks outside the collective that hangs."""
+    """Return the ranks that hold up the job, by state: stragglers, and ranks outside the collective that hangs."""
     return {
         STARVED: q.holds(BOARD, d.STARVED_STRAGGLER),
         SLOW: q.holds(BOARD, d.SLOW_STRAGGLER),
         MISSING: f"({_in_hanging_job()} == 0)",
     }
+
+
+def _classes() -> q.Query:
+    """Return what limits each rank; those that held up the job within ten minutes before the end come first."""
+    held = [f"last_over_time({q.holds(BOARD, each)}[10m] @ end())" for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER)]
+    hangs = f"{q.of(BOARD, d.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)} @ end()"
+    return classes.classes_of_ranks(
+        BOARD, " or ".join(_culprits().values()), " or ".join((*held, f"({hangs})")), q.of(BOARD, t.RANK)
+    )
 
 
 def _in_hanging_job() -> str:
@@ -140,8 +152,16 @@ def _others() -> str:
     return " + ".join(q.of(BOARD, PeerShare(mark)) for mark in (d.WAITS, d.SPINS))
 
 
+def _blamed_since() -> str:
+    """Return since when an alert about each rank is active, or about the straggler that it waits for."""
+    since = q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), "node")
+    job = "cluster, namespace, workload"
+    straggler = f"min by ({job}) ({q.named(since, STRAGGLERS)})"
+    return f"{since} or 0 * ({q.of(BOARD, d.WAITS)} == 1) + on ({job}) group_left () {straggler}"
+
+
 def _ranks() -> object:
-    since = f"time() - ({q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), 'node')})"
+    since = f"time() - ({_blamed_since()})"
     device = ", ".join(DEVICE)
     # A rank without a step timer in its loop has no number.
     numbered = f"topk by ({device}) (1, {q.of(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
@@ -155,10 +175,11 @@ def _ranks() -> object:
     return table(
         "Ranks",
         About(
-            "Each rank, the one that the others wait for first: its state and why, since when an alert about it fires, "
-            "and what it does. Ranks have numbers if the training loop has a step timer.",
-            "no rank that the others wait for, and similar values on all ranks.",
-            "click the rank that the others wait for: a less busy engine means that its host is slow, busier SMs that "
+            "Each rank, the one that holds up the job first: its state and why, for how long an alert about it, or "
+            "about the straggler that it waits for, is active, and what it does. Ranks have numbers if the training "
+            "loop has a step timer.",
+            "no rank that holds up the job, and similar values on all ranks.",
+            "click the rank that holds up the job: a less busy engine means that its host is slow, busier SMs that "
             "its GPU is slow.",
         ),
         [
@@ -169,13 +190,13 @@ def _ranks() -> object:
         Columns(
             ("rank", "node", "gpu"),
             added=("rank",),
-            gauges=["engine", "SM", "power"],
+            shares=["engine", "SM", "power"],
             words={"state": ((STATES[0][0], "text"), *STATES[1:-1], (STATES[-1][0], RED))},
             answers=[each.name for each in values],
         ),
         sort="state",
         width=14,
-        height=11,
+        height=RANKS,
     )
 
 
@@ -186,17 +207,18 @@ def _states() -> object:
             "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if the job hangs"
             " in a collective. The others wait for a straggler, or for a rank that never entered the collective.",
             "short waits that are similar on all ranks.",
-            "investigate the rank that the others wait for; if all wait, see GpuCommunicationBound.",
+            "investigate the rank that holds up the job; if all wait, see GpuCommunicationBound.",
         ),
-        Query(q.in_order(_state()), q.legend(BOARD, d.WAITS), "short"),
+        Query(classes.in_order(_state()), q.legend(BOARD, d.WAITS), "short"),
         STATES,
-        width=10,
+        width=24,
         height=11,
     )
 
 
 def _waiting() -> list[object]:
     return [
+        _states(),
         lines(
             "Share of other ranks that wait",
             About(

@@ -189,7 +189,7 @@ def _jobs() -> object:
         [q.query(COST, what, name) for what, name in shown],
         Columns(
             ("namespace", "workload", "job_id"),
-            gauges=["MFU", "goodput"],
+            shares=["MFU", "goodput"],
             optional=["per million tokens", "tokens per second"],  # a job that hangs has none
         ),
         width=24,

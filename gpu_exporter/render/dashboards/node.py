@@ -10,7 +10,7 @@ from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Style, gpu_colours, lines
-from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, number, pair, verdict, watched
+from gpu_exporter.render.dashboards.panels import HOT, VERDICTS, class_timeline, number, pair, reachable, verdict
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, firing, table
 from gpu_exporter.render.prose import title
@@ -61,9 +61,12 @@ def _gpus() -> object:
         [Query(q.verdict(BOARD), "", "short", "health"), *(q.or_lost(BOARD, each) for each in values)],
         Columns(
             ("node", "gpu"),
-            gauges=["engine", "SM", "power"],
+            shares=["throttled", "engine", "SM", "power"],
             words={"health": VERDICTS},
-            steps={"throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, RED)]},
+            steps={
+                "throttled": [Step(None, "text"), Step(q.THROTTLED_SHARE, ORANGE)],
+                "temperature": [Step(None, "text"), HOT],
+            },
             answers=[each.name for each in values],
         ),
         width=16,
@@ -74,10 +77,10 @@ def _gpus() -> object:
 
 def _numbers() -> list[object]:
     return [
-        watched(BOARD),
+        reachable(BOARD),
         verdict(BOARD),
         pair(
-            "Firing alerts",
+            "Alerts by severity",
             About(
                 "Firing alerts of this node, by severity; an alert counts once for each GPU.",
                 "0, while GPUs are monitored.",
@@ -94,6 +97,7 @@ def _numbers() -> list[object]:
                 "check airflow and fans.",
             ),
             Query(f"max({q.of(BOARD, a.NODE_TEMP)})", "", "celsius"),
+            alarm=HOT,
         ),
         number(
             "Power",

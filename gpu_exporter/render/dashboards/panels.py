@@ -7,12 +7,15 @@ from typing import Any
 
 from grafanalib import core
 
+from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.render.boards import Board
+from gpu_exporter.render.dashboards import classes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
     DARK_RED,
+    DEEP_ORANGE,
     GREEN,
     GREY,
     ORANGE,
@@ -31,13 +34,17 @@ from gpu_exporter.render.dashboards.queries import Query
 # Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
+# Ends the legend of a number of GPUs that is not that of all.
+FEWER = ", not all"
+# A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
+HOT = Step(85, ORANGE)
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
-# The values of `queries.classes_of`.
+# The values of `classes.classes_of`.
 LIMITS = (
     *((each.name, each.colour) for each in BOTTLENECKS),
-    ("throttled", RED),
-    ("the others wait for it", RED),
+    ("throttled", DEEP_ORANGE),
+    ("holds up the job", RED),
     ("does not answer", DARK_RED),
 )
 
@@ -63,13 +70,23 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
 
 
 def number(
-    title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4, height: int = 4
+    title: str,
+    about: About,
+    query: Query,
+    steps: Sequence[Step] = (),
+    *,
+    width: int = 4,
+    height: int = 4,
+    alarm: Step | None = None,
 ) -> Any:
     """Return a panel with one current number, or that the GPU does not answer (`queries.NO_ANSWER`).
 
-    With steps, the background shows the severity: grey without a value.
+    With steps, the background shows the severity: grey without a value. From `alarm` upwards, the number itself is
+    coloured.
     """
     shown = [Step(None, GREY), *(step._replace(value=step.value or 0) for step in steps)] if steps else []
+    if alarm:
+        shown = [Step(None, "text"), alarm]
     defaults: dict[str, Any] = {"thresholds": {"mode": "absolute", "steps": steps_of(shown)}}
     if f"- {-q.NO_ANSWER}" in query.expr:
         lost = {str(q.NO_ANSWER): {"text": f"lost{2 * NO_BREAK}", "color": RED, "index": 0}}
@@ -82,7 +99,7 @@ def number(
         reduceCalc="lastNotNull",
         graphMode="none",
         colorMode="background" if steps else "value",
-        color={"mode": "thresholds"} if steps else {"mode": "fixed", "fixedColor": "text"},
+        color={"mode": "thresholds"} if shown else {"mode": "fixed", "fixedColor": "text"},
         extraJson={"fieldConfig": {"defaults": defaults}},
     )
 
@@ -96,15 +113,15 @@ def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str
     return panel
 
 
-def class_timeline(board: Board, width: int = 24, height: int = 8, culprits: str = "") -> Any:
+def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Query | None = None) -> Any:
     """Return the bottleneck class of each GPU over time, in the colours of the classes.
 
-    `culprits` are the GPUs that the others of a job wait for.
+    `of_ranks` is that of the ranks of a job.
     """
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
     meanings += "\n- throttled: heat or the power supply lowers the clocks\n- does not answer: see GpuLost"
-    if culprits:
-        meanings += "\n- the others wait for it: a straggler, or not in the collective in which the job hangs"
+    if of_ranks:
+        meanings += "\n- holds up the job: a straggler, or not in the collective in which the job hangs"
     about = About(
         f"The bottleneck class of each GPU over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",
@@ -113,7 +130,7 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, culprits: str
     )
     return core.StateTimeline(
         **common("Bottleneck", about, width, height),
-        targets=targets([q.classes_of(board, culprits)]),
+        targets=targets([of_ranks or classes.classes_of(board)]),
         mappings=[_words(LIMITS)],
         colorMode="fixed",
         extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
@@ -156,12 +173,21 @@ def verdict(board: Board, width: int = 4) -> Any:
     return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width)
 
 
-def pair(title: str, about: About, first: Query, second: Query, *, width: int = 4, colours: Sequence[str] = ()) -> Any:
+def pair(
+    title: str,
+    about: About,
+    first: Query,
+    second: Query,
+    *,
+    width: int = 4,
+    height: int = 4,
+    colours: Sequence[str] = (),
+) -> Any:
     """Return a panel with two current numbers, each with its legend.
 
     With `colours`, the background of a number is green at zero, and above in its colour; grey without a value.
     """
-    panel = number(title, about, first, [Step(None, GREEN)] if colours else [], width=width)
+    panel = number(title, about, first, [Step(None, GREEN)] if colours else [], width=width, height=height)
     panel.targets = targets([first, second], instant=True)
     panel.textMode = "value_and_name"
     panel.orientation = "vertical"
@@ -183,5 +209,36 @@ def watched(board: Board, width: int = 4, height: int = 4) -> Any:
         "all of your GPUs.",
         "check that Prometheus scrapes the exporter; `gpu-exporter doctor` on the node says why a GPU is not read.",
     )
-    expr = f"count(count by (cluster, UUID) ({q.devices(board)}))"
-    return number("GPUs monitored", about, Query(expr, "", "short"), width=width, height=height)
+    return number("GPUs monitored", about, Query(_monitored(board), "", "short"), width=width, height=height)
+
+
+def _monitored(board: Board) -> str:
+    return f"count(count by (cluster, UUID) ({q.devices(board)}))"
+
+
+def reachable(board: Board, height: int = 4) -> Any:
+    """Return how many of the selected GPUs the exporters can read."""
+    about = About(
+        "Selected GPUs that the exporter can read, and all that Prometheus knows.",
+        "both numbers are equal, and the number of all of these GPUs.",
+        "see GpuLost in the table of alerts; `gpu-exporter doctor` on the node says why a GPU is not read.",
+    )
+    up = f"count(count by (cluster, UUID) ({q.of(board, s.UP)} == 1))"
+    return of_all(about, up, _monitored(board), height=height)
+
+
+def of_all(about: About, up: str, gpus: str, *, height: int = 4) -> Any:
+    """Return the number of GPUs that can be read, red if it is not that of all GPUs, and this."""
+    known = f"({up} or 0 * {gpus})"
+    fewer = f'label_replace({known} < {gpus}, "fewer", "{FEWER}", "", "")'
+    panel = pair(
+        "Reachable GPUs",
+        about,
+        Query(f"{fewer} or {known} >= {gpus}", "reachable{{fewer}}", "short"),
+        Query(gpus, "monitored", "short"),
+        height=height,
+    )
+    red = [{"id": "displayName", "value": "reachable"}, {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}]
+    panel.overrides = [{"matcher": {"id": "byName", "options": f"reachable{FEWER}"}, "properties": red}]
+    panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12}}}
+    return panel

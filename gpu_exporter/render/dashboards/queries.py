@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import bottlenecks
@@ -10,6 +10,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import Mark, Named, Over, PeerMedian, PeerShare, record_of
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.distributed import SPINS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
@@ -44,15 +45,17 @@ UNITS = {
 # The share of time with lowered clocks from which a GPU counts as throttled, and the number of that state, which
 # follows those of the classes: a GPU that throttles has a class, too.
 THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
-# The numbers of two more states that say more than a class: a rank that its job waits for, and a GPU without an answer.
+# The numbers of two more states that say more than a class: a rank that holds up its job, and a GPU without an answer.
 CULPRIT, LOST = THROTTLED + 1, THROTTLED + 2
 # In place of the value of a GPU that does not answer: no value of a table is negative.
 NO_ANSWER = -1
-DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
+DEVICE_LEGEND = "{{node}} · GPU {{gpu}}"
 # On a dashboard that shows one node at a time.
 GPU_LEGEND = "GPU {{gpu}}"
 # Alerts about GPUs that someone holds but does not use: idle, or busy only according to nvidia-smi.
 IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
+# The alert about a job that hangs in a collective.
+STALL = "GpuCollectiveStall"
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
@@ -221,43 +224,36 @@ def or_lost(board: Board, values: Query) -> Query:
     return replace(values, expr=f"{values.expr} or (0 * ({lost(board)}) - {-NO_ANSWER})")
 
 
-def limit_of(board: Board) -> str:
-    """Return the number of the bottleneck class of each device, or that of `THROTTLED` or `LOST`, which say more.
-
-    A device can have several; the highest counts.
-    """
-    states = ((LOST, lost(board)), (THROTTLED, f"{throttled(board)} > {THROTTLED_SHARE}"))
-    return " or ".join((*(f"(0 * ({of_state}) + {state})" for state, of_state in states), class_of(board)))
-
-
-def classes_of(board: Board, culprits: str = "") -> Query:
-    """Return a query for what limits each device, in their natural order; `culprits` are those that others wait for."""
-    limits = f"(0 * ({culprits}) + {CULPRIT}) or {limit_of(board)}" if culprits else limit_of(board)
-    return Query(in_order(limits), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
-
-
 def alerts(
     board: Board,
     domains: Iterable[Domain] = Domain,
     severities: Iterable[Severity] = Severity,
-    joined: Collection[Domain] = (),
+    *,
+    by_owner: bool = False,
 ) -> str:
     """Return the firing alerts of gpu-exporter about the selected devices.
 
-    Alerts of the domains `joined` may lack the labels of the dashboard's variables: they are found by their GPU.
+    Those without a workload are found by their GPU if `by_owner`.
     """
-    return _alerts(board, 'ALERTS{alertstate="firing", ', (domains, joined), severities)
+    return _alerts(board, 'ALERTS{alertstate="firing", ', (domains, severities), by_owner=by_owner)
 
 
 def alerts_since(
     board: Board,
     domains: Iterable[Domain] = Domain,
     severities: Iterable[Severity] = Severity,
-    joined: Collection[Domain] = (),
+    *,
+    by_owner: bool = False,
 ) -> str:
-    """Return, for each firing alert, since when its condition holds, in Unix seconds."""
-    since = _alerts(board, "ALERTS_FOR_STATE{", (domains, joined), severities)
-    return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, joined)}"
+    """Return, for each firing alert, since when it is active, in Unix seconds: pending at first, if it has a `for`."""
+    since = _alerts(board, "ALERTS_FOR_STATE{", (domains, severities), by_owner=by_owner)
+    return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, by_owner=by_owner)}"
+
+
+def absent(board: Board) -> str:
+    """Return the firing alerts about the ranks that never entered the collective in which their job hangs."""
+    stalls = named(alerts(board, [Domain.DISTRIBUTED]), [STALL])
+    return f"{stalls} and on ({', '.join(DEVICE)}) {of(board, SPINS)} == 0"
 
 
 def named(alerts: str, names: Iterable[str]) -> str:
@@ -290,16 +286,14 @@ def with_owner(found: str) -> str:
     )
 
 
-def _alerts(
-    board: Board, begin: str, domains: tuple[Iterable[Domain], Collection[Domain]], severities: Iterable[Severity]
-) -> str:
-    severity = f'severity=~"{"|".join(each.value for each in severities)}"'
-    of_labels, of_gpus = domains
-    chosen = [_matcher(label) for label in board.chosen]
-    found = f"{begin}{', '.join([_domains(of_labels), severity, *chosen])}}}"
-    if not of_gpus:
+def _alerts(board: Board, begin: str, kinds: tuple[Iterable[Domain], Iterable[Severity]], *, by_owner: bool) -> str:
+    domains, severities = kinds
+    these = [_domains(domains), f'severity=~"{"|".join(each.value for each in severities)}"']
+    found = f"{begin}{', '.join([*these, *map(_matcher, board.chosen)])}}}"
+    if not by_owner:
         return found
-    others = f"{begin}{', '.join([_domains(of_gpus), severity, *chosen[:1]])}}}"
+    orphans = [*these, *map(_matcher, board.chosen[:1]), 'workload=""']
+    others = f"{begin}{', '.join(orphans)}}}"
     return f"({found} or {others} and on (cluster, UUID) {devices(board)})"
 
 
@@ -332,13 +326,3 @@ def with_order(expr: str, groups: Sequence[Sequence[str]] = ()) -> str:
 def holds(board: Board, condition: Named) -> str:
     """Return the devices for which a shared condition holds."""
     return f"{record_of(condition)}{{{', '.join(map(_matcher, board.chosen))}}}"
-
-
-def in_order(expr: str) -> str:
-    """Return series of devices in the natural order of node, GPU and instance; Grafana keeps Prometheus' order.
-
-    Prometheus sorts by the first label: this is the added one, because its name comes first.
-    """
-    padded = f'label_replace(max by (cluster, node, gpu, GPU_I_ID) ({expr}), "Digits", "0$1", "gpu", "(.)")'
-    padded = f'label_replace({padded}, "Digits", "$1", "gpu", "(..+)")'
-    return f'label_join({padded}, "Device", " ", "cluster", "node", "Digits", "GPU_I_ID")'

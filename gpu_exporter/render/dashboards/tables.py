@@ -12,6 +12,8 @@ from grafanalib import core
 
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.signal import DEVICE
+from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS, Board
 from gpu_exporter.render.dashboards import queries as q
@@ -30,6 +32,7 @@ from gpu_exporter.render.dashboards.frame import (
     to,
 )
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.rules.training_jobs import RANK
 
 SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
 # What a cell of a table of workloads shows if its row has no such label.
@@ -50,7 +53,7 @@ TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "
 NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
 HIDDEN = ("runbook", "urgency", "order")
-# What comes first among alerts of one severity: jobs that stand still, ranks that others wait for, then by domain.
+# What comes first among alerts of one severity: jobs that stand still, ranks that hold up their job, then by domain.
 URGENT: Sequence[Callable[[FailureMode], bool]] = (
     lambda mode: mode.cause is Cause.PEERS and mode.action is Action.RESTART_APP,
     lambda mode: mode.cause is Cause.PEERS,
@@ -65,23 +68,28 @@ ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workl
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
-NATURAL = ("batch", "gpu", "node")
+NATURAL = ("batch", "gpu", "node", LABEL)
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
     **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
-    **{"GPUs": 52, "since": 122, "health": 90, "state": 225, "cause": 250},
+    **{"GPUs": 52, "active since": 122, "health": 90, "state": 275, "cause": 250},
+    **{"critical alerts": 112, "warning alerts": 112, "hottest GPU": 96},
     **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
 }
 NONE = "-"
-# Bars of one width have one scale: all of them are shares, without decimals, whose texts are equally wide.
-NUMBER_WIDTH, GAUGE_WIDTH, LETTER_WIDTH = 80, 120, 8
+# Shares are numbers without decimals, not bars: Grafana draws a bar as if its cell had no padding, and shows 47 % as
+# 59 % of the track.
+NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 80, 64, 8
+# In a wide table, these columns are as wide as their texts, and the last other label takes the rest.
+WIDE = 20
+NAME_WIDTHS = {"node": 190, "namespace": 140, "workload": 190}
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of a table: the labels of its rows, and what the cells of some columns look like.
 
-    Only some queries have the labels `added`. Columns in `gauges`, which are shares, draw their values as bars.
+    Only some queries have the labels `added`. Columns in `shares` have no decimals.
     `words` are the texts and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With
     `steps`, a cell has the colour of its value. In columns in `optional`, rows without a value are usual. Columns in
     `answers` say of a GPU that it does not answer.
@@ -89,7 +97,7 @@ class Columns:
 
     labels: Sequence[str]
     added: Sequence[str] = ()
-    gauges: Collection[str] = ()
+    shares: Collection[str] = ()
     words: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     texts: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
     steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
@@ -117,15 +125,15 @@ def table(
         each if _has(each, columns.added) else replace(each, expr=f"max by ({by}) ({each.expr})") for each in queries
     ]
     overrides = [
-        _numeric(each, gauge=each.name in columns.gauges, optional=each.name in columns.optional) for each in queries
+        _numeric(each, share=each.name in columns.shares, optional=each.name in columns.optional) for each in queries
     ]
     overrides += [_override(name, _texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
     for name, states in columns.words.items():
         overrides.append(_override(name, _mapped(states), _coloured_text()))
     for name, of_label in columns.texts.items():
         overrides.append(_override(name, _texts(of_label), _coloured_text()))
-    plain = dict.fromkeys(set(columns.answers) - set(columns.gauges), (Step(None, "text"),))
-    for name, colours in {**dict(sorted(plain.items())), **columns.steps}.items():
+    plain = dict.fromkeys(columns.answers, (Step(None, "text"),))
+    for name, colours in {**plain, **columns.steps}.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
         overrides.append(_override(name, thresholds, _coloured_text()))
     return _table(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
@@ -149,22 +157,22 @@ def firing(
     width: int = 12,
     *,
     by_gpu: bool = False,
-    joined: Collection[Domain] = (),
+    by_owner: bool = False,
     height: int = 8,
     without: Collection[str] = (),
 ) -> Any:
     """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
 
-    It has one row per alert, node and workload; it names the GPU if there is only one; with `by_gpu`, one per GPU.
-    Alerts of the domains `joined` do not have the labels of the dashboard's variables: those of the selected GPUs are
-    shown. The table lacks the columns `without`.
+    It has one row per alert, node and workload; it names the GPU if there is only one, or one that holds up its job;
+    with `by_gpu`, one per GPU. `by_owner` adds the alerts about GPUs of the selected workloads that do not name their
+    workload. The table lacks the columns `without`.
     """
-    all_domains = [*domains, *joined]
-    modes = [mode for mode in all_modes if mode.domain in all_domains and _shows(board, mode)]
-    what = ", ".join(domain.value for domain in all_domains)
+    modes = [mode for mode in all_modes if mode.domain in domains and _shows(board, mode)]
+    what = "all domains" if set(domains) == set(Domain) else ", ".join(domain.value for domain in domains)
     about = About(
-        f"Firing alerts ({what}), with the number of GPUs and the time since when the condition holds.",
-        'empty, while "GPUs monitored" shows all GPUs: without data no alert can fire.',
+        f"Firing alerts ({what}), with the number of GPUs and the time since when each is active: many first wait for "
+        "a while before they fire.",
+        "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
@@ -174,11 +182,13 @@ def firing(
     # On a dashboard of one GPU there are few.
     groups = [] if "gpu" in board.single else _by_urgency(modes)
     # Alerts about nodes and jobs have a time, but no number of GPUs.
-    found = q.with_owner(q.having(q.alerts(board, domains, joined=joined), "UUID"))
-    began = q.with_owner(q.alerts_since(board, domains, joined=joined))
+    found = q.with_owner(q.having(q.alerts(board, domains, by_owner=by_owner), "UUID"))
+    began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
     of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
+    if not by_gpu and Domain.DISTRIBUTED in domains:
+        of_rows = partial(_naming_the_culprit, board)
     since = q.with_runbooks(q.with_order(f"({of_rows(began, of='min')}) * 1000", groups), modes)
-    queries = [Query(of_rows(found), "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "since")]
+    queries = [Query(of_rows(found), "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "active since")]
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
         *(_numeric(each, optional=True) for each in queries),
@@ -186,7 +196,7 @@ def firing(
         _override("action", _texts({each.value: (each.words or "see runbook", "text") for each in Action})),
     ]
     empty = "no firing alerts"
-    return _table(f"Firing alerts: {what}", about, queries, shown, (width, height), overrides, empty=empty)
+    return _table("Firing alerts", about, queries, shown, (width, height), overrides, empty=empty)
 
 
 def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:
@@ -208,21 +218,28 @@ def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
     return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
 
 
-def _numeric(query: Query, *, gauge: bool = False, optional: bool = False) -> dict[str, Any]:
+def _naming_the_culprit(board: Board, alerts: str, of: str = "count") -> str:
+    """Return the same rows; a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
+    key, device = ", ".join(ALERT_COLUMNS), ", ".join(DEVICE)
+    culprits = f"{alerts} and on (alertname, {device}) ({q.absent(board)})"
+    rank = f"topk by ({device}) (1, {q.of(board, RANK)})"
+    numbered = f"({culprits}) * on ({device}) group_left (rank) {rank} or on (alertname, {device}) ({culprits})"
+    of_gpu = f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(alerts, of)}"
+    return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts, of)})"
+
+
+def _numeric(query: Query, *, share: bool = False, optional: bool = False) -> dict[str, Any]:
     # A time is that of an alert, and most rows have none.
     absent = NONE if optional or query.unit in ("s", "dateTimeFromNow") else ABSENT
-    least = max(GAUGE_WIDTH if gauge else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
+    least = max(SHARE_WIDTH if share else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
     width = WIDTHS.get(query.name, least)
     properties: list[dict[str, Any]] = [
         {"id": "unit", "value": query.unit},
         {"id": "noValue", "value": absent},
         {"id": "custom.width", "value": width},
     ]
-    if gauge:
-        cell = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
-        limits = [{"id": "min", "value": 0}, {"id": "max", "value": 1}, {"id": "decimals", "value": 0}]
-        colour = {"mode": "fixed", "fixedColor": BLUE}
-        properties += [{"id": "custom.cellOptions", "value": cell}, *limits, {"id": "color", "value": colour}]
+    if share:
+        properties.append({"id": "decimals", "value": 0})
     return _override(query.name, *properties)
 
 
@@ -247,9 +264,11 @@ def _coloured_text() -> dict[str, Any]:
     return {"id": "custom.cellOptions", "value": {"type": "color-text"}}
 
 
-def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[str, Any]]:
+def _labels(columns: Sequence[str], nameless: Mapping[str, str], *, wide: bool) -> list[dict[str, Any]]:
     """Return overrides that show labels as text, name their columns and link them."""
     overrides = []
+    rest = [name for name in columns if name not in NAME_WIDTHS][-1:] if wide else []
+    widths = {name: width for name, width in {**WIDTHS, **(NAME_WIDTHS if wide else {})}.items() if name not in rest}
     for name in columns:
         properties: list[dict[str, Any]] = [
             {"id": "unit", "value": "string"},
@@ -257,8 +276,8 @@ def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[st
         ]
         if name in LINKED_COLUMNS:
             properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
-        if name in WIDTHS:
-            properties.append({"id": "custom.width", "value": WIDTHS[name]})
+        if name in widths:
+            properties.append({"id": "custom.width", "value": widths[name]})
         overrides.append(_override(name, *properties))
     return overrides
 
@@ -289,7 +308,7 @@ def _table(
     return core.Table(
         **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
-        overrides=[*_labels(labels, {} if hidden else NAMELESS), *overrides, *unseen],
+        overrides=[*_labels(labels, {} if hidden else NAMELESS, wide=size[0] >= WIDE), *overrides, *unseen],
         transformations=[
             {"id": "merge", "options": {}},
             _organised(queries, labels, hidden),

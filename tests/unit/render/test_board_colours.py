@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.render.dashboards import fleet, job, modernise, queries, tables
-from gpu_exporter.render.dashboards.frame import GREEN, GREY, ORANGE, RED
+from gpu_exporter.render.dashboards.frame import DEEP_ORANGE, GREEN, GREY, ORANGE, RED
 from tests.support.panels import BOARDS, UNITS, panels
 
 
@@ -28,29 +28,47 @@ def properties(name: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_bars_have_one_scale(name: str) -> None:
-    """They are shares from 0 to 100 %, of one width: a longer bar is more, in any column of any table."""
-    bars = [
-        (title, column, found)
-        for title, column, found in properties(name)
-        if found.get("custom.cellOptions", {}).get("type") == "gauge"
-    ]
-    assert bars or name == "gpu"
-    for title, column, found in bars:
-        scale = (found["unit"], found["min"], found["max"], found["decimals"], found["custom.width"])
-        assert scale == ("percentunit", 0, 1, 0, tables.GAUGE_WIDTH), f"{title}: {column}"
+def test_shares_are_numbers_of_one_form(name: str) -> None:
+    """Without decimals, so that they can be compared; not bars, which Grafana does not draw to scale in a cell."""
+    found = list(properties(name))
+    shares = [(title, column, each) for title, column, each in found if each.get("unit") == "percentunit"]
+    assert shares or name == "gpu"
+    for title, column, each in shares:
+        assert each.get("decimals") == 0, f"{title}: {column}"
+    assert "gauge" not in {each.get("custom.cellOptions", {}).get("type") for _, _, each in found}
 
 
 def test_red_is_a_culprit_and_orange_a_victim() -> None:
     """Ranks, causes and classes; green is only for working SMs."""
     colours = {text: colour for text, colour in job.STATES}
-    assert {colour for text, colour in colours.items() if text.startswith("waited for")} == {RED}
+    assert {colour for text, colour in colours.items() if text.startswith("holds up the job: ")} == {RED}
     assert {colour for text, colour in colours.items() if text.startswith("waits")} == {ORANGE}
     assert not {GREEN, GREY} & set(colours.values())
-    assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, RED, GREEN)
+    assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, DEEP_ORANGE, GREEN)
+    assert RED not in COLOURS.values(), "no cause is critical by itself"
     assert [cause for cause in SHARES if COLOURS[cause] == GREEN] == [Cause.USEFUL]
     assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["communicating"]
     assert GREY not in {*COLOURS.values(), *(bottleneck.colour for bottleneck in BY_NAME.values())}, "grey is unknown"
+
+
+def test_throttled_is_orange_and_a_missing_gpu_red() -> None:
+    """As severe as their alerts: a warning and a critical one."""
+    fleet_board = {panel["title"]: panel for panel in panels(BOARDS["fleet"])}
+    tile = fleet_board["Throttled GPUs"]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert tile[-1]["color"] == ORANGE
+    steps = {
+        (title, column): found["thresholds"]["steps"][-1]["color"]
+        for name in ("fleet", "node")
+        for title, column, found in properties(name)
+        if "thresholds" in found
+    }
+    assert steps["Nodes", "throttled"] == steps["GPUs", "throttled"] == ORANGE
+    assert steps["Nodes", "critical alerts"] == steps["Nodes", "unhealthy"] == RED
+    assert steps["Nodes", "hottest GPU"] == steps["GPUs", "temperature"] == ORANGE
+    (fewer,) = fleet_board["Reachable GPUs"]["fieldConfig"]["overrides"]
+    assert {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}} in fewer["properties"]
+    assert fewer["matcher"]["options"] == "reachable, not all"
+    assert '"fewer", ", not all"' in fleet_board["Reachable GPUs"]["targets"][0]["expr"]
 
 
 def test_what_does_not_answer_is_red() -> None:
@@ -76,19 +94,19 @@ def test_alerts_are_grouped_by_urgency() -> None:
     assert "GpuHostBound" not in names
 
 
-def test_idle_alerts_exist() -> None:
-    assert set(queries.IDLE) <= {mode.name for mode in MODES}
+def test_named_alerts_exist() -> None:
+    assert {*queries.IDLE, queries.STALL, *job.STRAGGLERS} <= {mode.name for mode in MODES}
 
 
 def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
     """The table of alerts is as high as those of namespaces and nodes beside it, and all are in view to their ends."""
     grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["fleet"]["panels"]}
-    alerts = next(grid for title, grid in grids.items() if title.startswith("Firing alerts: health"))
+    alerts = grids["Firing alerts"]
     teams, nodes = grids["Namespaces by waste"], grids["Nodes"]
     assert teams["x"] == nodes["x"] == alerts["w"]
     assert teams["y"] == alerts["y"]
     assert nodes["y"] == teams["y"] + teams["h"]
-    assert nodes["y"] + nodes["h"] == alerts["y"] + alerts["h"] == 1 + 4 + fleet.FIRST_SCREEN
+    assert nodes["y"] + nodes["h"] == alerts["y"] + alerts["h"] == 1 + fleet.TILES + fleet.FIRST_SCREEN
     assert alerts["y"] + alerts["h"] < UNITS + 0.5
 
 

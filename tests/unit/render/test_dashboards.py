@@ -19,14 +19,14 @@ from grafana_foundation_sdk.models import units
 from gpu_exporter.catalogue import bottlenecks, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES, distributed
 from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
 from gpu_exporter.render.dashboards import modernise, queries
 from gpu_exporter.render.dashboards.evidence import shown
-from gpu_exporter.render.dashboards.frame import DARK_RED, GREY, RED
+from gpu_exporter.render.dashboards.frame import DARK_RED, DEEP_ORANGE, GREY, RED
 from gpu_exporter.render.rules import rules
 from gpu_exporter.render.rules.aggregates import SHARE
 from tests import ROOT
@@ -312,8 +312,14 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
-        # And the owners of the GPUs that alerts are about, and what share of a GPU an idle MIG instance is.
-        assert {text for text in found if text.startswith("gpu:")} == {*xids, DEVICE_INFO, SHARE.record}
+        # And the owners of the GPUs that alerts are about, what share of a GPU an idle MIG instance is, and the ranks
+        # that hold up a job that hangs.
+        assert {text for text in found if text.startswith("gpu:")} == {
+            *xids,
+            DEVICE_INFO,
+            SHARE.record,
+            distributed.SPINS.record,
+        }
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -371,7 +377,7 @@ def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
     """Those about a node or a job have a time only."""
     for board in BOARDS.values():
         for panel in panels(board):
-            if panel["title"].startswith("Firing alerts: ") and panel["type"] == "table":
+            if panel["title"] == "Firing alerts" and panel["type"] == "table":
                 number, since = (target["expr"] for target in panel["targets"])
                 assert 'ALERTS{UUID=~".+", alertstate="firing"' in number
                 assert "UUID=~" not in since.partition("ALERTS_FOR_STATE{")[2].partition("}")[0]
@@ -398,8 +404,8 @@ def test_the_classes_have_their_colours() -> None:
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
         *((str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)),
-        (str(queries.THROTTLED), "throttled", RED),
-        (str(queries.CULPRIT), "the others wait for it", RED),
+        (str(queries.THROTTLED), "throttled", DEEP_ORANGE),
+        (str(queries.CULPRIT), "holds up the job", RED),
         (str(queries.LOST), "does not answer", DARK_RED),
     }
 

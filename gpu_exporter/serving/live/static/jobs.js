@@ -5,7 +5,7 @@ import { gpuName, gpuNames, quantity } from "./format.js";
 import { bar, highest } from "./rows.js";
 
 const STATES = {
-  waited_for: { tone: "bad", words: "Others wait for it" },
+  waited_for: { tone: "bad", words: "Holds up the job" },
   waiting: { tone: "idle", words: "Waiting" },
   working: { tone: "good", words: "Working" },
   unknown: { tone: "unknown", words: "Unknown" },

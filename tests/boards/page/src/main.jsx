@@ -213,7 +213,7 @@ function Header({ board, variables, range }) {
   return (
     <>
       <div style={{ display: 'flex', height: 40, alignItems: 'center', fontSize: 14, color: theme.colors.text.primary }}>
-        {board.title}<span style={{ marginLeft: 16, color: theme.colors.warning.text }}>{address.get('note')}</span>
+        {board.title}<span style={{ marginLeft: 16, color: theme.colors.text.secondary }}>{address.get('note')}</span>
         <span style={{ marginLeft: 'auto' }}>{new Date(range.from.valueOf()).toISOString().slice(0, 16)} to {new Date(range.to.valueOf()).toISOString().slice(11, 16)} UTC</span>
       </div>
       <div style={{ display: 'flex', flexWrap: 'wrap', gap: 8, paddingBottom: 12 }}>
