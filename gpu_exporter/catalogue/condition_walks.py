@@ -43,6 +43,13 @@ def children(condition: Condition) -> tuple[Condition, ...]:
             raise no_case(condition)
 
 
+def nodes(condition: Condition) -> Iterator[Condition]:
+    """Yield a condition and all that it is made of."""
+    yield condition
+    for child in children(condition):
+        yield from nodes(child)
+
+
 def leaves(term: Term) -> Iterator[Leaf]:
     """Yield the recorded or read terms that a term is made of, in order."""
     match term:

@@ -128,6 +128,8 @@ CLAUSES: Mapping[str, str] = {
     "moves": "*data moves* to or from the GPU",
     "other_traffic": "its *traffic differs* from that of the ranks that communicate",
     "launches": "the CPU *launches small kernels*",
+    "launch_bound": "the GPU *waits for launches*",
+    "launches_late": "its kernels are always *launched last*",
     "all_launch": "all ranks of the job *wait for launches*",
     "host_stopped": "the process is *stopped* by its CPU limit or by swapping",
     "host_not_running": "the process is *kept from running*",

@@ -198,7 +198,7 @@ MODES = (
         "The CPU launches kernels all the time, and each is too short. Launch less often: CUDA graphs or torch.compile, "
         "larger batches, fused optimizers, no .item() in the loop.",
         Inject(profiles.TINY_KERNELS),
-        And(bottleneck_is("host-bound"), bottlenecks.LAUNCHES),
+        And(bottleneck_is("host-bound"), bottlenecks.LAUNCHES, name="launch_bound"),
         shows=bottlenecks.GR,
         cause=Cause.HOST,
         implies=("GpuHostBound",),

@@ -272,7 +272,7 @@ MODES = (
         "Launch less often on all ranks: CUDA graphs or torch.compile, larger batches. The last rank has the slowest CPU "
         "core or most Python work: check its CPU limit, its NUMA node, and logging.",
         Inject(profiles.LAUNCHING_LATE, profiles.LAUNCHING),
-        And(Compare(Calc(PeerMean(c.GR, LAUNCHES), "-", c.GR), ">=", LATE_GAP), ALL_LAUNCH),
+        And(Compare(Calc(PeerMean(c.GR, LAUNCHES), "-", c.GR), ">=", LATE_GAP), ALL_LAUNCH, name="launches_late"),
         scope=Scope.JOB,
         cause=Cause.HOST,
         implies=("GpuHostBound", "GpuLaunchBound"),

@@ -9,10 +9,11 @@ from typing import Any
 
 from gpu_exporter.catalogue import bottlenecks, failure_modes, promql
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.condition_walks import shared, terms
+from gpu_exporter.catalogue.condition_walks import nodes, shared, terms
 from gpu_exporter.catalogue.conditions import (
     Condition,
     Fn,
+    Is,
     Leaf,
     Limit,
     Limits,
@@ -90,15 +91,20 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     """Yield classes, marks and comparisons with other ranks; shared conditions come before the rules that read them."""
     leaves = [term for condition in _conditions() for term in terms(condition)]
     marks, named = _marks(leaves), shared_conditions()
-    of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in terms(each))}
+    later = {name for name, each in named.items() if _reads_classes_or_ranks(each)}
     definitions = {name: _record(name, promql.definition(condition, limits)) for name, condition in named.items()}
-    yield from (rule for name, rule in definitions.items() if name not in of_others)
+    yield from (rule for name, rule in definitions.items() if name not in later)
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     for mark in marks:
         yield _record(mark.record, promql.mark_definition(mark, limits))
     for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks) and term.record):
         yield _record(term.record, promql.term_definition(term))
-    yield from (rule for name, rule in definitions.items() if name in of_others)
+    yield from (rule for name, rule in definitions.items() if name in later)
+
+
+def _reads_classes_or_ranks(condition: Condition) -> bool:
+    classes = any(isinstance(node, Is) for node in nodes(condition))
+    return classes or not all(isinstance(term, Over) for term in terms(condition))
 
 
 def _time_shares(limits: Limits) -> list[Rule]:
