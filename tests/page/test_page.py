@@ -232,5 +232,6 @@ def test_below_a_prefix(serve: Serve, tab: OpenTab, nodes: str) -> None:
         expect(page.locator(".gpu canvas").first).to_be_visible()
         if nodes == "3":
             page.get_by_role("link", name="All nodes").click()
+            page.wait_for_url("**/some/prefix/")
             expect(page.locator("tbody tr")).to_have_count(3)
         page.goto("about:blank")
