@@ -35,6 +35,8 @@ def classes_of_ranks(board: Board, culprits: str, culprits_now: str, rank: str) 
     known = f'label_replace({known}, "Rank", "rank $1 · ", "rank", "(.+)")'
     limits = f"(0 * ({culprits}) + {q.CULPRIT}) or {limit_of(board)}"
     joined = f"({limits}) * on ({device}) group_left (Culprit, Rank) ({known})"
+    # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
+    joined = f'label_replace({joined}, "Rank", "$1", "Rank", "(.*)")'
     return Query(in_order(joined, "Culprit", "Rank"), f"{{{{Rank}}}}{q.DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")
 
 

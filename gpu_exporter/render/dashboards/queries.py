@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import Mark, Named, Over, PeerMedian, PeerShare, record_of
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.distributed import SPINS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
@@ -56,6 +56,7 @@ GPU_LEGEND = "GPU {{gpu}}"
 IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
 # The alert about a job that hangs in a collective.
 STALL = "GpuCollectiveStall"
+FIRING = 'ALERTS{alertstate="firing", '
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
@@ -235,7 +236,7 @@ def alerts(
 
     Those without a workload are found by their GPU if `by_owner`.
     """
-    return _alerts(board, 'ALERTS{alertstate="firing", ', (domains, severities), by_owner=by_owner)
+    return _alerts(board, FIRING, (domains, severities), by_owner=by_owner)
 
 
 def alerts_since(
@@ -247,13 +248,15 @@ def alerts_since(
 ) -> str:
     """Return, for each firing alert, since when it is active, in Unix seconds: pending at first, if it has a `for`."""
     since = _alerts(board, "ALERTS_FOR_STATE{", (domains, severities), by_owner=by_owner)
-    return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, by_owner=by_owner)}"
+    # Of any GPU of the cluster, because the text is shorter.
+    firing = _alerts(replace(board, chosen=board.chosen[:1]), FIRING, (domains, severities), by_owner=False)
+    return f"{since} and ignoring (alertstate) {firing}"
 
 
 def absent(board: Board) -> str:
     """Return the firing alerts about the ranks that never entered the collective in which their job hangs."""
     stalls = named(alerts(board, [Domain.DISTRIBUTED]), [STALL])
-    return f"{stalls} and on ({', '.join(DEVICE)}) {of(board, SPINS)} == 0"
+    return f"({stalls} unless on ({', '.join(DEVICE)}) {holds(board, bottlenecks.SPINNING)})"
 
 
 def named(alerts: str, names: Iterable[str]) -> str:
@@ -287,8 +290,9 @@ def with_owner(found: str) -> str:
 
 
 def _alerts(board: Board, begin: str, kinds: tuple[Iterable[Domain], Iterable[Severity]], *, by_owner: bool) -> str:
-    domains, severities = kinds
-    these = [_domains(domains), f'severity=~"{"|".join(each.value for each in severities)}"']
+    domains, severities = map(list, kinds)
+    these = [_any_of("domain", domains, Domain)]
+    these += [_any_of("severity", severities, Severity)] if len(severities) < len(Severity) else []
     found = f"{begin}{', '.join([*these, *map(_matcher, board.chosen)])}}}"
     if not by_owner:
         return found
@@ -297,8 +301,10 @@ def _alerts(board: Board, begin: str, kinds: tuple[Iterable[Domain], Iterable[Se
     return f"({found} or {others} and on (cluster, UUID) {devices(board)})"
 
 
-def _domains(domains: Iterable[Domain]) -> str:
-    return f'domain=~"{"|".join(domain.value for domain in domains)}"'
+def _any_of(label: str, chosen: Sequence[Enum], every: type[Enum]) -> str:
+    # Short if nothing is excluded: VictoriaMetrics refuses queries of more than 16 KiB.
+    values = ".+" if len(chosen) == len(every) else "|".join(str(each.value) for each in chosen)
+    return f'{label}=~"{values}"'
 
 
 def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:

@@ -221,9 +221,9 @@ def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
 def _naming_the_culprit(board: Board, alerts: str, of: str = "count") -> str:
     """Return the same rows; a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
     key, device = ", ".join(ALERT_COLUMNS), ", ".join(DEVICE)
-    culprits = f"{alerts} and on (alertname, {device}) ({q.absent(board)})"
+    culprits = q.absent(board)
     rank = f"topk by ({device}) (1, {q.of(board, RANK)})"
-    numbered = f"({culprits}) * on ({device}) group_left (rank) {rank} or on (alertname, {device}) ({culprits})"
+    numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
     of_gpu = f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(alerts, of)}"
     return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts, of)})"
 

@@ -50,13 +50,13 @@ def interrupted(
 ) -> tuple[int, str, float]:
     """Send the signal once `busy` returns for the process. Return exit code, stderr and the seconds until it ended."""
     process = subprocess.Popen(
-        command(*arguments),
+        # A shell lets its background jobs ignore Ctrl-C, and the tests may be one. With threads, `preexec_fn` can hang
+        # between fork and exec.
+        ["env", "--default-signal=INT", *command(*arguments)],
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell lets its background jobs ignore Ctrl-C, and the tests may be one.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process:
         try:

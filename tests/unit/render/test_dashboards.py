@@ -19,7 +19,8 @@ from grafana_foundation_sdk.models import units
 from gpu_exporter.catalogue import bottlenecks, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.failure_modes import MODES, distributed
+from gpu_exporter.catalogue.conditions import record_of
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import artifacts, boards
@@ -318,7 +319,7 @@ def test_queries_read_only_recorded_series(name: str) -> None:
             *xids,
             DEVICE_INFO,
             SHARE.record,
-            distributed.SPINS.record,
+            record_of(bottlenecks.SPINNING),
         }
 
 
