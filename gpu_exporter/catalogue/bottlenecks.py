@@ -99,8 +99,6 @@ WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
-# Here and below, the rarest part of a condition comes last, as an `And` of its own: VictoriaMetrics evaluates it first,
-# and nothing else if it is true nowhere.
 # Power does not distinguish it: a waiting rank draws from 0.18 to 0.31 of its limit, by model and protocol. Depending on
 # the size of the message, it uses from 1 to 24 SMs.
 SPINNING = Unless(

@@ -215,7 +215,11 @@ class Compare:
 
 
 class And:
-    """True if all conditions are. If several rules need it, it has a `name`, under which it is recorded and read."""
+    """True if all conditions are. If several rules need it, it has a `name`, under which it is recorded and read.
+
+    Its rarest part should come last, as an `And` of its own: VictoriaMetrics evaluates that first, and nothing else if
+    it is true nowhere.
+    """
 
     __slots__ = ("conditions", "name")
 

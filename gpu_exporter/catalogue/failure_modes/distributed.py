@@ -89,8 +89,6 @@ HANGS = And(
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
 STALLS = Unless(HANGS, LOOP_PAUSES, name="stalls")
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
-# The rarest part of a condition comes last, as an `And` of its own: VictoriaMetrics evaluates it first, and nothing else
-# if it is true nowhere.
 STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     And(c.TRAFFIC, Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP)),

@@ -71,11 +71,14 @@ def depths(rules: Sequence[Rule]) -> Sequence[int]:
 
     Raises graphlib.CycleError if rules read each other.
     """
-    read = _sources(rules)
+    return _least(_sources(rules))
+
+
+def _least(read: Mapping[int, Collection[int]]) -> list[int]:
     found: dict[int, int] = {}
     for number in TopologicalSorter(read).static_order():
         found[number] = 1 + max((found[other] for other in read[number]), default=0)
-    return [found[number] for number in range(len(rules))]
+    return [found[number] for number in range(len(read))]
 
 
 def levelled(timed: Sequence[tuple[str, Rule]]) -> Sequence[int]:
@@ -85,7 +88,8 @@ def levelled(timed: Sequence[tuple[str, Rule]]) -> Sequence[int]:
     even. Raises graphlib.CycleError if rules read each other.
     """
     rules = [rule for _, rule in timed]
-    depth, read = list(depths(rules)), _sources(rules)
+    read = _sources(rules)
+    depth = _least(read)
     readers: dict[int, list[int]] = defaultdict(list)
     for number, sources in read.items():
         for source in sources:
