@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -79,13 +78,8 @@ def test_a_faulty_configuration_is_no_result(tmp_path: Path, arguments: tuple[st
 @pytest.mark.parametrize("arguments", [("serve", *REPLAY, "--address", "127.0.0.1:0"), ("once", *REPLAY)])
 def test_too_little_memory_is_one_line(mebibytes: int, arguments: tuple[str, ...]) -> None:
     """Whether an import, an allocation or a thread fails first."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
-
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
-    )
+    limited = ["prlimit", f"--as={mebibytes << 20}", *command(*arguments)]
+    process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         _, log = process.communicate(timeout=10)
     except subprocess.TimeoutExpired:  # there is enough memory: it serves
