@@ -39,10 +39,10 @@ WORDS = {
     Cause.FAULT: "a fault of the hardware, or of its monitoring",
     Cause.CAPACITY: "memory or GPUs are short, or held without use",
 }
-# How the shares are drawn: orange waits for others, a deeper orange is throttled, green is good.
+# How the shares are drawn: orange waits for others, green is good.
 COLOURS = {
     Cause.NO_PROCESS: "#9c755f",
-    Cause.THROTTLED: "#fa6400",
+    Cause.THROTTLED: "#f06ab7",
     Cause.PEERS: "#ff9830",
     Cause.COPIES: "#b877d9",
     Cause.HOST: "#3274d9",

@@ -30,7 +30,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
-from gpu_exporter.render.dashboards.tables import ALERT_COLUMNS, SINGLE
+from gpu_exporter.render.dashboards.alert_table import ALERT_COLUMNS, SINGLE
 from gpu_exporter.render.rules import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus

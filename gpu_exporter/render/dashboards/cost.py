@@ -13,11 +13,12 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import loops
 from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.alert_table import firing
 from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import CAUSES, Style, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import number, watched
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import Columns, firing, table
+from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
@@ -138,7 +139,7 @@ def _workloads() -> object:
         Columns(
             ("cluster", "namespace", "workload"),
             shares=["share of its cost"],
-            steps={name: [Step(None, "text"), Step(0.01, ORANGE)] for name in ("idle GPUs", "idle per hour")},
+            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
         ),
         width=14,
         sort="wasted per hour",

@@ -10,11 +10,12 @@ from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import capacity, remediation
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import DEEP_ORANGE, GREEN, ORANGE, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.alert_table import firing, grouped
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, PINK, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import HOT, number, of_all
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import Columns, firing, grouped, table
+from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules.aggregates import Aggregate
 
@@ -163,7 +164,7 @@ def _teams() -> object:
         Columns(
             ("cluster", "namespace"),
             shares=[SHARE_OF_COST],
-            steps={"idle GPUs": FEW, "idle per hour": [Step(None, "text"), Step(0.01, ORANGE)]},
+            steps={"idle GPUs": FEW},
         ),
         width=10,
         sort="wasted per hour",
@@ -201,8 +202,8 @@ def _classes() -> object:
     return lines(
         "GPUs by bottleneck, and those that are throttled",
         About(
-            "Number of GPUs in each bottleneck class, stacked. A throttled GPU has a class, too: the deep "
-            "orange line is their number, according to alerts.",
+            "Number of GPUs in each bottleneck class, stacked. A throttled GPU has a class, too: the pink "
+            "line is their number, according to alerts.",
             "most are compute-bound and communicate at times; none is throttled.",
             "open a node with many GPUs in another class to see what limits them.",
         ),
@@ -211,9 +212,7 @@ def _classes() -> object:
             Legend.LIST,
             stacked=True,
             overrides=[
-                *coloured(
-                    {bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS} | {"throttled": DEEP_ORANGE}
-                ),
+                *coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS} | {"throttled": PINK}),
                 {"matcher": {"id": "byFrameRefID", "options": "B"}, "properties": above},
             ],
         ),

@@ -12,11 +12,11 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes, classes
 from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.alert_table import firing
 from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import LIMITS, class_timeline, named, number, reachable, states, verdict
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
 

@@ -14,11 +14,12 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, classes, host, loops
 from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.alert_table import firing
 from gpu_exporter.render.dashboards.frame import BLUE, DARK_RED, ORANGE, RED, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import class_timeline, reachable, states
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import Columns, firing, table
+from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import serving
 from gpu_exporter.render.rules import training_jobs as t
 from gpu_exporter.render.rules.aggregates import Aggregate

@@ -15,10 +15,10 @@ from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
     DARK_RED,
-    DEEP_ORANGE,
     GREEN,
     GREY,
     ORANGE,
+    PINK,
     RED,
     TO_GPU,
     About,
@@ -36,6 +36,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
 # Ends the legend of a number of GPUs that is not that of all.
 FEWER = ", not all"
+# Rows of the grid that a panel with a number has.
+TILE = 4
 # A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
 HOT = Step(85, ORANGE)
 # The values of `queries.verdict`.
@@ -43,7 +45,7 @@ VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhea
 # The values of `classes.classes_of`.
 LIMITS = (
     *((each.name, each.colour) for each in BOTTLENECKS),
-    ("throttled", DEEP_ORANGE),
+    ("throttled", PINK),
     ("holds up the job", RED),
     ("does not answer", DARK_RED),
 )
@@ -76,7 +78,7 @@ def number(
     steps: Sequence[Step] = (),
     *,
     width: int = 4,
-    height: int = 4,
+    height: int = TILE,
     alarm: Step | None = None,
 ) -> Any:
     """Return a panel with one current number, or that the GPU does not answer (`queries.NO_ANSWER`).
@@ -180,7 +182,7 @@ def pair(
     second: Query,
     *,
     width: int = 4,
-    height: int = 4,
+    height: int = TILE,
     colours: Sequence[str] = (),
 ) -> Any:
     """Return a panel with two current numbers, each with its legend.
@@ -202,7 +204,7 @@ def pair(
     return panel
 
 
-def watched(board: Board, width: int = 4, height: int = 4) -> Any:
+def watched(board: Board, width: int = 4, height: int = TILE) -> Any:
     """Return the number of selected GPUs with data: it tells "nothing is wrong" from "nothing is collected"."""
     about = About(
         "Selected GPUs with at least one collected metric.",
@@ -216,7 +218,7 @@ def _monitored(board: Board) -> str:
     return f"count(count by (cluster, UUID) ({q.devices(board)}))"
 
 
-def reachable(board: Board, height: int = 4) -> Any:
+def reachable(board: Board, height: int = TILE) -> Any:
     """Return how many of the selected GPUs the exporters can read."""
     about = About(
         "Selected GPUs that the exporter can read, and all that Prometheus knows.",
@@ -227,7 +229,7 @@ def reachable(board: Board, height: int = 4) -> Any:
     return of_all(about, up, _monitored(board), height=height)
 
 
-def of_all(about: About, up: str, gpus: str, *, height: int = 4) -> Any:
+def of_all(about: About, up: str, gpus: str, *, height: int = TILE) -> Any:
     """Return the number of GPUs that can be read, red if it is not that of all GPUs, and this."""
     known = f"({up} or 0 * {gpus})"
     fewer = f'label_replace({known} < {gpus}, "fewer", "{FEWER}", "", "")'
@@ -240,5 +242,7 @@ def of_all(about: About, up: str, gpus: str, *, height: int = 4) -> Any:
     )
     red = [{"id": "displayName", "value": "reachable"}, {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}]
     panel.overrides = [{"matcher": {"id": "byName", "options": f"reachable{FEWER}"}, "properties": red}]
-    panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12}}}
+    # Two numbers that fill a high panel would seem to be what matters most.
+    size = {"valueSize": 48} if height > TILE else {}
+    panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12, **size}}}
     return panel

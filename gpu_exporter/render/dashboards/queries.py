@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.boards import Board, page, panel_id
 from gpu_exporter.render.rules.aggregates import SHARE, Aggregate
+from gpu_exporter.render.rules.identity import ALERT_OWNER
 from gpu_exporter.render.rules.rules import SLOW
 
 Recorded = Signal | Over | PeerShare | PeerMedian | Mark | Aggregate
@@ -281,10 +282,8 @@ def having(alerts: str, label: str) -> str:
 
 def with_owner(found: str) -> str:
     """Add namespace and workload to alerts that lack them, if their GPU has one owner."""
-    of_each = f"max by (cluster, UUID, namespace, workload) ({DEVICE_INFO} and on (cluster, UUID) ({found}))"
-    owner = f"({of_each} and on (cluster, UUID) count by (cluster, UUID) ({of_each}) == 1)"
     return (
-        f"(({found}) * on (cluster, UUID) group_left (namespace, workload) {owner} "
+        f"(({found}) * on (cluster, UUID) group_left (namespace, workload) {ALERT_OWNER} "
         f"or ignoring (namespace, workload) ({found}))"
     )
 

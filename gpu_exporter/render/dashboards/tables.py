@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from grafanalib import core
 
-from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.catalogue.time_shares import LABEL
-from gpu_exporter.model.verdict import Action
-from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS, Board
+from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
-    BLUE,
-    ORANGE,
     RED,
     About,
     Step,
@@ -32,9 +25,7 @@ from gpu_exporter.render.dashboards.frame import (
     to,
 )
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.rules.training_jobs import RANK
 
-SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
 # What a cell of a table of workloads shows if its row has no such label.
 NAMELESS = {"workload": "no owner"}
 LINKED_COLUMNS = {
@@ -53,20 +44,6 @@ TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "
 NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
 HIDDEN = ("runbook", "urgency", "order")
-# What comes first among alerts of one severity: jobs that stand still, ranks that hold up their job, then by domain.
-URGENT: Sequence[Callable[[FailureMode], bool]] = (
-    lambda mode: mode.cause is Cause.PEERS and mode.action is Action.RESTART_APP,
-    lambda mode: mode.cause is Cause.PEERS,
-    *(
-        partial(lambda domain, mode: mode.domain is domain, each)
-        for each in (Domain.HEALTH, Domain.COST, Domain.NETWORK)
-    ),
-)
-# The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
-# is about more than this node.
-ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
-# What a row of a single GPU names besides.
-SINGLE = ("gpu", "rank")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
 NATURAL = ("batch", "gpu", "node", LABEL)
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
@@ -125,18 +102,18 @@ def table(
         each if _has(each, columns.added) else replace(each, expr=f"max by ({by}) ({each.expr})") for each in queries
     ]
     overrides = [
-        _numeric(each, share=each.name in columns.shares, optional=each.name in columns.optional) for each in queries
+        numeric(each, share=each.name in columns.shares, optional=each.name in columns.optional) for each in queries
     ]
-    overrides += [_override(name, _texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
+    overrides += [override(name, texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
     for name, states in columns.words.items():
-        overrides.append(_override(name, _mapped(states), _coloured_text()))
+        overrides.append(override(name, _mapped(states), coloured_text()))
     for name, of_label in columns.texts.items():
-        overrides.append(_override(name, _texts(of_label), _coloured_text()))
+        overrides.append(override(name, texts(of_label), coloured_text()))
     plain = dict.fromkeys(columns.answers, (Step(None, "text"),))
     for name, colours in {**plain, **columns.steps}.items():
         thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
-        overrides.append(_override(name, thresholds, _coloured_text()))
-    return _table(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+        overrides.append(override(name, thresholds, coloured_text()))
+    return merged(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
 
 
 def _has(query: Query, added: Collection[str]) -> bool:
@@ -145,90 +122,7 @@ def _has(query: Query, added: Collection[str]) -> bool:
     return any(re.search(rf"\b{name}\b", grouping) for name in added)
 
 
-def _shows(board: Board, mode: FailureMode) -> bool:
-    """Return whether alerts of a mode can be on a dashboard: those about a job or a node are not about its GPU."""
-    return "gpu" not in board.single or "{gpu}" in mode.summary
-
-
-def firing(
-    board: Board,
-    all_modes: Sequence[FailureMode],
-    domains: Sequence[Domain],
-    width: int = 12,
-    *,
-    by_gpu: bool = False,
-    by_owner: bool = False,
-    height: int = 8,
-    without: Collection[str] = (),
-) -> Any:
-    """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
-
-    It has one row per alert, node and workload; it names the GPU if there is only one, or one that holds up its job;
-    with `by_gpu`, one per GPU. `by_owner` adds the alerts about GPUs of the selected workloads that do not name their
-    workload. The table lacks the columns `without`.
-    """
-    modes = [mode for mode in all_modes if mode.domain in domains and _shows(board, mode)]
-    what = "all domains" if set(domains) == set(Domain) else ", ".join(domain.value for domain in domains)
-    about = About(
-        f"Firing alerts ({what}), with the number of GPUs and the time since when each is active: many first wait for "
-        "a while before they fire.",
-        "empty, while all GPUs are monitored: without data no alert can fire.",
-        "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
-    )
-    columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
-    after_node = columns.index("node") + 1
-    columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
-    shown = [name for name in columns if name not in without]
-    # On a dashboard of one GPU there are few.
-    groups = [] if "gpu" in board.single else _by_urgency(modes)
-    # Alerts about nodes and jobs have a time, but no number of GPUs.
-    found = q.with_owner(q.having(q.alerts(board, domains, by_owner=by_owner), "UUID"))
-    began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
-    of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
-    if not by_gpu and Domain.DISTRIBUTED in domains:
-        of_rows = partial(_naming_the_culprit, board)
-    since = q.with_runbooks(q.with_order(f"({of_rows(began, of='min')}) * 1000", groups), modes)
-    queries = [Query(of_rows(found), "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "active since")]
-    colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
-    overrides = [
-        *(_numeric(each, optional=True) for each in queries),
-        _override("severity", _texts(colours), _coloured_text()),
-        _override("action", _texts({each.value: (each.words or "see runbook", "text") for each in Action})),
-    ]
-    empty = "no firing alerts"
-    return _table("Firing alerts", about, queries, shown, (width, height), overrides, empty=empty)
-
-
-def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:
-    """Return the names of modes in groups, the most urgent first; those in no group come last."""
-    first = {mode.name: next((place for place, is_in in enumerate(URGENT) if is_in(mode)), None) for mode in modes}
-    groups = [[name for name, place in first.items() if place == group] for group in range(len(URGENT))]
-    return [names for names in groups if names]
-
-
-def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -> str:
-    """Return one series per row of a table of alerts: their number, or what else the aggregation `of` returns."""
-    return f"{of} by ({', '.join(by)}) ({alerts})"
-
-
-def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
-    """Return the rows of `grouped`; those of a single GPU have its label, and that of the rank if the alert has one."""
-    key = ", ".join(ALERT_COLUMNS)
-    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, *SINGLE))
-    return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
-
-
-def _naming_the_culprit(board: Board, alerts: str, of: str = "count") -> str:
-    """Return the same rows; a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    key, device = ", ".join(ALERT_COLUMNS), ", ".join(DEVICE)
-    culprits = q.absent(board)
-    rank = f"topk by ({device}) (1, {q.of(board, RANK)})"
-    numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
-    of_gpu = f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(alerts, of)}"
-    return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts, of)})"
-
-
-def _numeric(query: Query, *, share: bool = False, optional: bool = False) -> dict[str, Any]:
+def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dict[str, Any]:
     # A time is that of an alert, and most rows have none.
     absent = NONE if optional or query.unit in ("s", "dateTimeFromNow") else ABSENT
     least = max(SHARE_WIDTH if share else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
@@ -240,18 +134,18 @@ def _numeric(query: Query, *, share: bool = False, optional: bool = False) -> di
     ]
     if share:
         properties.append({"id": "decimals", "value": 0})
-    return _override(query.name, *properties)
+    return override(query.name, *properties)
 
 
-def _override(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
+def override(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
     return {"matcher": {"id": "byName", "options": TITLES.get(name, name)}, "properties": list(properties)}
 
 
 def _mapped(words: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    return _texts({str(place): each for place, each in enumerate(words)})
+    return texts({str(place): each for place, each in enumerate(words)})
 
 
-def _texts(words: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def texts(words: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     """Return the property that shows a value as a text in a colour."""
     options = {
         value: {"text": text, "color": colour, "index": place}
@@ -260,7 +154,7 @@ def _texts(words: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     return {"id": "mappings", "value": [{"type": "value", "options": options}]}
 
 
-def _coloured_text() -> dict[str, Any]:
+def coloured_text() -> dict[str, Any]:
     return {"id": "custom.cellOptions", "value": {"type": "color-text"}}
 
 
@@ -278,11 +172,11 @@ def _labels(columns: Sequence[str], nameless: Mapping[str, str], *, wide: bool) 
             properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
         if name in widths:
             properties.append({"id": "custom.width", "value": widths[name]})
-        overrides.append(_override(name, *properties))
+        overrides.append(override(name, *properties))
     return overrides
 
 
-def _table(
+def merged(
     title: str,
     about: About,
     queries: Sequence[Query],
@@ -297,7 +191,7 @@ def _table(
     hidden = tuple(name for name in HIDDEN if f'"{name}"' in text)
     # By its names in old and in new versions of Grafana.
     unseen = [
-        _override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))
+        override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))
         for name in hidden
     ]
     names = [sort] if isinstance(sort, str) else sort

@@ -22,6 +22,10 @@ _LABELS = (
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
 SCRAPED = "gpu:scraped:info"
+# The owner of each GPU that has a single one, and an alert that does not name it. Dashboards of large fleets read this
+# many times, which takes too long with a series for every GPU.
+ALERT_OWNER = "gpu:alert_owner:info"
+_ALERT_OWNERS = "gpu:alert_owners:info"
 
 
 def recorded() -> Iterator[tuple[str, str]]:
@@ -58,6 +62,15 @@ def recorded() -> Iterator[tuple[str, str]]:
         DEVICE_INFO,
         f"gpu:device_parts:info * on ({device}) group_left ({', '.join(OWNER)}) gpu:device_owner:info\n"
         f"or\n(gpu:device_parts:info unless on ({device}) gpu:device_owner:info)",
+    )
+    yield (
+        _ALERT_OWNERS,
+        f"group by (cluster, UUID, namespace, workload) "
+        f'({DEVICE_INFO} and on (cluster, UUID) ALERTS{{UUID!="", workload=""}})',
+    )
+    yield (
+        ALERT_OWNER,
+        f"{_ALERT_OWNERS}\nand on (cluster, UUID)\ncount by (cluster, UUID) ({_ALERT_OWNERS}) == 1",
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.render.dashboards import fleet, job, modernise, queries, tables
-from gpu_exporter.render.dashboards.frame import DEEP_ORANGE, GREEN, GREY, ORANGE, RED
+from gpu_exporter.render.dashboards import alert_table, fleet, job, modernise, queries
+from gpu_exporter.render.dashboards.frame import GREEN, GREY, ORANGE, PINK, RED
 from tests.support.panels import BOARDS, UNITS, panels
 
 
@@ -44,7 +44,10 @@ def test_red_is_a_culprit_and_orange_a_victim() -> None:
     assert {colour for text, colour in colours.items() if text.startswith("holds up the job: ")} == {RED}
     assert {colour for text, colour in colours.items() if text.startswith("waits")} == {ORANGE}
     assert not {GREEN, GREY} & set(colours.values())
-    assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, DEEP_ORANGE, GREEN)
+    assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, PINK, GREEN)
+    for name in ("fleet", "job"):
+        (ranks,) = (each for _, column, each in properties(name) if column == "rank" and "mappings" in each)
+        assert ranks["mappings"][0]["options"] == {"pattern": ".+", "result": {"color": RED, "index": 0}}
     assert RED not in COLOURS.values(), "no cause is critical by itself"
     assert [cause for cause in SHARES if COLOURS[cause] == GREEN] == [Cause.USEFUL]
     assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["communicating"]
@@ -84,11 +87,12 @@ def test_what_does_not_answer_is_red() -> None:
 
 
 def test_alerts_are_grouped_by_urgency() -> None:
-    """A job that stands still, ranks that others wait for, health, waste, the network; the others come last."""
-    groups = tables._by_urgency(MODES)
+    """A job that stands still, ranks that others wait for, throttled GPUs, health, waste, the network; then others."""
+    groups = alert_table._by_urgency(MODES)
     names = [name for group in groups for name in group]
     assert len(names) == len(set(names))
-    order = ["GpuCollectiveStall", "GpuStragglerStarved", "GpuThermalThrottling", "GpuAllocatedIdle", "GpuNicDown"]
+    order = ["GpuCollectiveStall", "GpuStragglerStarved", "GpuThermalThrottling", "GpuTelemetryStale"]
+    order += ["GpuAllocatedIdle", "GpuNicDown"]
     places = [next(place for place, group in enumerate(groups) if name in group) for name in order]
     assert places == sorted(set(places))
     assert "GpuHostBound" not in names

@@ -27,9 +27,10 @@ from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards
 from gpu_exporter.render.dashboards import modernise, queries
 from gpu_exporter.render.dashboards.evidence import shown
-from gpu_exporter.render.dashboards.frame import DARK_RED, DEEP_ORANGE, GREY, RED
+from gpu_exporter.render.dashboards.frame import DARK_RED, GREY, PINK, RED
 from gpu_exporter.render.rules import rules
 from gpu_exporter.render.rules.aggregates import SHARE
+from gpu_exporter.render.rules.identity import ALERT_OWNER
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
 
@@ -317,7 +318,7 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         # that hold up a job that hangs.
         assert {text for text in found if text.startswith("gpu:")} == {
             *xids,
-            DEVICE_INFO,
+            ALERT_OWNER,
             SHARE.record,
             record_of(bottlenecks.SPINNING),
         }
@@ -405,7 +406,7 @@ def test_the_classes_have_their_colours() -> None:
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
         *((str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)),
-        (str(queries.THROTTLED), "throttled", DEEP_ORANGE),
+        (str(queries.THROTTLED), "throttled", PINK),
         (str(queries.CULPRIT), "holds up the job", RED),
         (str(queries.LOST), "does not answer", DARK_RED),
     }
