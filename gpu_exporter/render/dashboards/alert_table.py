@@ -72,14 +72,20 @@ def firing(
     shown = [name for name in columns if name not in without]
     # On a dashboard of one GPU there are few.
     groups = [] if "gpu" in board.single else _by_urgency(modes)
-    # Alerts about nodes and jobs have a time, but no number of GPUs.
-    found = q.with_owner(q.having(q.alerts(board, domains, by_owner=by_owner), "UUID"))
+    found = q.alerts(board, domains, by_owner=by_owner)
     began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
     of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
     if not by_gpu and Domain.DISTRIBUTED in domains:
         of_rows = partial(_naming_the_culprit, board)
-    since = q.with_runbooks(q.with_order(f"({of_rows(began, of='min')}) * 1000", groups), modes)
-    queries = [Query(of_rows(found), "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "active since")]
+    # Each row once: times are read of all alerts, also of those that do not fire yet.
+    least = (
+        f"0 * ({of_rows(q.with_owner(found))}) + on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
+    )
+    since = grouped(began, "min", columns) if by_gpu else least
+    # Alerts about nodes and jobs have a time, but no number of GPUs.
+    number = of_rows(q.with_owner(q.having(found, "UUID")))
+    timed = q.with_runbooks(q.with_order(f"({since}) * 1000", groups), modes)
+    queries = [Query(number, "", "short", "GPUs"), Query(timed, "", "dateTimeFromNow", "active since")]
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
         *(numeric(each, optional=True) for each in queries),
@@ -103,21 +109,23 @@ def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -
     return f"{of} by ({', '.join(by)}) ({alerts})"
 
 
-def _naming_a_single_gpu(alerts: str, of: str = "count") -> str:
+def _naming_a_single_gpu(alerts: str) -> str:
     """Return the rows of `grouped`; those of a single GPU have its label, and that of the rank if the alert has one."""
     key = ", ".join(ALERT_COLUMNS)
-    of_gpu = grouped(alerts, of, (*ALERT_COLUMNS, *SINGLE))
-    return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts, of)}"
+    of_gpu = grouped(alerts, by=(*ALERT_COLUMNS, *SINGLE))
+    return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts)}"
 
 
-def _naming_the_culprit(board: Board, alerts: str, of: str = "count") -> str:
+def _naming_the_culprit(board: Board, alerts: str) -> str:
     """Return the same rows; a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
     key, device = ", ".join(ALERT_COLUMNS), ", ".join(DEVICE)
     culprits = q.absent(board)
     rank = f"topk by ({device}) (1, {q.of(board, RANK)})"
     numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
-    of_gpu = f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(alerts, of)}"
-    return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts, of)})"
+    of_gpu = (
+        f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(q.stalls(board))}"
+    )
+    return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts)})"
 
 
 def _every_text(colour: str) -> dict[str, Any]:

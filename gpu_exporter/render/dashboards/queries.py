@@ -254,10 +254,14 @@ def alerts_since(
     return f"{since} and ignoring (alertstate) {firing}"
 
 
+def stalls(board: Board) -> str:
+    """Return the firing alerts about jobs that hang in a collective."""
+    return named(alerts(board, [Domain.DISTRIBUTED]), [STALL])
+
+
 def absent(board: Board) -> str:
     """Return the firing alerts about the ranks that never entered the collective in which their job hangs."""
-    stalls = named(alerts(board, [Domain.DISTRIBUTED]), [STALL])
-    return f"({stalls} unless on ({', '.join(DEVICE)}) {holds(board, bottlenecks.SPINNING)})"
+    return f"({stalls(board)} unless on ({', '.join(DEVICE)}) {holds(board, bottlenecks.SPINNING)})"
 
 
 def named(alerts: str, names: Iterable[str]) -> str:
@@ -277,7 +281,8 @@ def idle(board: Board) -> str:
 
 def having(alerts: str, label: str) -> str:
     """Return those of some alerts that have a label: an alert about a job names neither a node nor a GPU."""
-    return alerts.replace("{", f'{{{label}=~".+", ')
+    # Not `{label}=~".+"`: Prometheus would look up all values of the label, such as the UUID of each GPU.
+    return f"({alerts} unless on ({label}) vector(0))"
 
 
 def with_owner(found: str) -> str:
@@ -295,8 +300,7 @@ def _alerts(board: Board, begin: str, kinds: tuple[Iterable[Domain], Iterable[Se
     found = f"{begin}{', '.join([*these, *map(_matcher, board.chosen)])}}}"
     if not by_owner:
         return found
-    orphans = [*these, *map(_matcher, board.chosen[:1]), 'workload=""']
-    others = f"{begin}{', '.join(orphans)}}}"
+    others = f"{begin}{', '.join([*these, *map(_matcher, board.chosen[:1])])}}} and on (workload) vector(0)"
     return f"({found} or {others} and on (cluster, UUID) {devices(board)})"
 
 

@@ -66,7 +66,7 @@ def recorded() -> Iterator[tuple[str, str]]:
     yield (
         _ALERT_OWNERS,
         f"group by (cluster, UUID, namespace, workload) "
-        f'({DEVICE_INFO} and on (cluster, UUID) ALERTS{{UUID!="", workload=""}})',
+        f'({DEVICE_INFO} and on (cluster, UUID) (ALERTS{{alertstate="firing"}} and on (workload) vector(0)))',
     )
     yield (
         ALERT_OWNER,
