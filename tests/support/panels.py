@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -212,6 +212,8 @@ class Truth:
                 return found if without else bool(found)
             case "BinaryExpr" if str(node.op) == "and" and getattr(node.lhs, "name", "") in ALERTS:
                 return self._alerts(node.lhs, self._of(node.rhs))
+            case "BinaryExpr" if label := re.fullmatch(r"ALERTS\{.*\} unless on \((\w+)\) vector\(0\)", str(node)):
+                return replace(self, firing=[alert for alert in self.firing if alert.get(label[1])])._of(node.lhs)
             case "BinaryExpr" if str(node.op) == "and" and any(
                 each.record in str(node.lhs) for each in serving.SERVING
             ):

@@ -72,18 +72,7 @@ def firing(
     shown = [name for name in columns if name not in without]
     # On a dashboard of one GPU there are few.
     groups = [] if "gpu" in board.single else _by_urgency(modes)
-    found = q.alerts(board, domains, by_owner=by_owner)
-    began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
-    of_rows = partial(grouped, by=columns) if by_gpu else _naming_a_single_gpu
-    if not by_gpu and Domain.DISTRIBUTED in domains:
-        of_rows = partial(_naming_the_culprit, board)
-    # Each row once: times are read of all alerts, also of those that do not fire yet.
-    least = (
-        f"0 * ({of_rows(q.with_owner(found))}) + on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    )
-    since = grouped(began, "min", columns) if by_gpu else least
-    # Alerts about nodes and jobs have a time, but no number of GPUs.
-    number = of_rows(q.with_owner(q.having(found, "UUID")))
+    number, since = _rows(board, domains, columns, by_gpu=by_gpu, by_owner=by_owner)
     timed = q.with_runbooks(q.with_order(f"({since}) * 1000", groups), modes)
     queries = [Query(number, "", "short", "GPUs"), Query(timed, "", "dateTimeFromNow", "active since")]
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
@@ -95,6 +84,22 @@ def firing(
     ]
     empty = "no firing alerts"
     return merged("Firing alerts", about, queries, shown, (width, height), overrides, empty=empty)
+
+
+def _rows(
+    board: Board, domains: Sequence[Domain], columns: Sequence[str], *, by_gpu: bool, by_owner: bool
+) -> tuple[str, str]:
+    """Return two queries with one series per row: the number of GPUs, and the time since when the alert is active."""
+    found = q.alerts(board, domains, by_owner=by_owner)
+    began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
+    # Alerts about nodes and jobs have a time, but no number of GPUs.
+    of_gpus = q.with_owner(q.having(found, "UUID"))
+    if by_gpu:
+        return grouped(of_gpus, by=columns), grouped(began, "min", columns)
+    naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
+    # Times are read once, because they are those of all alerts, also of those that do not fire yet.
+    times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
+    return naming(of_gpus), f"0 * ({naming(q.with_owner(found))}) + {times}"
 
 
 def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:

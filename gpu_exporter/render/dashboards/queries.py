@@ -300,8 +300,8 @@ def _alerts(board: Board, begin: str, kinds: tuple[Iterable[Domain], Iterable[Se
     found = f"{begin}{', '.join([*these, *map(_matcher, board.chosen)])}}}"
     if not by_owner:
         return found
-    others = f"{begin}{', '.join([*these, *map(_matcher, board.chosen[:1])])}}} and on (workload) vector(0)"
-    return f"({found} or {others} and on (cluster, UUID) {devices(board)})"
+    others = f"{begin}{', '.join([*these, *map(_matcher, board.chosen[:1])])}}}"
+    return f"({found} or {others} and on (cluster, UUID) {devices(board)} and on (workload) vector(0))"
 
 
 def _any_of(label: str, chosen: Sequence[Enum], every: type[Enum]) -> str:
