@@ -42,7 +42,7 @@ WORDS = {
 # How the shares are drawn: orange waits for others, green is good.
 COLOURS = {
     Cause.NO_PROCESS: "#9c755f",
-    Cause.THROTTLED: "#f06ab7",
+    Cause.THROTTLED: "#ee66cf",
     Cause.PEERS: "#ff9830",
     Cause.COPIES: "#b877d9",
     Cause.HOST: "#3274d9",
