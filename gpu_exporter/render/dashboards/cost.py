@@ -16,7 +16,7 @@ from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.alert_table import firing
 from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import CAUSES, Style, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import number, watched
+from gpu_exporter.render.dashboards.panels import SHARE_OF_COST, WASTEFUL, number, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import aggregates as a
@@ -130,7 +130,7 @@ def _workloads() -> object:
         ),
         [
             q.query(BOARD, a.WASTED_COST, "wasted per hour"),
-            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", "share of its cost"),
+            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", SHARE_OF_COST),
             q.query(BOARD, a.GPU_COST, "cost per hour"),
             q.query(BOARD, a.GPUS, "GPUs"),
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
@@ -138,8 +138,8 @@ def _workloads() -> object:
         ],
         Columns(
             ("cluster", "namespace", "workload"),
-            shares=["share of its cost"],
-            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)]},
+            shares=[SHARE_OF_COST],
+            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)], SHARE_OF_COST: WASTEFUL},
         ),
         width=14,
         sort="wasted per hour",

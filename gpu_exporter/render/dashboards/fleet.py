@@ -13,14 +13,13 @@ from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.alert_table import firing, grouped
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, PINK, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import HOT, number, of_all
+from gpu_exporter.render.dashboards.panels import HOT, SHARE_OF_COST, WASTEFUL, number, of_all
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
-SHARE_OF_COST = "share of its cost"
 CRITICAL, WARNING = (f"{each.value} alerts" for each in (Severity.CRITICAL, Severity.WARNING))
 SOME, FEW = ([Step(None, "text"), Step(1, colour)] for colour in (RED, ORANGE))
 # Rows of the grid: the numbers, and up to the end of the first screen below them.
@@ -164,7 +163,7 @@ def _teams() -> object:
         Columns(
             ("cluster", "namespace"),
             shares=[SHARE_OF_COST],
-            steps={"idle GPUs": FEW},
+            steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
         ),
         width=10,
         sort="wasted per hour",

@@ -37,13 +37,14 @@ GPU_COLOURS = (BLUE, PURPLE, TEAL, GREY, "#8ab8ff", "#deb6f2", "#b3b9c5", "#d8d9
 BY_VALUE = {"mode": "continuous-BlPu"}
 
 
-# The causes of `WORDS` as dashboards name them: a GPU that waits for its host without end is idle, and in a job that
-# hangs all time is waiting, also that of the rank that holds it up.
+# The causes of `WORDS` as dashboards name them: a GPU that waits for its host without end is idle, and a rank that
+# moves data also waits at times. In a job that hangs all time is waiting, also that of the rank that holds it up.
 CAUSES = {
     **WORDS,
     Cause.NO_PROCESS: "idle: no process",
     Cause.HOST: "idle: waiting for the host",
-    Cause.PEERS: "waiting for other ranks, or job hangs",
+    Cause.THROTTLED: "working, but throttled",
+    Cause.PEERS: "communicating or waiting for other ranks",
 }
 # The widths of legends that are tables, in pixels: for names of GPUs, and for names of GPUs with those of signals.
 NAMES, WIDE_NAMES = 220, 300

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import PeerMedian, PeerShare
+from gpu_exporter.catalogue.conditions import Named, PeerMedian, PeerShare, duration
 from gpu_exporter.catalogue.failure_modes import distributed as d
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode
 from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, classes, host, loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.alert_table import firing
-from gpu_exporter.render.dashboards.frame import BLUE, DARK_RED, ORANGE, RED, About, BoardRow
+from gpu_exporter.render.dashboards.frame import DARK_RED, ORANGE, RED, TEAL, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import Legend, Style, dashed, hues, lines, time_shares
 from gpu_exporter.render.dashboards.panels import class_timeline, reachable, states
 from gpu_exporter.render.dashboards.queries import Query
@@ -37,7 +37,7 @@ STRAGGLERS = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "Gpu
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
 STATES = (
-    ("does not wait", BLUE),
+    ("does not wait", TEAL),
     ("waits", ORANGE),
     ("waits: the job hangs", ORANGE),
     ("holds up the job: its host is slow", RED),
@@ -122,19 +122,24 @@ def _time() -> object:
 def _culprits() -> Mapping[int, str]:
     """Return the ranks that hold up the job, by state: stragglers, and ranks outside the collective that hangs."""
     return {
-        STARVED: q.holds(BOARD, d.STARVED_STRAGGLER),
-        SLOW: q.holds(BOARD, d.SLOW_STRAGGLER),
+        STARVED: _held(d.STARVED_STRAGGLER),
+        SLOW: _held(d.SLOW_STRAGGLER),
         MISSING: f"({_in_hanging_job()} == 0)",
     }
 
 
 def _classes() -> q.Query:
     """Return what limits each rank; those that held up the job within ten minutes before the end come first."""
-    held = [f"last_over_time({q.holds(BOARD, each)}[10m] @ end())" for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER)]
+    held = [_held(each, " @ end()") for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER)]
     hangs = f"{q.of(BOARD, d.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)} @ end()"
     return classes.classes_of_ranks(
         BOARD, " or ".join(_culprits().values()), " or ".join((*held, f"({hangs})")), q.of(BOARD, t.RANK)
     )
+
+
+def _held(straggler: Named, at: str = "") -> str:
+    """Return the stragglers of the last minutes: in a checkpoint there is none, but their alerts last."""
+    return f"last_over_time({q.holds(BOARD, straggler)}[{duration(INTERRUPTION)}]{at})"
 
 
 def _in_hanging_job() -> str:

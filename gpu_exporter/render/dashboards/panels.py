@@ -40,11 +40,15 @@ FEWER = ", not all"
 TILE = 4
 # A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
 HOT = Step(85, ORANGE)
+# The name of a column, and its colours: whoever wastes at least half stands out, however much it costs.
+SHARE_OF_COST, WASTEFUL = "share of its cost", (Step(None, "text"), Step(0.5, ORANGE))
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
+# What a GPU of this class does: while a rank waits for another one, it communicates as well.
+WAITING = {"communicating": "communicating or waiting"}
 # The values of `classes.classes_of`.
 LIMITS = (
-    *((each.name, each.colour) for each in BOTTLENECKS),
+    *((WAITING.get(each.name, each.name), each.colour) for each in BOTTLENECKS),
     ("throttled", PINK),
     ("holds up the job", RED),
     ("does not answer", DARK_RED),

@@ -402,11 +402,15 @@ def test_servers_are_those_of_the_job() -> None:
 
 
 def test_the_classes_have_their_colours() -> None:
-    """Names and colours in the timeline are those of the catalogue; states that say more than a class follow them."""
+    """Colours in the timeline are those of the catalogue, and all names but one; further states follow the classes."""
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "Bottleneck"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
+    said = {"communicating": "communicating or waiting"}
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
-        *((str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)),
+        *(
+            (str(place), said.get(each.name, each.name), each.colour)
+            for place, each in enumerate(bottlenecks.BOTTLENECKS)
+        ),
         (str(queries.THROTTLED), "throttled", PINK),
         (str(queries.CULPRIT), "holds up the job", RED),
         (str(queries.LOST), "does not answer", DARK_RED),
