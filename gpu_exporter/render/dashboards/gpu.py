@@ -121,7 +121,8 @@ def _temperature() -> object:
     return _lines(
         "Temperature",
         About(
-            "Temperature of the GPU and its memory; the dashed line is the temperature at which the GPU throttles.",
+            "Temperature of the GPU and its memory; at the dashed line, the hardware lowers the clocks. The driver "
+            "begins some degrees below it.",
             "well below the dashed line.",
             "check fans, airflow and inlet temperature.",
         ),
