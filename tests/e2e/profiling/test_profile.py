@@ -112,9 +112,9 @@ def test_a_trace_that_is_garbage(folder: Path) -> None:
     assert ran.stderr.splitlines()[-1].startswith(f"gpu-exporter: the trace cannot be analysed: process {job.pid}: ")
 
 
-def test_a_job_without_the_variable(tmp_path: Path) -> None:
+def test_a_job_without_the_variable(folder: Path, tmp_path: Path) -> None:
     with busy_job("loader", tmp_path) as (job, _):
-        ran = profile("--trace", "--pid", str(job.pid))
+        ran = profile("--trace", "--pid", str(job.pid), "--socket-dir", str(folder))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.endswith(
         ": it was not started with KINETO_USE_DAEMON=1: set it in the job, or leave out --trace to sample stacks\n"
