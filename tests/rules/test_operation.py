@@ -60,7 +60,9 @@ class Shift:
         incidents = [truth for truth in self._fleet.truths if truth.must]
         tests = [each for truth in incidents for each in _in_time(truth)]
         names = sorted({(name, truth.node) for truth in incidents for name in truth.must})
-        ever = f"group by (alertname, node) (last_over_time(ALERTS{{{TICKETS}}}[1d]))"
+        implied = {name for cause, _ in names for name in BY_NAME[cause].implies} - {name for name, _ in names}
+        those = f'{TICKETS}, alertname!~"{"|".join(sorted(implied))}"'
+        ever = f"group by (alertname, node) (last_over_time(ALERTS{{{those}}}[1d]))"
         tests.append(_expect(ever, self._fleet.total - 1, [{"alertname": name, "node": node} for name, node in names]))
         return {"name": self.name, "interval": f"{STEP}s", "input_series": inputs, "promql_expr_test": tests}
 

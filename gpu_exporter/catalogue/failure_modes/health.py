@@ -354,12 +354,20 @@ MODES = (
         "Cordon the node. Check its cooling: fans, air flow, coolant, inlet temperature. Until it is fixed, lower "
         "the power limit (nvidia-smi -i N -pl WATTS), which costs less speed than throttling. If GPUs of several "
         "nodes are throttled, call the facility.",
-        Inject({m.CLOCK_EVENTS: 64.0 + 8.0, m.CLOCK_EVENT_SECONDS[3]: Ramp(0, 0.6), m.GPU_TEMP: 90.0}),
+        Inject(
+            {
+                m.CLOCK_EVENTS: 64.0 + 8.0,
+                m.CLOCK_EVENT_SECONDS[3]: Ramp(0, 0.6),
+                m.GPU_TEMP: 90.0,
+                m.TEMP_MARGIN: -3.0,
+            }
+        ),
         Or(
             Compare(Over(s.HW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_HARDWARE),
             Compare(Over(s.SW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_DRIVER),
         ),
         keep=10 * MINUTE,
+        implies=("GpuThermalMarginLow",),
         cause=Cause.THROTTLED,
         meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
         "five minutes, or the driver in more than half of them.",
@@ -425,7 +433,7 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "{gpu} is {{ $value | humanize }} °C below the temperature at which it slows down",
+        "{gpu} has a margin of {{ $value | humanize }} °C until it slows down",
         "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
         "room cannot be cooled now, lower the power limit of the warmest GPUs.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),

@@ -82,7 +82,7 @@ BOARD: Values = {
     m.GPU_TEMP: 55.0,
     m.MEMORY_TEMP: 60.0,
     m.TEMP_MARGIN: 32.0,
-    m.SLOWDOWN_TEMP: 95.0,
+    m.SLOWDOWN_TEMP: 89.0,
     m.MEM_CLOCK: 3201.0,
     m.MAX_SM_CLOCK: 1980.0,
     m.CLOCK_EVENTS: 0.0,

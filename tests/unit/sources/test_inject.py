@@ -213,7 +213,7 @@ def test_a_fault_begins_after_the_first_reads() -> None:
 def test_modes_add_up_on_a_gpu() -> None:
     """A straggler with thermal throttling is both; its peers are those of a straggler."""
     names = modes_by_gpu(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *SHORT))
-    assert names[str(GPU)] == {"GpuStragglerSlow", "GpuThermalThrottling"}
+    assert names[str(GPU)] == {"GpuStragglerSlow", "GpuThermalThrottling", "GpuThermalMarginLow"}
     assert names["0"] == names["2"] == set()
 
 
