@@ -16,6 +16,8 @@ from gpu_exporter.render.dashboards.queries import Query
 ABSENT = "not collected"
 # By which the dashboards find each other.
 TAG = "gpu-observability"
+# What a rank does that is in a collective: counters cannot always tell one from the other.
+COMMUNICATES = "communicating or waiting"
 # Red is a culprit or critical, orange a victim, degraded or a warning, green good, grey unknown. The others have no
 # meaning.
 RED, ORANGE, YELLOW, GREEN = "#e02f44", "#ff9830", "#fade2a", "#73bf69"

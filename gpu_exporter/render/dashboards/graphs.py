@@ -14,6 +14,7 @@ from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS, Cause
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
     BLUE,
+    COMMUNICATES,
     GREY,
     PURPLE,
     RED,
@@ -44,7 +45,7 @@ CAUSES = {
     Cause.NO_PROCESS: "idle: no process",
     Cause.HOST: "idle: waiting for the host",
     Cause.THROTTLED: "working, but throttled",
-    Cause.PEERS: "communicating or waiting for other ranks",
+    Cause.PEERS: COMMUNICATES,
 }
 # The widths of legends that are tables, in pixels: for names of GPUs, and for names of GPUs with those of signals.
 NAMES, WIDE_NAMES = 220, 300

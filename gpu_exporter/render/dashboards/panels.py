@@ -9,11 +9,13 @@ from grafanalib import core
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import classes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
+    COMMUNICATES,
     DARK_RED,
     GREEN,
     GREY,
@@ -44,11 +46,9 @@ HOT = Step(85, ORANGE)
 SHARE_OF_COST, WASTEFUL = "share of its cost", (Step(None, "text"), Step(0.5, ORANGE))
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
-# What a GPU of this class does: while a rank waits for another one, it communicates as well.
-WAITING = {"communicating": "communicating or waiting"}
 # The values of `classes.classes_of`.
 LIMITS = (
-    *((WAITING.get(each.name, each.name), each.colour) for each in BOTTLENECKS),
+    *((COMMUNICATES if each.cause is Cause.PEERS else each.name, each.colour) for each in BOTTLENECKS),
     ("throttled", PINK),
     ("holds up the job", RED),
     ("does not answer", DARK_RED),
