@@ -97,7 +97,7 @@ def _rows(
     if by_gpu:
         return grouped(of_gpus, by=columns), grouped(began, "min", columns)
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
-    # Times are read once, because they are those of all alerts, also of those that do not fire yet.
+    # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
     return naming(of_gpus), f"0 * ({naming(q.with_owner(found))}) + {times}"
 

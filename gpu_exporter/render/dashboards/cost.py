@@ -14,11 +14,11 @@ from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import loops
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.alert_table import firing
-from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.frame import ORANGE, RED, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import CAUSES, Style, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import SHARE_OF_COST, WASTEFUL, number, watched
+from gpu_exporter.render.dashboards.panels import number, watched
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import Columns, table
+from gpu_exporter.render.dashboards.tables import FEW, SHARE_OF_COST, WASTEFUL, Columns, table
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
@@ -139,7 +139,7 @@ def _workloads() -> object:
         Columns(
             ("cluster", "namespace", "workload"),
             shares=[SHARE_OF_COST],
-            steps={"idle GPUs": [Step(None, "text"), Step(1, ORANGE)], SHARE_OF_COST: WASTEFUL},
+            steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
         ),
         width=14,
         sort="wasted per hour",

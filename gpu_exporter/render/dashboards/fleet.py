@@ -13,15 +13,14 @@ from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.alert_table import firing, grouped
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, PINK, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.graphs import Legend, Style, coloured, hues, lines, time_shares
-from gpu_exporter.render.dashboards.panels import HOT, SHARE_OF_COST, WASTEFUL, number, of_all
+from gpu_exporter.render.dashboards.panels import HOT, number, of_all
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import Columns, table
+from gpu_exporter.render.dashboards.tables import FEW, SHARE_OF_COST, SOME, WASTEFUL, Columns, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
 CRITICAL, WARNING = (f"{each.value} alerts" for each in (Severity.CRITICAL, Severity.WARNING))
-SOME, FEW = ([Step(None, "text"), Step(1, colour)] for colour in (RED, ORANGE))
 # Rows of the grid: the numbers, and up to the end of the first screen below them.
 TILES, FIRST_SCREEN = 3, 18
 

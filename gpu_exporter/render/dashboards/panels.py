@@ -42,8 +42,6 @@ FEWER = ", not all"
 TILE = 4
 # A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
 HOT = Step(85, ORANGE)
-# The name of a column, and its colours: whoever wastes at least half stands out, however much it costs.
-SHARE_OF_COST, WASTEFUL = "share of its cost", (Step(None, "text"), Step(0.5, ORANGE))
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
 # The values of `classes.classes_of`.

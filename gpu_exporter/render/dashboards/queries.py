@@ -57,6 +57,7 @@ GPU_LEGEND = "GPU {{gpu}}"
 IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
 # The alert about a job that hangs in a collective.
 STALL = "GpuCollectiveStall"
+# How a selector of firing alerts begins.
 FIRING = 'ALERTS{alertstate="firing", '
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4

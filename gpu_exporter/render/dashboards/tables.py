@@ -1,4 +1,4 @@
-"""Tables of nodes, workloads and alerts. Cells link to the dashboard or the runbook of what they name."""
+"""Tables, such as those of nodes and workloads. Cells link to the dashboard or the runbook of what they name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import (
     ABSENT,
+    ORANGE,
     RED,
     About,
     Step,
@@ -54,6 +55,10 @@ WIDTHS = {
     **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
 }
 NONE = "-"
+# The wasted share of a cost, orange from half upwards. By the amount, whoever has most GPUs would always be orange.
+SHARE_OF_COST, WASTEFUL = "share of its cost", (Step(None, "text"), Step(0.5, ORANGE))
+# The colours of a number that should be 0, by how severe it is otherwise.
+SOME, FEW = ((Step(None, "text"), Step(1, colour)) for colour in (RED, ORANGE))
 # Shares are numbers without decimals, not bars: Grafana draws a bar as if its cell had no padding, and shows 47 % as
 # 59 % of the track.
 NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 80, 64, 8

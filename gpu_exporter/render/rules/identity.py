@@ -22,8 +22,8 @@ _LABELS = (
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
 SCRAPED = "gpu:scraped:info"
-# The owner of each GPU that has a single one, and an alert that does not name it. Dashboards of large fleets read this
-# many times, which takes too long with a series for every GPU.
+# The owner of a GPU, if it has only one, and if an alert about the GPU does not name it. Each row of a table of alerts
+# reads it several times, which would take too long with a series for every GPU of a large fleet.
 ALERT_OWNER = "gpu:alert_owner:info"
 _ALERT_OWNERS = "gpu:alert_owners:info"
 
@@ -65,7 +65,7 @@ def recorded() -> Iterator[tuple[str, str]]:
     )
     yield (
         _ALERT_OWNERS,
-        f"group by (cluster, UUID, namespace, workload) "
+        "group by (cluster, UUID, namespace, workload) "
         f'({DEVICE_INFO} and on (cluster, UUID) (ALERTS{{alertstate="firing"}} and on (workload) vector(0)))',
     )
     yield (
