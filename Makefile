@@ -11,7 +11,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.p
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
+.PHONY: help run demo quick test test-all coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
   soak tools wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
@@ -24,13 +24,16 @@ run: $(VENV)/run ## Install everything and serve the GPUs of this machine on :94
 demo: $(VENV)/run ## Serve a recording of real H200s on :9400; every series is labelled as replayed
 	@exec $(BIN)/gpu-exporter serve --source replay --recording h200_workloads $(ARGS)
 
-test: lint tools ## Install everything, run the linters and all tests
-	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal $(ARGS)
+test: lint .tools/done .tools/alerting ## Install what is needed, run the linters, the unit tests, and an end-to-end test for each promise of the README; takes less than five minutes
+	$(BIN)/python -m pytest tests/promises tests/unit -m 'not slow' --numprocesses 4 --dist worksteal $(ARGS)
+
+test-all: $(VENV)/dev tools ## Run all other tests, with Chromium, PyTorch, VictoriaMetrics, Node.js and a newer Prometheus; takes less than fifteen minutes
+	$(BIN)/python -m pytest -m slow --numprocesses 6 --dist worksteal $(ARGS)
 
 coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs; takes half as long again
 	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal --cov --cov-report=term $(ARGS)
 
-quick: $(VENV)/dev ## Run the fast unit tests, which take about a minute on two idle cores
+quick: $(VENV)/dev ## Run the fast unit tests, which take less than a minute on two idle cores
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/dev ## Check style, types, import contracts and generated files
@@ -133,7 +136,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 	$(BIN)/python -m benchmarks.scale_victoria --json benchmarks/results/scale_victoria.json
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium .tools/torch ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium, PyTorch
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium .tools/torch ## Install what `make test-all` needs besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium, PyTorch
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench $(VENV)/docs: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }

@@ -30,6 +30,8 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("soak", max_examples=5000, deadline=None)
 GOLDEN = ROOT / "tests" / "golden"
 RECORDINGS = PACKAGED_RECORDINGS
+# `make test` runs what is not marked slow. Tests elsewhere are marked so by their place.
+IN_MAKE_TEST = ("tests/promises/", "tests/unit/")
 
 
 Sample = tuple[str, dict[str, str], float]
@@ -236,13 +238,17 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each worker begin with slow tests."""
+    """Mark what only `make test-all` runs as slow; let each worker begin with tests that take long."""
+    for item in items:
+        if not item.location[0].startswith(IN_MAKE_TEST):
+            item.add_marker(pytest.mark.slow)
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = dealt(items, lambda item: item.location[0], is_slow, workers)
+        items[:] = dealt(items, lambda item: item.location[0], takes_long, workers)
 
 
-def is_slow(item: pytest.Item) -> bool:
+def takes_long(item: pytest.Item) -> bool:
     """Return whether a test may take more than a moment."""
     return not item.location[0].startswith("tests/unit/") or item.get_closest_marker("slow") is not None
 

@@ -12,14 +12,6 @@ from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import free_port, until
 
 
-def test_serves_the_fake_driver(serve: Serve, driver: FakeDriver) -> None:
-    """One GPU of the fake driver comes up with profiling metrics."""
-    exporter = serve(env=driver.environment)
-    page = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE")))
-    assert page.value("DCGM_FI_PROF_SM_ACTIVE") == 0.96
-    assert exporter.stop()[0] == 0
-
-
 def test_sigterm_to_any_thread_ends_it(serve: Serve, driver: FakeDriver) -> None:
     """The kernel may deliver a signal to any thread, and after SIGCONT often does not choose the main thread."""
     exporter = serve("--interval", "100ms", env=driver.environment)

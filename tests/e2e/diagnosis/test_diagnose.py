@@ -15,16 +15,6 @@ from tests.support.prometheus import scraping
 from tests.support.tools import until
 
 
-def test_a_recorded_phase() -> None:
-    result = run("diagnose", "--recording", "h200_workloads", "--phase", "memory_bound_copy", "--json")
-
-    (gpu,) = json.loads(result.stdout)["gpus"]
-    assert (result.returncode, gpu["class"]) == (1, "memory-bound")
-    assert [mode["name"] for mode in gpu["modes"]] == ["GpuMemoryBound"]
-    assert gpu["modes"][0]["because"]["dram_active"] > 0.8
-    assert gpu["modes"][0]["advice"]
-
-
 def test_nothing_wrong() -> None:
     result = run("diagnose", "--recording", "h200_workloads", "--phase", "idle")
     assert result.returncode == 0

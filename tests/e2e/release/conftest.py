@@ -55,12 +55,18 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "origin", _commit)
 
 
-def _commit(folder: Path) -> None:
+def copy_committed(folder: Path) -> None:
+    """Copy the files of this working tree from which packages are built."""
+    folder.mkdir(exist_ok=True)
     for name in COMMITTED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, folder / name)
+
+
+def _commit(folder: Path) -> None:
+    copy_committed(folder)
     date = {f"GIT_{role}_DATE": f"{TIME} +0000" for role in ("AUTHOR", "COMMITTER")}
     person = ["-c", "user.name=Tester", "-c", "user.email=tester@example.invalid"]
     run(["git", "init", "--quiet"], folder)

@@ -11,10 +11,7 @@ import yaml
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.render.boards import panel_link
-from tests.conftest import Serve
-from tests.support.alerting import CONFIG, Hook, alertmanager, rules
-from tests.support.prometheus import scraping
+from tests.support.alerting import CONFIG, Hook, alertmanager
 from tests.support.tools import tool, until
 
 BY_NAME = {mode.name: mode for mode in MODES}
@@ -112,34 +109,3 @@ def test_causes_inhibit_their_effects(tmp_path: Path, hook: Hook) -> None:
         assert {path for path, _ in hook.received("GpuEccUncorrectable", "firing")} == {"/page"}
         notified = [each["labels"]["UUID"] for _, each in hook.received("GpuRowRemapPending", "firing")]
         assert set(notified) == {"GPU-old"}
-
-
-def test_a_fault_pages_and_its_end_resolves(serve: Serve, hook: Hook, tmp_path: Path) -> None:
-    """The page names GPU and action and links the runbook; when the GPU is healthy again, it is resolved."""
-    simulated = ("--source", "simulated", "--gpus", "2", "--interval", "200ms")
-    sick = serve(*simulated, "--inject", "GpuRowRemapFailed:1")
-    targets = tmp_path / "targets.json"
-    targets.write_text(f'[{{"targets": ["127.0.0.1:{sick.port}"], "labels": {{"instance": "node-000"}}}}]')
-    found = {"file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
-    with (
-        alertmanager(tmp_path, hook) as running,
-        scraping(
-            tmp_path, "1s", found, rule_files=rules(tmp_path, "1s"), alertmanagers=[running.address]
-        ) as prometheus,
-    ):
-        until(lambda: hook.received("GpuRowRemapFailed", "firing"), 30, "the page")
-        assert {path for path, _ in hook.received("GpuRowRemapFailed", "firing")} == {"/page"}
-        _, page = hook.received("GpuRowRemapFailed", "firing")[0]
-        assert (
-            page["annotations"]["summary"]
-            == "GPU 1 on node node-000 could not replace a bad memory row: replace the GPU"
-        )
-        assert page["annotations"]["runbook_url"] == panel_link("gpurowremapfailed")
-        assert page["labels"]["action"] == "replace"
-        assert {each["labels"]["gpu"] for _, each in hook.received("GpuRowRemapFailed", "firing")} == {"1"}
-
-        sick.stop()
-        well = serve(*simulated)
-        targets.write_text(f'[{{"targets": ["127.0.0.1:{well.port}"], "labels": {{"instance": "node-000"}}}}]')
-        until(lambda: hook.received("GpuRowRemapFailed", "resolved"), 45, "the resolve")
-        assert prometheus.query('count(ALERTS{severity="critical"})') == []

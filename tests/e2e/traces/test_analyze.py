@@ -23,18 +23,6 @@ def _analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run("trace", "analyze", *map(str, arguments))
 
 
-def test_a_recorded_job_with_a_slow_loader(tmp_path: Path) -> None:
-    """One step of GPT on an H200, whose loader sleeps."""
-    ran = _analyze(SLOW_LOADER, "--folded", tmp_path / "idle.txt")
-    assert ran.returncode == 0, ran
-    assert ran.stdout.startswith("Verdict: data-loading-bound\n")
-    assert "<stdin>(12): go > <built-in function sleep>" in ran.stdout
-    assert not ran.stderr
-    first, *_ = (tmp_path / "idle.txt").read_text().splitlines()
-    assert first.startswith("rank 0;data_loading;<stdin>(15): <module>;<stdin>(12): go;")
-    assert int(first.rpartition(" ")[2]) > 10_000
-
-
 def test_json_and_the_gate(tmp_path: Path) -> None:
     ran = _analyze(SLOW_LOADER, "--json")
     content = json.loads(ran.stdout)
