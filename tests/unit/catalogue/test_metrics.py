@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue.metrics import METRICS, MILLI, NANO, PERCENT, by_key, selected
 from gpu_exporter.model.metric import Call, Gpm, Kind, Metric, MetricSet, scaled
 from gpu_exporter.sources.nvml.handle import ADAPTERS
+from tests.support.table import table_test
 
 FULL = selected(MetricSet.FULL)
 
@@ -28,7 +29,7 @@ def test_duplicate_keys_are_an_error() -> None:
             by_key([("ROW", row), ("AGAIN", again)])
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.key)
+@table_test("metric", METRICS, lambda metric: metric.key)
 def test_a_row_is_well_formed(metric: Metric) -> None:
     """Ranges are valid, `gpu_*` names follow Prometheus, and a family has one kind, unit and label set."""
     assert metric.low < metric.high

@@ -12,6 +12,7 @@ import pytest
 from gpu_exporter.catalogue.xids import COLUMNS, PACKAGED, Xid, XidKind, load, unknown
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
+from tests.support.table import table_test
 
 FIX = "fix: correct the row in gpu_exporter/catalogue/xids.csv"
 
@@ -30,7 +31,7 @@ def test_the_table_has_every_documented_code_once_and_in_order() -> None:
 
 
 @pytest.mark.drift
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["code"])
+@table_test("row", ROWS, lambda row: row["code"])
 def test_a_row_is_complete(row: dict[str, str]) -> None:
     """Every column has text, and the reader kept all of it."""
     xid = TABLE[int(row["code"])]

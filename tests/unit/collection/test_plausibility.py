@@ -15,6 +15,7 @@ from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Labels, Metric
+from tests.support.table import table_test
 
 GPU = Gpu(0, "GPU-0")
 JOULES, CLASSIC = Series(m.ENERGY_JOULES, GPU), Series(m.ENERGY, GPU)
@@ -167,8 +168,8 @@ def test_no_mean_without_a_positive_span() -> None:
         assert value(accumulator.apply(Reading(2.0, {sm: 0.5}, span)), m.SM_SECONDS) == 0.5
 
 
-@pytest.mark.parametrize(
-    "metric", [row for row in METRICS if row.kind is Kind.COUNTER and row.nvml is not None], ids=lambda row: row.key
+@table_test(
+    "metric", [row for row in METRICS if row.kind is Kind.COUNTER and row.nvml is not None], lambda row: row.key
 )
 def test_each_counter_of_the_driver_has_a_rate_limit(metric: Metric) -> None:
     """By its unit, and less than a 32-bit overflow between two reads."""

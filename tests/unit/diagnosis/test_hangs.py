@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import phases
+from tests.support.table import table_test
 from tests.support.truth import TRUTH
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ def hangs(phase: str) -> bool:
     return phase.startswith("hang")
 
 
-@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+@table_test("path, phase", PHASES, lambda path, phase: f"{path.name} {phase}")
 def test_diagnose_names_hangs_and_nothing_else(path: Path, phase: str) -> None:
     assert phases.seconds(path, phase) < SOON
 

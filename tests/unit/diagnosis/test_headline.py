@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import pytest
-
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.diagnosis.headline import summary
 from gpu_exporter.diagnosis.judge import Diagnosis
+from tests.support.table import table_test
 
 
 class Unnamed:
@@ -25,7 +24,7 @@ class OfNothing:
     numbers = MappingProxyType[str, float]({})
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@table_test("mode", MODES, lambda mode: mode.name)
 def test_summaries_have_no_placeholders(mode: FailureMode) -> None:
     """Those of alerts that name a value or label of Prometheus are replaced by what the mode means."""
     diagnosis: Diagnosis = OfNothing()  # type: ignore[assignment]

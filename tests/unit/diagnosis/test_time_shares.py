@@ -14,6 +14,7 @@ from gpu_exporter.catalogue.evaluate import value
 from gpu_exporter.catalogue.signals import SM_CLOCK
 from gpu_exporter.catalogue.time_shares import time_shares
 from tests.support import phases
+from tests.support.table import table_test
 from tests.support.truth import MORE, PHASES
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def shares(path: Path, phase: str) -> list[Mapping[Cause, float]]:
     return [time_shares(window, device) for device in window.devices]
 
 
-@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+@table_test("path, phase", PHASES, lambda path, phase: f"{path.name} {phase}")
 def test_shares_add_up_to_one(path: Path, phase: str) -> None:
     for of_gpu in shares(path, phase):
         assert sum(of_gpu.values()) == pytest.approx(1.0)
@@ -52,7 +53,7 @@ INJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "phase"), INJECTED, ids=lambda value: getattr(value, "name", value))
+@table_test("path, phase", INJECTED, lambda path, phase: f"{path.name} {phase}")
 def test_shares_agree_with_what_was_injected(path: Path, phase: str) -> None:
     for of_gpu, injected in zip(shares(path, phase), injections(path)[phase], strict=True):
         for cause, share in injected.items():
@@ -94,7 +95,7 @@ def test_a_copy_from_pageable_memory_is_work_of_host_and_copy_engine(path: Path)
 HANGS = [(path, phase) for path, phase in PHASES if phase.startswith("hang")]
 
 
-@pytest.mark.parametrize(("path", "phase"), HANGS, ids=lambda value: getattr(value, "name", value))
+@table_test("path, phase", HANGS, lambda path, phase: f"{path.name} {phase}")
 def test_all_time_of_a_job_that_hangs_is_lost(path: Path, phase: str) -> None:
     for of_gpu in shares(path, phase):
         assert of_gpu[Cause.PEERS] == 1.0

@@ -14,6 +14,7 @@ from release.site import contents, links, rows, sources
 from release.site.__main__ import listed, minor
 from release.site.markdown import translate
 from tests import ROOT
+from tests.support.table import table_test
 
 FIX = "fix: release/site/markdown.py does not translate this page correctly"
 GITHUB = MarkdownIt("commonmark").enable("table")
@@ -32,7 +33,7 @@ def shape(html: str) -> list[str]:
 
 
 @pytest.mark.drift
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@table_test("page", PAGES, lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_the_shape_that_github_gives_it(page: Path) -> None:
     """Headings, lists and their items, tables and their rows, code and pictures, in the same order."""
     text = page.read_text("utf-8")

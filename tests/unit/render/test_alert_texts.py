@@ -11,6 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import untemplated
 from gpu_exporter.render.rules import rules
+from tests.support.table import table_test
 
 FIX = "fix: reword the entry of the mode in gpu_exporter/catalogue/failure_modes/"
 # Phrases that had to be read twice, and contractions.
@@ -20,7 +21,7 @@ UNCLEAR = re.compile(
 )
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@table_test("mode", MODES, lambda mode: mode.name)
 def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
     """A GPU with its node, a job, or other labels; no placeholder is left."""
     summary = rules.alert(mode, {})["annotations"]["summary"]
@@ -32,7 +33,7 @@ def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
     assert not summary.endswith("."), FIX
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@table_test("mode", MODES, lambda mode: mode.name)
 def test_a_description_is_sentences(mode: FailureMode) -> None:
     """It begins with what to do first; a value is in a sentence of its own."""
     description = rules.alert(mode, {})["annotations"]["description"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from gpu_exporter.catalogue import failure_modes, metrics
 from gpu_exporter.catalogue.xids import PACKAGED
 from gpu_exporter.render import banner
 from gpu_exporter.render.artifacts import ARTIFACTS
 from tests import ROOT
+from tests.support.table import table_test
 
 # JSON has no comments.
 WITH_BANNER = [name for name in ARTIFACTS if not name.endswith(".json")]
@@ -27,7 +26,7 @@ def test_a_banner_names_modules_packages_and_data() -> None:
     )
 
 
-@pytest.mark.parametrize("name", WITH_BANNER)
+@table_test("name", WITH_BANNER)
 def test_every_rendered_file_begins_with_its_banner(name: str) -> None:
     """The named file exists."""
     first = (ROOT / name).read_text().partition("\n")[0]

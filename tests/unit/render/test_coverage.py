@@ -26,6 +26,7 @@ from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import coverage
 from gpu_exporter.render.coverage import Detectability, Generation
 from tests import ROOT
+from tests.support.table import table_test
 
 CORRECT_LIST = "fix: correct gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`"
 CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
@@ -224,10 +225,8 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     ],
     ids=["gpu-exporter", "gpu-exporter, full", "default list", "own list"],
 )
-@pytest.mark.parametrize(
-    "mode",
-    [mode for mode in MODES if mode.scope is not Scope.FLEET and not mode.inject.fault],
-    ids=lambda mode: mode.name,
+@table_test(
+    "mode", [mode for mode in MODES if mode.scope is not Scope.FLEET and not mode.inject.fault], lambda mode: mode.name
 )
 def test_coverage_equals_results(mode: FailureMode, names: frozenset[str]) -> None:
     """An injected failure mode is found exactly if coverage says that it works with these names."""

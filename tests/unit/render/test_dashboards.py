@@ -33,6 +33,7 @@ from gpu_exporter.render.rules.aggregates import SHARE
 from gpu_exporter.render.rules.identity import ALERT_OWNER
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
+from tests.support.table import table_test
 
 FIX = "fix: run `make generate`, and delete the boards in dashboards/ that nothing renders"
 
@@ -251,7 +252,7 @@ def test_link_targets_exist(name: str) -> None:
     assert "inControlsMenu" not in json.dumps(BOARDS[name])
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode.name))
+@table_test("mode", MODES, lambda mode: str(mode.name))
 def test_alerts_link_to_their_board(mode: Any) -> None:
     """The dashboard of an alert has a panel with its name, and the variables of the link."""
     url = rules.alert(mode, {})["annotations"]["dashboard_url"]

@@ -30,6 +30,7 @@ from gpu_exporter.render import prose
 from gpu_exporter.render.docs.derivations import derivation, with_roots
 from gpu_exporter.render.rules import rules
 from gpu_exporter.render.words import CLAUSES, STATES
+from tests.support.table import table_test
 
 BUSY = Limit("busy", 0.85, "ratio", "")
 FLOW = Limit("flow", 2.5e9, "bytes per second", "")
@@ -123,7 +124,7 @@ VERBS = re.compile(
 )
 
 
-@pytest.mark.parametrize("condition", [mode.condition for mode in MODES if mode.condition])
+@table_test("condition", [mode.condition for mode in MODES if mode.condition])
 def test_no_comparison_falls_back_to_symbols(condition: Condition) -> None:
     """Every comparison of the catalogue is a sentence with a verb and no operator."""
     texts = [line.text for line in prose.lines(condition, {}) if not line.text.endswith((":", "and"))]
@@ -176,7 +177,7 @@ def test_time_spans(seconds: float, text: str) -> None:
     assert prose.span(seconds) == text
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.condition], ids=lambda mode: mode.name)
+@table_test("mode", [mode for mode in MODES if mode.condition], lambda mode: mode.name)
 def test_texts_name_all_limits_and_signals(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
     condition: Condition = mode.condition  # type: ignore[attr-defined]

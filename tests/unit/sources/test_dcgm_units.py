@@ -16,6 +16,7 @@ from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import FieldQuery, is_profiling
 from gpu_exporter.sources.dcgm.values import gpu
+from tests.support.table import table_test
 
 FIX = (
     "fix: look the field up in DCGM's source, add it to FIELDS in tests/unit/sources/test_dcgm_units.py,"
@@ -87,7 +88,7 @@ READ = [row for row in METRICS if row.dcgm is not None]
 
 
 @pytest.mark.drift
-@pytest.mark.parametrize("row", READ, ids=lambda row: row.key)
+@table_test("row", READ, lambda row: row.key)
 def test_scales(row: Metric) -> None:
     """DCGM's unit, times the scale of the row, is the unit of the row."""
     assert row.dcgm is not None, FIX
@@ -108,13 +109,13 @@ def test_every_listed_field_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize("row", [row for row in READ if row.classic], ids=lambda row: row.key)
+@table_test("row", [row for row in READ if row.classic], lambda row: row.key)
 def test_classic_rows_are_in_dcgms_own_unit(row: Metric) -> None:
     """As in dcgm-exporter."""
     assert row.dcgm_scale == 1
 
 
-@pytest.mark.parametrize("row", READ, ids=lambda row: row.key)
+@table_test("row", READ, lambda row: row.key)
 def test_exactly_profiling_rows_have_an_integral(row: Metric) -> None:
     """They have field groups of their own."""
     assert row.dcgm is not None
