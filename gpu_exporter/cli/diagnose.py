@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
@@ -16,7 +17,7 @@ from gpu_exporter.inputs import duration
 from gpu_exporter.model.errors import GpuExporterError
 
 
-@click.command("diagnose", cls=Command, error_code=COULD_NOT_TELL)
+@command("diagnose", Command, error_code=COULD_NOT_TELL)
 @settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides", "profile_dir")
 @click.option(
     "--for",
@@ -42,9 +43,7 @@ from gpu_exporter.model.errors import GpuExporterError
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **values: Any) -> None:
-    """Explain for each GPU what limits it, what is wrong with it, the numbers that show it, and what to do.
-
-    It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
+    """It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
     minutes, with or without gpu-exporter's rules, or reads a recording. It reports a problem at once, while an alert
     waits longer before it fires. docs/diagnose.md explains the report.
 

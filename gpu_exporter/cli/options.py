@@ -83,7 +83,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.code = code
+        self.exit_code = code
 
 
 class Command(click.Command):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import COULD_NOT_TELL, Failure
 from gpu_exporter.cli.progress import Progress
 
@@ -40,12 +41,9 @@ class _Subcommands(click.Group):
         return command
 
 
-@click.group("trace", cls=_Subcommands)
+@command("trace", _Subcommands)
 def trace_command() -> None:
-    """Analyse profiler traces: where the time of each GPU went, why it was idle, and what to change.
-
-    It needs NumPy: pip install numpy.
-    """
+    """It needs NumPy: pip install numpy."""
 
 
 def require_numpy() -> None:
