@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -238,6 +237,8 @@ NEAR = 0.7
 
 def near(name: str, names: Iterable[str]) -> str:
     """Return the name that was probably meant, or an empty text if none is similar."""
+    import difflib  # only a mistake needs it
+
     return next(iter(difflib.get_close_matches(name, list(names), 1, NEAR)), "")
 
 

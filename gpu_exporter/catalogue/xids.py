@@ -21,9 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from gpu_exporter.decoding import yaml_root
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import MAX_FILE_BYTES, boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
@@ -186,25 +183,6 @@ def _content(path: Path) -> str:
 
 def _yaml(path: Path) -> Iterator[_Change]:
     """Yield a change for every value of `code: {column: value}`."""
-    try:
-        root = yaml_root(_content(path))
-    except ValueError as error:
-        raise GpuExporterError(f"{path}: {error}") from error
-    if root is None:
-        return
-    for code, changes in _pairs(path, root, "codes to their changes, such as 63: {action: gpu_reset}"):
-        for column, value in _pairs(path, changes, f"columns to values, for code {code.value}"):
-            where = f"{path}:{column.start_mark.line + 1}"
-            if not isinstance(value, yaml.ScalarNode):
-                raise GpuExporterError(f"{where}: {column.value} of {code.value} needs one value")
-            yield _Change(where, code.value, column.value, value.value)
+    from gpu_exporter.catalogue.xid_yaml import cells
 
-
-def _pairs(path: Path, node: yaml.Node, what: str) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    where = f"{path}:{node.start_mark.line + 1}"
-    if not isinstance(node, yaml.MappingNode):
-        raise GpuExporterError(f"{where}: must be a mapping of {what}")
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise GpuExporterError(f"{where}: must be a mapping of {what}")
-        yield key, value
+    return (_Change(*cell) for cell in cells(path, _content(path)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +13,11 @@ from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import remote
 from gpu_exporter.inputs import duration
 from gpu_exporter.model.errors import GpuExporterError
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.remote import Remote
 
 
 @command("diagnose", Command, error_code=COULD_NOT_TELL)
@@ -55,5 +58,11 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price", "report", "mask_names")}
     if what["mask_names"] and not what["report"]:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
-    request = Request(Config(**values), remote.Remote(url, **credentials) if url else None, **what)
+    request = Request(Config(**values), _remote(url, credentials) if url else None, **what)
     leave(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
+
+
+def _remote(url: str, credentials: Mapping[str, Any]) -> Remote:
+    from gpu_exporter.diagnosis.remote import Remote
+
+    return Remote(url, **credentials)

@@ -17,7 +17,7 @@ from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, remote_of, r
 from gpu_exporter.cli.options import OWNER_SETTINGS, parsed, settings
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.cli.trace import require_numpy
+from gpu_exporter.cli.trace_files import require_numpy
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import duration
 from gpu_exporter.model.errors import GpuExporterError

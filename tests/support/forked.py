@@ -15,14 +15,15 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from gpu_exporter.cli.commands import SUMMARIES
 from gpu_exporter.cli.main import main
 
 # Imported before the forks.
 PRELOADED = (
     __name__,
     "gpu_exporter.cli.group",
-    "gpu_exporter.cli.commands",
-    "gpu_exporter.diagnosis.gather",
+    *(f"gpu_exporter.cli.{name}" for name in SUMMARIES),
+    "gpu_exporter.diagnosis.remote_scrapes",
     "gpu_exporter.serving.run",
     "gpu_exporter.serving.watch",
     "gpu_exporter.sources.simulated",
