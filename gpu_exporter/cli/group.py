@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_exporter.cli.commands import SECTIONS, SUMMARIES, Commands
+from gpu_exporter.cli.failure import Failure
 from gpu_exporter.cli.log_lines import without_tracebacks
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.version import __version__
@@ -85,6 +86,8 @@ def execute(*, debug: bool) -> tuple[int, str]:
         without_tracebacks()
     try:
         return cli.main(standalone_mode=False) or 0, ""
+    except Failure as error:
+        return error.code, error.message
     except click.ClickException as error:
         return error.exit_code, " ".join(error.format_message().split())
     except GpuExporterError as error:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.cli.options import COULD_NOT_TELL, Failure
+from gpu_exporter.cli.failure import Failure
+from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.progress import Progress
 
 if TYPE_CHECKING:

@@ -91,6 +91,7 @@ def test_help_imports_no_command(tmp_path: Path, argument: str) -> None:
         "gpu_exporter",
         "gpu_exporter.cli",
         "gpu_exporter.cli.commands",
+        "gpu_exporter.cli.failure",
         "gpu_exporter.cli.group",
         "gpu_exporter.cli.log_lines",
         "gpu_exporter.cli.main",
