@@ -23,10 +23,15 @@ PRELOADED = (
     __name__,
     "gpu_exporter.cli.group",
     *(f"gpu_exporter.cli.{name}" for name in SUMMARIES),
+    "gpu_exporter.cli.diagnose_run",
+    "gpu_exporter.diagnosis.doctor.nics",
     "gpu_exporter.diagnosis.remote_scrapes",
     "gpu_exporter.serving.run",
-    "gpu_exporter.serving.watch",
-    "gpu_exporter.sources.simulated",
+    "gpu_exporter.serving.watch.thread",
+    "gpu_exporter.sources.nvml.source",
+    "gpu_exporter.sources.simulated.source",
+    "gpu_exporter.yaml_decoding",
+    "msgspec",
     "tornado.platform.asyncio",
 )
 FOLDERS, DRIVER = "LD_LIBRARY_PATH", "libnvidia-ml.so.1"
