@@ -187,10 +187,9 @@ def boolean(text: str) -> bool:
 def choice(*names: str) -> Callable[[str], str]:
     """Return a parser of these names, whose error suggests the nearest name."""
 
-    listed = printable(", ".join(names), 200)
-
     def parse(text: str) -> str:
         if text not in names:
+            listed = printable(", ".join(names), 200)
             raise ValueError(f"{quoted(text)} is not one of {listed}{nearest(text, names)}")
         return text
 

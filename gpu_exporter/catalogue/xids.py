@@ -126,11 +126,13 @@ def _date(text: str) -> str:
         raise ValueError(f"{text!r} is not a date; use for example 2025-10-29") from error
 
 
+_KIND = choice(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN))
+_ACTION = choice(*(action.value for action in Action))
 COLUMNS: Mapping[str, Callable[[str], Any]] = {
     "mnemonic": _text,
     "meaning": _text,
-    "kind": lambda text: XidKind(choice(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN))(text)),
-    "action": lambda text: Action(choice(*(action.value for action in Action))(text)),
+    "kind": lambda text: XidKind(_KIND(text)),
+    "action": lambda text: Action(_ACTION(text)),
     "drain": boolean,
     "source": _text,
     "date": _date,
@@ -139,7 +141,7 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
 
 def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> None:
     """Apply changes. A changed row names `origin` as its source, unless the change names another one."""
-    touched: set[int] = set()
+    changed: dict[int, dict[str, Any]] = {}
     for change in changes:
         if change.column not in COLUMNS:
             known = ", ".join(COLUMNS)
@@ -151,10 +153,9 @@ def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> Non
         except ValueError as error:
             subject = "code" if "XID code" in str(error) else f"{change.column} of {change.code}"
             raise GpuExporterError(f"{change.where}: {subject}: {error}") from error
-        if code not in touched:
-            touched.add(code)
-            rows[code] = replace(rows.get(code) or unknown(code), source=origin, date="")
-        rows[code] = replace(rows[code], **{change.column: value})
+        changed.setdefault(code, {"source": origin, "date": ""})[change.column] = value
+    for code, values in changed.items():
+        rows[code] = replace(rows.get(code) or unknown(code), **values)
 
 
 def _csv(path: Path) -> Iterator[_Change]:
