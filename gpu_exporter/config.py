@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from gpu_exporter.decoding import printable, yaml_document
+from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import (
     MAX_FILE_BYTES,
@@ -205,6 +205,8 @@ check(fields(Config))
 
 def read_file(path: Path) -> dict[str, str]:
     """Return the settings of a YAML file as text, after validation. Raises GpuExporterError."""
+    from gpu_exporter.yaml_decoding import yaml_document
+
     try:
         content = yaml_document(FileWorker("config").call(lambda: read(path, MAX_FILE_BYTES)))
     except OSError as error:

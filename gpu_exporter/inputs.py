@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -188,10 +187,9 @@ def boolean(text: str) -> bool:
 def choice(*names: str) -> Callable[[str], str]:
     """Return a parser of these names, whose error suggests the nearest name."""
 
-    listed = printable(", ".join(names), 200)
-
     def parse(text: str) -> str:
         if text not in names:
+            listed = printable(", ".join(names), 200)
             raise ValueError(f"{quoted(text)} is not one of {listed}{nearest(text, names)}")
         return text
 
@@ -238,6 +236,8 @@ NEAR = 0.7
 
 def near(name: str, names: Iterable[str]) -> str:
     """Return the name that was probably meant, or an empty text if none is similar."""
+    import difflib  # only a mistake needs it
+
     return next(iter(difflib.get_close_matches(name, list(names), 1, NEAR)), "")
 
 

@@ -21,9 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from gpu_exporter.decoding import yaml_root
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import MAX_FILE_BYTES, boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
@@ -129,11 +126,13 @@ def _date(text: str) -> str:
         raise ValueError(f"{text!r} is not a date; use for example 2025-10-29") from error
 
 
+_KIND = choice(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN))
+_ACTION = choice(*(action.value for action in Action))
 COLUMNS: Mapping[str, Callable[[str], Any]] = {
     "mnemonic": _text,
     "meaning": _text,
-    "kind": lambda text: XidKind(choice(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN))(text)),
-    "action": lambda text: Action(choice(*(action.value for action in Action))(text)),
+    "kind": lambda text: XidKind(_KIND(text)),
+    "action": lambda text: Action(_ACTION(text)),
     "drain": boolean,
     "source": _text,
     "date": _date,
@@ -142,7 +141,7 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
 
 def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> None:
     """Apply changes. A changed row names `origin` as its source, unless the change names another one."""
-    touched: set[int] = set()
+    changed: dict[int, dict[str, Any]] = {}
     for change in changes:
         if change.column not in COLUMNS:
             known = ", ".join(COLUMNS)
@@ -154,10 +153,9 @@ def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> Non
         except ValueError as error:
             subject = "code" if "XID code" in str(error) else f"{change.column} of {change.code}"
             raise GpuExporterError(f"{change.where}: {subject}: {error}") from error
-        if code not in touched:
-            touched.add(code)
-            rows[code] = replace(rows.get(code) or unknown(code), source=origin, date="")
-        rows[code] = replace(rows[code], **{change.column: value})
+        changed.setdefault(code, {"source": origin, "date": ""})[change.column] = value
+    for code, values in changed.items():
+        rows[code] = replace(rows.get(code) or unknown(code), **values)
 
 
 def _csv(path: Path) -> Iterator[_Change]:
@@ -186,25 +184,6 @@ def _content(path: Path) -> str:
 
 def _yaml(path: Path) -> Iterator[_Change]:
     """Yield a change for every value of `code: {column: value}`."""
-    try:
-        root = yaml_root(_content(path))
-    except ValueError as error:
-        raise GpuExporterError(f"{path}: {error}") from error
-    if root is None:
-        return
-    for code, changes in _pairs(path, root, "codes to their changes, such as 63: {action: gpu_reset}"):
-        for column, value in _pairs(path, changes, f"columns to values, for code {code.value}"):
-            where = f"{path}:{column.start_mark.line + 1}"
-            if not isinstance(value, yaml.ScalarNode):
-                raise GpuExporterError(f"{where}: {column.value} of {code.value} needs one value")
-            yield _Change(where, code.value, column.value, value.value)
+    from gpu_exporter.catalogue.xid_yaml import cells
 
-
-def _pairs(path: Path, node: yaml.Node, what: str) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    where = f"{path}:{node.start_mark.line + 1}"
-    if not isinstance(node, yaml.MappingNode):
-        raise GpuExporterError(f"{where}: must be a mapping of {what}")
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise GpuExporterError(f"{where}: must be a mapping of {what}")
-        yield key, value
+    return (_Change(*cell) for cell in cells(path, _content(path)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, parsed
 from gpu_exporter.inputs import duration, quoted
 from gpu_exporter.render import bundle
@@ -15,7 +16,7 @@ from gpu_exporter.render import bundle
 SHORTEST, LONGEST = 5.0, 120.0
 
 
-@click.command("bundle", cls=Command)
+@command("bundle", Command)
 @click.argument("parts", nargs=-1, metavar="[PART]...", type=click.Choice(list(bundle.PARTS)))
 @click.option(
     "--out",
@@ -52,9 +53,7 @@ def bundle_command(
     domains: tuple[str, ...],
     interval: float | None,
 ) -> None:
-    """Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.
-
-    PART is alerts, dashboards, runbooks, chart or deploy; all by default. To upgrade, run it again with the same
+    """PART is alerts, dashboards, runbooks, chart or deploy; all by default. To upgrade, run it again with the same
     folder: it removes files that an earlier version wrote and this one does not have, and touches no other files. To
     uninstall, delete the folder.
     """

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.collection.monitor import observe
@@ -20,7 +21,7 @@ from gpu_exporter.inputs import duration
 from gpu_exporter.sources.choice import only
 
 
-@click.command("check", cls=Command)
+@command("check", Command)
 @settings(*{*SOURCE_SETTINGS, "expected_gpus", "state_dir"} - {"gpus"})
 @click.option(
     "--gpus",
@@ -69,9 +70,7 @@ from gpu_exporter.sources.choice import only
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, collectives: bool, **values: Any) -> None:
-    """Check whether a job may start on these GPUs. Takes a fraction of a second if they respond.
-
-    A GPU is unhealthy if it is lost, stuck or missing, had uncorrectable ECC errors since the driver was loaded, has
+    """A GPU is unhealthy if it is lost, stuck or missing, had uncorrectable ECC errors since the driver was loaded, has
     memory that cannot be remapped, or if the driver requests a recovery action. A GPU is degraded, and not fit for a
     new job either, if its memory needs a reset to be remapped, if hardware throttles it, and so on: docs/health.md
     lists all reasons. A value that the hardware does not support is never a fault.

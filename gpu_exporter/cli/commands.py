@@ -1,45 +1,76 @@
-"""The commands other than `serve`: one module each, which parses the options and calls what does the work."""
+"""The table of commands, from which `--help` is made without importing them.
+
+The command NAME is `NAME_command` of the module `gpu_exporter.cli.NAME`, which is imported when the command is called.
+It parses the options and calls what does the work. Its help is its summary in this table, then its docstring.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from inspect import cleandoc
+from typing import Any
+
 import click
 
-from gpu_exporter.cli.bundle import bundle_command
-from gpu_exporter.cli.check import check_command
-from gpu_exporter.cli.compare import compare_command
-from gpu_exporter.cli.diagnose import diagnose_command
-from gpu_exporter.cli.doctor import doctor_command
-from gpu_exporter.cli.events import events_command
-from gpu_exporter.cli.generate import generate_command
-from gpu_exporter.cli.metrics import metrics_command
-from gpu_exporter.cli.once import once_command
-from gpu_exporter.cli.profile import profile_command
-from gpu_exporter.cli.record import record_command
-from gpu_exporter.cli.release import release_command, resume_command
-from gpu_exporter.cli.remediate import remediate_command
-from gpu_exporter.cli.sampler import sampler_command
-from gpu_exporter.cli.top import top_command
-from gpu_exporter.cli.trace import trace_command
+# The sections of the help, each with its commands and their summaries.
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Look at GPUs": {
+        "once": "Read every GPU once and print its metrics.",
+        "top": "Watch GPUs in the terminal: class, verdict, values, findings, owner and processes of each.",
+        "events": "List the latest XIDs in the kernel log, the newest last: which GPU, whose fault, what repairs it.",
+        "record": "Record GPUs to a file that `--source replay` replays.",
+    },
+    "Find problems": {
+        "diagnose": "Explain for each GPU what limits it, what is wrong with it, the numbers that show it, and what to"
+        " do.",
+        "check": "Check whether a job may start on these GPUs. Takes a fraction of a second if they respond.",
+        "doctor": "Report what works on this machine, and why the rest does not.",
+        "compare": "Read two sources over the same time, and compare each metric of each GPU.",
+    },
+    "Profile jobs": {
+        "profile": "Profile running Python jobs on the GPUs: what they do, by function and line.",
+        "trace": "Analyse profiler traces: where the time of each GPU went, why it was idle, and what to change.",
+    },
+    "Serve metrics": {
+        "serve": "Serve /metrics for Prometheus, until SIGTERM.",
+        "metrics": "List the metrics that gpu-exporter knows, or those with TEXT in their name or help.",
+        "bundle": "Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.",
+        "sampler": "Sample stacks for an exporter that may not read other processes.",
+    },
+    "Operate nodes": {
+        "release": "Make a running exporter release the driver, for a driver upgrade, a MIG change or a GPU reset.",
+        "resume": "Make a running exporter use the driver again, after `gpu-exporter release`.",
+        "remediate": "Cordon and drain nodes with unfit GPUs and return them to service, within strict bounds.",
+    },
+    "Develop gpu-exporter": {
+        "generate": "Write the committed files that are rendered from the catalogues, in a checkout.",
+    },
+}
+SUMMARIES = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
 
-# In the order in which the help lists them.
-commands = click.Group(
-    commands=[
-        once_command,
-        record_command,
-        metrics_command,
-        generate_command,
-        doctor_command,
-        check_command,
-        events_command,
-        diagnose_command,
-        top_command,
-        trace_command,
-        profile_command,
-        bundle_command,
-        compare_command,
-        release_command,
-        resume_command,
-        remediate_command,
-        sampler_command,
-    ]
-)
+
+class Commands(Mapping[str, click.Command]):
+    """The commands by name. Each is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in SUMMARIES:
+            raise KeyError(name)
+        found: click.Command = getattr(import_module(f"{__package__}.{name}"), f"{name}_command")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SUMMARIES)
+
+    def __len__(self) -> int:
+        return len(SUMMARIES)
+
+
+def command(name: str, cls: type[click.Command], **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a function the command of this name in the table."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        text = f"{SUMMARIES[name]}\n\n{cleandoc(function.__doc__ or '')}"
+        return click.command(name, cls, help=text.strip(), **attributes)(function)
+
+    return decorate

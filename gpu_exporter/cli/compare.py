@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
@@ -25,7 +26,7 @@ def _side(text: str) -> str:
     return text
 
 
-@click.command("compare", cls=Command)
+@command("compare", Command)
 @settings(*(setting for setting in SOURCE_SETTINGS if setting != "source"), "metrics")
 @click.option("--a", type=parsed(_side), required=True, help="A source, as for --source, or replay:FILE.")
 @click.option("--b", type=parsed(_side), required=True, help="The other source.")
@@ -34,9 +35,7 @@ def _side(text: str) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
-    """Read two sources over the same time, and compare each metric of each GPU.
-
-    Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; constant
+    """Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; constant
     values, such as names and limits, must be equal. docs/compare.md lists the tolerances. A metric that only one source
     supports is shown, but is not a difference.
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import remote
 from gpu_exporter.inputs import duration
 from gpu_exporter.model.errors import GpuExporterError
 
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.remote import Remote
 
-@click.command("diagnose", cls=Command, error_code=COULD_NOT_TELL)
+
+@command("diagnose", Command, error_code=COULD_NOT_TELL)
 @settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides", "profile_dir")
 @click.option(
     "--for",
@@ -42,9 +46,7 @@ from gpu_exporter.model.errors import GpuExporterError
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **values: Any) -> None:
-    """Explain for each GPU what limits it, what is wrong with it, the numbers that show it, and what to do.
-
-    It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
+    """It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
     minutes, with or without gpu-exporter's rules, or reads a recording. It reports a problem at once, while an alert
     waits longer before it fires. docs/diagnose.md explains the report.
 
@@ -56,5 +58,11 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price", "report", "mask_names")}
     if what["mask_names"] and not what["report"]:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
-    request = Request(Config(**values), remote.Remote(url, **credentials) if url else None, **what)
+    request = Request(Config(**values), _remote(url, credentials) if url else None, **what)
     leave(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
+
+
+def _remote(url: str, credentials: Mapping[str, Any]) -> Remote:
+    from gpu_exporter.diagnosis.remote import Remote
+
+    return Remote(url, **credentials)

@@ -25,7 +25,6 @@ from gpu_exporter.config import Config
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report, terminal_report
 from gpu_exporter.diagnosis.presence import Absent, present
-from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import Window, seen
 from gpu_exporter.health.events import EventLog
@@ -37,6 +36,7 @@ from gpu_exporter.sources.recording.format import job_of
 
 if TYPE_CHECKING:
     from gpu_exporter.cli.diagnose_profiles import StoredProfiles
+    from gpu_exporter.diagnosis.remote import Remote
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
@@ -144,7 +144,9 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
     job, begin = "all" if request.one_job else "", time.monotonic()
     wanted = request.seconds or gather.WATCH_SECONDS
     if remote:
-        scrapes = gather.of_url(remote, request.seconds, stop)
+        from gpu_exporter.diagnosis.remote_scrapes import of_url  # a client of HTTP, which local GPUs do not need
+
+        scrapes = of_url(remote, request.seconds, stop)
         elapsed, span = time.monotonic() - begin, _span(scrapes)
         # A Prometheus answers at once, with samples of a longer time.
         return _Gathered(scrapes, remote.url, job, span if span > elapsed else min(wanted, elapsed))

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from gpu_exporter.cli import local_exporter
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
@@ -19,17 +20,14 @@ from gpu_exporter.model import finding
 from gpu_exporter.sources.choice import only
 
 
-@click.command("doctor", cls=local_exporter.LocalCommand, error_code=2)
+@command("doctor", local_exporter.LocalCommand, error_code=2)
 @settings(
     *SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence", "nics", "job_socket"
 )
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
-    """Report what works on this machine, and why the rest does not.
-
-    Exit code 0 if a GPU can be read, even with warnings; 1 if none can; 2 if that cannot be determined.
-    """
+    """Exit code 0 if a GPU can be read, even with warnings; 1 if none can; 2 if that cannot be determined."""
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
     certificate = partial(local_exporter.certificate, config.web_config_file)

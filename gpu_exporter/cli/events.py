@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, settings
 from gpu_exporter.config import Config
 from gpu_exporter.health.events import EventLog
@@ -17,14 +18,12 @@ from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 
 
-@click.command("events", cls=Command)
+@command("events", Command)
 @settings("kernel_log", "xid_overrides", "procfs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def events_command(as_json: bool, **values: Any) -> None:
-    """List the latest XIDs in the kernel log, the newest last: which GPU, whose fault, what repairs it.
-
-    A running exporter serves the same, and XIDs that only NVML reported, at /api/v1/events, with what the GPU was doing
-    at that time.
+    """A running exporter serves the same, and XIDs that only NVML reported, at /api/v1/events, with what the GPU was
+    doing at that time.
     """
     config = Config(**values)
     if config.kernel_log in ("", "none"):

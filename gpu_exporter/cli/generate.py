@@ -7,18 +7,16 @@ from pathlib import Path
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command
 from gpu_exporter.render import artifacts
 
 
-@click.command("generate", cls=Command, error_code=2, hidden=True)
+@command("generate", Command, error_code=2)
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 if a file is stale.")
 @click.option("--root", type=click.Path(path_type=Path), default=".", help="Root directory of the repository.")
 def generate_command(check: bool, root: Path) -> None:
-    """Write the committed files that are rendered from the catalogues. For developers, in a checkout.
-
-    Exit code 1 if --check finds a stale file.
-    """
+    """Exit code 1 if --check finds a stale file."""
     artifacts.check(root)
     changed = artifacts.stale(root) if check else artifacts.write(root)
     for name in changed:

@@ -8,19 +8,18 @@ import click
 
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.cli import tables
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, parsed
 from gpu_exporter.inputs import metric_set
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 
 
-@click.command("metrics", cls=Command)
+@command("metrics", Command)
 @click.argument("text", default="")
 @click.option("--metrics", type=parsed(metric_set), default="full", show_default=True, help="Set of metrics to list.")
 def metrics_command(text: str, metrics: MetricSet) -> None:
-    """List the metrics that gpu-exporter knows, or those with TEXT in their name or help.
-
-    `full` also lists metrics that are exposed only if dcgm-exporter's CSV file of fields (--collectors) names them.
+    """`full` also lists metrics that are exposed only if dcgm-exporter's CSV file of fields (--collectors) names them.
     On a terminal the table fits its width, with the help text below each metric. Otherwise each metric is one line with
     its full name, whatever the width.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gpu_exporter.cli import tables
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.collection.monitor import observe
@@ -21,14 +22,12 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.choice import chosen
 
 
-@click.command("once", cls=Command)
+@command("once", Command)
 @settings(*SOURCE_SETTINGS, "metrics", "schema", "collectors", "devices", "processes", "node_name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def once_command(as_json: bool, **values: Any) -> None:
-    """Read every GPU once and print its metrics.
-
-    On a terminal it prints a table with units, otherwise the format of /metrics. Profiling metrics are means over half
-    a second. Exit code 1 if no GPU can be read.
+    """On a terminal it prints a table with units, otherwise the format of /metrics. Profiling metrics are means over
+    half a second. Exit code 1 if no GPU can be read.
     """
     config = Config(**values)
     ((name, source),) = chosen(config).items()

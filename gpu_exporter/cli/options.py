@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from gpu_exporter.cli.failure import Failure
 from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
 from gpu_exporter.decoding import printable
 from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest, ratio, release_duration
@@ -76,14 +77,6 @@ class SettingOption(click.Option):
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return f"{super().get_error_hint(ctx)} (env var: '{self.envvar}')"
-
-
-class Failure(click.ClickException):
-    """An error that ends a command with one line and an exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Command(click.Command):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, remote_of, remote_options
 from gpu_exporter.cli.options import OWNER_SETTINGS, parsed, settings
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.cli.trace import require_numpy
+from gpu_exporter.cli.trace_files import require_numpy
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import duration
 from gpu_exporter.model.errors import GpuExporterError
@@ -47,7 +48,7 @@ def _file(name: str, text: str) -> Callable[[Any], Any]:
     return click.option(name, type=click.Path(path_type=Path, dir_okay=False), help=f"{text} Only you can read it.")
 
 
-@click.command("profile", cls=LocalCommand)
+@command("profile", LocalCommand)
 @settings("source", "procfs", *OWNER_SETTINGS, "node_name", "token_file", *SETTINGS)
 @remote_options
 @click.option("--standalone", is_flag=True, help="Profile from here, even if an exporter runs.")
@@ -75,10 +76,9 @@ def _file(name: str, text: str) -> Callable[[Any], Any]:
 def profile_command(
     pids: tuple[int, ...], seconds: float | None, as_json: bool, rate: int, native: bool, trace: bool, **values: Any
 ) -> None:
-    """Profile running Python jobs on the GPUs: what they do, by function and line.
-
-    It samples the stacks of the processes with py-spy, without their cooperation. With --trace, PyTorch itself records
-    what the GPU and the host do. Without --gpu, --pid, --pod or --job, it profiles every process that holds a GPU.
+    """It samples the stacks of the processes with py-spy, without their cooperation. With --trace, PyTorch itself
+    records what the GPU and the host do. Without --gpu, --pid, --pod or --job, it profiles every process that holds a
+    GPU.
 
     With --url, or with the exporter's --token-file or a --user, the exporter profiles, within its budget: see
     docs/profile.md.

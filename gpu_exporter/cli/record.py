@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave, stop_event
 from gpu_exporter.collection import record
@@ -16,7 +17,7 @@ from gpu_exporter.inputs import duration, interval
 from gpu_exporter.sources.choice import only
 
 
-@click.command("record", cls=Command)
+@command("record", Command)
 @settings(*SOURCE_SETTINGS, "metrics", "host_evidence")
 @click.option(
     "--out",
@@ -30,7 +31,6 @@ from gpu_exporter.sources.choice import only
 @click.option("--duration", type=parsed(duration), default="60s", show_default=True, help="How long to record.")
 @click.option("--mask", is_flag=True, help="Replace UUIDs, so that you can share the file.")
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
-    """Record GPUs to a file that `--source replay` replays."""
     from gpu_exporter.cli.host import recorded_host
 
     config = Config(**values)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.logs import configure
 from gpu_exporter.cli.options import Command
 from gpu_exporter.cli.stop import stop_event
@@ -14,7 +15,7 @@ from gpu_exporter.cli.stop import stop_event
 LAST_LINES_SECONDS = 0.3
 
 
-@click.command("remediate", cls=Command)
+@command("remediate", Command)
 @click.option(
     "--config",
     "path",
@@ -28,10 +29,8 @@ LAST_LINES_SECONDS = 0.3
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 def remediate_command(path: Path, node: str, check: bool, log_level: str) -> None:
-    """Cordon and drain nodes with unfit GPUs and return them to service, within strict bounds.
-
-    It runs in a pod of the cluster, and in observe mode by default: it decides and changes nothing. Each decision is a
-    line of JSON on stdout.
+    """It runs in a pod of the cluster, and in observe mode by default: it decides and changes nothing. Each decision is
+    a line of JSON on stdout.
     """
     from gpu_exporter.remediation.run import explain, run  # other commands start faster without these
     from gpu_exporter.remediation.settings import load

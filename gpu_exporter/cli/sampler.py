@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.logs import configure
 from gpu_exporter.cli.options import Command, settings
 from gpu_exporter.cli.stop import stop_event
@@ -17,7 +18,7 @@ from gpu_exporter.config import Config
 LAST_LINES_SECONDS = 0.3
 
 
-@click.command("sampler", cls=Command)
+@command("sampler", Command)
 @settings("procfs", "log_level", "log_format")
 @click.option(
     "--socket",
@@ -26,9 +27,7 @@ LAST_LINES_SECONDS = 0.3
     help="Unix socket to create, in a folder that only the exporter shares: its --profile-socket.",
 )
 def sampler_command(socket: Path, **values: Any) -> None:
-    """Sample stacks for an exporter that may not read other processes.
-
-    It samples only processes that hold a GPU, with py-spy, and at most 5 s of 16 processes at a time. It needs the
+    """It samples only processes that hold a GPU, with py-spy, and at most 5 s of 16 processes at a time. It needs the
     host's PIDs and the capability SYS_PTRACE; the exporter then needs neither root nor capabilities.
     """
     from gpu_exporter.host.files import HostFiles

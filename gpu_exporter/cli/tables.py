@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.metrics import BY_KEY, NON_GPU_ENTITIES
-from gpu_exporter.library import GpuReading
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.render.docs.reference import read_from
+
+if TYPE_CHECKING:
+    from gpu_exporter.library import GpuReading
 
 SYMBOLS = {"celsius": "°C", "percent": "%", "watts": "W", "joules": "J", "millijoules": "mJ", "seconds": "s"}
 # What exposes the metrics of a set.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.config import Config
@@ -25,7 +26,7 @@ MISSING = "top needs Rich, which is not installed: pip install rich"
 SECONDS, MOST_SECONDS = 20.0, 300.0
 
 
-@click.command("top", cls=Command)
+@command("top", Command)
 @settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides")
 @click.option("--url", default="", help="URL of an exporter to ask, instead of this machine's GPUs.")
 @login_options
@@ -40,10 +41,8 @@ SECONDS, MOST_SECONDS = 20.0, 300.0
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
 @click.option("--once", is_flag=True, help="Evaluate a whole recording, print one table, and exit.")
 def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: Any) -> None:
-    """Watch GPUs in the terminal: class, verdict, values, findings, owner and processes of each.
-
-    It shows the GPUs of this machine, those of another exporter (--url; gpu-exporter or dcgm-exporter), or a recording,
-    which it replays. Press ? for the keys. It needs Rich: pip install rich.
+    """It shows the GPUs of this machine, those of another exporter (--url; gpu-exporter or dcgm-exporter), or a
+    recording, which it replays. Press ? for the keys. It needs Rich: pip install rich.
     """
     if importlib.util.find_spec("rich") is None:
         raise GpuExporterError(MISSING)

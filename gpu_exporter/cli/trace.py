@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpu_exporter.cli.options import COULD_NOT_TELL, Failure
-from gpu_exporter.cli.progress import Progress
+from gpu_exporter.cli.commands import command
 
 if TYPE_CHECKING:
-    from gpu_exporter.traces.model import Trace
+    pass
 
-MISSING = "trace needs NumPy, which is not installed: pip install numpy"
 # The subcommands: each in its own module, imported when it is called.
 SUBCOMMANDS: Mapping[str, str] = {
     "analyze": "gpu_exporter.cli.trace_analyze:analyze_command",
     "diff": "gpu_exporter.cli.trace_compare:diff_command",
     "top": "gpu_exporter.cli.trace_compare:top_command",
 }
-GATE_FAILED = 1
 
 
 class _Subcommands(click.Group):
@@ -40,33 +35,6 @@ class _Subcommands(click.Group):
         return command
 
 
-@click.group("trace", cls=_Subcommands)
+@command("trace", _Subcommands)
 def trace_command() -> None:
-    """Analyse profiler traces: where the time of each GPU went, why it was idle, and what to change.
-
-    It needs NumPy: pip install numpy.
-    """
-
-
-def require_numpy() -> None:
-    """Raise Failure with one line if NumPy is not installed."""
-    if importlib.util.find_spec("numpy") is None:
-        raise Failure(MISSING, COULD_NOT_TELL)
-
-
-def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """Read traces, with progress on a terminal. Raises GpuExporterError and OSError."""
-    require_numpy()
-    from gpu_exporter.traces.reader import read
-
-    traces = []
-    for number, path in enumerate(paths, 1):
-        share = [0.0]
-
-        def report(done: int, total: int, share: list[float] = share) -> None:
-            share[0] = done / total if total else 1.0
-
-        of_all = f" ({number} of {len(paths)})" if len(paths) > 1 else ""
-        with Progress(f"reading {path.name}{of_all}", share=lambda share=share: share[0]):  # type: ignore[misc]
-            traces.append(read(path, report))
-    return traces
+    """It needs NumPy: pip install numpy."""

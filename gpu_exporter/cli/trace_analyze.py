@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed
-from gpu_exporter.cli.trace import GATE_FAILED, read_all, require_numpy
+from gpu_exporter.cli.trace_files import read_all, require_numpy
 from gpu_exporter.inputs import ratio
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.result import AnalysisResult
+
+GATE_FAILED = 1
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command
-from gpu_exporter.cli.trace import read_all, require_numpy
+from gpu_exporter.cli.trace_files import read_all, require_numpy
 from gpu_exporter.decoding import printable
 
 if TYPE_CHECKING:

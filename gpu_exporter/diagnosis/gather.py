@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 import time
 from collections import defaultdict
@@ -18,11 +17,8 @@ from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.histograms import Histogram
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
-from gpu_exporter.diagnosis import prometheus
-from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
-from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
+from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series
@@ -34,8 +30,6 @@ TICK_SECONDS = 1.0
 WATCH_SECONDS = 20.0
 # Scrapes are kept in memory until the diagnosis.
 LONGEST_SECONDS = 3600.0
-# A Prometheus may scrape only once a minute, and a rate needs two scrapes.
-LAST_SECONDS = 300.0
 
 
 def of_source(
@@ -90,36 +84,6 @@ def in_order(scrapes: Sequence[Scrape]) -> list[Scrape]:
     """Return the scrapes without those of times that were watched before, after the clock was set back."""
     latest = accumulate((scrape.at for scrape in scrapes), max, initial=-math.inf)
     return [scrape for scrape, before in zip(scrapes, latest, strict=False) if scrape.at > before]
-
-
-def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Scrape]:
-    """Scrape an exporter for `seconds`, or query a Prometheus for its last `seconds`. Raises GpuExporterError."""
-    if prometheus.is_prometheus(remote):
-        return prometheus.scrapes(remote, FAMILIES, seconds or LAST_SECONDS)
-    watchable(seconds or WATCH_SECONDS)
-    scrapes = [_scraped(remote)]
-    end = time.monotonic() + (seconds or WATCH_SECONDS)
-    while time.monotonic() < end and not stop.wait(TICK_SECONDS):
-        scrape = _scraped(remote)
-        if scrape.at > scrapes[-1].at:  # else it is the same collection, or the exporter's clock was set back
-            scrapes.append(scrape)
-    return scrapes
-
-
-def exporter_url(url: str) -> str:
-    """Return the URL before /metrics."""
-    return re.sub(r"/metrics/?$", "", url)
-
-
-def _scraped(remote: Remote) -> Scrape:
-    base = Remote(exporter_url(remote.url), *remote.credentials)
-    try:
-        return stamped(parsed(base.metrics()))
-    except ValueError as error:
-        raise GpuExporterError(
-            f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "
-            "of a Prometheus"
-        ) from error
 
 
 def stamped(samples: list[ScrapedSample]) -> Scrape:

@@ -108,6 +108,11 @@ class _Refusal:
     error: str = ""
 
 
+def exporter_url(url: str) -> str:
+    """Return the URL before /metrics."""
+    return re.sub(r"/metrics/?$", "", url)
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
     """A running exporter or Prometheus, and the credentials: a token, or a user with a password.

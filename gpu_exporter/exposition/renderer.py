@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-from prometheus_client.metrics_core import Metric as ClientMetric
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.selection import Selection, everything
@@ -16,6 +14,9 @@ from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
 from gpu_exporter.model.source import Source
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as ClientMetric
 
 # Labels that are written even if they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import Catalogue
 from gpu_exporter.health.event_state import KEPT, XID_SOURCES, Event, State
-from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
-from gpu_exporter.health.kernel_log_reader import LogEntry, Position
+from gpu_exporter.health.kernel_log_entry import LogEntry, Position, SxidLine, XidLine
 from gpu_exporter.health.moment import SLACK_SECONDS, Clocks, Moment, Now, moment, read_clocks
 from gpu_exporter.health.xid_counts import EPOCHS, OTHER, Key, SxidTally, Tally, XidCounts, label
 from gpu_exporter.model.gpu import Gpu, XidEvent

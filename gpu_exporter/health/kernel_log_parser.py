@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpu_exporter.catalogue.faults import recovery_action
+from gpu_exporter.health.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.model.pci import pci_bus_id
-from gpu_exporter.model.verdict import Action
 
 _PCI = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 _XID = re.compile(
@@ -48,34 +48,6 @@ _DMESG = re.compile(
     rf"(?:{_SINCE_BOOT}|\[[A-Z][a-z]{{2}} {_DATE} [0-9]{{4}}\] |{_ISO} )?(?P<text>.*)",
     re.DOTALL,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class XidLine:
-    """One XID. `pci` is as NVML writes it; `pid` and `name` are those that the driver knew, the name up to a comma.
-
-    `instance` is the GPU instance in MIG mode, `recovery_action` the action that a 154 announces. `at` is the unix time
-    in the line, if it has one; a syslog date without year and zone does not count.
-    """
-
-    pci: str
-    code: int
-    message: str = ""
-    pid: int | None = None
-    name: str = ""
-    instance: int | None = None
-    recovery_action: Action | None = None
-    at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SxidLine:
-    """One SXid. `fatal` is None if the line does not say. `at` is as in an XidLine."""
-
-    pci: str
-    code: int
-    fatal: bool | None
-    at: float | None = None
 
 
 def parse(line: str) -> XidLine | SxidLine | None:

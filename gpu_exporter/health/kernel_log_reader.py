@@ -7,10 +7,10 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine, parse, parse_kmsg
+from gpu_exporter.health.kernel_log_entry import LogEntry, Position
+from gpu_exporter.health.kernel_log_parser import parse, parse_kmsg
 
 RECORD = 16384  # the kernel rejects a buffer that is smaller than a record; the longest are 8 KiB
 CHUNK = 65536
@@ -18,28 +18,6 @@ LONGEST_LINE = 16384  # a record of 8 KiB as JSON of the journal; longer lines a
 MOST_RECORDS = 20_000
 MOST_CHUNKS = 128
 MOST_ENTRIES = 5_000  # a forged log may consist of nothing else
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far the log has been read: the boot id and the last sequence number of /dev/kmsg, or the inode of a file and
-    the offset behind the last line. Unique for each entry, so it serves to deduplicate and to resume."""
-
-    origin: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """An (S)XID in the log. `at` is unix time in seconds; None if a syslog line has no year or zone.
-
-    `since_boot` is the time by the monotonic clock, which only /dev/kmsg has.
-    """
-
-    position: Position
-    at: float | None
-    line: XidLine | SxidLine
-    since_boot: float | None = None
 
 
 def unix_time(since_boot: float, now: float, monotonic: float) -> float:

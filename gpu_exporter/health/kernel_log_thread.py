@@ -10,7 +10,8 @@ from pathlib import Path
 from gpu_exporter.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_reader import KernelLog, LogEntry
+from gpu_exporter.health.kernel_log_entry import LogEntry
+from gpu_exporter.health.kernel_log_reader import KernelLog
 from gpu_exporter.health.moment import SLACK_SECONDS, Clocks, Moment, Now, read_clocks
 
 log = logging.getLogger(__name__)

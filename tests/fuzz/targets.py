@@ -22,7 +22,7 @@ from gpu_exporter.attribution.kubelet import Kubelet
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
-from gpu_exporter.diagnosis import gather, judge, report
+from gpu_exporter.diagnosis import judge, remote_scrapes, report
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
@@ -30,8 +30,8 @@ from gpu_exporter.diagnosis.window import FAMILIES, seen
 from gpu_exporter.exposition.fields_file import FieldsFile
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
+from gpu_exporter.health.kernel_log_entry import LogEntry, Position
 from gpu_exporter.health.kernel_log_parser import parse, parse_kmsg
-from gpu_exporter.health.kernel_log_reader import LogEntry, Position
 from gpu_exporter.kubernetes.client import in_cluster
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, XidEvent
@@ -337,7 +337,7 @@ def _diagnosed(seeds: Sequence[bytes], *, prometheus: bool) -> Iterator[Parser]:
 
     def take(content: bytes) -> Iterable[str]:
         served[0] = content
-        scrapes = gather.of_url(Remote(url), 300.0, stop)
+        scrapes = remote_scrapes.of_url(Remote(url), 300.0, stop)
         if len(scrapes) == 1:
             scrapes.append(Scrape(scrapes[0].at + 15.0, scrapes[0].samples))
         diagnoses = judge.diagnose(seen(scrapes, {}))

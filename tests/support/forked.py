@@ -15,17 +15,23 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from gpu_exporter.cli.commands import SUMMARIES
 from gpu_exporter.cli.main import main
 
 # Imported before the forks.
 PRELOADED = (
     __name__,
     "gpu_exporter.cli.group",
-    "gpu_exporter.cli.commands",
-    "gpu_exporter.diagnosis.gather",
+    *(f"gpu_exporter.cli.{name}" for name in SUMMARIES),
+    "gpu_exporter.cli.diagnose_run",
+    "gpu_exporter.diagnosis.doctor.nics",
+    "gpu_exporter.diagnosis.remote_scrapes",
     "gpu_exporter.serving.run",
-    "gpu_exporter.serving.watch",
-    "gpu_exporter.sources.simulated",
+    "gpu_exporter.serving.watch.thread",
+    "gpu_exporter.sources.nvml.source",
+    "gpu_exporter.sources.simulated.source",
+    "gpu_exporter.yaml_decoding",
+    "msgspec",
     "tornado.platform.asyncio",
 )
 FOLDERS, DRIVER = "LD_LIBRARY_PATH", "libnvidia-ml.so.1"

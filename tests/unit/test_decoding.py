@@ -8,7 +8,8 @@ from typing import TypedDict
 
 import pytest
 
-from gpu_exporter.decoding import gunzip, json_as, printable, yaml_document
+from gpu_exporter.decoding import gunzip, json_as, printable
+from gpu_exporter.yaml_decoding import yaml_document
 
 
 class Answer(TypedDict):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.cli.commands import commands
+from gpu_exporter.cli.commands import SUMMARIES
 
 ROOT = Path(__file__).parent
 while not (ROOT / "Makefile").is_file():  # wherever this file is moved to
@@ -77,7 +77,7 @@ def runs(command: str) -> bool:
         case ["make", target, *_]:
             return target in TARGETS
         case ["gpu-exporter", name, *_]:
-            return name in commands.commands
+            return name in SUMMARIES
         case ["python", "-m", module, *_]:
             return find_spec(module) is not None
         case ["pytest", option]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.decoding import printable, yaml_document
+from gpu_exporter.decoding import printable
 from gpu_exporter.inputs import boolean, choice, duration, nearest
 from gpu_exporter.serving.security.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
 
@@ -58,6 +58,8 @@ Read = Callable[[Path], bytes]
 
 def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
     """Parse the file. Raises ValueError, with the key and the fix."""
+    from gpu_exporter.yaml_decoding import yaml_document
+
     if len(content) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 10} KiB; keep certificates in files of their own")
     sections = _section(yaml_document(content), SECTIONS)

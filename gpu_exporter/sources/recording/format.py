@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, mode, pstdev
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from gpu_exporter.decoding import json_as, printable
@@ -46,16 +44,6 @@ class Tick(NamedTuple):
     samples: Mapping[str, float]
 
 
-class ValueStatistics(NamedTuple):
-    """The statistics of one value in a phase; `mode` is the most frequent value."""
-
-    mean: float
-    deviation: float
-    low: float
-    high: float
-    mode: float
-
-
 def load(path: Path) -> Recording:
     """Read a recording. Raises GpuExporterError naming file and line when it is unreadable or damaged."""
     reader = Reader(path)
@@ -78,30 +66,6 @@ def ticks(path: Path) -> Iterator[Tick]:
 def job_of(path: Path) -> str:
     """Return the name of the job of which all GPUs of a recording are ranks."""
     return path.name.removesuffix(".gz").removesuffix(".jsonl")
-
-
-def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, ValueStatistics]]]:
-    """Return the first GPU of a recording, and by phase the statistics of every value after the first seconds.
-
-    Raises GpuExporterError as `load` does.
-    """
-    begun: dict[int, tuple[str, float]] = {}
-    by_phase: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    first: Gpu | None = None
-    for t, gpu, phase, samples in ticks(path):
-        first = first or gpu
-        if begun.get(gpu.index, ("", 0.0))[0] != phase:
-            begun[gpu.index] = phase, t
-        if phase and t - begun[gpu.index][1] >= SETTLE_SECONDS:
-            for name, value in samples.items():
-                by_phase[phase][name].append(value)
-    return first or Gpu(0), {
-        phase: {name: _statistics_of(values) for name, values in columns.items()} for phase, columns in by_phase.items()
-    }
-
-
-def _statistics_of(values: Sequence[float]) -> ValueStatistics:
-    return ValueStatistics(fmean(values), pstdev(values), min(values), max(values), mode(values))
 
 
 @dataclass(slots=True)

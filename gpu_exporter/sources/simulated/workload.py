@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.sources.recording.format import ValueStatistics, statistics
+from gpu_exporter.sources.recording.phase_statistics import ValueStatistics, statistics
 from gpu_exporter.sources.recording.replay import STATES
 
 IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.cli.commands import commands
 from tests import ROOT
 from tests.conftest import run
 from tests.support.traces import SyntheticTrace
@@ -104,10 +103,3 @@ def test_without_numpy() -> None:
     )
     assert ran.returncode == 2
     assert ran.stderr == ("gpu-exporter: trace needs NumPy, which is not installed: pip install numpy\n")
-
-
-def test_serve_never_imports_numpy() -> None:
-    program = "import sys; import gpu_exporter.serving.run, gpu_exporter.cli.commands; print('numpy' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
-    assert "trace" in commands.commands

@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from gpu_exporter.cli.commands import commands
+from gpu_exporter.cli.commands import SECTIONS, SUMMARIES
 from gpu_exporter.cli.group import cli
 from gpu_exporter.cli.options import SettingOption, variable_warnings
 from gpu_exporter.config import Config, Group, flag
 from gpu_exporter.inputs import boolean
 
+DECORATED = re.compile(r'^@command\("(\w+)"', re.MULTILINE)
+COMMAND_LINE = re.compile(rf"^  (?:{'|'.join(SUMMARIES)}) .*", re.MULTILINE)
 SWITCHES = [setting for setting in fields(Config) if setting.metadata["parse"] is boolean]
 
 
@@ -54,14 +58,32 @@ def test_each_setting_has_a_group_that_is_not_too_large() -> None:
     assert all(0 < len(settings) <= 10 for settings in sizes.values())
 
 
-def test_summaries_are_complete() -> None:
-    """No summary of a command is cut off. `generate`, which is for contributors, has none."""
+def test_every_command_is_in_the_table() -> None:
+    """And the command of a row has its name and its help."""
+    modules = Path(str(files("gpu_exporter.cli"))).glob("*.py")
+    assert {name for path in modules for name in DECORATED.findall(path.read_text())} == set(SUMMARIES)
+    for name, summary in SUMMARIES.items():
+        command = context(name).command
+        assert command.name == name
+        assert (command.help or "").partition("\n\n")[0] == summary
+
+
+def test_help_lists_commands_in_sections() -> None:
+    """No summary is cut off, and all are aligned."""
     text = cli.get_help(click.Context(cli, info_name="gpu-exporter"))
-    assert "..." not in text.partition("Commands:")[2]
-    for name, command in commands.commands.items():
-        summary = " ".join((command.help or "").partition("\n\n")[0].split())
-        assert summary.endswith("."), name
-        assert (summary in " ".join(text.split())) is not command.hidden
+    sections = re.split(rf"\n({'|'.join(SECTIONS)}):\n", text)
+    assert sections[1::2] == list(SECTIONS)
+    for summaries, section in zip(SECTIONS.values(), sections[2::2], strict=True):
+        rows = [f"{name} {summary}" for name, summary in summaries.items()]
+        assert section.split() == " ".join(rows).split()
+    assert len({line.index(next(iter(line.split()[1:]))) for line in COMMAND_LINE.findall(text)}) == 1
+
+
+@pytest.mark.parametrize(("name", "message"), [("diagnos", "Did you mean 'diagnose'?"), ("nothing", "")])
+def test_a_misspelt_command(name: str, message: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        cli.main([name], standalone_mode=False)
+    assert caught.value.format_message() == f"No such command '{name}'. {message}".strip()
 
 
 @pytest.mark.parametrize("setting", SWITCHES, ids=lambda setting: setting.name)

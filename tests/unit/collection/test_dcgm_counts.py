@@ -12,8 +12,7 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_EVENTS, ClockEvents, DcgmExporterCounts
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_parser import XidLine
-from gpu_exporter.health.kernel_log_reader import LogEntry, Position
+from gpu_exporter.health.kernel_log_entry import LogEntry, Position, XidLine
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Labels, Metric, MetricSet
 

@@ -23,8 +23,9 @@ from gpu_exporter.cli import diagnose_run
 from gpu_exporter.cli.diagnose_run import Request, diagnosis
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import prometheus
-from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order, of_url
+from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.remote_scrapes import of_url
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrapes, seen

@@ -18,8 +18,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.health.event_state import KEPT
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
-from gpu_exporter.health.kernel_log_reader import LogEntry, Position
+from gpu_exporter.health.kernel_log_entry import LogEntry, Position, SxidLine, XidLine
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.health.kernel_log_reader import KernelLog, Position, boot_id, unix_time
+from gpu_exporter.health.kernel_log_entry import Position
+from gpu_exporter.health.kernel_log_reader import KernelLog, boot_id, unix_time
 
 BOOT = "e88b8429-bd31-4e61-9c27-244eb56f8912"
 LINE = "Nov 20 12:00:00 host kernel: [ 12.345678] NVRM: Xid (PCI:0000:03:00): {}, GPU has fallen off the bus.\n"

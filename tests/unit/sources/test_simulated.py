@@ -23,7 +23,7 @@ from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Device
-from gpu_exporter.sources.recording.format import statistics
+from gpu_exporter.sources.recording.phase_statistics import statistics
 from gpu_exporter.sources.simulated.device import NOT_SIMULATED
 from gpu_exporter.sources.simulated.faults import ScriptedFault, parse
 from gpu_exporter.sources.simulated.schedule import BIAS, PERIOD_SECONDS, WANDER, Schedule
