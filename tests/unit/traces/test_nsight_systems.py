@@ -98,6 +98,33 @@ def test_every_table_becomes_columns(tmp_path: Path) -> None:
     assert trace.dropped == {"without a valid time": 1, "NVTX ranges without an end": 1}
 
 
+def _kernel(start: float, process: int = PROCESS, device: int = 0, **columns: Any) -> Sequence[Any]:
+    """Return a kernel of 1 ms on stream 7, with names and grid, at `start` ms."""
+    values = {"stream": 7, "correlation": 11, "name": 2, "short": 3, "x": 4, "y": 2, "z": 1} | columns
+    return (round(start * MS), round(start * MS) + MS, device, 1, values["stream"], values["correlation"], process,
+            values["name"], values["short"], values["x"], values["y"], values["z"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "numbers"),
+    [
+        ([(PROCESS, 0), (PROCESS, 3)], [0, 3]),
+        ([(PROCESS, 0), (OTHER, 0)], [0, 1]),  # each process sees one GPU
+        ([(PROCESS, 1), (OTHER, 0)], [1, 0]),  # both see all, and use one
+        ([(PROCESS, 1), (OTHER, 1), (OTHER, 0), (PROCESS, 0)], [1, 0, 2, 3]),
+        ([(PROCESS, 3), (OTHER, 0), (OTHER, 1), (OTHER, 2), (OTHER, 3)], [3, 0, 1, 2, 4]),
+        ([(PROCESS, 1023), (PROCESS, 1024), (PROCESS, -1)], [1023, 0, 1]),
+    ],
+)
+def test_gpus_of_several_processes_stay_apart(
+    tmp_path: Path, gpus: Sequence[tuple[int, int]], numbers: Sequence[int]
+) -> None:
+    """A GPU keeps the number that its process gives it, if that is free."""
+    kernels = [_kernel(at, *gpu) for at, gpu in enumerate(gpus)]
+    trace = read(export(tmp_path / "r.sqlite", {"StringIds": ROWS["StringIds"], "CUPTI_ACTIVITY_KIND_KERNEL": kernels}))
+    assert trace.device_events.device.tolist() == numbers
+
+
 def test_columns_of_other_versions_may_be_missing(tmp_path: Path) -> None:
     """An export without launches and names still says when the GPU worked."""
     schema = "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER);"
