@@ -18,7 +18,7 @@ ALLREDUCE = {
     "In msg nelems": 1000,
     "Out msg nelems": 1000,
     "dtype": "Float",
-    "Group size": 2,
+    "Group size": 4,
     "Process Group Name": "0",
 }
 
@@ -59,10 +59,10 @@ def test_the_transfer_takes_as_long_as_on_the_rank_that_comes_last(tmp_path: Pat
         tmp_path, [(10, 50, {"Seq": 1}), (100, 20, {"Seq": 2})], [(30, 30, {"Seq": 1}), (90, 30, {"Seq": 2})]
     )
     ((first,), (second,)) = calls
-    assert (first.count, first.ranks, first.bytes) == (2, 2, 8000)
+    assert (first.count, first.ranks, first.bytes) == (2, 4, 8000)
     assert (first.seconds, second.seconds) == pytest.approx((70e-6, 60e-6))
-    # 4000 bytes in 30 and in 20 us.
-    assert first.bus_bandwidth == second.bus_bandwidth == pytest.approx((4000 / 30e-6 + 4000 / 20e-6) / 2)
+    # 4000 bytes in 30 and in 20 us; all-reduce of 4 ranks: 1.5.
+    assert first.bus_bandwidth == second.bus_bandwidth == pytest.approx(1.5 * (4000 / 30e-6 + 4000 / 20e-6) / 2)
     assert first.skew_seconds == pytest.approx(20e-6)
 
 
@@ -81,6 +81,8 @@ def test_calls_without_a_number_are_matched_by_their_order(tmp_path: Path) -> No
 def test_a_collective_on_one_rank_only_has_no_skew(tmp_path: Path) -> None:
     ((first,), (second,)) = _times(tmp_path, [(10, 50, {"Seq": 1})], [(90, 50, {"Seq": 2})])
     assert first.skew_seconds is second.skew_seconds is None
+    ((first,), _) = _times(tmp_path, [(10, 50, {"Seq": 1}), (70, 5, {"Seq": 2})], [(75, 50, {"Seq": 2})])
+    assert first.skew_seconds == pytest.approx(5e-6)
 
 
 def test_groups_and_operations_are_apart_and_the_longest_is_first(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_groups_and_operations_are_apart_and_the_longest_is_first(tmp_path: Path
 def test_bytes_are_those_of_the_larger_side(tmp_path: Path, args: dict[str, Any], size: int) -> None:
     ((found,),) = _times(tmp_path, [(0, 10, args)])
     assert found.bytes == size
-    assert found.bus_bandwidth == pytest.approx(size / 10e-6)
+    assert found.bus_bandwidth == pytest.approx(1.5 * size / 10e-6)
 
 
 @pytest.mark.parametrize("args", [{"dtype": "Unknown"}, {"dtype": None}, {"Collective name": "barrier"}])

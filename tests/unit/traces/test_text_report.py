@@ -160,6 +160,26 @@ def test_what_a_trace_does_not_have_is_left_out() -> None:
     assert text.endswith("sgemm")
 
 
+def test_long_lists_are_cut() -> None:
+    """The number of lines of a report does not depend on the job."""
+    rank = replace(
+        FAST,
+        device_name="H" * 50,
+        idle_causes=(replace(LOADING, share=0.001),) * 9,
+        kernel_classes=FAST.kernel_classes[:1] * 9,
+        top_kernels=FAST.top_kernels * 9,
+        collectives=FAST.collectives[:1] * 9,
+        memory=replace(MEMORY, by_code=MEMORY.by_code * 9),
+    )
+    text = "\n".join(lines(replace(RESULT, ranks=(rank,))))
+    counts = {
+        "data loader": 6, "decode": 6 + 1, "pad": 6, "left_out": 0, "  gemm": 8, "sgemm": 5, "default": 5,
+        "step\n": 1 + 8,
+    }  # fmt: skip
+    assert {part: text.count(part) for part in counts} == counts
+    assert len(text.splitlines()[4].split()[2]) < 50
+
+
 def test_repaired_events_alone_are_reported() -> None:
     assert list(lines(replace(RESULT, dropped_reasons={})))[-2:] == ["", REPORT.splitlines()[-1]]
 
