@@ -66,7 +66,8 @@ def test_a_wait_for_the_gpu(tmp_path: Path) -> None:
     trace.host("cudaStreamSynchronize", 10, 92, "cuda_runtime")
     trace.device(600, 100, launched=590)
     (found,) = _advice(tmp_path, trace).values()
-    assert (found.kind, found.saving_seconds) == ("synchronisation", pytest.approx(500 * US))
+    assert found.kind == "synchronisation"
+    assert found.saving_seconds == pytest.approx(500 * US)
     assert found.text.startswith("The host waits for the GPU in the loop")
 
 

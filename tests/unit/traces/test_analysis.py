@@ -286,7 +286,7 @@ def test_times_of_each_kind(tmp_path: Path) -> None:
         (110e-6, 100e-6, 100e-6)
     )
     assert (rank.exposed_communication_seconds, rank.exposed_copy_seconds) == pytest.approx((50e-6, 60e-6))
-    assert (rank.kernels, rank.self_seconds) == (2, pytest.approx(170e-6))
+    assert (rank.kernels, rank.self_seconds) == pytest.approx((2, 170e-6))
     assert rank.copy_frames == rank.communication_frames == ("cudaLaunchKernel",)
 
 

@@ -75,7 +75,7 @@ def test_calls_without_a_number_are_matched_by_their_order(tmp_path: Path) -> No
     """Within their operation and group."""
     other = {"Process Group Name": "1"}
     ((first, *_), _) = _times(tmp_path, [(10, 50, {}), (70, 40, {})], [(0, 5, other), (15, 45, {}), (80, 30, {})])
-    assert (first.count, first.skew_seconds) == (2, pytest.approx(10e-6))
+    assert (first.count, first.skew_seconds) == pytest.approx((2, 10e-6))
 
 
 def test_a_collective_on_one_rank_only_has_no_skew(tmp_path: Path) -> None:

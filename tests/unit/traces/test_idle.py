@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def _gap(
     call: float = 5,
     host: Callable[[SyntheticTrace], None] = lambda _: None,
     thread: int = MAIN,
-    **second: str,
+    **second: Any,
 ) -> SyntheticTrace:
     """Return a kernel from 0 to 100 us, and another after a gap. Its launch begins at a time, and takes `call` us."""
     trace = SyntheticTrace()

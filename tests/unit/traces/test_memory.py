@@ -88,12 +88,12 @@ UNRECORDED = -1
 def test_the_peak(tmp_path: Path, totals: Sequence[tuple[int, int]], expected: tuple[int, int, float]) -> None:
     """As the trace records it, otherwise of the allocations so far, in MiB."""
     events = [
-        instant(1_005 + number, size * MIB, address, *(value * MIB if value >= 0 else -1 for value in total))
+        instant(1_005 + number, size * MIB, address, max(-1, total[0] * MIB), max(-1, total[1] * MIB))
         for number, (size, address, total) in enumerate(zip((30, 10, -25), (1, 2, 9), totals, strict=True))
     ]
     found = memory(tmp_path / "a.json", events)
-    peak = found.peak_allocated_bytes // MIB, found.peak_reserved_bytes // MIB, pytest.approx(found.unused_ratio)
-    assert peak == expected
+    peak = found.peak_allocated_bytes // MIB, found.peak_reserved_bytes // MIB, found.unused_ratio
+    assert peak == pytest.approx(expected)
     assert found.largest_allocation_bytes == 30 * MIB
     # Since the first event of the GPU.
     assert found.peak_seconds == pytest.approx((1_006 - 1_105) * 1e-6)

@@ -195,7 +195,7 @@ def test_other_work_of_the_gpu(tmp_path: Path) -> None:
         CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER, bytes INTEGER);
         CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start INTEGER, end INTEGER, globalPid INTEGER, deviceId INTEGER);
     """
-    rows = {
+    rows: dict[str, Sequence[Sequence[Any]]] = {
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [(1, 2, 0, 7)],
         "CUPTI_ACTIVITY_KIND_MEMSET": [(3, 4, 0, 64)],
         "CUDA_UM_GPU_PAGE_FAULT_EVENTS": [(5, 6, 0, 1), (7, 6, 0, 1)],

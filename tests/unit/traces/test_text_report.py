@@ -258,13 +258,8 @@ def test_idle_time_as_folded_stacks() -> None:
 
 def test_losses_are_shares_of_the_time_of_all_gpus() -> None:
     found = losses([FAST, replace(SLOW, span_seconds=30.0, exposed_copy_seconds=0.0)])
-    assert list(found.items()) == [
-        ("data_loading", pytest.approx(2 / 40)),
-        ("exposed_communication", pytest.approx(2 / 40)),
-        ("python", pytest.approx(1 / 40)),
-        ("exposed_copies", pytest.approx(0.02 / 40)),
-        ("unknown", pytest.approx(0.009 / 40)),
-    ]
+    assert list(found) == ["data_loading", "exposed_communication", "python", "exposed_copies", "unknown"]
+    assert list(found.values()) == pytest.approx([2 / 40, 2 / 40, 1 / 40, 0.02 / 40, 0.009 / 40])
     assert losses([replace(FAST, idle_causes=(), exposed_communication_seconds=0.0, exposed_copy_seconds=0.0)]) == {}
     assert losses([]) == {}
 
@@ -358,4 +353,5 @@ def test_stragglers(case: str) -> None:
         assert found is None
     else:
         assert found is not None
-        assert (found.rank, found.kind, found.excess_seconds) == (*expected[:2], pytest.approx(expected[2]))
+        assert (found.rank, found.kind) == expected[:2]
+        assert found.excess_seconds == pytest.approx(expected[2])
