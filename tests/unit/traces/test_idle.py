@@ -94,6 +94,9 @@ CASES: dict[str, tuple[SyntheticTrace, Causes]] = {
     "launched by another thread": (
         _gap(2000, 2100, host=_frame("train.py(3): main", 50, 1500), thread=AUTOGRAD), {"python": 1400, "unknown": 600}
     ),
+    "launched by a thread without any other event, in no time": (
+        _gap(500, 600, call=0, thread=AUTOGRAD), {"launch_overhead": 500}
+    ),
     "copies": (_gap(50, 90, 60, name=COPY, category="gpu_memcpy"), {"copies": 50}),
     # A wait that leaves the GPU without work causes what follows.
     "a wait": (_gap(500, 595, host=_sync((10, 102))), {"synchronisation": 500}),
@@ -158,6 +161,7 @@ def test_folded_stacks_of_idle_time(tmp_path: Path) -> None:
         "launch_overhead;a.py(1): f:g": 400e-6,
         "data_loading;a.py(1): f:g;a.py(2): load_batch": 600e-6,
     })  # fmt: skip
+    assert _result(tmp_path, _unlaunched()).idle_stacks == {0: {"unknown;(no frames)": pytest.approx(200e-6)}}
     assert _result(tmp_path, _gap(50, 10)).idle_stacks == {0: {"dependency;(no frames)": pytest.approx(50e-6)}}
 
 
