@@ -27,7 +27,7 @@ Finding = tuple[str, str, float, tuple[str, ...]]  # kind, text, seconds, frames
 
 
 def advice(trace: Trace, times: DeviceTimes, rank: RankResult) -> list[Advice]:
-    """Return the advice for one GPU, the largest saving first."""
+    """Return the advice for one GPU."""
     causes = {cause.cause: cause for cause in rank.idle_causes}
     found = (
         *_of_causes(causes),
@@ -35,14 +35,11 @@ def advice(trace: Trace, times: DeviceTimes, rank: RankResult) -> list[Advice]:
         *_of_kernels(trace, times),
         *_of_copies(trace, times, rank),
     )
-    return sorted(
-        (
-            Advice(kind, text, seconds, seconds / rank.span_seconds, frames)
-            for kind, text, seconds, frames in found
-            if seconds >= LEAST_SAVING * rank.span_seconds
-        ),
-        key=lambda one: -one.saving_seconds,
-    )
+    return [
+        Advice(kind, text, seconds, seconds / rank.span_seconds, frames)
+        for kind, text, seconds, frames in found
+        if seconds >= LEAST_SAVING * rank.span_seconds
+    ]
 
 
 def _loader(frames: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -153,9 +154,13 @@ class _Export:
         return (self._process(identity) << _CORRELATION_BITS) + number
 
     def _device_number(self, process: int, device: int) -> int:
-        """Return the number of a GPU: each process numbers the GPUs that it sees from 0."""
-        plain = not process and 0 <= device < MOST_DEVICES
-        return self._devices.setdefault((process, device), device if plain else len(self._devices))
+        """Return the number of a GPU: each process numbers the GPUs that it sees from 0, so numbers may be taken."""
+        key = process, device
+        if key not in self._devices:
+            taken = set(self._devices.values())
+            free = 0 <= device < MOST_DEVICES and device not in taken
+            self._devices[key] = device if free else next(number for number in count() if number not in taken)
+        return self._devices[key]
 
     def _host(self, table: str, kind: HostKind) -> Iterator[HostEvents]:
         strings = self._strings()

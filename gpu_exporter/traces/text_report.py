@@ -43,8 +43,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 def duration(seconds: float) -> str:
     """Return a duration with three digits, in a unit that suits it."""
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if seconds < limit:
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * factor < 999.5:  # what rounds to more is 1 of the next unit
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
@@ -152,10 +152,11 @@ def failure_words(failed: FailedAllocation) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes with three digits."""
+    """Return a number of bytes with three digits, or as a whole number of its unit."""
     for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= limit:
-            return f"{count / limit:.3g} {unit}"
+            number = count / limit
+            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
     return f"{count} B"
 
 

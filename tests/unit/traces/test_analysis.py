@@ -9,9 +9,11 @@ import pytest
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.exports import pprof_profile
 from gpu_exporter.traces.kineto import read
 from gpu_exporter.traces.result import AnalysisResult, IdleCause, TraceClass
 from gpu_exporter.traces.verdict import Thresholds
+from tests.support.pprof import decoded, folded_of
 from tests.support.traces import AUTOGRAD, SyntheticTrace
 
 STEPS, STEP = 5, 10_000.0
@@ -209,6 +211,117 @@ def test_several_devices_of_a_file_are_apart(tmp_path: Path) -> None:
         trace.device(100 * number, 50, device=1)
     busy = {rank.device: rank.busy_ratio for rank in _analyzed(tmp_path, trace).ranks}
     assert busy == {0: pytest.approx(1.0), 1: pytest.approx(200 / 350)}
+
+
+def test_the_numbers_of_a_step(tmp_path: Path) -> None:
+    """A step of no length is none; the GPU time of a step is what it launched, also after its end."""
+    trace = SyntheticTrace()
+    trace.step(1, 100, 0)
+    trace.step(2, 100, 1000)
+    trace.step(3, 1100, 1000)
+    trace.device(50, 100, launched=40)
+    trace.device(200, 300, launched=100)
+    trace.device(400, 200, "nccl", stream=8, launched=190)
+    trace.device(900, 400, launched=800)
+    trace.device(1300, 50, launched=1100)
+    trace.host("cudaStreamSynchronize", 950, 250, "cuda_runtime")
+    first, second = _analyzed(tmp_path, trace).ranks[0].steps
+    assert (first.name, second.name) == ("ProfilerStep#2", "ProfilerStep#3")
+    assert (first.start_seconds, first.seconds, first.busy_ratio) == pytest.approx((50e-6, 1000e-6, 0.65))
+    assert (first.exposed_communication_seconds, first.self_seconds) == pytest.approx((100e-6, 900e-6))
+    assert (first.host_seconds, first.gpu_seconds) == pytest.approx((850e-6, 700e-6))
+    assert (second.host_seconds, second.gpu_seconds) == pytest.approx((900e-6, 50e-6))
+
+
+def test_steps_of_files_without_launches(tmp_path: Path) -> None:
+    """What the host did is not known then, and the GPU time is that within the step."""
+    trace = SyntheticTrace()
+    trace.step(1, 0, 1000)
+    trace.device(100, 300, correlation=1)
+    trace.device(300, 200, "nccl", stream=8, correlation=2)
+    (step,) = _analyzed(tmp_path, trace).ranks[0].steps
+    assert (step.host_seconds, step.gpu_seconds) == pytest.approx((0, 300e-6))
+
+
+def test_a_launch_of_a_millisecond_is_no_wait(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    trace.step(1, 0, 10_000)
+    trace.device(6000, 100, correlation=trace.launch(100, 1000))
+    trace.device(7000, 100, correlation=trace.launch(2000, 1000.001))
+    (step,) = _analyzed(tmp_path, trace).ranks[0].steps
+    assert step.host_seconds == pytest.approx((10_000 - 1000.001) * 1e-6)
+
+
+def test_kernels_by_class_and_by_name(tmp_path: Path) -> None:
+    """The twenty most costly names, and all classes; copies are one, too, but no kernels."""
+    trace = SyntheticTrace()
+    at = 0.0
+    for number in range(25):
+        trace.device(at, number + 1, f"gemm_{number}")
+        trace.device(at + 30, 1, f"softmax_{number % 5}")
+        at += 100
+    trace.device(at, 50, "Memcpy DtoH", category="gpu_memcpy")
+    (rank,) = _analyzed(tmp_path, trace).ranks
+    assert [kernel.name for kernel in rank.top_kernels] == ["Memcpy DtoH", *(f"gemm_{at}" for at in range(24, 5, -1))]
+    assert [(one.name, one.kernel_class, one.count) for one in rank.kernel_classes] == [
+        ("gemm", "gemm", 25), ("copy", "copy", 1), ("softmax", "softmax", 25),
+    ]  # fmt: skip
+    assert [one.seconds for one in rank.kernel_classes] == pytest.approx([325e-6, 50e-6, 25e-6])
+    assert [one.share for one in rank.kernel_classes] == pytest.approx([325 / 400, 50 / 400, 25 / 400])
+    assert (rank.top_kernels[1].kernel_class, rank.top_kernels[1].count) == ("gemm", 1)
+    assert (rank.top_kernels[1].seconds, rank.top_kernels[1].share) == pytest.approx((25e-6, 25 / 400))
+    assert (rank.kernels, rank.device_name) == (50, "NVIDIA H200")
+
+
+def test_times_of_each_kind(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    trace.device(0, 100)
+    trace.device(50, 100, "nccl", stream=8, launched=1)
+    trace.device(120, 100, "Memcpy HtoD", category="gpu_memcpy", stream=9, launched=2)
+    trace.device(200, 10, "Memset", category="gpu_memset", stream=9, launched=3)
+    trace.device(0, 0, device=1)  # never busy
+    (rank,) = _analyzed(tmp_path, trace).ranks
+    assert (rank.span_seconds, rank.busy_ratio, rank.idle_ratio) == pytest.approx((220e-6, 1.0, 0.0))
+    assert (rank.compute_seconds, rank.communication_seconds, rank.copy_seconds) == pytest.approx(
+        (110e-6, 100e-6, 100e-6)
+    )
+    assert (rank.exposed_communication_seconds, rank.exposed_copy_seconds) == pytest.approx((50e-6, 60e-6))
+    assert (rank.kernels, rank.self_seconds) == pytest.approx((2, 170e-6))
+    assert rank.copy_frames == rank.communication_frames == ("cudaLaunchKernel",)
+
+
+def test_what_all_files_lack_is_added_up(tmp_path: Path) -> None:
+    traces = [_loop(_full), _loop(_full)]
+    for trace in traces:
+        trace.host("odd", 0, -1)
+        trace.host("odd", 0, 5, "mtia")
+    result = _analyzed(tmp_path, *traces)
+    assert result.dropped_reasons == {"of the category mtia": 2, "without a valid time": 2}
+    assert (result.dropped_events, result.repaired_events) == (4, 0)
+    only_cpu = [SyntheticTrace(), SyntheticTrace()]
+    for trace in only_cpu:
+        trace.host("odd", 0, 5, "mtia")
+    with pytest.raises(
+        GpuExporterError, match=r"^2 files: no GPU events, but 2 events of the category mtia: record with"
+    ):
+        _analyzed(tmp_path, *only_cpu)
+
+
+def test_ranks_are_named_by_their_files(tmp_path: Path) -> None:
+    """Otherwise by their position; one file has no straggler, whatever GPUs are in it."""
+    slow = SyntheticTrace()
+    for device, length in ((0, 100), (1, 500)):
+        slow.device(0, length, device=device)
+    result = _analyzed(tmp_path, slow)
+    assert [(rank.rank, rank.device) for rank in result.ranks] == [(0, 0), (0, 1)]
+    assert result.straggler is None
+    named = _analyzed(tmp_path, _loop(_full, rank=5), _loop(_full))
+    assert [rank.rank for rank in named.ranks] == [5, 1]
+    assert set(named.idle_stacks) == {5, 1}
+    found = folded_of(decoded(pprof_profile([read(tmp_path / "0.json"), read(tmp_path / "1.json")], named)))
+    stacks = {f"rank {rank};train.py(3): main;ProfilerStep;cudaLaunchKernel;sm90_gemm": 5 * 9990e-6 for rank in (5, 1)}
+    assert found["gpu_time"] == pytest.approx(stacks)
+    assert {stack.partition(";")[0] for stack in found["gpu_idle"]} == {"rank 5", "rank 1"}
 
 
 def _rank(rank: int, *, host: float = 0.0, gpu: float = 0.0, slowest: float = 0.0) -> SyntheticTrace:

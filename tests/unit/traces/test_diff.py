@@ -14,7 +14,8 @@ from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.diff import diff, lines, main_cause
 from gpu_exporter.traces.reader import read
-from gpu_exporter.traces.totals import CAUSE, CLASS, FRAME, IDLE_FRAME, KERNEL, KEYS, OPERATOR, totals
+from gpu_exporter.traces.totals import CAUSE, CLASS, FRAME, IDLE_FRAME, KERNEL, KEYS, OPERATOR, Total, Totals, totals
+from tests.support.traces import SyntheticTrace
 
 PID, TID = 100, 100
 # Operator, kernel, and microseconds of the kernel: what a step launches, one after another.
@@ -102,6 +103,144 @@ def test_new_and_gone_names(tmp_path: Path) -> None:
     assert (by_name["aten::mul"].before_count, by_name["aten::mul"].after_count) == (0.0, 1.0)
     assert (by_name["aten::add"].before_count, by_name["aten::add"].after_count) == (1.0, 0.0)
     assert "Most of it" in "\n".join(lines(found))
+
+
+def _totals(step: float, busy: float, steps: int = 2, **by: dict[str, float]) -> Totals:
+    """Return totals per step; each name was launched twice."""
+    tables = {
+        key: {name: Total(seconds, 2.0) for name, seconds in by.get(key.replace("-", "_"), {}).items()} for key in KEYS
+    }
+    return Totals(steps, 1, step, busy, tables)
+
+
+BEFORE = _totals(1.0, 0.5, operator={"a": 0.25, "b": 0.25}, cause={"python": 0.5})
+
+
+def test_a_comparison_as_text() -> None:
+    """Changes of less than half a percent of a step are left out."""
+    after = _totals(
+        2.0,
+        0.75,
+        operator={"a": 0.625, "b": 0.256},
+        code={"t.py(3): f": 0.5},
+        cause={"python": 0.75, "data_loading": 0.01},
+    )
+    assert list(lines(diff(BEFORE, after))) == [
+        "A step took 1 s, and now takes 2 s (+100.0%).",
+        "The GPU works 250 ms more and is idle 750 ms more than before.",
+        "Most of it: +375 ms in the operator a, launched by t.py(3): f.",
+        "",
+        "GPU time by operator, per step",
+        "     +375 ms    250 ms ->   625 ms            2 -> 2 x  a",
+        "",
+        "GPU time by code that launched it, per step",
+        "     +500 ms      0 us ->   500 ms            0 -> 2 x  t.py(3): f",
+        "",
+        "Idle time of the GPU by cause, per step",
+        "     +250 ms    500 ms ->   750 ms                      running other code on the host",
+        "      +10 ms      0 us ->    10 ms                      waiting for the data loader",
+    ]
+
+
+def test_a_faster_trace_as_text() -> None:
+    faster = _totals(0.5, 0.375, steps=0, operator={"a": 0.125, "b": 0.25}, cause={"python": 0.125})
+    text = list(lines(diff(BEFORE, faster)))
+    assert text[:3] == [
+        "The trace took 2 s, and now takes 500 ms (-75.0%).",
+        "The GPU works 625 ms less and is idle 875 ms less than before.",
+        "",
+    ]
+    assert text[-1].split() == [
+        "-875",
+        "ms",
+        "1",
+        "s",
+        "->",
+        "125",
+        "ms",
+        "running",
+        "other",
+        "code",
+        "on",
+        "the",
+        "host",
+    ]
+    assert "     -375 ms    500 ms ->   125 ms            4 -> 2 x  a" in text
+
+
+def test_the_five_slowest_and_the_five_fastest() -> None:
+    names = [f"k{number:02}" for number in range(20)]
+    before = _totals(1.0, 0.5, kernel={name: 0.5 for name in names})
+    after = _totals(1.0, 0.5, kernel={name: 0.5 + (9 - at) / 100 for at, name in enumerate(names)})
+    rows = [line.split()[-1] for line in lines(diff(before, after)) if " -> " in line]
+    assert rows == [*names[:5], *names[-5:]]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (_totals(1.0, 0.5, operator={"a": 0.2549}, cause={"python": 0.5}), ""),
+        (_totals(1.0, 0.5, operator={"a": 0.255}, cause={"python": 0.5}), "+5 ms in the operator a"),
+        (_totals(1.0, 0.5, operator={"a": 0.3}, cause={"python": 0.56}), "+60 ms idle, running other code on the host"),
+        (_totals(1.0, 0.5, cause={"python": 0.6}, code={"f": 0.1}, idle_code={"g": 0.1}),
+         "+100 ms idle, running other code on the host, in g"),
+    ],
+)  # fmt: skip
+def test_the_main_cause(after: Totals, expected: str) -> None:
+    assert main_cause(diff(BEFORE, after)) == expected
+
+
+def test_nothing_to_compare() -> None:
+    found = diff(_totals(0.0, 0.0), _totals(1.0, 0.5))
+    assert main_cause(found) == ""
+    assert next(lines(found)) == "A step took 0 us, and now takes 1 s."
+    assert found.to_json()["before"] == {"steps": 2, "gpus": 1, "step_seconds": 0.0, "busy_seconds": 0.0}
+
+
+def test_totals_are_the_mean_over_the_gpus(tmp_path: Path) -> None:
+    made = SyntheticTrace()
+    for device in (0, 1):
+        made.device(0, 100, "gemm", device=device)
+        made.device(200 + 100 * device, 100, "gemm", device=device, launched=190)
+    made.device(100, 40, "softmax", device=0, correlation=-1)
+    found = totals(read(made.write(tmp_path / "t.json")))
+    assert (found.steps, found.gpus) == (0, 2)
+    assert (found.step_seconds, found.busy_seconds) == pytest.approx((350e-6, 220e-6))
+    for key, seconds, counts in (
+        (KERNEL, {"gemm": 200e-6, "softmax": 20e-6}, {"gemm": 2.0, "softmax": 0.5}),
+        (OPERATOR, {"(no operator)": 220e-6}, {"(no operator)": 2.5}),
+        (FRAME, {"(no Python frame)": 220e-6}, {"(no Python frame)": 2.5}),
+    ):
+        assert {name: total.seconds for name, total in found.by[key].items()} == pytest.approx(seconds)
+        assert {name: total.count for name, total in found.by[key].items()} == counts
+    assert sum(total.seconds for total in found.by[CAUSE].values()) == pytest.approx((350 - 220) * 1e-6)
+    assert list(found.by[IDLE_FRAME]) == ["(no Python frame)", "cudaLaunchKernel"]
+
+
+@pytest.mark.parametrize(
+    ("frames", "operator", "code"),
+    [
+        (["train.py(3): f", "aten::linear", "aten::addmm"], "aten::addmm", "train.py(3): f"),
+        (["torch/nn/modules/linear.py(3): forward", "aten::mm"], "aten::mm", "torch/nn/modules/linear.py(3): forward"),
+        (
+            ["train.py(3): f", "torch/optim/adam.py(5): step", "Optimizer.step#Adam.step"],
+            "(no operator)",
+            "train.py(3): f",
+        ),
+        (["train.py(3): f", "<built-in method mm>"], "(no operator)", "train.py(3): f"),
+        (["autograd::engine::evaluate_function: Mm", "MmBackward0"], "MmBackward0", "(no Python frame)"),
+        (["train.py(3): f", "nccl:all_reduce"], "nccl:all_reduce", "train.py(3): f"),
+        (["train.py(3): f", "cudaGraphLaunch"], "(no operator)", "train.py(3): f"),
+    ],
+)
+def test_operator_and_code_of_a_launch(tmp_path: Path, frames: Sequence[str], operator: str, code: str) -> None:
+    """The innermost of each: calls and the parts of the framework that contain all operators are none."""
+    made = SyntheticTrace()
+    for at, name in enumerate(frames):
+        made.host(name, at, 100 - 2 * at, "python_function" if "(" in name else "cpu_op")
+    made.device(60, 10, launched=50)
+    found = totals(read(made.write(tmp_path / "t.json")))
+    assert (list(found.by[OPERATOR]), list(found.by[FRAME])) == ([operator], [code])
 
 
 def test_a_trace_without_gpu_events(tmp_path: Path) -> None:

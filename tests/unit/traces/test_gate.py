@@ -50,6 +50,38 @@ def test_what_is_no_condition_is_named(text: str) -> None:
         gate.condition(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("idle", 5),
+        ("busy", 95),
+        ("compute", 65),
+        ("communication", 30),
+        ("exposed_communication", 20),
+        ("copy", 20),
+        ("exposed_copy", 10),
+        ("launch_overhead", 5),
+        ("python", 0),
+    ],
+)
+def test_names_of_conditions(tmp_path: Path, name: str, share: int) -> None:
+    trace = SyntheticTrace(rank=3)
+    trace.device(0, 60, device=1)
+    trace.device(50, 30, "nccl", stream=8, launched=1, device=1)
+    trace.device(70, 20, "Memcpy HtoD", category="gpu_memcpy", stream=9, launched=2, device=1)
+    trace.device(95, 5, launched=94, device=1)
+    result = analyze([read(trace.write(tmp_path / "trace.json"))])
+    assert list(gate.condition(f"{name} < {share + 0.1:.1f} %").failures(result)) == [
+        f"{name}<{share + 0.1:.1f}%: {name} is {share}.0 % on rank 3, GPU 1"
+    ]
+    assert not list(gate.condition(f"{name}>{share + 0.1:.1f}%").failures(result))
+    assert not list(gate.condition(f"{name}<{max(0, share - 0.1):.3f}%").failures(result))
+
+
+def test_a_limit_of_all_of_the_time() -> None:
+    assert (gate.condition("idle>=100%").limit, gate.condition("idle<=1").limit) == (1.0, 1.0)
+
+
 def _baseline(folder: Path, result: AnalysisResult) -> gate.Baseline:
     path = folder / "old.json"
     path.write_text(json.dumps(result.to_json()))
@@ -70,6 +102,33 @@ def test_longer_steps_and_longer_kernels_are_regressions(tmp_path: Path) -> None
     (longer_kernel,) = gate.regressions(_result(tmp_path, kernel=770), before, 0.05)
     assert "busy time" in longer_kernel
     assert gate.regressions(_result(tmp_path, step=1100), before, 0.2) == []
+
+
+def test_without_steps_the_span_is_compared(tmp_path: Path) -> None:
+    def result(end: float, kernel: float = 700) -> AnalysisResult:
+        trace = SyntheticTrace(rank=5)
+        trace.device(0, kernel)
+        trace.device(end - 100, 100)
+        return analyze([read(trace.write(tmp_path / "trace.json"))])
+
+    before = _baseline(tmp_path, result(1000))
+    assert gate.regressions(result(1110), before, 0.1) == [
+        "a step of rank 5 takes 0.00111 s instead of 0.001 s: +11.0%"
+    ]
+    assert gate.regressions(result(1000, 800), before, 0.1) == [
+        "the busy time of the GPU in a step of rank 5 takes 0.0009 s instead of 0.0008 s: +12.5%"
+    ]
+    assert gate.regressions(result(1000, 800), before, 0.125) == []
+
+
+def test_a_number_of_steps_is_no_regression(tmp_path: Path) -> None:
+    """The median step, and the busy time in a step, do not depend on how many steps were traced."""
+    before = _baseline(tmp_path, _result(tmp_path))
+    trace = SyntheticTrace()
+    for number in range(20):
+        trace.step(number, number * 1000, 1000)
+        trace.device(number * 1000 + 20, 700, launched=number * 1000 + 10)
+    assert gate.regressions(analyze([read(trace.write(tmp_path / "t.json"))]), before, 0.001) == []
 
 
 def test_a_baseline_of_other_ranks_is_an_error(tmp_path: Path) -> None:

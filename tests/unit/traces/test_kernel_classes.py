@@ -46,9 +46,25 @@ def test_matrix_products_without_tensor_cores(name: str, expected: bool) -> None
     assert avoids_tensor_cores(name) is expected
 
 
-def test_short_names_have_no_arguments() -> None:
-    assert short_name("void at::native::vectorized_elementwise_kernel<8, at::f<int>(x)>(int, y)") == (
-        "at::native::vectorized_elementwise_kernel"
-    )
-    assert short_name("Memcpy HtoD (Pinned -> Device)") == "Memcpy HtoD (Pinned -> Device)"
-    assert len(short_name("x" * 5000)) == 80
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<8, at::f<int>(x)>(int, y)",
+            "at::native::vectorized_elementwise_kernel",
+        ),
+        ("void at::native::(anonymous namespace)::norm<float>(int)", "at::native::norm"),
+        ("void f<int>::g<float>(int)", "f::g"),
+        ("a > b(c)", "a  b"),  # a bracket that nothing opened
+        ("f(int) [clone]", "f"),
+        ("(int)", "(int)"),
+        ("<int>", "<int>"),
+        ("gemm", "gemm"),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
+        ("x" * 80, "x" * 80),
+        ("x" * 81, "x" * 79 + "…"),
+        ("Mem" + "x" * 100, "Mem" + "x" * 77),
+    ],
+)
+def test_short_names_have_no_arguments(name: str, short: str) -> None:
+    assert short_name(name) == short

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,77 @@ def test_times_of_nsys_stats(tmp_path: Path) -> None:
     assert {kernel.bound for kernel in found} == {""}
 
 
-def test_other_units_and_columns(tmp_path: Path) -> None:
-    text = "Time(%),Total Time (us),Count,Name\n100,1500,2,k\n"
-    assert read(written(tmp_path, text)) == (KernelReport("k", 2, 1.5e-3),)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Time(%),Total Time (us),Count,Name\n100,1500,2,k\n", [("k", 2, 1.5e-3)]),
+        ("Total Time (ms),Name\n1.5,k\n", [("k", 0, 1.5e-3)]),
+        ("Total Time (s),Instances,Category,Operation\n2,1,CUDA_KERNEL,k\n", [("k", 1, 2.0)]),
+        ('Total Time,Instances,Symbol\n"1,500","1,200",k\n', [("k", 1200, 1.5e-6)]),  # ns, and the name is last
+        ("Total Time (ns),Instances,Name\n5,n/a,k\n", [("k", 0, 5e-9)]),
+        (
+            "Total Time (ns),Instances,Name\n0,1,idle\n-1,1,bad\nx,1,bad\n1e18,1,bad\n7,1,k\n",
+            [("k", 1, 7e-9), ("idle", 1, 0.0)],
+        ),
+        ("Total Time (ns),Instances,Name\n5,1,k\n\n6,1,next table\n", [("k", 1, 5e-9)]),
+        ("Total Time (ns),Instances,Name\n5,1,b\n5,1,a\n", [("a", 1, 5e-9), ("b", 1, 5e-9)]),
+    ],
+)
+def test_other_units_and_columns(tmp_path: Path, text: str, expected: Sequence[tuple[str, int, float]]) -> None:
+    found = read(written(tmp_path, text))
+    assert [(kernel.name, kernel.count) for kernel in found] == [(name, count) for name, count, _ in expected]
+    assert [kernel.seconds for kernel in found] == pytest.approx([seconds for _, _, seconds in expected])
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [("ns", 3e-9), ("usecond", 3e-6), ("ms", 3e-3), (" second ", 3.0), ("?", 3e-9)]
+)
+def test_units_of_nsight_compute(tmp_path: Path, unit: str, seconds: float) -> None:
+    text = f"ID,Kernel Name,Metric Name,Metric Unit,Metric Value\n0,k,Duration,{unit},3\n1,k,Duration,{unit},-5\n"
+    (kernel,) = read(written(tmp_path, text))
+    assert (kernel.count, kernel.seconds) == pytest.approx((2, seconds))
+
+
+DETAILS = "ID,Kernel Name,Metric Name,Metric Unit,Metric Value\n"
+SPEED = (
+    DETAILS
+    + """\
+0,k,Duration,us,1
+0,k,Memory Throughput,%,40
+1,k,Duration,us,3
+1,k,Memory Throughput,%,80
+1,k,Memory Throughput,%,99
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [
+        (SPEED, 0.7),  # weighted by time; the first value of a metric counts
+        (SPEED.replace("us,1", "us,0").replace("us,3", "us,0"), 0.6),  # all weigh the same without times
+        (SPEED.replace("Memory Throughput", "Memory [%]"), 0.7),
+        (SPEED.replace("0,k,Memory Throughput,%,40", "0,k"), 0.8),  # a line that is cut off
+        (DETAILS + "0,k,Duration,us,1\n", None),
+    ],
+)
+def test_means_of_several_launches(tmp_path: Path, text: str, memory: float | None) -> None:
+    (kernel,) = read(written(tmp_path, text))
+    assert kernel.memory == (None if memory is None else pytest.approx(memory))
+    assert kernel.bound == ""
+
+
+def test_a_page_without_numbers_of_launches(tmp_path: Path) -> None:
+    """Each line is a launch then."""
+    text = "Kernel Name,Metric Name,Metric Unit,Metric Value\na,Duration,us,3\nb,Duration,us,1\nb,Duration,us,1\n"
+    found = read(written(tmp_path, text))
+    assert [(kernel.name, kernel.count) for kernel in found] == [("a", 1), ("b", 2)]
+    assert [kernel.seconds for kernel in found] == pytest.approx([3e-6, 2e-6])
+
+
+def test_a_raw_page_without_units(tmp_path: Path) -> None:
+    (kernel,) = read(written(tmp_path, RAW.replace('"","","ns","%","%","inst","inst"\n', "")))
+    assert (kernel.seconds, kernel.memory) == pytest.approx((2e-6, 0.2))
 
 
 def test_limits_of_nsight_compute(tmp_path: Path) -> None:
@@ -76,14 +145,26 @@ def test_stall_reasons_of_raw_pages(tmp_path: Path) -> None:
     (kernel,) = read(written(tmp_path, RAW))
     assert kernel.bound == kernel_reports.LATENCY_BOUND
     assert list(kernel.stalls.items()) == [("long scoreboard", 17.5), ("barrier", 0.5)]
+    assert (kernel.compute, kernel.memory, kernel.occupancy) == (0.1, 0.2, None)
     assert kernel.seconds == pytest.approx(2e-6)
 
 
 @pytest.mark.parametrize(
     ("compute", "memory", "bound"),
-    [(0.95, 0.9, "balanced"), (0.59, 0.2, "latency-bound"), (0.7, 0.3, "compute-bound"), (0.3, 0.7, "memory-bound")],
+    [
+        (0.95, 0.9, "balanced"),
+        (0.9, 0.95, "balanced"),
+        (0.7, 0.6, "balanced"),
+        (0.7, 0.5999, "compute-bound"),
+        (0.59, 0.2, "latency-bound"),
+        (0.2, 0.59, "latency-bound"),
+        (0.6, 0.2, "compute-bound"),
+        (0.3, 0.6, "memory-bound"),
+        (None, 0.9, ""),
+        (0.9, None, ""),
+    ],
 )
-def test_what_limits_a_kernel(compute: float, memory: float, bound: str) -> None:
+def test_what_limits_a_kernel(compute: float | None, memory: float | None, bound: str) -> None:
     assert KernelReport("k", 1, 1.0, compute, memory).bound == bound
 
 

@@ -70,8 +70,103 @@ def test_who_holds_memory_at_the_peak(tmp_path: Path) -> None:
     assert found.failed is None
 
 
+UNRECORDED = -1
+
+
 @pytest.mark.parametrize(
-    ("unused", "said"), [(10, "54 MiB more would have been needed"), (80, "memory was fragmented")]
+    ("totals", "expected"),
+    [
+        ([(130, 200), (150, 210), (120, 205)], (150, 210, 60 / 210)),
+        ([(130, 200), (150, 190), (150, 250)], (150, 250, 40 / 190)),  # at the first of equal peaks
+        ([(UNRECORDED, 40), (UNRECORDED, 40), (UNRECORDED, 40)], (40, 40, 0.0)),  # 30, 40 and 15 by their events
+        ([(UNRECORDED, 40), (150, 50), (140, 60)], (40, 60, 10 / 50)),
+        ([(130, UNRECORDED), (150, UNRECORDED), (140, UNRECORDED)], (150, 0, 0.0)),
+        ([(130, 0), (150, 0), (140, 0)], (150, 0, 0.0)),
+        ([(130, 100), (150, 100), (140, 100)], (150, 100, 0.0)),
+    ],
+)
+def test_the_peak(tmp_path: Path, totals: Sequence[tuple[int, int]], expected: tuple[int, int, float]) -> None:
+    """As the trace records it, otherwise of the allocations so far, in MiB."""
+    events = [
+        instant(1_005 + number, size * MIB, address, max(-1, total[0] * MIB), max(-1, total[1] * MIB))
+        for number, (size, address, total) in enumerate(zip((30, 10, -25), (1, 2, 9), totals, strict=True))
+    ]
+    found = memory(tmp_path / "a.json", events)
+    peak = found.peak_allocated_bytes // MIB, found.peak_reserved_bytes // MIB, found.unused_ratio
+    assert peak == pytest.approx(expected)
+    assert found.largest_allocation_bytes == 30 * MIB
+    # Since the first event of the GPU.
+    assert found.peak_seconds == pytest.approx((1_006 - 1_105) * 1e-6)
+
+
+def test_gpus_and_threads_are_apart(tmp_path: Path) -> None:
+    """Memory of the host is left out, and a failed allocation belongs to its GPU: the largest counts."""
+    path = tmp_path / "a.json"
+    content = json.loads(trace(path, 1).read_text())
+    rows = [instant(1_010, 8, 1, 8, 16), instant(1_020, 5, 1, 5, 16), instant(1_030, 9, 1, 9, 16)]
+    rows += [instant(1_040 + size, size, 0, 1, 2, "[OutOfMemory]") for size in (20, 40, 30)]
+    rows[1]["args"]["Device Id"] = rows[4]["args"]["Device Id"] = 1
+    rows[2]["args"]["Device Id"] = -1
+    rows[0]["tid"] = 300
+    content["traceEvents"] += [*rows, {**event("cpu_op", "aten::other", 1_000, 20), "tid": 300}]
+    path.write_text(json.dumps(content))
+    first, second = memory_of(read(path))
+    assert (first.device, first.peak_allocated_bytes, second.device, second.peak_allocated_bytes) == (0, 8, 1, 5)
+    assert [each.name for each in first.by_code] == ["aten::other"]
+    assert first.failed is not None
+    assert second.failed is not None
+    assert (first.failed.bytes, first.failed.code, second.failed.bytes) == (30, "train.py(7): load_batch", 40)
+
+
+@pytest.mark.parametrize(
+    ("frames", "category", "code"),
+    [
+        ([], "other", "(no frames)"),
+        (["train.py(9): main"], "other", "train.py(9): main"),
+        (["t.py(9): main", "torch/optim/sgd.py(3): step"], "optimizer", "t.py(9): main > torch/optim/sgd.py(3): step"),
+        (["train.py(9): main", "Optimizer.step#Adam.step", "aten::mul"], "optimizer", "train.py(9): main > aten::mul"),
+        (["torch/nn/functional.py(3): relu"], "forward pass and activations", "torch/nn/functional.py(3): relu"),
+        (
+            ["threading.py(9): run", "torch/nn/functional.py(3): relu", "aten::relu"],
+            "forward pass and activations",
+            "torch/nn/functional.py(3): relu > aten::relu",
+        ),
+        (["autograd::engine::evaluate_function: MmBackward0"], "backward pass and gradients",
+         "autograd::engine::evaluate_function: MmBackward0"),
+    ],
+)  # fmt: skip
+def test_code_and_category_of_an_allocation(tmp_path: Path, frames: Sequence[str], category: str, code: str) -> None:
+    kinds = [
+        event("cpu_op" if "(" not in name else "python_function", name, 5_000 + at, 100 - 2 * at)
+        for at, name in enumerate(frames)
+    ]
+    found = memory(tmp_path / "a.json", [*kinds, instant(5_050, 7, 1, 7, 8)])
+    assert [(each.name, each.share, each.blocks) for each in found.by_category] == [(category, 1.0, 1)]
+    assert [(each.name, each.bytes) for each in found.by_code] == [(code, 7)]
+
+
+def test_the_twelve_largest_holders(tmp_path: Path) -> None:
+    total, events = 0, []
+    for number in range(20):
+        total += number + 1
+        events.append(event("python_function", f"a.py({number}): f", 5_000 + 10 * number, 9))
+        events.append(instant(5_005 + 10 * number, number + 1, number, total, total))
+    found = memory(tmp_path / "a.json", events)
+    assert [(each.name, each.bytes) for each in found.by_code] == [
+        (f"a.py({number}): f", number + 1) for number in range(19, 7, -1)
+    ]
+    assert found.by_code[0].share == pytest.approx(20 / 210)
+    assert [(each.name, each.blocks) for each in found.by_category] == [("other", 20)]
+
+
+@pytest.mark.parametrize(
+    ("unused", "said"),
+    [
+        (64, "memory was fragmented"),
+        (63, "1 MiB more would"),
+        (10, "54 MiB more would have been needed"),
+        (80, "memory was fragmented"),
+    ],
 )
 def test_an_allocation_that_failed(tmp_path: Path, unused: int, said: str) -> None:
     path = tmp_path / "a.json"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces import stacks as module
-from gpu_exporter.traces.frames import cause_of, is_synchronising, is_user_frame
+from gpu_exporter.traces.frames import cause_of, is_synchronising, is_user_frame, stack_cause_of
 from gpu_exporter.traces.kineto import read
 from gpu_exporter.traces.model import UNKNOWN
 from gpu_exporter.traces.stacks import Stacks
@@ -65,6 +65,99 @@ def test_a_child_that_outlives_its_parent_is_cut(tmp_path: Path) -> None:
     loaded = read(trace.write(tmp_path / "t.json"))
     timeline = Stacks(loaded).timeline(len(loaded.threads) - 1)
     assert timeline.borders.tolist() == [0, 5000, 10000]
+
+
+@pytest.mark.parametrize(
+    ("names", "responsible"),
+    [
+        (["train.py(3): f"], "train.py(3): f"),
+        (["train.py(3): f", "<built-in function sleep>"], "train.py(3): f > <built-in function sleep>"),
+        (["train.py(3): f", "train.py(9): g", "aten::mm"], "train.py(9): g > aten::mm"),
+        (["train.py(3): f", "train.py(4): <listcomp>"], "train.py(3): f > train.py(4): <listcomp>"),
+        (
+            ["train.py(3): f", "train.py(4): <listcomp>", "train.py(5): <lambda>", "aten::mm"],
+            "train.py(3): f > train.py(4): <listcomp> > train.py(5): <lambda> > aten::mm",
+        ),
+        (["train.py(3): <module>"], "train.py(3): <module>"),
+        (["ProfilerStep#3", "aten::mm"], "aten::mm"),
+        (["aten::linear", "aten::mm", "cudaLaunchKernel"], "aten::mm > cudaLaunchKernel"),
+        (
+            ["torch/a.py(1): f", "torch/b.py(1): g", "aten::mm", "cudaLaunchKernel"],
+            "torch/b.py(1): g > cudaLaunchKernel",
+        ),
+        (["torch/a.py(1): f"], "torch/a.py(1): f"),
+        (["train.py(3): f", "at object at 0x7f3a", "call at 0xAF"], "train.py(3): f > call"),
+    ],
+)
+def test_the_code_responsible_for_a_stack(tmp_path: Path, names: list[str], responsible: str) -> None:
+    trace = SyntheticTrace()
+    for at, name in enumerate(names):
+        trace.host(name, at, 100 - 2 * at, "python_function" if "): " in name else "cpu_op")
+    loaded = read(trace.write(tmp_path / "t.json"))
+    stacks = Stacks(loaded)
+    assert stacks.responsible(0) == ""
+    timeline = stacks.timeline(0)
+    at = int(np.searchsorted(timeline.borders, 50_000)) - 1
+    assert stacks.responsible(int(stacks.of_event[timeline.event[at]])) == responsible
+
+
+def test_stacks_with_equal_names_are_one(tmp_path: Path) -> None:
+    """Whatever the number of the step, the address of an object and the thread."""
+    trace = SyntheticTrace()
+    for number, thread in enumerate((1, 1, 2)):
+        trace.host(f"ProfilerStep#{number}", 100 * number, 90, "user_annotation", thread)
+        trace.host(f"<method f of X object at 0x{number}>", 100 * number + 1, 80, thread=thread)
+    stacks = Stacks(read(trace.write(tmp_path / "t.json")))
+    for thread in (0, 1):
+        stacks.timeline(thread)
+    assert stacks.count == 3
+    assert [stacks.names(int(stack)) for stack in stacks.of_event[:2]] == [
+        ("ProfilerStep",), ("ProfilerStep", "<method f of X>"),
+    ]  # fmt: skip
+    assert len(set(stacks.of_event.tolist())) == 2
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "borders"),
+    [
+        (5, 105, [0, 5, 105]),  # most of it is beyond the frame
+        (5, 15, [0, 5, 10]),  # half of it is: it is cut
+        (5, 16, [0, 5, 16]),
+        (20, 30, [0, 10, 20, 30]),
+    ],
+)
+def test_an_annotation_may_outlive_the_frame_that_opened_it(
+    tmp_path: Path, start: int, end: int, borders: list[int]
+) -> None:
+    trace = SyntheticTrace()
+    trace.host("profiler.py(1): __enter__", 0, 10)
+    trace.host("range", start, end - start, "user_annotation")
+    timeline = Stacks(read(trace.write(tmp_path / "t.json"))).timeline(0)
+    assert timeline.borders.tolist() == [1000 * border for border in borders]
+
+
+def test_an_event_without_length_is_in_no_stack(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    trace.host("f", 0, 0)
+    stacks = Stacks(read(trace.write(tmp_path / "t.json")))
+    assert len(stacks.timeline(0).event) == 0
+    assert stacks.of_event.tolist() == [UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("frame", "cause"),
+    [
+        ("torch/utils/data/dataloader.py(701): __next__", TraceCause.DATA_LOADING),
+        ("torch/distributed/distributed_c10d.py(5): all_reduce", TraceCause.COLLECTIVES),
+        ("ncclAllReduce", TraceCause.COLLECTIVES),
+        ("cudaStreamSynchronize", TraceCause.SYNCHRONISATION),
+        ("torch/cuda/__init__.py(9): synchronize", TraceCause.SYNCHRONISATION),
+        ("gc_collect_main", TraceCause.GARBAGE_COLLECTION),
+        ("train.py(3): main", None),
+    ],
+)
+def test_causes_that_frames_of_a_process_name(frame: str, cause: TraceCause | None) -> None:
+    assert stack_cause_of(frame) is cause
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,24 @@ def test_the_capture_of_a_graph(gpu: Gpu, time: Time) -> None:
     assert timer.message()["step"]["sum"] == pytest.approx(3 * 0.8)  # all but the captured one
 
 
+def test_a_capture_within_a_step(gpu: Gpu, time: Time) -> None:
+    """The step has its time, and so have the phases before and after."""
+    timer = StepTimer("job")
+    with timer.step(), timer.phase("whole"):
+        for name, captured in (("forward", False), ("capture", True), ("backward", False)):
+            gpu.capturing = captured
+            with timer.phase(name):
+                gpu.launch(0.25)
+                time.pass_(1e-4)
+            gpu.capturing = False
+            time.pass_(1e-4)
+    gpu.arrived = gpu.queued
+    timer.recorder.collect()
+    message = timer.message()
+    assert message["step"]["sum"] == pytest.approx(0.75)
+    assert message["phase_seconds"] == pytest.approx({"whole": 0, "forward": 0.25, "capture": 0, "backward": 0.25})
+
+
 def short_steps(gpu: Gpu, time: Time, count: int) -> StepTimer:
     timer = StepTimer("job", rank=0, world_size=2)
     for _ in range(count):

@@ -80,7 +80,7 @@ def torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
 
 
 def sampling(steps: int) -> StepTimer:
-    timer = StepTimer("job", rank=0, world_size=4)
+    timer = StepTimer("job", rank=0, world_size=2)
     timer.sample_every(steps)
     return timer
 

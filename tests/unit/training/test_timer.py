@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.model.job_message import KEYS, STEP_BUCKETS
+from gpu_exporter.model.job_message import ACTIVITIES, KEYS, STEP_BUCKETS
 from gpu_exporter.training import StepTimer
 from gpu_exporter.training.recorder import MOST_MARKS
+from gpu_exporter.training.totals import MOST_PHASES
 from tests.unit.training.conftest import Time
 
 OPTIONAL = {key for key, about in KEYS.items() if about.startswith("optional")}
@@ -172,6 +173,14 @@ def test_names_of_phases_are_bounded(time: Time) -> None:
     assert timer.message()["self"]["sum"] == pytest.approx(10.0)
 
 
+def test_the_object_of_a_phase_is_kept(time: Time) -> None:
+    """For as many names as a message has."""
+    timer = StepTimer("job")
+    assert timer.phase("forward") is timer.phase("forward")
+    names = [str(number) for number in range(MOST_PHASES)]
+    assert [timer.phase(name) is timer.phase(name) for name in names] == [True] * (MOST_PHASES - 1) + [False]
+
+
 def test_a_phase_beyond_its_step(time: Time) -> None:
     """Mistakes in a loop never raise: the step has no such phase."""
     timer = StepTimer("job")
@@ -210,12 +219,14 @@ def test_the_summary_is_flat_numbers(time: Time) -> None:
     with timer.evaluation():
         time.pass_(2.0)
     summary = timer.summary()
-    assert summary["step_seconds"] == pytest.approx(0.975)
+    assert (summary["step_seconds"], summary["step_seconds_max"]) == pytest.approx((0.975, 1.0))
     assert summary["data_share"] == pytest.approx(0.2 / 1.95)
     assert summary["tokens_per_second"] == pytest.approx(200 / 1.95)
     assert summary["phase_seconds/forward"] == pytest.approx(0.2)
     assert summary["goodput"] == pytest.approx(1.95 / 4.0)
     assert summary["evaluation_seconds"] == pytest.approx(2.0)
+    activities = {key for key in summary if key in {f"{activity}_seconds" for activity in ACTIVITIES}}
+    assert activities == {"evaluation_seconds"}  # none that took no time
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def test_nearest() -> None:
     """A port whose distance is unknown comes last, and one without a place does not count."""
     unknown, same_switch = at("pci0000:97/0000:97:01.0/0000:98:00.0", None), at(GPU.replace(":18:", ":19:"))
     assert nearest(at(GPU), [None, unknown, same_switch], 2) == (Distance.PIX, (2,))
+    other_node = at("pci0000:97/0000:97:01.0/0000:98:00.0", 1)
+    assert nearest(at(GPU), [unknown, other_node], 2) == (Distance.SYS, (1,))
     assert nearest(at(GPU), [None, unknown], 2) == (None, (1,))
     assert nearest(at(GPU), [None], 2) == (None, ())
     assert nearest(at(GPU), [same_switch] * 5, 2) == (None, ())

@@ -44,6 +44,31 @@ def test_no_counter(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: b
     assert warning.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected", "warning"),
+    [
+        ("state", "4: ACTIVE\n", "ACTIVE", ""),
+        ("state", "1: DOWN\n", "DOWN", ""),
+        ("state", "", "", ""),
+        ("state", "active", "", "not a state"),
+        ("rate", "400 Gb/sec (4X NDR)\n", 50e9, ""),
+        ("rate", "2.5 Gb/sec (1X SDR)\n", 0.3125e9, ""),
+        ("rate", "0 Gb/sec\n", None, ""),
+        ("rate", "", None, ""),
+        ("rate", "fast", None, "not a rate"),
+    ],
+)
+def test_state_and_rate_of_a_port(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: str, expected: object, warning: str
+) -> None:
+    fabric = infiniband_node(tmp_path, 1)
+    fabric.put(f"class/infiniband/mlx5_0/ports/1/{name}", content)
+    reader = FabricReader(fabric.files)
+    (nic,) = reader.nics()
+    assert getattr(reader.link(nic), name) == expected
+    assert [warning in text for text in warnings(caplog)] == ([True] if warning else [])
+
+
 def test_a_counter_that_the_driver_does_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """hfi1 says so; that is no error."""
     fabric = infiniband_node(tmp_path, 1)

@@ -54,6 +54,12 @@ def test_infiniband(tmp_path: Path) -> None:
     node = Watched(infiniband_node(tmp_path))
     assert (node.of_port("mlx5_3", m.NIC_PORT_TX), node.of_port("mlx5_3", m.NIC_PORT_RX)) == (4000, 8000)
     assert node.of_port("mlx5_3", m.NIC_PORT_RATE) == 50e9
+    infos = [dict(row.labels) for row in node.watch.rows(node.seen) if row.metric is m.NIC_PORT_INFO]
+    assert [(info["device"], info["link_layer"], info["numa_node"]) for info in infos[::7]] == [
+        ("mlx5_0", "InfiniBand", "0"),
+        ("mlx5_7", "InfiniBand", "1"),
+    ]
+    assert len({info["pci_bus_id"] for info in infos}) == 8
     assert node.of_port("mlx5_3", m.NIC_PORT_DOWNED) == 1
     assert [node.of_port("mlx5_3", row) for row in m.NIC_PORT_ERRORS] == [6, 8, None, 4]
     assert [node.nearest(index) for index in range(8)] == [[(f"mlx5_{index}", "PIX")] for index in range(8)]

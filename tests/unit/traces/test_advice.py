@@ -1,0 +1,204 @@
+"""What advice a trace gives: its kind, its upper bound on the saving, and its first words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.traces.advice import merged
+from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.result import Advice
+from tests.support.traces import SyntheticTrace
+
+US = 1e-6
+ELEMENTWISE, SGEMM = "vectorized_elementwise_kernel", "volta_sgemm_128x64_tn"
+PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
+
+
+def _advice(folder: Path, trace: SyntheticTrace) -> dict[str, Advice]:
+    return {one.kind: one for one in analyze([read(trace.write(folder / "trace.json"))]).verdict.advice}
+
+
+def _idle(*frames: str, launch: str = "cudaLaunchKernel", gap: float = 900) -> SyntheticTrace:
+    """Return two kernels of 100 us, between which the GPU is idle while the host is in these frames."""
+    trace = SyntheticTrace()
+    trace.device(0, 100, launched=-20)
+    for number, frame in enumerate(frames):
+        trace.host(frame, 90 + number, gap - 2 * number)
+    trace.device(100 + gap, 100, correlation=trace.launch(100 + gap - 5, 4, launch))
+    return trace
+
+
+IDLE: dict[str, tuple[SyntheticTrace, str, str]] = {
+    "a loader without workers": (
+        _idle("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "d.py(3): decode"),
+        "data_loading", "The loader runs in the main process"
+    ),
+    "a loader with workers": (
+        _idle("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "d.py(3): decode"),
+        "data_loading", "The loader's workers are too slow"
+    ),
+    "another loader": (_idle("data.py(3): load_batch"), "data_loading", "Load data in other processes"),
+    "late launches": (_idle("train.py(3): main"), "cuda_graphs", "The host launches kernels more slowly"),
+    "late launches of graphs": (_idle(launch="cudaGraphLaunch", gap=5), "cuda_graphs", "The GPU waits between"),
+    "a checkpoint": (_idle("train.py(3): save_checkpoint"), "checkpoint", "Write checkpoints in the background"),
+    "compilation": (_idle("cuModuleLoadData"), "compilation", "Code is compiled in the traced steps"),
+    "garbage": (_idle("<built-in function collect>"), "garbage_collection", "Call gc.freeze()"),
+    "other code": (_idle("train.py(3): main", gap=2000), "python", "Move this code of the host"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_idle_time(tmp_path: Path, case: str) -> None:
+    """Each cause of idle time has its advice, which saves at most all of this idle time."""
+    trace, kind, words = IDLE[case]
+    (found,) = _advice(tmp_path, trace).values()
+    assert found.kind == kind
+    assert found.text.startswith(words)
+    assert found.frames
+
+
+def test_a_wait_for_the_gpu(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    trace.device(0, 100, launched=-20)
+    trace.host("cudaStreamSynchronize", 10, 92, "cuda_runtime")
+    trace.device(600, 100, launched=590)
+    (found,) = _advice(tmp_path, trace).values()
+    assert found.kind == "synchronisation"
+    assert found.saving_seconds == pytest.approx(500 * US)
+    assert found.text.startswith("The host waits for the GPU in the loop")
+
+
+def _kernels(*rows: tuple[str, float, float, int], blocks: int = 1320, multiprocessors: int = 132) -> SyntheticTrace:
+    """Return kernels, each with a name, a start, a duration and a stream."""
+    trace = SyntheticTrace(multiprocessors=multiprocessors)
+    for name, start, duration, stream in rows:
+        trace.device(start, duration, name, stream=stream, launched=-20, args={"grid": [blocks, 1, 1]})
+    return trace
+
+
+def _chain(count: int, duration: float = 50, name: str = ELEMENTWISE) -> SyntheticTrace:
+    """Return a row of kernels, then one that nothing can be done about."""
+    rows = [(name, number * duration, duration, 7) for number in range(count)]
+    return _kernels(*rows, ("sm90_xmma_gemm_bf16", count * duration, 100, 7))
+
+
+ADVICE: dict[str, tuple[SyntheticTrace, dict[str, float]]] = {
+    # At best, the longest kernel of a chain remains.
+    "three short kernels in a row": (_chain(3), {"fusion": 100}),
+    "two in a row": (_chain(2), {}),
+    "longer ones": (_chain(3, 50.001), {}),
+    "of another kind": (_chain(3, name="sm90_xmma_gemm_bf16"), {}),
+    "of unequal length": (
+        _kernels((ELEMENTWISE, 0, 10, 7), ("softmax", 10, 40, 7), ("_norm_", 50, 20, 7), ("gemm", 70, 100, 7)),
+        {"fusion": 30},
+    ),
+    "interrupted by another": (
+        _kernels((ELEMENTWISE, 0, 10, 7), (ELEMENTWISE, 10, 10, 7), ("gemm", 20, 10, 7), (ELEMENTWISE, 30, 10, 7)),
+        {},
+    ),
+    "in turns on two streams": (
+        _kernels(*((ELEMENTWISE, 10 * number, 10, 7 + number % 2) for number in range(6))), {"fusion": 40}
+    ),
+    "on streams of their own": (_kernels(*((ELEMENTWISE, 10 * number, 10, number) for number in range(3))), {}),
+    "two chains": (
+        _kernels(*((ELEMENTWISE if number != 3 else "gemm", 10 * number, 10, 7) for number in range(7))), {"fusion": 40}
+    ),
+    # A quarter of the multiprocessors has work.
+    "a small grid": (_kernels(("gemm", 0, 100, 7), blocks=33), {"larger_batch": 75}),
+    "a grid of one block for each multiprocessor": (_kernels(("gemm", 0, 100, 7), blocks=132), {}),
+    "an unknown grid": (_kernels(("gemm", 0, 100, 7), blocks=-1), {}),
+    "an unknown GPU": (_kernels(("gemm", 0, 100, 7), blocks=1, multiprocessors=0), {}),
+    "matrix products without tensor cores": (_kernels((SGEMM, 0, 60, 7), ("gemm", 60, 40, 7)), {"tensor_cores": 52.5}),
+    # Advice that saves less than 1 % of the time is not given.
+    "a saving of 1 %": (_kernels((SGEMM, 0, 8, 7), ("gemm", 8, 692, 7)), {"tensor_cores": 7}),
+    "a saving of less": (_kernels((SGEMM, 0, 8, 7), ("gemm", 8, 693, 7)), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_kernels(tmp_path: Path, case: str) -> None:
+    trace, expected = ADVICE[case]
+    found = {kind: one.saving_seconds for kind, one in _advice(tmp_path, trace).items()}
+    assert found == pytest.approx({kind: saving * US for kind, saving in expected.items()})
+
+
+def _one_small_grid() -> SyntheticTrace:
+    trace = _kernels(("gemm", 0, 100, 7), blocks=33)
+    trace.device(100, 100, "gemm", args={"grid": [132, 1, 1]})
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (_chain(3), "1 chains of short element-wise kernels take 0.00015 s:"),
+        (_one_small_grid(), "1 kernels have fewer thread blocks than the GPU has mul"),
+        (_kernels((SGEMM, 0, 60, 7)), "matrix products take 6e-05 s without tensor cores"),
+    ],
+)
+def test_texts_name_the_numbers(tmp_path: Path, trace: SyntheticTrace, words: str) -> None:
+    (found,) = _advice(tmp_path, trace).values()
+    assert found.text.startswith(words)
+
+
+def _copy(name: str = PAGEABLE, kernel: str = "gemm", kernel_start: float = 75) -> SyntheticTrace:
+    """Return a copy from 0 to 100 us, and a kernel of 100 us."""
+    trace = SyntheticTrace()
+    trace.device(0, 100, name, category="gpu_memcpy", launched=-20, stream=8)
+    trace.device(kernel_start, 100, kernel, launched=-10)
+    return trace
+
+
+COPIES: dict[str, tuple[SyntheticTrace, dict[str, float]]] = {
+    "while a kernel computes for a quarter of it": (_copy(), {"pinned_memory": 75}),
+    "while nothing computes": (_copy(kernel_start=100), {"pinned_memory": 100}),
+    "while a kernel communicates": (_copy(kernel="nccl"), {"pinned_memory": 75, "overlap_communication": 100}),
+    "all of it while a kernel computes": (_copy(kernel_start=0), {}),
+    "of pinned memory": (_copy("Memcpy HtoD (Pinned -> Device)"), {}),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_copies(tmp_path: Path, case: str) -> None:
+    trace, expected = COPIES[case]
+    found = {kind: one.saving_seconds for kind, one in _advice(tmp_path, trace).items()}
+    assert found == pytest.approx({kind: saving * US for kind, saving in expected.items()})
+
+
+def test_copies_that_come_late(tmp_path: Path) -> None:
+    """The idle time before a copy is part of what it costs."""
+    trace = SyntheticTrace()
+    trace.device(0, 100, launched=-20)
+    trace.device(109, 41, PAGEABLE, category="gpu_memcpy", launched=50)
+    found = _advice(tmp_path, trace)["pinned_memory"]
+    assert found.saving_seconds == pytest.approx(50 * US)
+    assert found.text.startswith("1 copies use pageable memory")
+
+
+def test_communication_that_nothing_hides(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    trace.device(0, 100, launched=-20)
+    trace.device(60, 100, "ncclDevKernel_AllReduce", launched=-10, stream=8)
+    found = _advice(tmp_path, trace)["overlap_communication"]
+    assert (found.saving_seconds, found.saving_ratio) == pytest.approx((60 * US, 60 / 160))
+    assert found.text.startswith("60 % of the communication runs while nothing computes")
+    assert found.frames == ("cudaLaunchKernel",)
+
+
+def test_the_largest_saving_comes_first(tmp_path: Path) -> None:
+    found = _advice(tmp_path, _kernels((SGEMM, 0, 80, 7), ("nccl", 80, 50, 8), blocks=66))
+    assert list(found) == ["tensor_cores", "overlap_communication", "larger_batch"]
+
+
+def test_advice_for_several_ranks() -> None:
+    """Of each kind the one that saves most, the largest first."""
+
+    def one(kind: str, saving: float, text: str = "") -> Advice:
+        return Advice(kind, text, saving, saving)
+
+    ranks = [[one("a", 3.0, "first"), one("b", 1.0)], [one("b", 4.0), one("a", 3.0, "second"), one("c", 2.0)]]
+    assert merged(ranks) == (one("b", 4.0), one("a", 3.0, "first"), one("c", 2.0))
+    assert merged([]) == ()
