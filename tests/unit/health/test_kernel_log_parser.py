@@ -76,7 +76,13 @@ SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, True)
         ),
         (
             "NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
-            XidLine("00000009:01:00.0", 149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)"),
+            XidLine(
+                "00000009:01:00.0",
+                149,
+                "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
+                recovery_action=Action.GPU_RESET,
+                detail="link 8, unit NETIR_LINK_EVT, fatal for the link; investigate the signal integrity of the link",
+            ),
         ),
         (
             "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
@@ -137,6 +143,13 @@ def test_recovery_action_of_xid_154(number: int, words: str, action: Action) -> 
         (f"2026-11-20T11:00:00,250000Z {LOST}", 1795172400.25),
         (f"1795172400.125000 host kernel: {LOST}", 1795172400.125),
         (f"2026-13-20T11:00:00Z host kernel: {LOST}", None),
+        (f"2026-11-20 11:00:00+00:00 host kernel: {LOST}", 1795172400.0),
+        (f"2026-11-20T11:00:00 host kernel: {LOST}", None),
+        (f"Fri 2026-11-20 11:00:00.5 UTC host kernel: {LOST}", 1795172400.5),
+        (f"Fri 2026-11-20 11:00:00 CET host kernel: {LOST}", None),
+        (f"Fri 2026-11-20 16:30:00 +0530 host kernel: {LOST}", 1795172400.0),
+        (f"<3>1 2026-11-20T12:00:00+01:00 host kernel - - - {LOST}", 1795172400.0),
+        (f"[Nov20 12:00] {LOST}", None),
         (journal(LOST), 1795172400.123456),
         (journal(LOST, __REALTIME_TIMESTAMP="soon", _SOURCE_MONOTONIC_TIMESTAMP="-1"), None),
     ],
