@@ -8,6 +8,7 @@ from gpu_exporter.catalogue.nvlink5 import CODES, LINK_FATAL, decode, rules_by_k
 from gpu_exporter.model.verdict import Action
 
 RULES = rules_by_key()
+FIX = "fix: correct the row in gpu_exporter/catalogue/nvlink5.csv"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_other_messages(code: int, message: str) -> None:
 @pytest.mark.drift
 def test_the_table() -> None:
     """It has rows of all codes, and the severity and the action of each agree."""
-    assert {code for code, *_ in RULES} == set(CODES)
-    assert {rule.severity for rule in RULES.values()} == {"fatal", "non-fatal", LINK_FATAL, ""}
+    assert {code for code, *_ in RULES} == set(CODES), FIX
+    assert {rule.severity for rule in RULES.values()} == {"fatal", "non-fatal", LINK_FATAL, ""}, FIX
     resets = {rule.severity for rule in RULES.values() if rule.action is Action.GPU_RESET}
-    assert "non-fatal" not in resets
+    assert "non-fatal" not in resets, FIX
