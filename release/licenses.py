@@ -64,12 +64,6 @@ COPIED = (
         "facts from NVIDIA's documentation; the descriptions are this project's",
     ),
     Copied(
-        "gpu_exporter/catalogue/nvlink5.csv",
-        "wheel, image",
-        "registers, severities and actions of NVLink 5 errors from NVIDIA's XID catalog",
-        "facts from NVIDIA's documentation; the advice is this project's wording",
-    ),
-    Copied(
         "gpu_exporter/serving/live/static/uPlot*",
         "wheel, image",
         f"unchanged files of uplot {version('uplot')}, which draws the charts of the live page",

@@ -16,11 +16,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpu_exporter.catalogue.faults import recovery_action
-from gpu_exporter.catalogue.nvlink5 import decode
 from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.verdict import Action
 
 _PCI = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+# `NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 …)`
+NVLINK_5 = range(144, 151)
+_NVLINK = re.compile(
+    r"(?P<unit>[A-Z0-9_/]{1,64}) +(?P<severity>Fatal|Nonfatal) +XC[0-9]+ +i[0-9]+ +Link +(?P<link>-?[0-9]{1,3})\b"
+)
 _XID = re.compile(
     rf"NVRM: Xid \((?:PCI:)?{_PCI}(?: GPU-I:(?P<gi>[0-9]{{1,3}}))?(?: GPU-CI:[0-9]{{1,3}})?\): "
     r"(?P<code>[1-9][0-9]{0,4})(?:, ?(?P<rest>.*))?",
@@ -156,8 +160,7 @@ def _xid(found: re.Match[str]) -> XidLine:
     code, rest = int(found["code"]), found["rest"] or ""
     process = _PROCESS.match(rest)
     text = rest[process.end() :] if process else rest
-    recovery, link = _RECOVERY.match(text) if code == 154 else None, decode(code, text)
-    action = recovery_action(int(recovery[1], 16)) if recovery else link.rule.action if link and link.rule else None
+    recovery = _RECOVERY.match(text) if code == 154 else None
     return XidLine(
         pci=pci_bus_id(found["pci"]),
         code=code,
@@ -165,9 +168,21 @@ def _xid(found: re.Match[str]) -> XidLine:
         pid=int(process["pid"]) if process and process["pid"].isdecimal() else None,
         name=(process["name"] or "").replace("<unknown>", "") if process else "",
         instance=int(found["gi"]) if found["gi"] else None,
-        recovery_action=action,
-        detail=link.words if link else "",
+        recovery_action=recovery_action(int(recovery[1], 16)) if recovery else None,
+        detail=nvlink_detail(text) if code in NVLINK_5 else "",
     )
+
+
+def nvlink_detail(message: str) -> str:
+    """Return link, unit and severity of an NVLink 5 error in words; empty if the message has another form.
+
+    What the registers that follow mean is in NVIDIA's Xid catalog, sheet "XID 144-150 Decode".
+    """
+    found = _NVLINK.match(message)
+    if not found:
+        return ""
+    where = "no single link" if found["link"].startswith("-") else f"link {int(found['link'])}"
+    return f"{where}, unit {found['unit']}, {'fatal' if found['severity'] == 'Fatal' else 'not fatal'}"
 
 
 def _time(written: str | None) -> str:

@@ -80,8 +80,7 @@ SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, True)
                 "00000009:01:00.0",
                 149,
                 "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
-                recovery_action=Action.GPU_RESET,
-                detail="link 8, unit NETIR_LINK_EVT, fatal for the link; investigate the signal integrity of the link",
+                detail="link 8, unit NETIR_LINK_EVT, fatal",
             ),
         ),
         (
@@ -290,3 +289,21 @@ def test_any_record(data: bytes) -> None:
 def test_twenty_thousand_lines() -> None:
     """A short `make soak`."""
     fuzz(20_000, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "detail"),
+    [
+        (144, "SAW_MVB Fatal XC0 i0 Link 00 (0x00000001 0x00000002)", "link 0, unit SAW_MVB, fatal"),
+        (145, "RLW_REMAP  Nonfatal XC1 i0 Link -1 (0x4 0x4 0x0)", "no single link, unit RLW_REMAP, not fatal"),
+        (150, "NEW_UNIT   Fatal XC0 i0 Link 17 (0xa 0x1)", "link 17, unit NEW_UNIT, fatal"),
+        (149, "", ""),
+        (149, "other text", ""),
+        (74, "NETIR Fatal XC0 i0 Link 1 (0x0)", ""),
+    ],
+)
+def test_errors_of_nvlink_5(code: int, message: str, detail: str) -> None:
+    """Link, unit and severity are in words; registers are left as they are."""
+    found = parse_message(f"NVRM: Xid (PCI:0000:03:00): {code}, {message}")
+    assert isinstance(found, XidLine)
+    assert (found.detail, found.recovery_action) == (detail, None)

@@ -159,7 +159,7 @@ def test_errors_of_switches_and_links(tmp_path: Path) -> None:
     """SXids are no all-clear, and an XID has the message to which its meaning refers, with what it says of the link."""
     path = write(tmp_path / "log", f"{journal(LINK)}\n{journal(SWITCH)}\n")
     link, switch = events(path).output.splitlines()
-    assert "link 8, unit NETIR_LINK_EVT, fatal for the link; investigate the signal integrity of the link; " in link
+    assert "link 8, unit NETIR_LINK_EVT, fatal; " in link
     assert link.endswith(
         'hardware -> gpu_reset; message "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)"'
     )
