@@ -39,6 +39,8 @@ NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
 # How often means are read from NVML. They are equally exact over any interval, so those of `full` are read less often.
 PACE_OF_MEANS = {MetricSet.DEFAULT: FAST, FULL: SLOW}
+# The lowest value of a row that cannot be 0.
+ABOVE_0 = 1e-6
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
 SHARES = (0.01, *(n / 10 for n in range(1, 11)))
 # Every power limit of at least 250 W that NVIDIA sells is an edge, so that time above the limit can be queried.
@@ -114,26 +116,26 @@ DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video deco
 SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",                   0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
 MEM_CLOCK     = Metric("DCGM_FI_DEV_MEM_CLOCK",       GAUGE, "MHz", "Memory clock.",               0, 50_000, dcgm=101, nvml=Call("ClockInfo", (2,)))
 VIDEO_CLOCK   = Metric("DCGM_FI_DEV_VIDEO_CLOCK",     GAUGE, "MHz", "Video engine clock.",         0, 10_000, dcgm=102, nvml=Call("ClockInfo", (3,)), pace=SLOW, set=FULL)
-MAX_SM_CLOCK  = Metric("DCGM_FI_DEV_MAX_SM_CLOCK",    GAUGE, "MHz", "Maximum SM clock.",           0, 10_000, dcgm=113, nvml=Call("MaxClockInfo", (1,)), pace=STATIC)
-MAX_MEM_CLOCK = Metric("DCGM_FI_DEV_MAX_MEM_CLOCK",   GAUGE, "MHz", "Maximum memory clock.",       0, 50_000, dcgm=114, nvml=Call("MaxClockInfo", (2,)), pace=STATIC)
-MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Maximum video engine clock.", 0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC, set=FULL)
+MAX_SM_CLOCK  = Metric("DCGM_FI_DEV_MAX_SM_CLOCK",    GAUGE, "MHz", "Maximum SM clock.",     ABOVE_0, 10_000, dcgm=113, nvml=Call("MaxClockInfo", (1,)), pace=STATIC)
+MAX_MEM_CLOCK = Metric("DCGM_FI_DEV_MAX_MEM_CLOCK",   GAUGE, "MHz", "Maximum memory clock.", ABOVE_0, 50_000, dcgm=114, nvml=Call("MaxClockInfo", (2,)), pace=STATIC)
+MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Maximum video engine clock.", ABOVE_0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC, set=FULL)
 
 POWER         = Metric("DCGM_FI_DEV_POWER_USAGE",          GAUGE, "watts", "GPU power draw in watts, averaged by the driver over the last second (hides faster swings).",    0, 5_000, dcgm=155, nvml=Call("PowerUsage"), scale=MILLI)
 POWER_INSTANT = Metric("DCGM_FI_DEV_POWER_USAGE_INSTANT",  GAUGE, "watts", "GPU power draw in watts, latest sample.",                                                        0, 5_000, dcgm=157, nvml=FieldValue(186), scale=MILLI)
-POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force in watts, the lowest of all limits.",                                       0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
-POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit in watts that was set.",                                                             0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
-POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit in watts that can be set.",                                                   0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
-POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit in watts that can be set.",                                                  0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
-POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Default power limit in watts.",                                                                  0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
+POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force in watts, the lowest of all limits.",                                 ABOVE_0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
+POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit in watts that was set.",                                                       ABOVE_0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
+POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit in watts that can be set.",                                             ABOVE_0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
+POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit in watts that can be set.",                                            ABOVE_0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
+POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Default power limit in watts.",                                                            ABOVE_0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
 POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Distribution of the GPU power draw in watts, from every sample of the driver's buffer (about 50 per second).", 0, 5_000, nvml=Buffered(0), scale=MILLI, set=FULL, edges=WATTS)
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                                                     dcgm=156, nvml=FieldValue(83), pace=SLOW)
 ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used in joules; continues to count across driver reloads.",                             dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
 
-GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature in degrees Celsius.",                             0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
-MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature in degrees Celsius.",                          0, 150, dcgm=140, nvml=FieldValue(82))
+GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature in degrees Celsius.",                       ABOVE_0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
+MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature in degrees Celsius.",                    ABOVE_0, 150, dcgm=140, nvml=FieldValue(82))
 TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees Celsius left until the GPU throttles.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
 SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU throttles.",      1, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
-SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU shuts down.",     0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
+SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU shuts down.",     ABOVE_0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
 MAX_OP_TEMP   = Metric("DCGM_FI_DEV_GPU_MAX_OP_TEMP", GAUGE, "celsius", "Maximum operating temperature of the GPU in degrees Celsius.",  1, 200, dcgm=152, nvml=Call("TemperatureThreshold", (3,)), pace=STATIC, set=FULL)
 
 # --- clock events: what holds the clock down (SW power cap is normal at full load) ----------------------------------------------------
@@ -152,12 +154,12 @@ VIOLATIONS          = tuple(
     for n, (name, what) in enumerate((("POWER", "the power limit"), ("THERMAL", "the thermal limit"), ("SYNC_BOOST", "sync boost"), ("BOARD_LIMIT", "the board limit"), ("LOW_UTIL", "low utilisation"), ("RELIABILITY", "the reliability voltage limit"))))
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
-FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Total device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
+FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Total device memory.",                                       low=ABOVE_0, dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
 FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Free device memory.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
 FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory used by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
 FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by the driver and the firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
 FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "Share of the usable device memory in use, 0 to 1: used / (total - reserved).",                             0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
-BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "Size of the BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
+BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "Size of the BAR1 window.",                                         low=ABOVE_0, dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
 BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "Used part of the BAR1 window.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
 BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "Free part of the BAR1 window.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
 
@@ -222,14 +224,14 @@ FABRIC_FAULTS    = tuple(
 # --- state ----------------------------------------------------------------------------------------------------------------------------
 PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state; 0 is the fastest.",                                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
 FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the maximum speed (may exceed it).",                                      0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
-GPU_COUNT   = Metric("DCGM_FI_DEV_COUNT",                   GAUGE, "gpus",    "Number of GPUs that the driver lists on this node; the same on each of them.",                     0, 1024, dcgm=4,   nvml=Call("Count"), pace=RARE, set=FULL)
+GPU_COUNT   = Metric("DCGM_FI_DEV_COUNT",                   GAUGE, "gpus",    "Number of GPUs that the driver lists on this node; the same on each of them.",                     1, 1024, dcgm=4,   nvml=Call("Count"), pace=RARE, set=FULL)
 MINOR       = Metric("DCGM_FI_DEV_MINOR_NUMBER",            GAUGE, "number",  "Minor number of the GPU's device file: n of /dev/nvidia<n>.",                                      0, 65535, dcgm=55, nvml=Call("MinorNumber"), pace=STATIC, set=FULL)
 PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded while no program uses the GPU.",                                     0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
 RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 power cycle or reboot.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
 INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are valid, 0 if it is corrupt.",                                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
 
 # --- not GPUs, from DCGM only: NVSwitches that this node manages, and Grace CPUs ------------------------------------------------
-SWITCH_TEMP      = Metric("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", GAUGE,   "celsius", "NVSwitch temperature in degrees Celsius.",                  0, 200,   entity=NVSWITCH, dcgm=858,  pace=SLOW, set=FULL)
+SWITCH_TEMP      = Metric("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", GAUGE,   "celsius", "NVSwitch temperature in degrees Celsius.",            ABOVE_0, 200,   entity=NVSWITCH, dcgm=858,  pace=SLOW, set=FULL)
 SWITCH_TX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_TX",       COUNTER, "counts",  "NVLink traffic sent by the NVSwitch, in the unit of its driver.",       entity=NVSWITCH, dcgm=861,  pace=SLOW, set=FULL)
 SWITCH_RX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_RX",       COUNTER, "counts",  "NVLink traffic received by the NVSwitch, in the unit of its driver.",   entity=NVSWITCH, dcgm=862,  pace=SLOW, set=FULL)
 SWITCH_FATAL     = Metric("DCGM_FI_DEV_NVSWITCH_FATAL_ERRORS",        GAUGE,   "sxid",    "Code of the last fatal SXid of the NVSwitch.",              0, 99999, entity=NVSWITCH, dcgm=856,  pace=SLOW, set=FULL)
@@ -446,6 +448,17 @@ def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
 
 BY_KEY = by_key(globals().items())
 METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
+# A driver that answers with 0 where that is below the lowest possible value does not know the value. Then it does not
+# know these rows either, if they are 0, too: the row of each that tells.
+BASES: Mapping[Metric, Metric] = {
+    **{row: row.at_most for row in METRICS if row.at_most},
+    FB_USED_RATIO: FB_TOTAL,
+    SM_CLOCK: MAX_SM_CLOCK,
+    MEM_CLOCK: MAX_MEM_CLOCK,
+    VIDEO_CLOCK: MAX_VID_CLOCK,
+    TEMP_MARGIN: GPU_TEMP,
+    **dict.fromkeys((POWER, POWER_INSTANT, ENERGY, ENERGY_JOULES), POWER_LIMIT),
+}
 # With high resolution these rows are read more often than others, for their histograms.
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 

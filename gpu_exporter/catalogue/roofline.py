@@ -68,7 +68,10 @@ ROOFS = {model.name: roof(model) for model in MODELS if not model.slice_of}
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Achieved rates as shares of what the GPU can reach. `checked`: its own active check gave the memory bandwidth."""
+    """Achieved rates as shares of what the GPU can reach. `checked`: its own active check gave the memory bandwidth.
+
+    What a model reaches is a mean, which the better half of its GPUs exceeds by a few percent: that is 1.
+    """
 
     tensor: float
     memory: float
@@ -100,4 +103,4 @@ def position(window: Window, device: Device, model_name: str) -> Position | None
         return None
     own = value(mean(s.CHECKED_MEMORY), window, device)
     memory = own / model.memory_bandwidth if own else limit.memory
-    return Position(tensor * clock / limit.tensor, dram / memory, limit.measured, bool(own))
+    return Position(min(tensor * clock / limit.tensor, 1.0), min(dram / memory, 1.0), limit.measured, bool(own))

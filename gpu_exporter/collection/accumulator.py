@@ -6,19 +6,20 @@ import logging
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
 from gpu_exporter.catalogue.metrics import METRICS, REJECTED, XID_ERRORS
 from gpu_exporter.collection.histograms import Histogram, HistogramRows, Histograms
-from gpu_exporter.collection.plausibility import RELATED, Ceilings, DriverCounter
+from gpu_exporter.collection.plausibility import RELATED, Ceilings, DriverCounter, Zeros
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Labels, Metric
 
 log = logging.getLogger(__name__)
 
+NO_VALUE = "no_value"
 NO_HISTOGRAMS: HistogramRows = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
 # More digits than a metric can resolve are noise that every scrape would transfer.
@@ -69,6 +70,8 @@ class Accumulator:
         self._integrals: dict[tuple[Metric, Labels], _Integral] = {}
         self._counters: dict[tuple[Metric, Labels], DriverCounter] = {}
         self._ceilings = Ceilings()
+        self._zeros = Zeros()
+        self._unknown: set[Series] = set()
         self._values: dict[Series, float] = {}
         self._total_of: dict[Series, Series] = {}
         self._histograms = Histograms()
@@ -111,10 +114,16 @@ class Accumulator:
             self._drop_gauge(series)
             self.field_failures[series.metric.name, reason] += 1
         related: dict[Series, float] = {}
+        zeros = self._zeros.take(reading.values)
+        self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
         for series, value in reading.values.items():
             metric = series.metric
-            if not metric.in_range(value):
-                self._reject(series, value, f"outside {metric.low:g} to {metric.high:g}")
+            if series in zeros:
+                self._drop_gauge(series)
+            elif not metric.in_range(value):
+                self._reject(
+                    series, value, f"outside {round(metric.low, 3):g} to {metric.high:g}" if value else "impossible"
+                )
             elif metric in INTEGRALS:
                 self._integrate(series, value, reading, histograms.get(metric, ()))
             elif metric.kind is Kind.COUNTER and (metric.rate < math.inf or not metric.classic):
@@ -130,6 +139,11 @@ class Accumulator:
             if rejected:
                 self._count_rejected(series.metric, series.gpu, "buffered samples outside the range", rejected)
             self._changed[id(histogram)] = histogram, series.gpu
+
+    def unknown(self) -> Mapping[Metric, str]:
+        """Return the metrics for which the driver only returned a 0 that cannot be true, with the reason."""
+        known = {series.metric for series in self._values} if self._unknown else set()
+        return {series.metric: NO_VALUE for series in self._unknown if series.metric not in known}
 
     def plausible_xids(self, events: Sequence[XidEvent]) -> Sequence[XidEvent]:
         """Return the XIDs with a valid code; count the others as rejected."""
@@ -195,6 +209,7 @@ class Accumulator:
         self._changed.clear()
         self._changed_integrals.clear()
         self._total_of.clear()
+        self._unknown.clear()
         self._histograms.renew(gone=gone)
 
     def detach(self) -> None:

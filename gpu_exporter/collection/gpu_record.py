@@ -102,7 +102,8 @@ class GpuRecord:
         if not between_pages:
             samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
-            self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(reading.unsupported))
+            missing = {**reading.unsupported, **self.accumulator.unknown()}
+            self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
             self.duration = time.monotonic() - started
         now = time.monotonic()
         # With short intervals, not every collection reads the GPU.

@@ -1,5 +1,9 @@
 """Whether a value that a driver returned can be true. Its bounds are columns of the metric catalogue.
 
+Some drivers answer with success and 0 for what they do not know: the memory of an integrated GPU, the power limit of a
+virtual one. Where the catalogue says that 0 is impossible, such a value is unknown. It was misread only if the driver
+has returned another value before.
+
 A gauge outside its bounds has no sample. A counter that contradicts its last value keeps the last one, so a single
 false 0 adds nothing, neither when it is read nor when the value returns. If the next read confirms the new value, the
 counter was reset.
@@ -7,10 +11,10 @@ counter was reset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.catalogue.metrics import BASES, METRICS
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric
 
@@ -72,6 +76,33 @@ class DriverCounter:
 
 def _can_rise(rise: float, seconds: float, rate: float) -> bool:
     return 0 <= rise <= rate * (seconds + SLACK_SECONDS)
+
+
+class Zeros:
+    """The rows of one GPU that cannot be 0: those that the driver knows, and those for which it only returned 0."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[Metric, Labels]] = set()
+        self._unknown: set[tuple[Metric, Labels]] = set()
+
+    def take(self, values: Mapping[Series, float]) -> Set[Series]:
+        """Take values that were read together; return those that are 0 because the driver does not know them."""
+        zeros = []
+        for series, value in values.items():
+            if value == 0:
+                zeros.append(series)
+            elif series.metric.low > 0:
+                self._known.add((series.metric, series.labels))
+        impossible = {(series.metric, series.labels) for series in zeros if series.metric.low > 0}
+        self._unknown = (self._unknown | impossible) - self._known
+        if not self._unknown:
+            return frozenset()
+        return {
+            series
+            for series in zeros
+            if (series.metric, series.labels) in self._unknown
+            or (BASES.get(series.metric), series.labels) in self._unknown
+        }
 
 
 class Ceilings:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue.metrics import OF_HOSTS
 from gpu_exporter.collection.accumulator import INTEGRALS
+from gpu_exporter.collection.plausibility import Zeros
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import EntityKind, Metric, Pace
@@ -95,6 +97,7 @@ class _Recorder:
         self._writer: Writer | None = None
         self._host = host
         self._read: dict[int, GpuSamples] = {}
+        self._zeros: dict[int, Zeros] = defaultdict(Zeros)
         # Of the start: the wall clock may be set meanwhile, and no reader accepts a time that goes backwards.
         self._unix_offset = time.time() - time.monotonic()
 
@@ -163,12 +166,14 @@ class _Recorder:
         if self._host:
             samples = [Sample(series, value) for series, value in reading.values.items()]
             self._read[gpu.index] = GpuSamples(gpu, reading.at, samples, {})
-        for series in reading.failed:
+        zeros = self._zeros[gpu.index].take(reading.values)
+        for series in (*reading.failed, *zeros):
             values.pop(series.metric.key, None)
         values.update(
             (series.metric.key, value)
             for series, value in reading.values.items()
-            if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
+            # whole GPUs, no MIG instances
+            if series.metric.in_range(value) and series not in zeros and not series.labels
         )
         if self._writer and not stop.is_set():
             self._writer.tick(time.monotonic() + self._unix_offset, gpu.index, values)

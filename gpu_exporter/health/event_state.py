@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
 from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.health.kernel_log_entry import XidLine
 from gpu_exporter.health.xid_counts import ELSEWHERE, EPOCHS
 from gpu_exporter.model.pci import pci_bus_id
 
@@ -60,6 +61,17 @@ class Event:
         """Return the event for JSON, without internal fields."""
         values = {name: getattr(self, name) for name in SHOWN}
         return {**values, "witnesses": [*self.witnesses], "evidence": {**self.evidence}}
+
+    def take(self, line: XidLine) -> None:
+        """Take what the kernel log says of the event."""
+        self.pid, self.process, self.message = line.pid, line.name, line.message
+        self.shorten()
+        if line.detail:
+            self.meaning += f"; {line.detail}"
+        if line.recovery_action is not None:  # what the driver asks for outranks the table
+            self.action = line.recovery_action.value
+        if self.instance is None:
+            self.instance = line.instance
 
     def shorten(self) -> None:
         """Bound the length of every text, and leave out what a terminal would obey."""

@@ -126,11 +126,8 @@ class EventLog:
         event.witnesses.append(XID_SOURCES[source])
         if source == KERNEL:
             event.at, event.happened, event.clamped = happened.at, happened.monotonic, happened.clamped
-            event.pid, event.process, event.message = line.pid, line.name, line.message
-            event.shorten()
-            if line.recovery_action is not None:  # what the driver asks for outranks the table
-                event.action = line.recovery_action.value
-        if event.instance is None:
+            event.take(line)
+        elif event.instance is None:
             event.instance = line.instance
 
     def _unconfirmed(self, since: float, line: XidLine, source: str) -> Event | None:

@@ -11,8 +11,9 @@ from gpu_exporter.model.verdict import Action
 class XidLine:
     """One XID. `pci` is as NVML writes it; `pid` and `name` are those that the driver knew, the name up to a comma.
 
-    `instance` is the GPU instance in MIG mode, `recovery_action` the action that a 154 announces. `at` is the unix time
-    in the line, if it has one; a syslog date without year and zone does not count.
+    `instance` is the GPU instance in MIG mode, `recovery_action` the action that a 154 announces, `detail` what the
+    message says of an NVLink. `at` is the unix time in the line, if it has one; a syslog date without year and zone
+    does not count.
     """
 
     pci: str
@@ -23,6 +24,7 @@ class XidLine:
     instance: int | None = None
     recovery_action: Action | None = None
     at: float | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class KernelLog:
 
     A path that is a character device or is called `kmsg` is read as /dev/kmsg, any other as lines of text; a file may
     be rotated and truncated. `missed` counts the records of /dev/kmsg that were overwritten before they were read.
-    `at_end`: the last call of `read` has read the log to its end.
+    `first` is the number of the first record that was read. `at_end`: the last call of `read` has read the log to its
+    end.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class KernelLog:
     ) -> None:
         self.path = path
         self.reason = ""
-        self.missed = 0
+        self.missed, self.first = 0, 0
         self.at_end = False
         self.position = start
         self._procfs, self._read, self._clocks = procfs, read, clocks
@@ -78,7 +79,7 @@ class KernelLog:
                 self.at_end = self._file(self._fd, entries)
             self.reason = ""
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            self.reason = self._why(error)
+            self.reason = self.why(error)
             self.close()
         return entries
 
@@ -132,6 +133,8 @@ class KernelLog:
                 if record.sequence <= self.position.number:
                     continue
                 self.missed += record.sequence - self.position.number - 1
+            if self.position is None:
+                self.first = record.sequence
             self.position = Position(self._boot_id, record.sequence)
             line = record.xid_line
             if line:
@@ -194,7 +197,8 @@ class KernelLog:
         old = os.fstat(fd)
         return (new.st_dev, new.st_ino) != (old.st_dev, old.st_ino) and new.st_size > 0
 
-    def _why(self, error: OSError | ValueError) -> str:
+    def why(self, error: OSError | ValueError) -> str:
+        """Return why the log cannot be read, and what to do."""
         kmsg = self._kmsg or self.path.name == "kmsg"
         what = f"{self.path}: {(getattr(error, 'strerror', None) or str(error)).lower()}"
         if isinstance(error, PermissionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,6 +21,11 @@ class Gpu:
     device: str = ""
     driver: str = ""
     info: Labels = ()
+
+
+def detail(text: str) -> str:
+    """Return a detail of a GPU, or an empty text if it has only zeros: so drivers answer for what they do not know."""
+    return text if re.search(r"[^\W0_]", text) else ""
 
 
 class Owner(NamedTuple):

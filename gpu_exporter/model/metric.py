@@ -152,7 +152,7 @@ class Metric:
 
     `low` and `high` bound the value, `rate` is the most that a counter can rise in a second, and `at_most` is the row
     whose value this one cannot exceed. A value that contradicts these was misread and is dropped. A row without a bound
-    has that of its unit.
+    has that of its unit. A driver that answers with 0 although `low` is higher does not know the value.
     `scale` turns NVML's unit into the exposed one, `dcgm_scale` DCGM's. `bit` exposes that bit of a mask as 0 or 1.
     `integral_of` makes this row the time integral of another row, `histogram_of` its distribution, `sum_of` the sum of
     other rows times `scale`; the collection loop computes all three. `edges` are the upper bounds of a histogram's

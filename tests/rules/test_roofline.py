@@ -20,10 +20,11 @@ LOAD = {4: (400.0, 0.010), 8: (760.0, 0.0105), 16: (1250.0, 0.0128), 32: (1400.0
 
 
 def test_achieved_rates(tmp_path: Path) -> None:
-    """Of the model; and of the GPU itself, where its active check measured the memory."""
+    """Of the model; and of the GPU itself, where its active check measured the memory. No share exceeds 1."""
     product = {**profiles.HEALTHY, **profiles.GEMM}
     copy = {**profiles.HEALTHY, **profiles.COPY}
-    fleet = [Device("node", gpu, [minutes(10, values)]) for gpu, values in enumerate((product, copy, copy))]
+    best = {**product, m.DRAM_ACTIVE: 0.95, m.SM_CLOCK: 1980.0}
+    fleet = [Device("node", gpu, [minutes(10, values)]) for gpu, values in enumerate((product, copy, copy, best))]
     target = ",".join(f'{name}="{value}"' for name, value in fleet[2].scrape.items())
     checked = {
         "series": f'gpu_probe_bytes_per_second{{gpu="2",UUID="{fleet[2].uuid}",quantity="memory_copy",{target}}}',
@@ -31,10 +32,10 @@ def test_achieved_rates(tmp_path: Path) -> None:
     }
     bandwidth = 0.887 * 4.8e12
     expected = [
-        Expect(_rounded("gpu:tensor_achieved:ratio"), [_of(0, 1.0), _of(1, 0.0), _of(2, 0.0)]),
+        Expect(_rounded("gpu:tensor_achieved:ratio"), [_of(0, 1.0), _of(1, 0.0), _of(2, 0.0), _of(3, 1.0)]),
         Expect(
             _rounded("gpu:memory_achieved:ratio"),
-            [_of(0, round(0.17 / 0.887, 2)), _of(1, 1.0), _of(2, round(bandwidth / 4.5e12, 2))],
+            [_of(0, round(0.17 / 0.887, 2)), _of(1, 1.0), _of(2, round(bandwidth / 4.5e12, 2)), _of(3, 1.0)],
         ),
     ]
     check(tmp_path, [Case("roofline", fleet, expected, more=[checked])], rules=RULES)

@@ -205,11 +205,14 @@ CURES = {
     "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`",
 }
 
-# Why a value is missing, for reasons that only DCGM has.
-OF_DCGM = {
+# Why a value is missing, for reasons other than an error of NVML.
+OF_ANSWERS = {
     "no_field": (Level.NOTE, "DCGM has no field for it"),
     "no_module": (Level.NOTE, "this host engine lacks the module for it: see `dcgmi modules -l`"),
-    "no_value": (Level.NOTE, "DCGM has no value for it: not supported by this GPU or driver"),
+    "no_value": (
+        Level.NOTE,
+        "the driver has no value for it, or only an impossible 0: not supported by this GPU or driver",
+    ),
     "unknown_field": (Level.NOTE, "this host engine does not know the field; a newer DCGM may"),
     "no_room": (Level.WARN, "the host engine cannot hold more groups: `dcgmi fieldgroup -l` lists them"),
     "paused": (
@@ -234,8 +237,8 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float])
     if metric.sum_of:
         return _why(metric.sum_of[0], outcome, gpu, values)
     architecture = dict(gpu.info).get("architecture", "")
-    if outcome in OF_DCGM:
-        return OF_DCGM[outcome]
+    if outcome in OF_ANSWERS:
+        return OF_ANSWERS[outcome]
     if outcome == "no_permission":
         return Level.WARN, "no permission: run as root, or with CAP_SYS_ADMIN"
     if outcome == "not_recorded":

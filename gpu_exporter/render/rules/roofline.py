@@ -41,19 +41,19 @@ _TRAFFIC = f"{s.DRAM_ACTIVE.record} * {_OF_MODEL} {MODEL_BANDWIDTH.record}"
 TENSOR = Aggregate(
     "gpu:tensor_achieved:ratio",
     "Rate of the tensor cores as a share of what the best kernels reach on this model",
-    f"{s.TENSOR_ACTIVE.record} * on (cluster, UUID) group_left () max by (cluster, UUID) ({s.SM_CLOCK.record})"
-    f" / {_OF_MODEL} {MODEL_TENSOR.record}",
+    f"clamp_max({s.TENSOR_ACTIVE.record} * on (cluster, UUID) group_left () max by (cluster, UUID)"
+    f" ({s.SM_CLOCK.record}) / {_OF_MODEL} {MODEL_TENSOR.record}, 1)",
     _DEVICE,
 )
 MEMORY = Aggregate(
     "gpu:memory_achieved:ratio",
     "Memory bandwidth in use as a share of what this GPU reached in its last active check, or else of what the best "
     "kernels reach on this model",
-    f"""{_TRAFFIC.replace(s.DRAM_ACTIVE.record, s.DRAM_ACTIVE.record + '{GPU_I_ID=""}')}
+    f"""clamp_max({_TRAFFIC.replace(s.DRAM_ACTIVE.record, s.DRAM_ACTIVE.record + '{GPU_I_ID=""}')}
   / on (cluster, UUID) group_left () max by (cluster, UUID) ({s.CHECKED_MEMORY.record})
 or
 {_TRAFFIC}
-  / {_OF_MODEL} {MODEL_MEMORY.record}""",
+  / {_OF_MODEL} {MODEL_MEMORY.record}, 1)""",
     _DEVICE,
 )
 ROOFLINE = (MODEL_TENSOR, MODEL_MEMORY, MODEL_BANDWIDTH, TENSOR, MEMORY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.gpu import Gpu, detail
 from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.layout import UUID
 from gpu_exporter.sources.dcgm.values import Answer
@@ -49,11 +49,11 @@ def identify(index: int, attributes: Attributes, answers: Mapping[int, Answer]) 
     return Gpu(
         index=index,
         uuid=attributes.uuid,
-        pci_bus_id=attributes.pci,
+        pci_bus_id=detail(attributes.pci),
         model=attributes.name,
         device="" if minor is None else f"nvidia{minor}",
         driver=attributes.driver,
-        info=tuple((name, value) for name, value in info.items() if value),
+        info=tuple((name, value) for name, value in info.items() if detail(value)),
     )
 
 

@@ -16,6 +16,9 @@ from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 KINDS = ("Compute", "Graphics", "MPSCompute")
 
+# PIDs that some drivers list, of no process: the idle task, and -1.
+NO_PROCESSES = frozenset({0, 2**32 - 1})
+
 # A value by PID; None where the driver has none.
 ByPid = dict[int, float | None]
 
@@ -147,6 +150,8 @@ def _listed(group: Sequence[Any]) -> ByPid:
                     raise
                 continue
             for process in processes:
+                if process.pid in NO_PROCESSES:
+                    continue
                 before, used = memory.get(process.pid), process.usedGpuMemory
                 memory[process.pid] = before if used is None else max(before or 0, used)
     return memory

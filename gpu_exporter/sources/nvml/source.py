@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.gpu import Gpu, Owner, Sample, detail
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
@@ -58,7 +58,7 @@ class NvmlSource:
                 # not _v2: that needs libcuda, which a container with the `utility` capability alone lacks
                 "cuda_version": _optional(lambda: _cuda(pynvml.nvmlSystemGetCudaDriverVersion())),
             }
-        self._system = tuple((name, value) for name, value in system.items() if value)
+        self._system = tuple((name, value) for name, value in system.items() if detail(value))
 
     def count(self) -> int:
         with _library():
@@ -135,16 +135,17 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         "brand": ask("Brand", _brand),
         "architecture": ask("Architecture", _architecture),
         "compute_capability": ask("CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
-        "numa_node": ask("NumaNodeId"),
     }
+    numa_node = ask("NumaNodeId")
+    node = (("numa_node", numa_node),) if numa_node else ()
     return Gpu(
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
-        pci_bus_id=ask("PciInfo", lambda pci: str(pci.busId)),
+        pci_bus_id=detail(ask("PciInfo", lambda pci: str(pci.busId))),
         model=ask("Name"),
         device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),
         driver=dict(system).get("driver_version", ""),
-        info=(*system, *((key, value) for key, value in info.items() if value)),
+        info=(*system, *((key, value) for key, value in info.items() if detail(value)), *node),
     )
 
 

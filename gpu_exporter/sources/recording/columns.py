@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.gpu import Gpu
@@ -16,29 +17,52 @@ from gpu_exporter.model.metric import Kind
 HOLE_INTERVALS = 10
 
 
+class Held(NamedTuple):
+    """The known values of a period: for how many seconds they were held, their integral, the lowest and the highest."""
+
+    seconds: float
+    area: float
+    low: float
+    high: float
+
+
+def mean(parts: Sequence[Held]) -> float | None:
+    """Return the mean of parts of a period by their seconds; None if no value is known.
+
+    Rounding never takes it outside the values: a constant is its own mean, and no bound of a value is exceeded.
+    """
+    seconds = sum(part.seconds for part in parts)
+    if seconds <= 0:
+        return None
+    area = sum(part.area for part in parts)
+    return min(max(area / seconds, min(part.low for part in parts)), max(part.high for part in parts))
+
+
 @dataclass(slots=True)
 class Column:
-    """One value over time. Between two `times` the integral grows linearly, and so do the `covered` seconds."""
+    """One value over time. `values[n]` was held for the `seconds[n]` until `times[n]`, with the integral `areas[n]`.
+
+    Where a hole ends, the seconds are 0: the values of the hole are unknown.
+    """
 
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    integral: list[float] = field(default_factory=list)
-    covered: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    areas: list[float] = field(default_factory=list)
 
     def append(self, t: float, value: float, interval: float) -> None:
         """Add the value of a tick."""
-        since = self.times[-1] if self.times else -math.inf
-        start = since if t - since <= HOLE_INTERVALS * interval else t - interval
-        total, covered = (self.integral[-1], self.covered[-1]) if self.times else (0.0, 0.0)
-        if start != since:
-            self._point(start, value, total, covered)
-        self._point(t, value, total + value * (t - start), covered + t - start)
+        start = self.times[-1] if self.times else -math.inf
+        if t - start > HOLE_INTERVALS * interval:
+            start = t - interval
+            self._point(start, value, 0.0)
+        self._point(t, value, t - start)
 
-    def _point(self, t: float, value: float, integral: float, covered: float) -> None:
+    def _point(self, t: float, value: float, seconds: float) -> None:
         self.times.append(t)
         self.values.append(value)
-        self.integral.append(integral)
-        self.covered.append(covered)
+        self.seconds.append(seconds)
+        self.areas.append(value * seconds)
 
     def at(self, t: float) -> float:
         """Return the value at time t; before and after the recording, the first or last one."""
@@ -47,21 +71,23 @@ class Column:
     def ticks(self, after: float, until: float) -> Iterator[tuple[float, float]]:
         """Yield the times and values of the ticks of this period. The point where a value begins to hold is no tick."""
         for n in range(bisect_right(self.times, after), bisect_right(self.times, until)):
-            if self.covered[n] > (self.covered[n - 1] if n else 0.0):
+            if self.seconds[n]:
                 yield self.times[n], self.values[n]
 
-    def until(self, t: float) -> tuple[float, float]:
-        """Return the integral and the covered seconds from the beginning to time t."""
-        right = bisect_right(self.times, t)
-        if right == 0:
-            return 0.0, 0.0
-        if right == len(self.times):
-            return self.integral[-1], self.covered[-1]
-        share = (t - self.times[right - 1]) / (self.times[right] - self.times[right - 1])
-        return (
-            self.integral[right - 1] + share * (self.integral[right] - self.integral[right - 1]),
-            self.covered[right - 1] + share * (self.covered[right] - self.covered[right - 1]),
-        )
+    def held(self, after: float, until: float) -> Iterator[Held]:
+        """Yield what is known of this period, if anything is. Only its own values are summed up, so none loses digits
+        to larger ones that were recorded before.
+        """
+        times = self.times
+        first, last = max(1, bisect_right(times, after)), min(len(times) - 1, bisect_left(times, until))
+        seconds, area = sum(self.seconds[first + 1 : last]), sum(self.areas[first + 1 : last])
+        for n in {first, last} if first <= last else ():
+            if self.seconds[n]:
+                part = min(times[n], until) - max(times[n - 1], after)
+                seconds, area = seconds + part, area + part * self.values[n]
+        if seconds > 0:
+            values = self.values[first : last + 1 if self.seconds[last] else last]
+            yield Held(seconds, area, min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

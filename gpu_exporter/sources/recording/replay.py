@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, POWER_INSTANT, POWER_SAMPLES
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
 from gpu_exporter.model.source_kind import OF_SIMULATED, REPLAY
-from gpu_exporter.sources.recording.columns import Column, Recording
+from gpu_exporter.sources.recording.columns import Column, Recording, mean
 from gpu_exporter.sources.recording.format import job_of
 
 # A mean of values of these units is meaningless: the latest value is used.
@@ -153,34 +153,30 @@ class ReplayDevice:
 
     def _samples(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
         """Return the values after `before` until `now`, one for each tick: the driver's buffer has more samples."""
-        duration, samples = self._source.duration, list[tuple[float, float]]()
+        return [
+            (begun + at, value)
+            for begun, after, until in self._parts(before, now)
+            for at, value in column.ticks(after, until)
+        ]
+
+    def _parts(self, before: float, now: float) -> Iterator[tuple[float, float, float]]:
+        """Yield each loop between two positions: where it began, and the part of the recording that it plays."""
+        duration = self._source.duration
         (first, begin), (last, end) = divmod(before, duration), divmod(now, duration)
         for loop in range(int(first), int(last) + 1):
-            ticks = column.ticks(begin if loop == first else 0.0, end if loop == last else duration)
-            samples += [(loop * duration + at, value) for at, value in ticks]
-        return samples
+            yield loop * duration, begin if loop == first else 0.0, end if loop == last else duration
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:
-        duration = self._source.duration
-        loops, t = divmod(now, duration)
+        loops, t = divmod(now, self._source.duration)
         if metric.kind is Kind.COUNTER:
             grown = (column.values[-1] - column.values[0]) * loops if loops else 0.0
             return column.at(t) + grown
-        (area_before, covered_before), (area, covered) = (
-            self._until(column, before, duration),
-            self._until(column, now, duration),
-        )
-        if covered - covered_before <= 0:
+        held = mean([part for _, after, until in self._parts(before, now) for part in column.held(after, until)])
+        if held is None:
             return None
         if metric.bit is not None:
             return float((int(column.at(t)) >> metric.bit) & 1)
-        return column.at(t) if metric.unit in STATES else (area - area_before) / (covered - covered_before)
-
-    @staticmethod
-    def _until(column: Column, position: float, duration: float) -> tuple[float, float]:
-        loops, t = divmod(position, duration)
-        integral, covered = column.until(t)
-        return integral + loops * column.integral[-1], covered + loops * column.covered[-1]
+        return column.at(t) if metric.unit in STATES else held
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

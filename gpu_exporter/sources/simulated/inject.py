@@ -158,8 +158,9 @@ def mean(value: Value, begin: float, end: float) -> float:
     match value:
         case Ramp():
             return at(value, (begin + end) / 2)
-        case Wave():
-            return (_area(value, end) - _area(value, begin)) / (end - begin)
+        case Wave(low, high):  # a difference of areas is off by a rounding error
+            low, high = sorted((low, high))
+            return min(max((_area(value, end) - _area(value, begin)) / (end - begin), low), high)
     return value
 
 

@@ -132,6 +132,15 @@ def test_removed_instance_with_processes(serve: Serve, driver: FakeDriver, procf
     exporter.until(lambda page: page.values("gpu_processes") == [2] and len(page.values(MEMORY)) == 2)
 
 
+def test_pids_of_no_process(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
+    """Drivers of integrated GPUs list 0 and -1."""
+    driver.set("ComputeRunningProcesses", "0:0,4294967295:18446744073709551615,41:1000")
+    exporter = serve("--processes", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
+    page = exporter.until(lambda page: bool(page.values(MEMORY)))
+    assert set(page.values("gpu_processes")) == {1}
+    assert set(page.values("gpu_processes_unresolved")) == {0}
+
+
 def test_processes_of_every_compute_instance(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
     first = mig_device(2, "2g.35gb") | {"ComputeRunningProcesses": "41:1000"}
     second = first | {"ComputeInstanceId": 1, "UUID": "MIG-1", "ComputeRunningProcesses": "42:2000"}

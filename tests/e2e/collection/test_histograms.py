@@ -14,6 +14,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.histograms import IDLE_RATIO
+from gpu_exporter.sources.recording.columns import mean
 from gpu_exporter.sources.recording.format import load, ticks
 from tests import ROOT
 from tests.conftest import RECORDINGS, Exporter, Page, Serve
@@ -68,7 +69,7 @@ def test_expressions_over_a_recording(serve: Serve, watch: Watch) -> None:
 
     tick = INTERVAL * SPEED  # the exporter's tick is the mean of three of the recording, wherever it begins
     ends = [tick + 0.02 * n for n in range(int((recorded.duration - tick) / 0.02))]
-    played = [(column.until(t)[0] - column.until(t - tick)[0]) / tick for t in ends]
+    played = [value for t in ends if (value := mean([*column.held(t - tick, t)])) is not None]
     assert ask(prometheus, "under_10_percent", loop) == pytest.approx(fmean(v <= 0.1 for v in played), abs=0.03)
     shares = prometheus.query(
         f"rate(gpu_sm_active_ratio_sum[{loop:.0f}s]) / rate(gpu_sm_active_ratio_count[{loop:.0f}s])"

@@ -43,9 +43,9 @@ def test_the_best_kernels_reach_the_roof(model: str) -> None:
     product, copy = recorded(model, "gemm_bf16").position, recorded(model, "copy").position
     assert product
     assert copy
-    assert product.tensor == pytest.approx(1, abs=0.12)
+    assert 0.88 <= product.tensor <= 1
     assert product.memory < 0.4
-    assert copy.memory == pytest.approx(1, abs=0.05)
+    assert 0.95 <= copy.memory <= 1
     assert copy.tensor < 0.05
 
 
@@ -75,9 +75,9 @@ def test_advice_on_the_batch(position: Position, larger: float | None, text: str
 def test_an_active_check_of_the_gpu_counts_more_than_its_model() -> None:
     """And an unknown model has no position."""
 
-    def of(model: str, checked: float | None) -> Position | None:
+    def of(model: str, checked: float | None, tensor: float = 0.1) -> Position | None:
         labels = {"gpu": "0", "UUID": "GPU-0", "modelName": model, "Hostname": "node"}
-        values = {"GR_ENGINE_ACTIVE": 1.0, "SM_ACTIVE": 0.95, "PIPE_TENSOR_ACTIVE": 0.1, "DRAM_ACTIVE": 0.45}
+        values = {"GR_ENGINE_ACTIVE": 1.0, "SM_ACTIVE": 0.95, "PIPE_TENSOR_ACTIVE": tensor, "DRAM_ACTIVE": 0.45}
         samples = [ScrapedSample(f"DCGM_FI_PROF_{name}", labels, value) for name, value in values.items()]
         samples.append(ScrapedSample("DCGM_FI_DEV_SM_CLOCK", labels, 1980.0))
         if checked:
@@ -92,3 +92,6 @@ def test_an_active_check_of_the_gpu_counts_more_than_its_model() -> None:
     assert own.memory == pytest.approx(1.0, rel=1e-6)
     assert (known.checked, own.checked) == (False, True)
     assert of("Unknown GPU", None) is None
+    best = of("NVIDIA H100 80GB HBM3", 0.4 * 3.35e12, tensor=1.0)
+    assert best
+    assert achieved(best).startswith("tensor cores 100 %, memory 100 % of what this GPU reached")

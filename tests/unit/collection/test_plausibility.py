@@ -150,6 +150,47 @@ def test_dropped_values_are_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert accumulator.rejected == {str(m.GPU_TEMP): 3}
 
 
+@pytest.mark.parametrize(
+    ("zeros", "kept"),
+    [
+        ((m.FB_TOTAL, m.FB_FREE, m.FB_USED, m.FB_RESERVED, m.FB_USED_RATIO), ()),
+        ((m.FB_FREE, m.FB_USED), (m.FB_FREE, m.FB_USED)),  # nothing says that the total is unknown
+        ((m.BAR1_TOTAL, m.BAR1_USED), ()),
+        ((m.POWER_LIMIT, m.POWER_SET, m.POWER, m.POWER_INSTANT, m.ENERGY), ()),
+        ((m.POWER, m.POWER_SET), (m.POWER,)),
+        ((m.MAX_SM_CLOCK, m.MAX_MEM_CLOCK, m.SM_CLOCK, m.MEM_CLOCK), ()),
+        ((m.GPU_TEMP, m.MEMORY_TEMP, m.SHUTDOWN_TEMP, m.SLOWDOWN_TEMP, m.TEMP_MARGIN), ()),
+        ((m.TEMP_MARGIN,), (m.TEMP_MARGIN,)),
+        ((m.PCIE_GEN, m.PCIE_MAX_WIDTH), ()),
+        (
+            (m.GPU_UTIL, m.ECC_DBE_VOL, m.PSTATE, m.FAN, m.NVLINK_COUNT),
+            (m.GPU_UTIL, m.ECC_DBE_VOL, m.PSTATE, m.FAN, m.NVLINK_COUNT),
+        ),
+    ],
+    ids=lambda rows: " ".join(map(str, rows)),
+)
+def test_a_zero_that_cannot_be_is_no_value(
+    zeros: Sequence[Metric], kept: Sequence[Metric], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A driver that only returns such a 0 does not know the value, nor what belongs to it. It was not misread."""
+    accumulator, series = Accumulator(15.0), [Series(metric, GPU) for metric in zeros]
+    for number in range(2):
+        samples = accumulator.apply(Reading(number, dict.fromkeys(series, 0.0)))
+        assert [sample.series.metric for sample in samples] == [*kept]
+        assert accumulator.unknown() == {metric: "no_value" for metric in zeros if metric not in kept}
+    assert (dict(accumulator.rejected), caplog.messages) == ({}, [])
+
+
+def test_a_zero_after_another_value_was_misread() -> None:
+    """And of two MIG instances, one may have a value that the other lacks."""
+    accumulator, total = Accumulator(15.0), [Series(m.FB_TOTAL, GPU, (("GPU_I_ID", str(n)),)) for n in range(2)]
+    accumulator.apply(Reading(0, {total[0]: 100.0, total[1]: 0.0}))
+    assert (dict(accumulator.rejected), accumulator.unknown()) == ({}, {})
+    assert accumulator.apply(Reading(1, dict.fromkeys(total, 0.0))) == ()
+    assert accumulator.rejected == {m.FB_TOTAL.name: 1}
+    assert accumulator.apply(Reading(2, dict.fromkeys(total, 50.0))) == (Sample(total[0], 50.0), Sample(total[1], 50.0))
+
+
 def test_impossible_xid_codes_are_dropped() -> None:
     """The driver's event has 64 bits for the code."""
     accumulator = Accumulator(15.0)

@@ -1,4 +1,4 @@
-"""A recording that cannot be made ends with an error, never as a success."""
+"""What is recorded; and a recording that cannot be made ends with an error, never as a success."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.collection import record
+from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.config import Config
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.source import Source
 from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.recording.format import load
+from gpu_exporter.sources.recording.replay import ReplaySource
 from gpu_exporter.sources.recording.writer import Writer
 
 
@@ -60,3 +65,19 @@ def test_a_wall_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.Monke
     times = [json.loads(line)["t"] for line in path.read_text().splitlines()[1:]]
     assert len(times) > 1
     assert times == sorted(set(times))
+
+
+def test_zeros_that_cannot_be_are_neither_played_nor_recorded(tmp_path: Path) -> None:
+    """An old recording of a board whose driver answers 0 for what it does not know has no such values."""
+    zeros = dict.fromkeys((row.key for row in (m.FB_TOTAL, m.FB_USED, m.POWER_LIMIT, m.GPU_TEMP, m.GPU_UTIL)), 0.0)
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    writer = Writer(old, [Gpu(0, "GPU-0")], 0.1, mask=False)
+    for n in range(50):
+        writer.tick(1000 + n / 10, 0, zeros)
+    writer.close()
+    player = ReplaySource(load(old))
+    reading = player.attach(0, selected(MetricSet.DEFAULT)).read(frozenset(Pace))
+    assert {sample.series.metric for sample in Accumulator(15.0).apply(reading)} == {m.GPU_UTIL}
+    recorded(player, new)
+    ticks = [json.loads(line) for line in new.read_text().splitlines()[1:]]
+    assert {name for tick in ticks for name in tick["samples"]} == {m.GPU_UTIL.key}

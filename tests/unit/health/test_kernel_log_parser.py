@@ -70,7 +70,12 @@ SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, True)
         ),
         (
             "NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
-            XidLine("00000009:01:00.0", 149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)"),
+            XidLine(
+                "00000009:01:00.0",
+                149,
+                "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
+                detail="link 8, unit NETIR_LINK_EVT, fatal",
+            ),
         ),
         (
             "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
@@ -131,6 +136,13 @@ def test_recovery_action_of_xid_154(number: int, words: str, action: Action) -> 
         (f"2026-11-20T11:00:00,250000Z {LOST}", 1795172400.25),
         (f"1795172400.125000 host kernel: {LOST}", 1795172400.125),
         (f"2026-13-20T11:00:00Z host kernel: {LOST}", None),
+        (f"2026-11-20 11:00:00+00:00 host kernel: {LOST}", 1795172400.0),
+        (f"2026-11-20T11:00:00 host kernel: {LOST}", None),
+        (f"Fri 2026-11-20 11:00:00.5 UTC host kernel: {LOST}", 1795172400.5),
+        (f"Fri 2026-11-20 11:00:00 CET host kernel: {LOST}", None),
+        (f"Fri 2026-11-20 16:30:00 +0530 host kernel: {LOST}", 1795172400.0),
+        (f"<3>1 2026-11-20T12:00:00+01:00 host kernel - - - {LOST}", 1795172400.0),
+        (f"[Nov20 12:00] {LOST}", None),
         (journal(LOST), 1795172400.123456),
         (journal(LOST, __REALTIME_TIMESTAMP="soon", _SOURCE_MONOTONIC_TIMESTAMP="-1"), None),
     ],
@@ -271,3 +283,21 @@ def test_any_record(data: bytes) -> None:
 def test_twenty_thousand_lines() -> None:
     """A short `make soak`."""
     fuzz(20_000, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "detail"),
+    [
+        (144, "SAW_MVB Fatal XC0 i0 Link 00 (0x00000001 0x00000002)", "link 0, unit SAW_MVB, fatal"),
+        (145, "RLW_REMAP  Nonfatal XC1 i0 Link -1 (0x4 0x4 0x0)", "no single link, unit RLW_REMAP, not fatal"),
+        (150, "NEW_UNIT   Fatal XC0 i0 Link 17 (0xa 0x1)", "link 17, unit NEW_UNIT, fatal"),
+        (149, "", ""),
+        (149, "other text", ""),
+        (74, "NETIR Fatal XC0 i0 Link 1 (0x0)", ""),
+    ],
+)
+def test_errors_of_nvlink_5(code: int, message: str, detail: str) -> None:
+    """Link, unit and severity are in words; registers are left as they are."""
+    found = parse_message(f"NVRM: Xid (PCI:0000:03:00): {code}, {message}")
+    assert isinstance(found, XidLine)
+    assert (found.detail, found.recovery_action) == (detail, None)

@@ -313,6 +313,14 @@ def test_a_mean_is_that_of_its_instants(value: float | Ramp | Wave, begin: float
     assert mean(value, begin, begin + seconds) == pytest.approx(math.fsum(instants) / steps, rel=0.02, abs=0.05)
 
 
+@pytest.mark.parametrize("wave", [Wave(0.1, 0.9, 0.5), Wave(0.9, 0.1, 0.5)])
+@pytest.mark.parametrize("begin", [0.0, 1e5])
+def test_a_mean_lies_within_the_values_of_its_wave(wave: Wave, begin: float) -> None:
+    """However long the GPU has been simulated."""
+    means = [mean(wave, begin + n / 10, begin + (n + 1) / 10) for n in range(1000)]
+    assert (min(means), max(means)) == (0.1, 0.9)
+
+
 def test_a_swing_is_seen_at_every_pace() -> None:
     """No period of reading, however round, reads only one side of it."""
     wave = Wave(0, 1, 0.5)

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, selected
+from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
-from gpu_exporter.sources.recording.columns import HOLE_INTERVALS, Column, Recording
+from gpu_exporter.sources.recording.columns import HOLE_INTERVALS, Column, Recording, mean
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import OTHER_ENTITIES, ReplayDevice, ReplaySource
 from gpu_exporter.sources.recording.writer import Writer
+from tests import ROOT
 from tests.conftest import RECORDINGS
 
 ALL = frozenset(Pace)
 ENERGY, ACTIVE, TEMP = m.ENERGY.key, m.SM_ACTIVE.key, m.GPU_TEMP.key
 PACKAGED = sorted(RECORDINGS.glob("*.jsonl.gz"))
+# GPUs at full load for minutes.
+FULL_LOAD = ROOT / "tests" / "recordings" / "h200_more_workloads.jsonl.gz"
 
 
 class Clock:
@@ -96,7 +102,30 @@ def test_column(points: list[tuple[float, float]], t: float, at: float, until: t
     for when, what in points:
         column.append(when, what, 1.0)
     assert column.at(t) == at
-    assert column.until(t) == pytest.approx(until)
+    held = list(column.held(-math.inf, t))
+    assert (sum(part.area for part in held), sum(part.seconds for part in held)) == pytest.approx(until)
+
+
+@pytest.mark.parametrize(
+    ("values", "after", "until", "expected"),
+    [
+        ([100.0] * 40, 10.1, 11.3, 100.0),
+        ([100.0] * 40, 0.7, 39.3, 100.0),
+        ([0.1] * 40, 3.3, 4.1, 0.1),
+        ([1e15] * 20 + [0.0] * 20, 25.3, 30.1, 0.0),
+        ([1e15] * 20 + [1.0] * 20, 25.3, 30.1, 1.0),
+        ([2.0, 4.0], 0.5, 1.5, 3.0),
+        ([2.0, 4.0], 5.0, 6.0, None),
+    ],
+)
+def test_mean_of_a_window_lies_within_its_values(
+    values: Sequence[float], after: float, until: float, expected: float | None
+) -> None:
+    """A constant is its own mean to the last digit, whatever was recorded before."""
+    column = Column()
+    for n, what in enumerate(values, 1):
+        column.append(n + 1 / 3, what, 1.0)
+    assert mean([*column.held(after + 1 / 3, until + 1 / 3)]) == expected
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -198,6 +227,19 @@ def test_downsampling_is_the_weighted_mean(path: Path, metric: Metric) -> None:
         assert reading.span == pytest.approx(1.0)
         compared += mean > 0
     assert compared > 10
+
+
+@pytest.mark.parametrize("speed", [1.0, 7.3])
+@pytest.mark.parametrize("path", [*PACKAGED, FULL_LOAD], ids=lambda path: path.name)
+def test_no_value_of_a_recording_is_dropped(path: Path, speed: float) -> None:
+    """Three loops, read about once a second: what is played is as plausible as what was recorded."""
+    recording, jitter = load(path), Random(1)
+    player = Player(recording, speed=speed)
+    for gpu in range(len(player.gpus)):
+        accumulator = Accumulator(30.0, check_rates=False)
+        for second in range(int(3 * recording.duration / speed)):
+            accumulator.take(player.at(second + jitter.uniform(0, 0.003), gpu))
+        assert not accumulator.rejected
 
 
 def test_no_part_is_played_twice_or_left_out() -> None:
