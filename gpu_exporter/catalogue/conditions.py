@@ -48,7 +48,8 @@ class Fn(Enum):
 
 # Functions whose results are recorded: once, for all conditions that read them.
 RECORDED = frozenset((Fn.MEAN, Fn.MIN, Fn.MAX, Fn.STDDEV))
-# Terms that a single rule reads, once: that rule computes them, and no series is recorded of each GPU.
+# Terms that a single rule reads: that rule computes them, and no series is recorded of each GPU. A term that it reads
+# only once must be here.
 READ_ONCE = frozenset(
     (
         "gpu:communicates_gr_active:median5m",
