@@ -64,7 +64,7 @@ def test_terms_of_a_single_rule_are_not_recorded(monkeypatch: pytest.MonkeyPatch
 
     assert missing == set(), "one rule reads it, once; fix: add it to READ_ONCE of gpu_exporter/catalogue/conditions.py"
     assert wrong == set(), (
-        "not a term, or one that several rules read; fix: remove it from READ_ONCE of gpu_exporter/catalogue/conditions.py"
+        "no term, or read by several rules; fix: remove it from READ_ONCE of gpu_exporter/catalogue/conditions.py"
     )
 
 
