@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.model.job_message import KEYS, STEP_BUCKETS
+from gpu_exporter.model.job_message import AMOUNTS, KEYS, STEP_BUCKETS
 from gpu_exporter.training import StepTimer
 from gpu_exporter.training.recorder import MOST_MARKS
 from tests.unit.training.conftest import Time
 
-OPTIONAL = {key for key, about in KEYS.items() if about.startswith("optional")}
+OPTIONAL = {name for name, key in KEYS.items() if key.may_miss}
 
 
 def loader(time: Time, seconds: float, batches: int = 2) -> Iterator[int]:
@@ -57,6 +57,8 @@ def test_a_message_has_the_keys_of_the_contract(time: Time) -> None:
     required = KEYS.keys() - OPTIONAL
     assert required <= timer.message().keys() <= KEYS.keys()
     run(timer, time, waiting=0.1)
+    with timer.step(**dict.fromkeys(AMOUNTS, 1.0)):
+        pass
     assert timer.message().keys() == KEYS.keys() - {"pod_uid"}
     assert len(timer.message()["step"]["counts"]) == len(STEP_BUCKETS) + 1
 
@@ -142,7 +144,7 @@ def test_a_step_that_fails_does_not_count(time: Time) -> None:
     timer = StepTimer("job")
     with pytest.raises(RuntimeError), timer.step(tokens=5):
         raise RuntimeError("out of memory")
-    assert (timer.message()["steps"], timer.totals.tokens) == (0, 0)
+    assert (timer.message()["steps"], timer.totals.amounts["tokens"]) == (0, 0)
 
 
 def test_amounts_that_are_known_later_and_those_that_make_no_sense(time: Time) -> None:
@@ -153,7 +155,7 @@ def test_amounts_that_are_known_later_and_those_that_make_no_sense(time: Time) -
         pass
     with timer.step(tokens=type("Tensor", (), {"is_cuda": True})(), samples=float("inf")):
         pass
-    assert timer.totals.tokens == 7
+    assert timer.totals.amounts["tokens"] == 7
     assert "samples" not in timer.message()
 
 
