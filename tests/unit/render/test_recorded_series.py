@@ -32,10 +32,14 @@ def readers(name: str) -> Iterator[str]:
             yield own
 
 
+@pytest.mark.drift
 def test_every_series_is_read() -> None:
     """By an alert, another rule, a dashboard or a report; otherwise it costs memory and is of no use."""
     unread = [name for name in RECORDED - DASHBOARDS - REPORTS if not any(readers(name))]
-    assert not unread, "remove these rules, or read their series"
+    assert not unread, (
+        "fix: read the signal in a condition of gpu_exporter/catalogue/failure_modes/ or in a panel of"
+        " gpu_exporter/render/dashboards/, or remove its row from gpu_exporter/catalogue/signals.py"
+    )
 
 
 def test_dashboards_read_what_is_recorded() -> None:
@@ -82,15 +86,8 @@ def test_a_domain_that_is_off_needs_no_rules() -> None:
                 assert recorded_names(rule["expr"]) & before.keys() <= kept.keys(), rule
     health = _records(of_domains(GROUPS, [Domain.HEALTH]))
     assert not any(name.startswith(("job:", "rank:", "pool:")) for name in health)
-    assert len(health) < len(before) / 2.5
+    assert len(health) < len(before) / 3, "docs/scale.md promises this"
     assert of_domains(GROUPS, tuple(Domain)) == GROUPS
-
-
-def test_the_docs_say_how_many_rules_health_needs() -> None:
-    """Rules of other domains do not become part of it unnoticed."""
-    needed = sum("record" in rule for group in of_domains(GROUPS, [Domain.HEALTH]) for rule in group.rules)
-    every = sum("record" in rule for rule in RULES)
-    assert f"Health alone needs {needed} of the {every} recording rules." in PAGE, "fix: change docs/scale.md"
 
 
 def _records(groups: Sequence[Group]) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_step_has_everything_since_the_last_one(time: Time) -> None:
     assert (message["tokens"], message["samples"], message["flops"]) == (200, 8, 2e9)
     assert message["since_step"] == pytest.approx(0.05)
     assert message["elapsed"] == pytest.approx(2.0)
+
+
+@pytest.mark.drift
+def test_a_step_takes_the_amounts_of_a_message() -> None:
+    assert tuple(signature(StepTimer.step).parameters)[1:] == AMOUNTS, (
+        "fix: give StepTimer.step in gpu_exporter/training/timer.py the AMOUNTS of gpu_exporter/model/job_message.py,"
+        " and Step in gpu_exporter/training/sections.py an attribute for each"
+    )
 
 
 def test_a_message_has_the_keys_of_the_contract(time: Time) -> None:
