@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
@@ -33,34 +34,34 @@ WINDOW = 300.0
 CLASS = "gpu:bottleneck:class"
 
 # fmt: off
-IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle")
-QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which the GPU counts as copying data (launching kernels alone uses less)")
-FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe link use at or above which the link counts as saturated")
-BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU")
-HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU or for data")
-STALLED        = Limit("stalled", 0.15, "ratio", "share of time with at most 1 % of the SMs active, at or above which the GPU waits for the CPU or for data")
-EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity below which a kernel uses only a few SMs")
-SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "SM activity below which a rank possibly does nothing but wait in a collective")
-STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation below which SM activity counts as constant")
-BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity at or above which the kernels fill the GPU")
-QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "DRAM activity below which a GPU does not work on data")
-BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "DRAM activity at or above which bandwidth is the limit; at most 0.9")
-SOME_DRAM      = Limit("someDram", 0.015, "ratio", "DRAM activity at or above which kernels with idle pipes count as waiting for scattered memory accesses")
-LOW_DRAM       = Limit("lowDram", 0.3, "ratio", "DRAM activity below which arithmetic without tensor cores counts as the limit")
-BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity at or above which matrix arithmetic is the limit")
-MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity at or above which memory is not the limit")
-IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below which tensor cores count as unused")
-BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity at or above which arithmetic is the limit; integer activity at or above which SMs do not wait for memory")
-BUSY_INT       = Limit("busyInt", 0.60, "ratio", "integer activity at or above which integer arithmetic is the limit; other kernels need up to 0.45 for their addresses")
-IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity below which the arithmetic pipes (tensor; FP64, FP32 and FP16 together) count as idle")
-IDLE_FLOAT     = Limit("idleFloat", 0.02, "ratio", "sum of FP64, FP32 and FP16 activity at or above which a kernel computes instead of spinning")
-IDLE_INT       = Limit("idleInt", 0.1, "ratio", "integer activity at or above which a kernel computes instead of spinning")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a copy counts as active")
-TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic at or above which a collective or a copy counts as active; without one it is 0")
-SMALL_TRAFFIC  = Limit("smallTrafficBytes", 5e7, "bytes per second", "PCIe traffic in both directions at or above which a rank without NVLink exchanges small messages")
-TALKING_NIC    = Limit("talkingNicBytes", 5e7, "bytes per second", "network traffic in each direction at or above which a GPU exchanges data with other nodes")
-LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches")
-LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time")
+IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle", a.TIME)
+QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which the GPU counts as copying data (launching kernels alone uses less)", a.PCIE)
+FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe link use at or above which the link counts as saturated", a.PCIE)
+BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU", a.TIME)
+HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU or for data", a.TIME)
+STALLED        = Limit("stalled", 0.15, "ratio", "share of time with at most 1 % of the SMs active, at or above which the GPU waits for the CPU or for data", a.TIME)
+EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity below which a kernel uses only a few SMs", a.SM)
+SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "SM activity below which a rank possibly does nothing but wait in a collective", a.SM)
+STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation below which SM activity counts as constant", a.SM)
+BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity at or above which the kernels fill the GPU", a.SM)
+QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "DRAM activity below which a GPU does not work on data", a.DRAM)
+BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "DRAM activity at or above which bandwidth is the limit; at most 0.9", a.DRAM)
+SOME_DRAM      = Limit("someDram", 0.015, "ratio", "DRAM activity at or above which kernels with idle pipes count as waiting for scattered memory accesses", a.DRAM)
+LOW_DRAM       = Limit("lowDram", 0.3, "ratio", "DRAM activity below which arithmetic without tensor cores counts as the limit", a.DRAM)
+BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity at or above which matrix arithmetic is the limit", a.PIPES)
+MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity at or above which memory is not the limit", a.PIPES)
+IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below which tensor cores count as unused", a.PIPES)
+BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity at or above which arithmetic is the limit; integer activity at or above which SMs do not wait for memory", a.PIPES)
+BUSY_INT       = Limit("busyInt", 0.60, "ratio", "integer activity at or above which integer arithmetic is the limit; other kernels need up to 0.45 for their addresses", a.PIPES)
+IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity below which the arithmetic pipes (tensor; FP64, FP32 and FP16 together) count as idle", a.PIPES)
+IDLE_FLOAT     = Limit("idleFloat", 0.02, "ratio", "sum of FP64, FP32 and FP16 activity at or above which a kernel computes instead of spinning", a.PIPES)
+IDLE_INT       = Limit("idleInt", 0.1, "ratio", "integer activity at or above which a kernel computes instead of spinning", a.PIPES)
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a copy counts as active", a.TRAFFIC, any_model="a copy or a collective moves ten times as much on the slowest link, launches alone a fifth of it")
+TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic at or above which a collective or a copy counts as active; without one it is 0", a.TRAFFIC, any_model="without a collective, NVLink carries nothing; with the smallest messages, forty times as much")
+SMALL_TRAFFIC  = Limit("smallTrafficBytes", 5e7, "bytes per second", "PCIe traffic in both directions at or above which a rank without NVLink exchanges small messages", a.TRAFFIC, any_model="the smallest messages move four times as much, a rank that waits for one a fifth of it")
+TALKING_NIC    = Limit("talkingNicBytes", 5e7, "bytes per second", "network traffic in each direction at or above which a GPU exchanges data with other nodes", a.TRAFFIC, any_model="what network cards carry does not depend on the GPU")
+LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches", a.DRAM)
+LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time", a.TRAFFIC, any_model="what launches move depends on the CPU and the driver")
 # fmt: on
 
 

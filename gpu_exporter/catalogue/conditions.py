@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
 
+from gpu_exporter.catalogue.model_assumptions import Assumption
 from gpu_exporter.catalogue.signal import Signal
 
 Limits = Mapping[str, float]
@@ -26,12 +27,18 @@ def no_case(node: NoReturn) -> TypeError:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number that a user may change: `name` is its key in the chart's values."""
+    """A number that a user may change: `name` is its key in the chart's values.
+
+    `assumes` is what it assumes about GPU models. `any_model` says why it holds for all of them, if its unit is one of
+    which a model has more than another, such as watts.
+    """
 
     name: str
     value: float
     unit: str
     help: str
+    assumes: Assumption | None = None
+    any_model: str = ""
 
 
 class Fn(Enum):
@@ -48,7 +55,8 @@ class Fn(Enum):
 
 # Functions whose results are recorded: once, for all conditions that read them.
 RECORDED = frozenset((Fn.MEAN, Fn.MIN, Fn.MAX, Fn.STDDEV))
-# Terms that a single rule reads, once: that rule computes them, and no series is recorded of each GPU.
+# Terms that a single rule reads: that rule computes them, and no series is recorded of each GPU. A term that it reads
+# only once must be here.
 READ_ONCE = frozenset(
     (
         "gpu:communicates_gr_active:median5m",

@@ -100,28 +100,18 @@ NO_NVLINK = (s.NVLINK, s.NVLINK_RX, s.NVLINK_TX, s.NVLINK_LINKS, s.NVLINK_UP)
 NO_FP64 = (s.FP64_ACTIVE,)
 
 # fmt: off
-A100     = GpuModel(name="NVIDIA A100-SXM4-80GB", architecture="Ampere", sms=108, watts=400, memory=80 * GB, memory_type="HBM2e", memory_bandwidth=2.039 * TB, fp32=19.5 * TFLOP, bf16=312 * TFLOP, nvlink=NVLINK_3, pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_MEASURED, sources=_A100)
-H100     = GpuModel(name="NVIDIA H100 80GB HBM3", architecture="Hopper", sms=132, watts=700, memory=80 * GB, memory_type="HBM3", memory_bandwidth=3.35 * TB, fp32=67 * TFLOP, bf16=989 * TFLOP, nvlink=NVLINK_4, pcie=(5,), profiling=Profiling.GPM, blocks=BLOCKS_MEASURED, sources=_H100, seen=True)
+# In the order of the documentation.
 H200     = GpuModel(name="NVIDIA H200", architecture="Hopper", sms=132, watts=700, memory=141 * GB, memory_type="HBM3e", memory_bandwidth=4.8 * TB, fp32=67 * TFLOP, bf16=989 * TFLOP, nvlink=NVLINK_4, pcie=(5,), profiling=Profiling.GPM, blocks=BLOCKS_MEASURED, sources=_H200, seen=True)
+H100     = GpuModel(name="NVIDIA H100 80GB HBM3", architecture="Hopper", sms=132, watts=700, memory=80 * GB, memory_type="HBM3", memory_bandwidth=3.35 * TB, fp32=67 * TFLOP, bf16=989 * TFLOP, nvlink=NVLINK_4, pcie=(5,), profiling=Profiling.GPM, blocks=BLOCKS_MEASURED, sources=_H100, seen=True)
+H100_PCIE = replace(H100, name="NVIDIA H100 PCIe", sms=114, watts=350, memory_type="HBM2e", memory_bandwidth=2.0 * TB, fp32=51 * TFLOP, bf16=756 * TFLOP, nvlink=NvLink(4, 12, 600 * GB), blocks=BLOCKS_MEASURED, seen=False)
+A100     = GpuModel(name="NVIDIA A100-SXM4-80GB", architecture="Ampere", sms=108, watts=400, memory=80 * GB, memory_type="HBM2e", memory_bandwidth=2.039 * TB, fp32=19.5 * TFLOP, bf16=312 * TFLOP, nvlink=NVLINK_3, pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_MEASURED, sources=_A100)
+A100_40  = replace(A100, name="NVIDIA A100-SXM4-40GB", memory=40 * GB, memory_type="HBM2", memory_bandwidth=1.555 * TB)
+A100_PCIE = replace(A100, name="NVIDIA A100 80GB PCIe", watts=300, memory_bandwidth=1.935 * TB)
 L40S     = GpuModel(name="NVIDIA L40S", architecture="Ada", sms=142, watts=350, memory=48 * GB, memory_type="GDDR6", memory_bandwidth=864 * GB, fp32=91.6 * TFLOP, bf16=362 * TFLOP, nvlink=None, pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_PCIE, sources=("NVIDIA L40S Data Sheet", *_ADA), lacks=(*NO_NVLINK, *NO_FP64))
 L4       = GpuModel(name="NVIDIA L4", architecture="Ada", sms=58, watts=72, memory=24 * GB, memory_type="GDDR6", memory_bandwidth=300 * GB, fp32=30.3 * TFLOP, bf16=121 * TFLOP, nvlink=None, pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_PCIE, sources=("NVIDIA L4 Data Sheet", *_ADA), lacks=(*NO_NVLINK, *NO_FP64))
 B200     = GpuModel(name="NVIDIA B200", architecture="Blackwell", sms=148, watts=1000, memory=180 * GB, memory_type="HBM3e", memory_bandwidth=8 * TB, fp32=80 * TFLOP, bf16=2250 * TFLOP, nvlink=NVLINK_5, pcie=(5, 6), profiling=Profiling.GPM, blocks=BLOCKS_LIMIT, sources=("NVIDIA DGX B200 Data Sheet", *_BLACKWELL))
 GB200    = GpuModel(name="NVIDIA GB200", architecture="Blackwell", sms=152, watts=1200, memory=186 * GB, memory_type="HBM3e", memory_bandwidth=8 * TB, fp32=90 * TFLOP, bf16=2500 * TFLOP, nvlink=NVLINK_5, pcie=(5, 6), profiling=Profiling.GPM, blocks=BLOCKS_LIMIT, sources=("NVIDIA GB200 NVL72 Data Sheet", "NVIDIA GB200 NVL Multi-Node Tuning Guide", *_BLACKWELL), c2c=True)
-A100_40  = replace(A100, name="NVIDIA A100-SXM4-40GB", memory=40 * GB, memory_type="HBM2", memory_bandwidth=1.555 * TB)
-A100_PCIE = replace(A100, name="NVIDIA A100 80GB PCIe", watts=300, memory_bandwidth=1.935 * TB)
-H100_PCIE = replace(H100, name="NVIDIA H100 PCIe", sms=114, watts=350, memory_type="HBM2e", memory_bandwidth=2.0 * TB, fp32=51 * TFLOP, bf16=756 * TFLOP, nvlink=NvLink(4, 12, 600 * GB), blocks=BLOCKS_MEASURED, seen=False)
-WHOLE = (
-    H200,
-    H100,
-    H100_PCIE,
-    A100,
-    A100_40,
-    A100_PCIE,
-    L40S,
-    L4,
-    B200,
-    GB200,
-)
+WHOLE = tuple(model for model in globals().values() if isinstance(model, GpuModel))
 # Profile, SMs, eighths of the memory and of its bandwidth. A slice of an A100 has 14 SMs, one of an H100 16 or more.
 _SLICES = {
     A100:  (("1g.10gb", 14, 1), ("2g.20gb", 28, 2), ("3g.40gb", 42, 4), ("4g.40gb", 56, 4), ("7g.80gb", 98, 8)),

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS
+from gpu_exporter.model import job_message
+from gpu_exporter.model.job_message import ACTIVITIES, KEYS, STEP_BUCKETS
 from gpu_exporter.model.metric import (
     UNBOUNDED,
     Buffered,
@@ -326,15 +327,10 @@ def _job(name: str, kind: Kind, unit: str, help: str, edges: tuple[float, ...] =
     return Metric(f"gpu_job_{name}", kind, unit, help, set=JOB, edges=edges, labels=labels, rate=float("inf") if kind is COUNTER else 0.0)
 
 
-JOB_STEP       = _job("step_seconds",              HISTOGRAM, "seconds", "Duration in seconds of the steps of a rank of a training job.", STEP_BUCKETS)
-JOB_SELF       = _job("self_seconds",              HISTOGRAM, "seconds", "Self time in seconds of the steps of a rank: the duration without waiting for other ranks.", STEP_BUCKETS)
-JOB_DATA       = _job("data_seconds_total",        COUNTER, "seconds", "Seconds that a rank spent in its data loader.")
-JOB_PHASE      = _job("phase_seconds_total",       COUNTER, "seconds", "Seconds that a rank spent in each phase of its steps.")
-JOB_ACTIVITY   = _job("activity_seconds_total",    COUNTER, "seconds", "Seconds that a rank spent in training, evaluation, checkpoint and compile.")
-JOB_STEPS      = _job("steps_total",               COUNTER, "steps",   "Completed steps of a rank.")
-JOB_TOKENS     = _job("tokens_total",              COUNTER, "tokens",  "Tokens processed by a rank.")
-JOB_SAMPLES    = _job("samples_total",             COUNTER, "samples", "Samples processed by a rank.")
-JOB_FLOPS      = _job("model_flops_total",         COUNTER, "flops",   "Floating-point operations of the model done by a rank, without recomputation.")
+# By key of the message.
+JOB_SENT: Mapping[str, Metric] = {
+    name: _job(key.metric.removeprefix("gpu_job_"), HISTOGRAM if key.kind == job_message.HISTOGRAM else COUNTER, key.unit, key.help, STEP_BUCKETS if key.kind == job_message.HISTOGRAM else ())
+    for name, key in KEYS.items() if key.metric}
 JOB_STEPPED_AT = _job("last_step_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds at which the last step of a rank ended; absent before the first step.")
 JOB_NOW        = tuple(
     _job("activity", GAUGE, "bool", "What a rank does now: 1 for training, evaluation, checkpoint or compile, 0 for the others.", labels=(("activity", activity),))
@@ -434,7 +430,7 @@ def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
     rows: dict[str, Metric] = {}
     names: dict[str, str] = {}
     for name, value in assigned:
-        for row in value if isinstance(value, tuple) else (value,):
+        for row in value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,):
             if not isinstance(row, Metric):
                 continue
             if row.key in rows:
@@ -459,6 +455,10 @@ BASES: Mapping[Metric, Metric] = {
     TEMP_MARGIN: GPU_TEMP,
     **dict.fromkeys((POWER, POWER_INSTANT, ENERGY, ENERGY_JOULES), POWER_LIMIT),
 }
+# Names for what other modules read of JOB_SENT.
+JOB_STEP, JOB_SELF, JOB_STEPS = (JOB_SENT[key] for key in ("step", "self", "steps"))
+JOB_DATA, JOB_PHASE, JOB_ACTIVITY = (JOB_SENT[key] for key in ("data_seconds", "phase_seconds", "activity_seconds"))
+JOB_TOKENS, JOB_SAMPLES, JOB_FLOPS = (JOB_SENT[key] for key in ("tokens", "samples", "flops"))
 # With high resolution these rows are read more often than others, for their histograms.
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 

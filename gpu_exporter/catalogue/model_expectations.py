@@ -25,7 +25,7 @@ from gpu_exporter.catalogue.gpu_models import (
     MODELS,
     GpuModel,
 )
-from gpu_exporter.catalogue.model_assumptions import IDLE_EDGE, fixed_numbers
+from gpu_exporter.catalogue.limits import IDLE_EDGE, fixed_numbers
 from gpu_exporter.catalogue.time_shares import WAITING_SM, WORKING_SM
 
 # No reading may come closer to its limit than this factor, unless the expectation says what follows.

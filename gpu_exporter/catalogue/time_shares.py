@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_exporter.catalogue import bottlenecks as c
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW, mean
 from gpu_exporter.catalogue.causes import SHARES, Cause
@@ -41,10 +42,10 @@ from gpu_exporter.catalogue.formulas import (
 
 RECORD, LABEL = "gpu:time:ratio", "cause"
 # fmt: off
-WORKING_SM   = Limit("workingSm", 0.94, "ratio", "SM activity of a rank that does not wait for others")
-WAITING_SM   = Limit("waitingSm", 0.17, "ratio", "SM activity of a rank that waits in a collective")
-LINK_LIMIT   = Limit("linkLimit", 0.92, "ratio", "share of the PCIe link that the fastest copy uses")
-EMPTY_MEMORY = Limit("emptyMemory", 2e8, "bytes", "device memory in use below which no process uses the GPU")
+WORKING_SM   = Limit("workingSm", 0.94, "ratio", "SM activity of a rank that does not wait for others", a.TIME_SHARES)
+WAITING_SM   = Limit("waitingSm", 0.17, "ratio", "SM activity of a rank that waits in a collective", a.TIME_SHARES)
+LINK_LIMIT   = Limit("linkLimit", 0.92, "ratio", "share of the PCIe link that the fastest copy uses", a.TIME_SHARES)
+EMPTY_MEMORY = Limit("emptyMemory", 2e8, "bytes", "device memory in use below which no process uses the GPU", a.MEMORY, any_model="less than a CUDA context needs; without a process, no memory is in use")
 # fmt: on
 LIMITS = (WORKING_SM, WAITING_SM, LINK_LIMIT, EMPTY_MEMORY)
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, make_dataclass
+from typing import Any
 
 from gpu_exporter.decoding import json_as
-from gpu_exporter.model.job_message import ACTIVITIES, MOST_BYTES, MOST_PHASES, STEP_BUCKETS, VERSION
+from gpu_exporter.model.job_message import (
+    ACTIVITIES,
+    AMOUNT,
+    FACT,
+    HISTOGRAM,
+    KEYS,
+    MOST_BYTES,
+    MOST_PHASES,
+    PARTS,
+    STEP_BUCKETS,
+    SUM,
+    VERSION,
+)
 
 MOST_TEXT = 128
 MOST_RANKS = 1 << 20
@@ -48,9 +61,9 @@ class _Times:
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The keys of a message, as `model/job_message.py` describes them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """The keys that say what is true at the moment, and the sums by key."""
 
     version: int
     job_id: str
@@ -60,18 +73,31 @@ class _Content:
     activity: str
     elapsed: float
     since_step: float
-    steps: int
-    step: _Times
-    data_seconds: float
-    activity_seconds: dict[str, float]
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    self: _Times | None = None
     uuid: str | None = None
     pod_uid: str | None = None
     dtype: str | None = None
-    tokens: float | None = None
-    samples: float | None = None
-    flops: float | None = None
+
+    def sums(self, kind: str) -> Mapping[str, Any]:
+        """Return the values of a kind by key, without those that are missing."""
+        values = {name: getattr(self, name) for name, key in KEYS.items() if key.kind == kind}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_TYPES: Mapping[str, Any] = {SUM: float, AMOUNT: float, PARTS: dict[str, float], HISTOGRAM: _Times}
+_SENT = {
+    name: (int if key.unit == "steps" else _TYPES[key.kind], key.may_miss)
+    for name, key in KEYS.items()
+    if key.kind != FACT
+}
+# All keys of `model/job_message.py`.
+_Content: type[_Facts] = make_dataclass(
+    "_Content",
+    [(name, type | None, None) if may_miss else (name, type) for name, (type, may_miss) in _SENT.items()],
+    bases=(_Facts,),
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +121,9 @@ def decode(content: bytes) -> Message:
         _check_range(name, value, _most(key))
     _check_range("elapsed", message.elapsed, MOST_SECONDS)
     _check_range(
-        "activity_seconds", sum(message.activity_seconds.values()), message.elapsed * CLOCKS_DIFFER + CLOCKS_LATE
+        "activity_seconds",
+        sum(message.sums(PARTS)["activity_seconds"].values()),
+        message.elapsed * CLOCKS_DIFFER + CLOCKS_LATE,
     )
     _check_range("since_step", message.since_step, MOST_SECONDS)
     return Message(
@@ -113,7 +141,7 @@ def decode(content: bytes) -> Message:
     )
 
 
-def _check_identity(message: _Content) -> None:
+def _check_identity(message: _Facts) -> None:
     for name in ("job_id", "attempt", "uuid", "pod_uid", "dtype"):
         text = getattr(message, name)
         if text is None and name not in ("job_id", "attempt"):
@@ -125,15 +153,17 @@ def _check_identity(message: _Content) -> None:
         raise ValueError("rank: must be from 0 to world_size - 1")
 
 
-def _check_names(message: _Content) -> None:
-    if message.activity not in ACTIVITIES or not set(message.activity_seconds) <= set(ACTIVITIES):
+def _check_names(message: _Facts) -> None:
+    parts = message.sums(PARTS)
+    if not {message.activity, *parts["activity_seconds"]} <= set(ACTIVITIES):
         raise ValueError(f"activity: must be one of {', '.join(ACTIVITIES)}")
-    if len(message.phase_seconds) > MOST_PHASES:
-        raise ValueError(f"phase_seconds: more than {MOST_PHASES} phases")
-    for name in message.phase_seconds:
-        _check_text("phase_seconds", name)
-    for name, times in (("step", message.step), ("self", message.self)):
-        if times is not None and len(times.counts) != len(STEP_BUCKETS) + 1:
+    for key, names in parts.items():
+        if len(names) > MOST_PHASES:
+            raise ValueError(f"{key}: more than {MOST_PHASES} names")
+        for name in names:
+            _check_text(key, name)
+    for name, times in message.sums(HISTOGRAM).items():
+        if len(times.counts) != len(STEP_BUCKETS) + 1:
             raise ValueError(f"{name}.counts: must have {len(STEP_BUCKETS) + 1} values")
 
 
@@ -149,22 +179,16 @@ def _check_range(name: str, value: float, most: float) -> None:
 
 def _most(key: tuple[str, str]) -> float:
     name, part = key
-    if name == "flops":
-        return MOST_FLOPS
-    counted = name in ("steps", "tokens", "samples") or (name in ("step", "self") and part != "sum")
-    return MOST_COUNT if counted else MOST_SECONDS
+    if KEYS[name].kind == HISTOGRAM and part != "sum":
+        return MOST_COUNT
+    return {"seconds": MOST_SECONDS, "flops": MOST_FLOPS}.get(KEYS[name].unit, MOST_COUNT)
 
 
-def _sums(message: _Content) -> Iterator[tuple[tuple[str, str], float]]:
-    yield ("steps", ""), message.steps
-    yield ("data_seconds", ""), message.data_seconds
-    for name, times in (("step", message.step), ("self", message.self)):
-        if times is not None:
-            yield (name, "sum"), times.sum
-            yield from (((name, str(bucket)), count) for bucket, count in enumerate(times.counts))
-    yield from ((("activity_seconds", name), value) for name, value in message.activity_seconds.items())
-    yield from ((("phase_seconds", name), value) for name, value in message.phase_seconds.items())
-    for name in ("tokens", "samples", "flops"):
-        value = getattr(message, name)
-        if value is not None:
-            yield (name, ""), value
+def _sums(message: _Facts) -> Iterator[tuple[tuple[str, str], float]]:
+    for name, value in (*message.sums(SUM).items(), *message.sums(AMOUNT).items()):
+        yield (name, ""), value
+    for name, parts in message.sums(PARTS).items():
+        yield from (((name, part), value) for part, value in parts.items())
+    for name, times in message.sums(HISTOGRAM).items():
+        yield (name, "sum"), times.sum
+        yield from (((name, str(bucket)), count) for bucket, count in enumerate(times.counts))

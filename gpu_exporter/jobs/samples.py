@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate
 
 from gpu_exporter.catalogue import metrics as m
@@ -11,20 +11,9 @@ from gpu_exporter.jobs.message import Sums
 from gpu_exporter.jobs.places import PROFILE
 from gpu_exporter.jobs.store import RankKey, RankState
 from gpu_exporter.model.gpu import Gpu, Sample, Series
-from gpu_exporter.model.job_message import STEP_BUCKETS
+from gpu_exporter.model.job_message import HISTOGRAM, KEYS, STEP_BUCKETS
 from gpu_exporter.model.metric import Labels, Metric
 
-# By key of the message: the metric, and the label that has the part.
-COUNTERS: Mapping[str, tuple[Metric, str]] = {
-    "steps": (m.JOB_STEPS, ""),
-    "data_seconds": (m.JOB_DATA, ""),
-    "activity_seconds": (m.JOB_ACTIVITY, "activity"),
-    "phase_seconds": (m.JOB_PHASE, "phase"),
-    "tokens": (m.JOB_TOKENS, ""),
-    "samples": (m.JOB_SAMPLES, ""),
-    "flops": (m.JOB_FLOPS, ""),
-}
-HISTOGRAMS: Mapping[str, Metric] = {"step": m.JOB_STEP, "self": m.JOB_SELF}
 # More digits would only be noise that every scrape transfers.
 DIGITS = 6
 
@@ -46,12 +35,12 @@ class RankSeries:
     def _samples(self, state: RankState) -> Iterator[Sample]:
         totals, message = state.totals(), state.message
         for (name, part), value in totals.items():
-            if name in COUNTERS:
-                metric, label = COUNTERS[name]
-                yield self._sample(metric, round(value, DIGITS), ((label, part),) if label else ())
-        for name, metric in HISTOGRAMS.items():
-            if (name, "sum") in totals:
-                yield from self._histogram(metric, name, totals)
+            key = KEYS[name]
+            if key.kind != HISTOGRAM:
+                label = ((key.label, part),) if key.label else ()
+                yield self._sample(m.JOB_SENT[name], round(value, DIGITS), label)
+            elif part == "sum":
+                yield from self._histogram(m.JOB_SENT[name], name, totals)
         if state.stepped_at is not None:
             yield self._sample(m.JOB_STEPPED_AT, round(state.stepped_at, 3))
         yield self._sample(m.JOB_STARTED_AT, round(state.started_at, 3))

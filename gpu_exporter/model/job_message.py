@@ -18,27 +18,50 @@ STEP_BUCKETS = (
 MOST_PHASES = 32
 # What a rank does at the moment. Only time in `training` is compared between ranks.
 TRAINING, EVALUATION, CHECKPOINT, COMPILE = ACTIVITIES = ("training", "evaluation", "checkpoint", "compile")
-# The keys of a message. All sums begin at 0 when the process starts; times are in seconds. Optional keys are left out
-# if they are not known.
+
+# What a key contains: something that is true at the moment; a sum; a sum of what each step says that it processed; sums
+# by name; a histogram: {sum, counts}, counts for STEP_BUCKETS and above, not cumulative.
+FACT, SUM, AMOUNT, PARTS, HISTOGRAM = "fact", "sum", "amount", "parts", "histogram"
+
+
+class Key:
+    """A key of a message: its `kind`, and its `unit` and `metric` if it is exposed as one, with `help` as its HELP.
+
+    `label` is the label that has the names of PARTS. A key that `may_miss` is left out if it is not known.
+    """
+
+    __slots__ = ("help", "kind", "label", "may_miss", "metric", "unit")
+
+    def __init__(
+        self, kind: str, help: str, unit: str = "", metric: str = "", label: str = "", *, may_miss: bool = False
+    ) -> None:
+        self.kind, self.help, self.unit, self.metric, self.label = kind, help, unit, metric, label
+        self.may_miss = may_miss or kind == AMOUNT
+
+
+# The keys of a message. All sums begin at 0 when the process starts; times are in seconds.
+# fmt: off
 KEYS = {
-    "version": "VERSION",
-    "job_id": "name of the job, the same on all ranks",
-    "attempt": "identifies this process of this rank: a new one means that all sums begin at 0 again",
-    "rank": "global rank, from 0",
-    "world_size": "number of ranks",
-    "uuid": "optional: UUID of the GPU that the rank uses, as NVML prints it",
-    "pod_uid": "optional: UID of the pod, if the launcher passed it on",
-    "dtype": "optional: data type of the matrix products, for the peak that MFU refers to, such as bf16",
-    "activity": "one of ACTIVITIES",
-    "elapsed": "time since the timer was created",
-    "since_step": "time since the last step ended, or since the timer was created",
-    "steps": "completed steps",
-    "step": "histogram of step time: {sum, counts}, counts for STEP_BUCKETS and above, not cumulative",
-    "self": "optional: histogram of self time, which is step time without waiting for other ranks",
-    "data_seconds": "time in the loader",
-    "activity_seconds": "time by activity, of ACTIVITIES; training includes data",
-    "phase_seconds": "time by phase of a step: forward, backward, optimizer, waiting, and the user's names",
-    "tokens": "optional: tokens processed",
-    "samples": "optional: samples processed",
-    "flops": "optional: floating-point operations of the model, without recomputation",
+    "version":    Key(FACT, "VERSION"),
+    "job_id":     Key(FACT, "name of the job, the same on all ranks"),
+    "attempt":    Key(FACT, "identifies this process of this rank: a new one means that all sums begin at 0 again"),
+    "rank":       Key(FACT, "global rank, from 0"),
+    "world_size": Key(FACT, "number of ranks"),
+    "uuid":       Key(FACT, "UUID of the GPU that the rank uses, as NVML prints it", may_miss=True),
+    "pod_uid":    Key(FACT, "UID of the pod, if the launcher passed it on", may_miss=True),
+    "dtype":      Key(FACT, "data type of the matrix products, for the peak that MFU refers to, such as bf16", may_miss=True),
+    "activity":   Key(FACT, "one of ACTIVITIES"),
+    "elapsed":    Key(FACT, "time since the timer was created"),
+    "since_step": Key(FACT, "time since the last step ended, or since the timer was created"),
+    "step":             Key(HISTOGRAM, "Duration in seconds of the steps of a rank of a training job.", "seconds", "gpu_job_step_seconds"),
+    "self":             Key(HISTOGRAM, "Self time in seconds of the steps of a rank: the duration without waiting for other ranks.", "seconds", "gpu_job_self_seconds", may_miss=True),
+    "data_seconds":     Key(SUM,    "Seconds that a rank spent in its data loader.", "seconds", "gpu_job_data_seconds_total"),
+    "phase_seconds":    Key(PARTS,  "Seconds that a rank spent in each phase of its steps.", "seconds", "gpu_job_phase_seconds_total", "phase", may_miss=True),
+    "activity_seconds": Key(PARTS,  "Seconds that a rank spent in training, evaluation, checkpoint and compile.", "seconds", "gpu_job_activity_seconds_total", "activity"),
+    "steps":            Key(SUM,    "Completed steps of a rank.", "steps", "gpu_job_steps_total"),
+    "tokens":           Key(AMOUNT, "Tokens processed by a rank.", "tokens", "gpu_job_tokens_total"),
+    "samples":          Key(AMOUNT, "Samples processed by a rank.", "samples", "gpu_job_samples_total"),
+    "flops":            Key(AMOUNT, "Floating-point operations of the model done by a rank, without recomputation.", "flops", "gpu_job_model_flops_total"),
 }
+# fmt: on
+AMOUNTS = tuple(name for name, key in KEYS.items() if key.kind == AMOUNT)

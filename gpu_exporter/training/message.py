@@ -34,9 +34,7 @@ def message(
         "pod_uid": place.pod_uid,
         "dtype": dtype,
         "self": _histogram(totals.own) if totals.own.count else None,
-        "tokens": totals.tokens,
-        "samples": totals.samples,
-        "flops": totals.flops,
+        **totals.amounts,
     }
     return {
         "version": VERSION,

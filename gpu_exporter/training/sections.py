@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from gpu_exporter.model.job_message import TRAINING
+from gpu_exporter.model.job_message import AMOUNTS, TRAINING
 
 # These cost less than `typing.Generic` at run time, which type checkers need.
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ else:
 class Step:
     """A step. One that ends with an exception does not count."""
 
-    __slots__ = ("_timer", "flops", "samples", "tokens")
+    __slots__ = ("_timer", *AMOUNTS)
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer

@@ -5,29 +5,13 @@ from __future__ import annotations
 import time
 from itertools import accumulate
 
-from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS
+from gpu_exporter.model.job_message import ACTIVITIES, HISTOGRAM, KEYS, PARTS, STEP_BUCKETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-# Metric, key of the message, help.
-COUNTERS = (
-    ("gpu_job_steps_total", "steps", "Completed training steps."),
-    ("gpu_job_data_seconds_total", "data_seconds", "Time in the data loader."),
-    ("gpu_job_tokens_total", "tokens", "Tokens processed."),
-    ("gpu_job_samples_total", "samples", "Samples processed."),
-    ("gpu_job_model_flops_total", "flops", "Floating-point operations of the model, without recomputation."),
-)
-HISTOGRAMS = (
-    ("gpu_job_step_seconds", "step", "Step time."),
-    ("gpu_job_self_seconds", "self", "Step time without waiting for other ranks."),
-)
-BY_NAME = (
-    ("gpu_job_phase_seconds_total", "phase_seconds", "phase", "Time by phase of a step."),
-    ("gpu_job_activity_seconds_total", "activity_seconds", "activity", "Time by activity."),
-)
 NOW = "gpu_job_activity"
 START, LAST_STEP = "gpu_job_start_timestamp_seconds", "gpu_job_last_step_timestamp_seconds"
 RANK = "gpu_job_rank_info"
@@ -44,19 +28,18 @@ def render(message: Mapping[str, Any], now: float | None = None) -> str:
 
 
 def _lines(message: Mapping[str, Any], labels: Mapping[str, str], now: float) -> Iterator[str]:
-    for name, key, about in COUNTERS:
-        if key in message:
-            yield from _head(name, about, "counter")
-            yield f"{name}{_braces(labels)} {message[key]!r}"
-    for name, key, label, about in BY_NAME:
-        if message[key]:
-            yield from _head(name, about, "counter")
-        for value, seconds in message[key].items():
-            yield f"{name}{_braces({**labels, label: value})} {seconds!r}"
-    for name, key, about in HISTOGRAMS:
-        if key in message:
-            yield from _head(name, about, "histogram")
-            yield from _buckets(name, message[key], labels)
+    for name, key in KEYS.items():
+        value = message.get(name)
+        if not key.metric or value is None or value == {}:
+            continue
+        yield from _head(key.metric, key.help, "histogram" if key.kind == HISTOGRAM else "counter")
+        if key.kind == HISTOGRAM:
+            yield from _buckets(key.metric, value, labels)
+        elif key.kind == PARTS:
+            for part, seconds in value.items():
+                yield f"{key.metric}{_braces({**labels, key.label: part})} {seconds!r}"
+        else:
+            yield f"{key.metric}{_braces(labels)} {value!r}"
     yield from _head(NOW, "What a rank does now.", "gauge")
     for activity in ACTIVITIES:
         yield f"{NOW}{_braces({**labels, 'activity': activity})} {int(activity == message['activity'])}"

@@ -10,6 +10,7 @@ from time import perf_counter
 
 from gpu_exporter.model.job_message import (
     ACTIVITIES,
+    AMOUNTS,
     CHECKPOINT,
     COMPILE,
     EVALUATION,
@@ -222,9 +223,8 @@ class StepTimer:
                 totals.own.add(own + self._data_of_step)
             self._data_of_step = 0.0
             totals.steps += 1
-            totals.tokens += amount(step.tokens)
-            totals.samples += amount(step.samples)
-            totals.flops += amount(step.flops)
+            for name in AMOUNTS:
+                totals.amounts[name] += amount(getattr(step, name))
             self._step_ended = perf_counter()
 
     def add_data(self, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
+from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Totals:
     phase is not part of the outer one.
     """
 
-    __slots__ = ("activities", "data", "flops", "own", "phases", "samples", "step", "steps", "tokens")
+    __slots__ = ("activities", "amounts", "data", "own", "phases", "step", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
@@ -68,7 +68,7 @@ class Totals:
         self.data = 0.0
         self.activities = dict.fromkeys(ACTIVITIES, 0.0)
         self.phases: dict[str, float] = {}
-        self.tokens = self.samples = self.flops = 0.0
+        self.amounts = dict.fromkeys(AMOUNTS, 0.0)
 
     def add_step(
         self, seconds: float, phases: Iterable[Sequence[Any]], waits: frozenset[str] | None, weight: int = 1
@@ -113,9 +113,7 @@ class Totals:
             found["self_seconds"] = self.own.mean
         if trained:
             found["data_share"] = min(self.data / trained, 1.0)
-            for name in ("tokens", "samples", "flops"):
-                if getattr(self, name):
-                    found[f"{name}_per_second"] = getattr(self, name) / trained
+            found |= {f"{name}_per_second": sum / trained for name, sum in self.amounts.items() if sum}
         found |= {f"phase_seconds/{name}": seconds / steps for name, seconds in self.phases.items()}
         others = {name: seconds for name, seconds in self.activities.items() if name != TRAINING and seconds}
         return found | {f"{name}_seconds": seconds for name, seconds in others.items()}

@@ -9,7 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.model.job_message import STEP_BUCKETS, VERSION
+from gpu_exporter.model.job_message import AMOUNTS, STEP_BUCKETS, VERSION
+
+AMOUNTS_OF_STEP = {"tokens": 4096, "samples": 8, "flops": 1e15}
 
 
 def message(steps: int = 3, step_seconds: float = 0.25, **changes: Any) -> dict[str, Any]:
@@ -33,9 +35,7 @@ def message(steps: int = 3, step_seconds: float = 0.25, **changes: Any) -> dict[
         "data_seconds": seconds / 10,
         "activity_seconds": {"training": seconds, "evaluation": 0},
         "phase_seconds": {"forward": seconds / 2, "backward": seconds / 4},
-        "tokens": steps * 4096,
-        "samples": steps * 8,
-        "flops": steps * 1e15,
+        **{name: steps * AMOUNTS_OF_STEP.get(name, 1) for name in AMOUNTS},
         **changes,
     }
 

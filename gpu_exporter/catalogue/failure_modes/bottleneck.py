@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW, bottleneck_is
 from gpu_exporter.catalogue.causes import Cause
@@ -14,10 +15,15 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Injec
 from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
-SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as a share of the power limit")
+SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as a share of the power limit", a.POWER)
 # A constant load at the edge of two buckets seems to swing by 40 W, whatever the power limit of the GPU is.
 COARSE = Limit(
-    "coarsePower", 50.0, "watts", "swing in watts up to which it may be an artefact of the 50 W histogram buckets"
+    "coarsePower",
+    50.0,
+    "watts",
+    "swing in watts up to which it may be an artefact of the 50 W histogram buckets",
+    a.POWER,
+    any_model="the width of a bucket of the histogram, whatever the board draws",
 )
 # Less than one request at a time, on average. By pod: an inference server may use several GPUs.
 FEW_REQUESTS = "avg_over_time(pod:requests:count[30m]) < 1"

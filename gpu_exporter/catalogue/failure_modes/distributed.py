@@ -11,6 +11,7 @@ from __future__ import annotations
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
@@ -38,19 +39,19 @@ MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
 # VICTIMS is above one half, because in a stage of two ranks, half of them wait.
-VICTIMS       = Limit("victims", 0.6, "ratio", "share of the job's other ranks that must wait before a rank counts as a straggler")
-ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them")
-STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")
-SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
-LATE_GAP      = Limit("lateGap", 0.4, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others")
-SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activity of a slow rank is for an hour than that of the other ranks")
-STANDS_OUT    = Limit("standsOut", 0.5, "ratio", "how far the lowest of the other ranks may be below their mean, as a share of how far a slow rank is above it")
-ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
-UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
+VICTIMS       = Limit("victims", 0.6, "ratio", "share of the job's other ranks that must wait before a rank counts as a straggler", a.PEERS)
+ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them", a.PEERS)
+STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine activity of a starved rank is than that of its victims", a.TIME)
+SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims", a.SM)
+LATE_GAP      = Limit("lateGap", 0.4, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others", a.TIME)
+SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activity of a slow rank is for an hour than that of the other ranks", a.SM)
+STANDS_OUT    = Limit("standsOut", 0.5, "ratio", "how far the lowest of the other ranks may be below their mean, as a share of how far a slow rank is above it", a.PEERS)
+ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ", a.PEERS)
+UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires", a.PEERS)
 POWER_CAPPED  = Limit("atPowerCap", 0.93, "ratio", "power, as a share of the power limit, from which a slow rank counts as power-capped: it has more work, and no fault")
-PAUSED        = Limit("pausedLoop", 0.05, "ratio", "share of time in an evaluation, a checkpoint or a compilation, as the training loop says, at or above which ranks are not compared; shorter pauses cannot make a difference that counts")
-STUCK_PAUSE   = Limit("stuckPause", 0.9, "ratio", "share of time that a pause takes for an hour, at or above which it no longer excuses a hang")
-SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
+PAUSED        = Limit("pausedLoop", 0.05, "ratio", "share of time in an evaluation, a checkpoint or a compilation, as the training loop says, at or above which ranks are not compared; shorter pauses cannot make a difference that counts", a.LOOPS)
+STUCK_PAUSE   = Limit("stuckPause", 0.9, "ratio", "share of time that a pause takes for an hour, at or above which it no longer excuses a hang", a.LOOPS)
+SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work", a.TIME)
 # fmt: on
 
 COMMUNICATES = Mark("communicates", And(c.BUSY, c.TRAFFIC))

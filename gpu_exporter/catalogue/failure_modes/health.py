@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
@@ -14,16 +15,16 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID of an application, or on an undocumented one, lasts after the XID")
-LINK_ERRORS    = Limit("nvlinkErrors", 10, "errors", "NVLink replays, or CRC errors, within an hour above which the alert fires")
-LINK_RECOVERIES = Limit("nvlinkRecoveries", 1, "recoveries", "NVLink recoveries within an hour above which the alert fires")
-ECC_STORM      = Limit("eccStorm", 100, "errors", "corrected ECC errors within an hour above which the alert fires")
-HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time under thermal throttling by the hardware above which the alert fires")
-HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time under thermal throttling by the driver above which the alert fires")
-MARGIN         = Limit("thermalMargin", LOW_MARGIN, "celsius", "degrees below the slowdown temperature that are too few")
-BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time under power brake above which the alert fires")
-LINK_BUSY      = Limit("linkBusy", BUSY / 100, "ratio", "utilisation from which the PCIe link no longer saves power")
-STALE          = Limit("stale", 150, "seconds", "age from which the last successful collection of a GPU is too old; longer than an interval, a scrape and an evaluation together")
+XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID of an application, or on an undocumented one, lasts after the XID", a.COUNTS)
+LINK_ERRORS    = Limit("nvlinkErrors", 10, "errors", "NVLink replays, or CRC errors, within an hour above which the alert fires", a.COUNTS)
+LINK_RECOVERIES = Limit("nvlinkRecoveries", 1, "recoveries", "NVLink recoveries within an hour above which the alert fires", a.COUNTS)
+ECC_STORM      = Limit("eccStorm", 100, "errors", "corrected ECC errors within an hour above which the alert fires", a.COUNTS)
+HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time under thermal throttling by the hardware above which the alert fires", a.TIME)
+HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time under thermal throttling by the driver above which the alert fires", a.TIME)
+MARGIN         = Limit("thermalMargin", LOW_MARGIN, "celsius", "degrees below the slowdown temperature that are too few", a.TEMPERATURE, any_model="a distance from the threshold of the board itself")
+BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time under power brake above which the alert fires", a.TIME)
+LINK_BUSY      = Limit("linkBusy", BUSY / 100, "ratio", "utilisation from which the PCIe link no longer saves power", a.TIME)
+STALE          = Limit("stale", 150, "seconds", "age from which the last successful collection of a GPU is too old; longer than an interval, a scrape and an evaluation together", a.COUNTS)
 # fmt: on
 
 

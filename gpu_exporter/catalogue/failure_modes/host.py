@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import host_signals as s
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Limit, Or, Over, Unless
@@ -20,17 +21,17 @@ MINUTE = 60.0
 MIB = 2.0**20
 
 # fmt: off
-SATURATED     = Limit("launchSaturated", 0.85, "ratio", "share of time on a CPU at or above which the launching thread is saturated")
-WAITING_MAIN  = Limit("launchWaiting", 0.60, "ratio", "share of time on a CPU below which the launching thread waits for something")
-STARVED       = Limit("launchStarved", 0.20, "ratio", "share of time waiting for a CPU at or above which the launching thread is short of CPU time")
-THROTTLED     = Limit("cpuThrottled", 0.20, "ratio", "share of the periods of the CPU limit in which it stopped the process, at or above which the limit is the cause")
-BLOCKED       = Limit("storageBlocked", 0.25, "ratio", "share of time in which workers or the main thread are blocked by storage, at or above which storage is the cause")
-BUSY_WORKER   = Limit("workerBusy", 0.30, "ratio", "share of time on a CPU, waiting for one or blocked, at or above which the workers are at work")
-FULL_CPUS     = Limit("cpusFull", 0.60, "ratio", "use of the CPUs that the process may use, at or above which more workers would not help")
-FAULTS        = Limit("swapFaults", 50.0, "per second", "major page faults per second at or above which a process in swap counts as swapping")
-SWAPPED       = Limit("swappedBytes", 64 * MIB, "bytes", "memory in swap at or above which a process with major page faults counts as swapping")
-FULL_SHM      = Limit("shmFull", 0.90, "ratio", "used part of /dev/shm at or above which it is nearly full")
-REMOTE        = Limit("remoteNode", 0.90, "ratio", "share of time on another NUMA node than the GPU's, at or above which the process counts as remote")
+SATURATED     = Limit("launchSaturated", 0.85, "ratio", "share of time on a CPU at or above which the launching thread is saturated", a.HOST)
+WAITING_MAIN  = Limit("launchWaiting", 0.60, "ratio", "share of time on a CPU below which the launching thread waits for something", a.HOST)
+STARVED       = Limit("launchStarved", 0.20, "ratio", "share of time waiting for a CPU at or above which the launching thread is short of CPU time", a.HOST)
+THROTTLED     = Limit("cpuThrottled", 0.20, "ratio", "share of the periods of the CPU limit in which it stopped the process, at or above which the limit is the cause", a.HOST)
+BLOCKED       = Limit("storageBlocked", 0.25, "ratio", "share of time in which workers or the main thread are blocked by storage, at or above which storage is the cause", a.HOST)
+BUSY_WORKER   = Limit("workerBusy", 0.30, "ratio", "share of time on a CPU, waiting for one or blocked, at or above which the workers are at work", a.HOST)
+FULL_CPUS     = Limit("cpusFull", 0.60, "ratio", "use of the CPUs that the process may use, at or above which more workers would not help", a.HOST)
+FAULTS        = Limit("swapFaults", 50.0, "per second", "major page faults per second at or above which a process in swap counts as swapping", a.HOST)
+SWAPPED       = Limit("swappedBytes", 64 * MIB, "bytes", "memory in swap at or above which a process with major page faults counts as swapping", a.HOST, any_model="memory of the process, not of the GPU")
+FULL_SHM      = Limit("shmFull", 0.90, "ratio", "used part of /dev/shm at or above which it is nearly full", a.HOST)
+REMOTE        = Limit("remoteNode", 0.90, "ratio", "share of time on another NUMA node than the GPU's, at or above which the process counts as remote", a.HOST)
 # fmt: on
 
 LAUNCH_CPU, LAUNCH_WAIT, LAUNCH_BLOCKED = mean(s.LAUNCH_CPU), mean(s.LAUNCH_WAIT), mean(s.LAUNCH_BLOCKED)

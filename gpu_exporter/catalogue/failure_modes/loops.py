@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import Compare, Limit
@@ -18,7 +19,7 @@ MINUTE = 60.0
 # What `requires` says.
 LOOP = "training loop"
 
-DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader, as the training loop says, at or above which the loader is a bottleneck")  # fmt: skip
+DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader, as the training loop says, at or above which the loader is a bottleneck", a.LOOPS)  # fmt: skip
 
 _JOB = "on (cluster, namespace, workload, job_id)"
 _TIMER = "The alert needs a [step timer](../training.md) in the training loop and `--job-socket`."

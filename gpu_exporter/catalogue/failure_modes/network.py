@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
@@ -16,12 +17,12 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-FLAPS        = Limit("nicFlaps", 3.0, "times", "how often a network link may go down within an hour before it counts as flapping")
-FULL_RATE    = Limit("nicFullRate", 0.95, "ratio", "rate of a network link, as a share of what it should be, below which it is degraded")
-LINK_ERRORS  = Limit("nicLinkErrors", 100.0, "errors", "link errors of the network ports of a GPU within an hour, above which a link is faulty")
-RETRANSMITS  = Limit("nicRetransmits", 100.0, "per second", "retransmitted packets per second above which the network loses packets")
-SLOW_RAIL    = Limit("nicSlowRail", 0.5, "ratio", "network traffic of a rank, as a share of the median of its job, below which its rail is slow")
-FAR          = Limit("nicFar", 5.0, "level", "distance of the nearest network port at or above which it is far: 4 another host bridge, 5 another NUMA node")
+FLAPS        = Limit("nicFlaps", 3.0, "times", "how often a network link may go down within an hour before it counts as flapping", a.NETWORK)
+FULL_RATE    = Limit("nicFullRate", 0.95, "ratio", "rate of a network link, as a share of what it should be, below which it is degraded", a.NETWORK)
+LINK_ERRORS  = Limit("nicLinkErrors", 100.0, "errors", "link errors of the network ports of a GPU within an hour, above which a link is faulty", a.NETWORK)
+RETRANSMITS  = Limit("nicRetransmits", 100.0, "per second", "retransmitted packets per second above which the network loses packets", a.NETWORK)
+SLOW_RAIL    = Limit("nicSlowRail", 0.5, "ratio", "network traffic of a rank, as a share of the median of its job, below which its rail is slow", a.NETWORK)
+FAR          = Limit("nicFar", 5.0, "level", "distance of the nearest network port at or above which it is far: 4 another host bridge, 5 another NUMA node", a.NETWORK)
 # fmt: on
 
 SENDS = Mark("exchanges", And(c.SENDS, c.BUSY))

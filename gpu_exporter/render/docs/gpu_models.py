@@ -8,7 +8,8 @@ from gpu_exporter.catalogue import gpu_models, model_assumptions, model_expectat
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.gpu_models import SLICES, WHOLE, GpuModel, Profiling
-from gpu_exporter.catalogue.model_assumptions import GROUPS, IDLE_EDGE, Group, fixed_numbers, limits
+from gpu_exporter.catalogue.limits import IDLE_EDGE, fixed_numbers, limits
+from gpu_exporter.catalogue.model_assumptions import ASSUMPTIONS
 from gpu_exporter.catalogue.model_expectations import (
     EXPECTATIONS,
     MARGIN,
@@ -63,6 +64,10 @@ GpuPowerOscillation reads power, because idle and waiting GPUs draw between 0.11
 on the model and the clock.
 
 """
+ABSOLUTE_HEAD = """
+Limits in units of which a model has more than another:
+
+"""
 MARGINS_HEAD = f"""
 ## How far is each reading from its limit?
 
@@ -101,7 +106,9 @@ def page() -> str:
         SLICES_HEAD.format(per_instance),
         table(("slice", "SMs", "memory", "memory bandwidth"), map(_slice, SLICES)),
         ASSUMPTIONS_HEAD,
-        table(("readings", "limits", "measured", "extrapolated"), _groups()),
+        table(("readings", "limits", "measured", "extrapolated"), _assumptions()),
+        ABSOLUTE_HEAD,
+        table(("limit", "why it is the same for every model"), _absolute()),
         MARGINS_HEAD,
         table(("reading", "limit", "H200", "lowest"), _margins()),
         _waiting(),
@@ -169,14 +176,16 @@ def _per_instance() -> tuple[Signal, ...]:
     return tuple(signal for signal in SIGNALS if signal not in whole)
 
 
-def _groups() -> Iterator[tuple[str, ...]]:
-    known = limits()
-    for group in GROUPS:
-        yield group.name, _limits_of(group, tuple(known)), group.measured, group.extrapolated
+def _assumptions() -> Iterator[tuple[str, ...]]:
+    for each in ASSUMPTIONS:
+        names = ticked(name for name, limit in limits().items() if limit.assumes == each)
+        yield each.name, names, each.measured, each.extrapolated
 
 
-def _limits_of(group: Group, known: tuple[str, ...]) -> str:
-    return ticked(name for name in known if name in group.limits)
+def _absolute() -> Iterator[tuple[str, ...]]:
+    for name, limit in limits().items():
+        if limit.any_model:
+            yield f"`{name}`", limit.any_model
 
 
 def _margins() -> Iterator[tuple[str, ...]]:

@@ -13,7 +13,8 @@ from gpu_exporter.catalogue.conditions import And, Calc, Compare, Condition, Fn,
 from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
-from gpu_exporter.catalogue.model_assumptions import GROUPS, all_comparisons, conditions, fixed_numbers, limits
+from gpu_exporter.catalogue.limits import all_comparisons, conditions, fixed_numbers, limits
+from gpu_exporter.catalogue.model_assumptions import ASSUMPTIONS
 from gpu_exporter.catalogue.model_expectations import (
     EXPECTATIONS,
     MARGIN,
@@ -36,19 +37,6 @@ OF_NO_MODEL = frozenset(
     {"ratio", "bool", "errors", "banks", "rows", "action", "status", "timestamp", "seconds", "total", "per_15m"}
     | {"cpus", "processes", "per_second", "level"}
 )
-# Limits in units of a model, each with the reason why the number may be the same for all of them.
-ABSOLUTE: Mapping[str, str] = {
-    "movingBytes": "a copy or a collective moves ten times as much on the slowest link, launches alone a fifth of it",
-    "talkingBytes": "without a collective, NVLink carries nothing; with the smallest messages, forty times as much",
-    "smallTrafficBytes": "the smallest messages move four times as much, a rank that waits for one a fifth of it",
-    "talkingNicBytes": "what network cards carry does not depend on the GPU",
-    "launchingBytes": "what launches move depends on the CPU and the driver",
-    "heldMemory": "more than a CUDA context needs, less than the smallest slice has",
-    "emptyMemory": "less than a CUDA context needs; without a process, no memory is in use",
-    "swappedBytes": "memory of the process, not of the GPU",
-    "thermalMargin": "a distance from the threshold of the board itself",
-    "coarsePower": "the width of a bucket of the histogram, whatever the board draws",
-}
 # Limits that power is compared with. They belong to one failure mode, which is about power.
 POWER: Mapping[str, str] = {"powerSwing": "GpuPowerOscillation", "coarsePower": "GpuPowerOscillation"}
 # Failure modes that a model without the signal cannot have reported, with the reason.
@@ -64,9 +52,9 @@ UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuStragglerSlow": (SLICES, "the traffic of slices is not measured"),
     "GpuPowerOscillation": (SLICES, "slices have no power of their own"),
 }
-LIST_ABSOLUTE = "fix: compare a share, or add the limit to ABSOLUTE in tests/unit/catalogue/test_model_independence.py"
+ABSOLUTE = "fix: compare a share, or pass the reason as `any_model` to the Limit (gpu_exporter/catalogue/conditions.py)"
 NO_POWER = "fix: compare another quantity: which share of its limit a GPU draws differs by model, cooling and clock"
-GROUP = "fix: add the limit to, or delete it from, a group in gpu_exporter/catalogue/model_assumptions.py"
+ASSUMES = "fix: pass `assumes` to the Limit, one of gpu_exporter/catalogue/model_assumptions.py"
 EXEMPT = "fix: change the limit, or add an Exempt with its consequence in gpu_exporter/catalogue/model_expectations.py"
 STALE = "fix: delete what is no longer needed from gpu_exporter/catalogue/model_expectations.py"
 LISTED = "fix: correct UNDETECTABLE in tests/unit/catalogue/test_model_independence.py"
@@ -125,11 +113,12 @@ def test_every_unit_is_sorted() -> None:
 
 
 @pytest.mark.drift
-def test_limits_in_units_of_a_model_are_listed() -> None:
+def test_limits_in_units_of_a_model_have_a_reason() -> None:
     """Watts, hertz, bytes, bytes per second and degrees are compared only with limits that have a reason."""
     found = {name for _, condition in conditions() for name in depend_on_model(condition)}
-    assert found - set(ABSOLUTE) == set(), LIST_ABSOLUTE
-    assert set(ABSOLUTE) - found == set(), "fix: delete the limit from tests/unit/catalogue/test_model_independence.py"
+    explained = {name for name, limit in limits().items() if limit.any_model}
+    assert found - explained == set(), ABSOLUTE
+    assert explained - found == set(), "fix: remove `any_model` from the Limit, whose unit needs no reason"
 
 
 @pytest.mark.drift
@@ -158,10 +147,11 @@ def test_what_counts_as_dependent(compare: Compare, absolute: list[str], power: 
 
 
 @pytest.mark.drift
-def test_every_limit_is_in_one_group() -> None:
+def test_every_limit_has_an_assumption() -> None:
     """Somebody has decided what each limit assumes about models."""
-    grouped = [name for group in GROUPS for name in group.limits]
-    assert sorted(grouped) == sorted(limits()), GROUP
+    assert [name for name, limit in limits().items() if limit.assumes is None] == [], ASSUMES
+    unused = set(ASSUMPTIONS) - {limit.assumes for limit in limits().values()}
+    assert unused == set(), "fix: remove it from gpu_exporter/catalogue/model_assumptions.py"
 
 
 @pytest.mark.drift

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.resources import files
@@ -53,9 +54,13 @@ def test_help_lists_every_setting_in_its_group() -> None:
         assert f"--{flag(setting)} " in sections[setting.metadata["group"].value]
 
 
-def test_each_setting_has_a_group_that_is_not_too_large() -> None:
-    sizes = {group: [s for s in fields(Config) if s.metadata["group"] is group] for group in Group}
-    assert all(0 < len(settings) <= 10 for settings in sizes.values())
+@pytest.mark.drift
+def test_each_group_of_settings_can_be_read_at_a_glance() -> None:
+    sizes = Counter(setting.metadata["group"] for setting in fields(Config))
+    crowded = [f"{group.value} has {sizes[group]} settings" for group in Group if not 0 < sizes[group] <= 10]
+    assert crowded == [], (
+        f"{crowded}; fix: use another member of Group in gpu_exporter/config.py for the setting that others need least"
+    )
 
 
 def test_every_command_is_in_the_table() -> None:

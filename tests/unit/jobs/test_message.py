@@ -63,7 +63,7 @@ def test_optional_keys_may_be_absent() -> None:
 )
 def test_a_faulty_key_is_named(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        decode(encoded(message(**changes)))
+        decode(encoded({**message(), **changes}))
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])

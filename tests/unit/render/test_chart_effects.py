@@ -12,8 +12,6 @@ from tests.support.chart import Object, objects
 from tests.support.chart_effects import ABSENT, EFFECTS, at, nested
 from tests.unit.render import test_chart_rules as rules
 
-pytestmark = pytest.mark.slow
-
 # Values, or the beginning of their paths, whose effect another test shows.
 SHOWN_BY: Mapping[str, Callable[..., None]] = {
     "prometheusRule.limits.": rules.test_every_limit_is_in_the_rules,
@@ -47,6 +45,7 @@ def rendered(path: str, *, changed: bool) -> list[Object]:
     return objects(effect.beside if effect.before is None else effect.before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EFFECTS)
 def test_a_value_has_its_effect(path: str) -> None:
     effect = EFFECTS[path]

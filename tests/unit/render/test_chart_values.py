@@ -12,8 +12,6 @@ from gpu_exporter.render.chart.schemas import Schema
 from gpu_exporter.render.chart.values import Value, values
 from tests.support.chart import CHART
 
-pytestmark = pytest.mark.slow
-
 ROWS = {row.path: row for row in values()}
 TEMPLATES = sorted(path for path in (CHART / "templates").rglob("*") if path.is_file())
 # Templates iterate over everything below these.

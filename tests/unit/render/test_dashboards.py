@@ -298,7 +298,8 @@ def test_runbooks() -> None:
 def test_published_docs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the project has an address, alerts and runbooks link to it."""
     monkeypatch.setattr(project, "DOCS", "https://git.example/docs")
-    assert rules.alert(MODES[0], {})["annotations"]["runbook_url"] == "https://git.example/docs/runbooks/gpulost.md"
+    runbook = f"https://git.example/docs/runbooks/{MODES[0].name.lower()}.md"
+    assert rules.alert(MODES[0], {})["annotations"]["runbook_url"] == runbook
     assert "(https://git.example/docs/xids.md)" in dashboards.render(boards.RUNBOOKS)
 
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.catalogue import metrics
-from gpu_exporter.model.job_message import MOST_BYTES, SOCKET_VARIABLE, STEP_BUCKETS
+from gpu_exporter.model.job_message import AMOUNTS, MOST_BYTES, SOCKET_VARIABLE, STEP_BUCKETS
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.training import StepTimer, timer
 from gpu_exporter.training.textfile import render
@@ -94,7 +94,7 @@ def test_a_textfile(tmp_path: Path, message: dict[str, Any]) -> None:
 
 def test_a_textfile_has_the_metrics_of_the_exporter(message: dict[str, Any]) -> None:
     """The names and kinds, and the labels without those of the GPU; so that rules and dashboards apply to both."""
-    whole = {**message, "self": message["step"], "samples": 1.0, "flops": 1.0, "dtype": "bf16", "pod_uid": "p"}
+    whole = {**message, "self": message["step"], **dict.fromkeys(AMOUNTS, 1.0), "dtype": "bf16", "pod_uid": "p"}
     of_jobs = [
         metric for metric in metrics.METRICS if metric.name.startswith("gpu_job_") and metric.set is MetricSet.JOB
     ]
