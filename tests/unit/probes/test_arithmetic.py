@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_rate(
     assert first.arguments[1:] == (a.CHECKED_ITERATIONS, 1)
     assert {launch.arguments[2] for launch in others} == {0}
     iterations = [launch.arguments[1] for launch in others]
-    assert all(now <= 16 * before for before, now in zip(iterations, iterations[1:], strict=False))
+    assert all(now <= 16 * before for before, now in pairwise(iterations))
     sample = iterations[-1]
     assert 0.9 * seconds < sample * ITERATION <= seconds
     settled = iterations.count(sample) - 1 - a.SAMPLES

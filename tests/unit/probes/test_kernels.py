@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -196,7 +197,7 @@ def test_a_block_fits_an_sm(unit: Computes) -> None:
     kernel = kernel_of(unit)
     assert kernel.threads == unit.threads
     assert unit.threads % max(WARP, unit.group) == 0
-    assert unit.blocks * unit.threads <= THREADS
+    assert 0 < unit.blocks * unit.threads <= THREADS
     assert unit.blocks * unit.threads * kernel.registers <= REGISTERS
     assert kernel.shared <= SHARED
 
@@ -230,6 +231,18 @@ def halves(register: int) -> tuple[float, float]:
     return low, high
 
 
+# What is random in two bf16 numbers: all but the exponents.
+SIGN_AND_FRACTION = (1 << 15 | (1 << 7) - 1) * (1 << 16 | 1)
+
+
+def bits_of(registers: Iterable[int]) -> int:
+    """Return the bits in which any of these registers differs from two ones."""
+    found = 0
+    for register in registers:
+        found |= register ^ ONES
+    return found
+
+
 def test_operands_in_registers() -> None:
     """Ones, or numbers of magnitude 1 to 2 that differ by register and thread. Each B is used with each tile."""
     unit = COMPUTE[1]
@@ -246,10 +259,11 @@ def test_operands_in_registers() -> None:
     assert all(1 <= abs(number) < 2 for number in numbers)
     assert {number > 0 for number in numbers} == {True, False}
     assert {register for operands in other.operands for register in operands}.isdisjoint(registers)
-    tiles = [tuple(operands[4:]) for operands in ran.operands]
-    steps = len(tiles) // k.SYNC_TILES
+    assert bits_of(registers) == SIGN_AND_FRACTION
     for tile in range(k.SYNC_TILES):
-        assert {tiles[step * k.SYNC_TILES + tile] for step in range(steps)} == pairs, tile
+        used_pairs = Counter(operands[4:] for operands in ran.operands[tile :: k.SYNC_TILES])
+        assert set(used_pairs) == pairs, tile
+        assert len(set(used_pairs.values())) == 1, tile
 
 
 def tiles_of_group() -> tuple[int, int, int]:
@@ -274,6 +288,7 @@ def test_shared_memory_is_filled(thread: int) -> None:
     assert sorted(ran.stored) == expected
     assert len(set(ran.stored.values())) > len(expected) // 2
     assert all(1 <= abs(number) < 2 for register in ran.stored.values() for number in halves(register))
+    assert bits_of(ran.stored.values()) == SIGN_AND_FRACTION
 
 
 @pytest.mark.parametrize("thread", [0, 127, 128, 255])
@@ -292,4 +307,6 @@ def test_descriptors_of_tiles(thread: int) -> None:
             assert 16 * (descriptor >> 32 & 0x3FFF) == 8 * row
             assert descriptor >> 62 == 1  # of 128 bytes
             assert descriptor >> 46 & 0xFFFF == 0
-    assert len(ran.operands) == k.GROUP_STEPS
+    uses = Counter(ran.operands)
+    assert len(uses) == row // (2 * depth)
+    assert len(set(uses.values())) == 1
