@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 ONES = 0x3F803F80
@@ -158,7 +158,7 @@ class Kernel:
                 assert kind[0] in ("fence", "bar", "wgmma"), name
 
 
-_ALU = {
+_ALU: Mapping[str, Callable[..., int]] = {
     "add": lambda one, other: one + other,
     "sub": lambda one, other: one - other,
     "mul": lambda one, other: one * other,

@@ -107,7 +107,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
 
 def used(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> Torch:
     """Let `measure` find this PyTorch."""
-    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(c, "time", SimpleNamespace(perf_counter=lambda: torch.now))
     monkeypatch.setattr(c, "network_rate", lambda reader: 3e9)
     for name, value in {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
@@ -127,10 +127,11 @@ def test_everything_is_measured(torch: Torch) -> None:
     assert known
     assert measured.fabric == Fabric(min(known.value, 1e9), 2e9)
     # nccl-tests: 2 (n - 1) / n of the message passes each link in an all-reduce, half of it in an all-to-all.
-    assert [(each.name, each.size, each.bandwidth) for each in measured.collectives] == [
-        ("all_reduce", 12 << 20, pytest.approx(1e9 * 4 / 3)),
-        ("all_to_all", 12 << 20, pytest.approx(1e9 * 2 / 3)),
+    assert [(each.name, each.size) for each in measured.collectives] == [
+        ("all_reduce", 12 << 20),
+        ("all_to_all", 12 << 20),
     ]
+    assert [each.bandwidth for each in measured.collectives] == pytest.approx([1e9 * 4 / 3, 1e9 * 2 / 3])
 
 
 def test_messages_are_divided_by_the_ranks(torch: Torch) -> None:
@@ -222,7 +223,7 @@ def test_without_torchrun(torch: Torch, monkeypatch: pytest.MonkeyPatch, missing
 
 
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(GpuExporterError, match="--collectives needs PyTorch: run it in the environment of the job"):
         c.measure(30.0)
 

@@ -108,7 +108,7 @@ class Talks(Stuck):
     def close(self) -> None:
         """Close both ends of all pipes."""
         for file in (self.stdin, self.received, self.stdout):
-            file.close()  # type: ignore[attr-defined]
+            file.close()  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -204,11 +204,11 @@ def test_when_a_gpu_hangs(
 ) -> None:
     """Not before it has had the time that it needs by design, and some more."""
     child, _ = talks
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
-    now = 1000.0
+    now = [1000.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     child.ask({"do": "x", **({"seconds": seconds} if seconds else {})})
-    now += late
-    assert child.answer(now, lambda: None)["hung"] is hung
+    now[0] += late
+    assert child.answer(now[0], lambda: None)["hung"] is hung
 
 
 @pytest.mark.parametrize(

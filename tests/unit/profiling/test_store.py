@@ -11,7 +11,7 @@ import pytest
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.profile_reason import Reason
-from gpu_exporter.profiling import records, store
+from gpu_exporter.profiling import private_file, records, store
 from gpu_exporter.profiling.pyspy import Failure
 from gpu_exporter.profiling.records import CauseShare, FailedProcess, Line, ProcessStacks, ProfiledProcess, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
@@ -154,7 +154,7 @@ def test_a_full_folder_makes_room(tmp_path: Path) -> None:
         made.add(summary(number), STACKS)
     assert len(made.summaries) == 2
     seen = []
-    write = store.write_private
+    write = private_file.write_private
 
     def noted(path: Path, content: bytes) -> None:
         seen.append(len(list(tmp_path.iterdir())))

@@ -411,10 +411,9 @@ def test_profiles_that_cannot_be_read(
 
 def test_what_is_remembered() -> None:
     """Stalls and traces have budgets of their own. A clock that was set back means now, not the future."""
-    base = {"finding": "", "uuids": ("a", "b"), "gpus": (0, 1), "seconds": 5.0}
-    stall = Summary("1", 1000.0, Reason.STALL, **base, rate=50)
-    trace = Summary("2", 1100.0, Reason.REQUEST, **base, rate=0)
-    future = Summary("3", 9000.0, Reason.SCHEDULE, **{**base, "uuids": ("a",)}, rate=50)
+    stall = Summary("1", 1000.0, Reason.STALL, "", ("a", "b"), (0, 1), 5.0, rate=50)
+    trace = Summary("2", 1100.0, Reason.REQUEST, "", ("a", "b"), (0, 1), 5.0, rate=0)
+    future = Summary("3", 9000.0, Reason.SCHEDULE, "", ("a",), (0,), 5.0, rate=50)
     state = remembered([stall, trace], 1200.0, 5000.0)
     assert state.profiled == state.traced == {"a": 4900.0, "b": 4900.0}
     assert state.stalled == {"a": 4800.0, "b": 4800.0}
