@@ -164,6 +164,24 @@ def test_whom_a_server_samples(path: Path, tmp_path: Path, caplog: pytest.LogCap
     assert said == ["stacks of process 7 (python), process 9 (python) for 2 s", "stacks of nothing for 2 s"]
 
 
+def test_clients_are_answered_until_the_end(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One after another; a request that is refused, or a client that has gone, ends only its connection."""
+    requests = [b"{", json.dumps({**REQUEST, "pids": [os.getpid()]}).encode()]
+    for request, answer in zip(requests, (b"", f"stacks of {os.getpid()}".encode()), strict=True):
+        ends = iter([False, True])
+        with (
+            closing(SampleServer(path, Answers(), FILES, lambda pid: True)) as server,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
+        ):
+            client.connect(str(path))
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
+            server.run(SimpleNamespace(is_set=lambda ends=ends: next(ends)))  # type: ignore[arg-type]
+            assert answer in receive(client, MOST_REQUEST_BYTES)
+            assert list(ends) == []
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["a request is refused"]
+
+
 @pytest.mark.parametrize(
     ("answer", "failure", "text"),
     [
