@@ -54,6 +54,14 @@ def test_only_stored_ids_are_read(tmp_path: Path, profile_id: str) -> None:
     assert made.stacks(profile_id) is None
 
 
+def test_a_file_that_is_not_in_the_list_is_not_read(tmp_path: Path) -> None:
+    """Such as one beside the folder, which a path would lead to."""
+    made = ProfileStore(tmp_path / "profiles", Bounds())
+    made.add(summary(), STACKS)
+    (tmp_path / "other.profile.gz").write_bytes(records.encode(summary(), STACKS))
+    assert made.stacks("../other") is None
+
+
 @pytest.mark.parametrize(
     "bounds", [Bounds(count=3), Bounds(seconds=2.5), Bounds(bytes=3 * len(records.encode(summary(), STACKS)) + 20)]
 )
