@@ -119,13 +119,14 @@ class Listener:
 
     def __init__(self, stack: ExitStack, senders: list[tuple[int, int]]) -> None:
         self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.peers: list[socket.socket] = []
         self._stack, self._senders = stack, senders
 
     def accept(self) -> tuple[socket.socket, int, int] | None:
         if not self._senders:
             return None
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stack.enter_context(there)
+        self.peers.append(self._stack.enter_context(there))
         return (here, *self._senders.pop(0))
 
     def close(self) -> None:
@@ -177,3 +178,17 @@ def test_files_that_a_sender_passes_are_not_kept(exporter: Connections, path: Pa
     sender.sendmsg([b"x"], rights)
     assert [content for content, _, _ in exporter.receive(0.0)] == [b"x"]
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_connection_that_fails_is_closed(stack: ExitStack) -> None:
+    """The others go on."""
+    listener = Listener(stack, [(7, 1000), (8, 1000)])
+    made = Connections(cast(JobSocket, listener))
+    made._accept()
+    broken, whole = made._senders
+    made._senders[broken][0].send(b"never read")
+    listener.peers[0].close()
+    assert list(made._latest(broken)) == []
+    assert list(made._senders) == [whole]
+    made.close()
+    assert made._senders == {}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from gpu_exporter.inputs import Address
 from gpu_exporter.kubernetes.writer import Writer
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
@@ -16,6 +19,7 @@ from gpu_exporter.remediation import run
 from gpu_exporter.remediation.controller import Controller, Observed
 from gpu_exporter.remediation.evidence import Evidence
 from gpu_exporter.remediation.fleet import Plan
+from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.run import _Loop, controller, explain
 from gpu_exporter.remediation.server import Hints
@@ -214,6 +218,65 @@ def test_a_controller_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert first != second
     made[0].ask("node", "addresses", "pool")  # type: ignore[arg-type]
     assert asked == [(settings.exporters, "node", "addresses", "pool")]
+
+
+class Served:
+    """Stands in for the server; keeps what it was made with."""
+
+    port = 9401
+
+    def __init__(self, where: Address, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
+        self.where, self.token_file, self.calls = where, token_file, list[str]()
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.mark.parametrize(("text", "path"), [("", None), ("/token", Path("/token"))])
+@pytest.mark.parametrize("released", [True, False])
+def test_a_run(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    path: Path | None,
+    released: bool,
+) -> None:
+    """It serves until it is stopped, and gives the Lease up if it can."""
+    caplog.set_level("INFO")
+    servers: list[Served] = []
+
+    def serve(*arguments: Any) -> Served:
+        servers.append(Served(*arguments))
+        return servers[-1]
+
+    monkeypatch.setattr(run, "ControllerServer", serve)
+    stop, settings = Stop(1), replace(world.settings, webhook_token_file=text, address="127.0.0.1:9500")
+    monkeypatch.setattr("random.uniform", lambda *_: 1.0)
+    if not released:
+
+        def lost(_: Leader) -> None:
+            raise LookupFailed("timeout", "no answer")
+
+        monkeypatch.setattr(Leader, "stop", lost)
+    run.run(settings, stop)
+    (served,) = servers
+    assert (served.where, served.token_file, served.calls) == (Address("127.0.0.1", 9500), path, ["start", "stop"])
+    assert world.lease["spec"]["holderIdentity"] == ("" if released else "pod-3")
+    assert stop.waits == [5.0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "remediation controller pod-3 on port 9401; all: cordon",
+        *([] if released else ["the Lease is not released: no answer"]),
+    ]
+
+
+def test_outside_of_a_cluster_there_is_nothing_to_run() -> None:
+    with pytest.raises(GpuExporterError, match="the remediation controller runs only"):
+        run.client(Path("/account"), {})
 
 
 @pytest.fixture
