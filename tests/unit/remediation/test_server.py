@@ -14,6 +14,7 @@ from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.server import ControllerServer, Hints, Webhook, nodes_of
+from tests.support.tools import PATIENCE
 
 TOKEN = "Bearer secret"
 FIRING = b'{"alerts": [{"status": "firing", "labels": {"node": "n0"}}]}'
@@ -101,7 +102,7 @@ def server(token: Path) -> Iterator[ControllerServer]:
 
 def answer(server: ControllerServer, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
     """Return status and body of a response, of which the headers are checked."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10 * PATIENCE)
     connection.request(method, path, body, {"Authorization": TOKEN})
     response = connection.getresponse()
     text = response.read().decode()
