@@ -63,8 +63,11 @@ def test_a_launcher_has_all_its_ranks(family: Family) -> None:
     assert list(family.relatives(SHELL, 1000, RANKS)) == list(RANKS)
 
 
-def test_init_is_nobodys_parent(family: Family) -> None:
+def test_init_is_nobodys_parent(family: Family, process: Process) -> None:
     assert list(family.relatives(INIT, 1000, RANKS)) == []
+    process(2, INIT)
+    process(50, 2)
+    assert list(family.relatives(50, 1000, (INIT, 2))) == [2]
 
 
 def test_strangers_and_processes_that_are_not_visible(family: Family, process: Process) -> None:

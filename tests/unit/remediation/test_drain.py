@@ -223,7 +223,7 @@ def test_a_job_that_is_too_large_is_not_begun() -> None:
     assert not unit(*many[1:]).protected
 
 
-STILL, ENDS = "still faulty: GPU GPU-1: stalled", "pod team/p has been evicted and has not ended"
+STILL, ENDS = "still faulty: GPU GPU-1: stalled", "pod team/p: evicted, but not ended yet"
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ STILL, ENDS = "still faulty: GPU GPU-1: stalled", "pod team/p has been evicted a
         (draining(), Load((WEB,), refused={WEB.key: "429"}), "429"),
         (draining(), Load((unit(pod(namespace="kube-system")),)), "pod kube-system/p is in a protected namespace"),
         (draining(), Load(problem="forbidden"), "forbidden"),
-        (draining(since=NOW - 7200), Load((WEB,)), "not drained within 2h: pod team/p runs"),
+        (draining(since=NOW - 7200), Load((WEB,)), "not drained within 2h: pod team/p: still running"),
         (
             draining(progress=Progress.TIMEOUT),
             Load((WEB, unit(GONE), unit(pod("q")), unit(pod("r")))),
-            f"the drain was given up; drain it yourself: pod team/p runs; {ENDS}; pod team/q runs",
+            f"the drain was given up; drain it yourself: pod team/p: still running; {ENDS}; pod team/q: still running",
         ),
         (draining(gang=BEGUN), Load(rest=unit(*RANKS)), "evicts the rest of a job: pods team/r0, team/r1"),
         (draining(gang=BEGUN), Load(), "a whole job is evicted"),
@@ -259,7 +259,7 @@ def test_steps_in_words(node: Node, found: Load, words: str) -> None:
 def test_what_a_checkpoint_waits_for_in_words() -> None:
     """Until the last pod of a job is ready."""
     ranks = [pod(f"r{n}", annotations={CHECKPOINT: "10m", EVICT_AFTER: at(560 + n)}, **JOB) for n in range(2)]
-    assert decide(draining(), Load((unit(*ranks),))).words == "2 pods of team/bert has 561 s to write a checkpoint"
+    assert decide(draining(), Load((unit(*ranks),))).words == "2 pods of team/bert: 561 s left to write a checkpoint"
     told = decide(draining(), Load((unit(pod(annotations={CHECKPOINT: "10m"})),)))
     assert told.words == "announces the eviction to pod team/p"
     assert (told.verb, told.reason, told.state) == (Verb.EVICT, Reason.FAULT, None)
