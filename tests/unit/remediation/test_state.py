@@ -83,6 +83,13 @@ def test_a_state_that_cannot_be_read(text: str) -> None:
     assert not found.cordoned
 
 
+def test_a_state_without_the_optional_keys() -> None:
+    """An earlier version of the controller may have written it."""
+    text = '{"phase":"held","fault":"id","at":1,"boot":"b1","action":"replace","faults":[["GPU-1","lost"]]}'
+    state = s.read({"metadata": {"annotations": {s.STATE: text}}}).state
+    assert state == State(Phase.HELD, "id", 1.0, "b1", "replace", (("GPU-1", "lost"),), 0, (), None)
+
+
 def field(manager: str, name: str = "f:unschedulable") -> Any:
     return {"manager": manager, "fieldsV1": {"f:spec": {name: {}}}}
 
