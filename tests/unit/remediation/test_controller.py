@@ -188,6 +188,21 @@ def test_observe_mode_writes_nothing() -> None:
     assert [[each.result for each in results] for results in recorder.evictions] == [["evicted"]]
 
 
+@pytest.mark.parametrize(("end", "verb"), [(World.repair, Verb.RETURN), (World.uncordon, Verb.HOLD)])
+def test_a_pool_that_is_only_observed_from_now_on_keeps_its_claims(end: Callable[..., None], verb: Verb) -> None:
+    """Its nodes stay cordoned, because only a dry run returns them."""
+    of = failed()
+    controller = of.controllers[0]
+    controller.cycle()
+    controller.settings = replace(SETTINGS, pools=(replace(POOL, mode=Mode.OBSERVE),))
+    recorder = Recorder(controller)
+    end(of, "n0")
+    of.now += 7200
+    controller.cycle()
+    assert recorder.acts == [("n0", verb)]
+    assert claims(of) == {"n0": "a"}
+
+
 def test_a_cordon_is_no_reason_to_evict_at_once() -> None:
     """Nor are evictions rehearsed where nodes are really cordoned."""
     of = failed()
