@@ -322,6 +322,7 @@ def test_a_second_job_waits_for_the_first() -> None:
     last = unit(pod("s0", labels={"job-name": "llama"}))
     busy = draining(gang=BEGUN)
     assert decide(busy, Load((other, last, WEB), unit(*RANKS), refused)).evict == (last, WEB)
+    assert decide(busy, Load((other,), unit(*RANKS), refused)).reason is Reason.PODS_END
     assert decide(draining(), Load((other, last, WEB))).evict == (other, last, WEB)
 
 
