@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
 OPTIONAL = ("dashboards", "plots", "profile", "top", "trace")
-DEVELOPMENT = ("dev", "docs", "release", "bench")
+DEVELOPMENT = ("dev", "docs", "release", "bench", "mutation")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 
 SPDX = {
@@ -33,6 +33,7 @@ SPDX = {
 READ: Mapping[str, str] = {
     "nvidia-ml-py": "BSD-3-Clause",
     "promql-parser": "MIT",
+    "cosmic-ray": "MIT",
     "nvitop": "Apache-2.0 AND GPL-3.0-only",
     "nvitop-exporter": "Apache-2.0",
 }
@@ -127,7 +128,7 @@ profiler traces, `profile` for profiles of running jobs. The image has none of t
 
 ## What is used for development only?
 
-Direct dependencies of the extras `dev`, `docs`, `release` and `bench`. They are never distributed.
+Direct dependencies of the extras `dev`, `docs`, `release`, `bench` and `mutation`. They are never distributed.
 
 {table(development)}
 

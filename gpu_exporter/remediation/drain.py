@@ -114,13 +114,13 @@ def _why(load: Load, now: float) -> str:
 
 def _waiting(unit: Unit, load: Load, now: float) -> str:
     if not unit.live:
-        return f"{unit} has been evicted and has not ended"
+        return f"{unit}: evicted, but not ended yet"
     if unit.protected:
         return unit.protected
     if unit.key in load.refused:
         return load.refused[unit.key]
     until = max((pod.evict_after or 0.0 for pod in unit.live), default=0.0)
-    return f"{unit} has {until - now:.0f} s to write a checkpoint" if until > now else f"{unit} runs"
+    return f"{unit}: {until - now:.0f} s left to write a checkpoint" if until > now else f"{unit}: still running"
 
 
 def _named(pods: tuple[Pod, ...]) -> str:

@@ -447,8 +447,9 @@ class Proxy:
 
     def node(self, name: str) -> NodeObject | None:
         self._world.before()
-        found: NodeObject = self._world.objects[name]
-        self._seen[name] = found
+        found: NodeObject | None = self._world.objects.get(name)
+        if found is not None:
+            self._seen[name] = found
         return found
 
     def patch_node(self, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import pytest
 
@@ -108,6 +109,59 @@ def test_connections_of_a_user_and_of_all_are_limited(
     assert (len(exporter._senders), exporter.refused) == (2, 3)
 
 
+def test_the_limits() -> None:
+    limits = (connections.MOST_CONNECTIONS, connections.MOST_OF_USER, connections.MOST_OF_PROCESS)
+    assert limits == (256, 128, 4)
+
+
+class Listener:
+    """A listener whose connections come from the processes and users that a test sets."""
+
+    def __init__(self, stack: ExitStack, senders: list[tuple[int, int]]) -> None:
+        self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.peers: list[socket.socket] = []
+        self._stack, self._senders = stack, senders
+
+    def accept(self) -> tuple[socket.socket, int, int] | None:
+        if not self._senders:
+            return None
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.peers.append(self._stack.enter_context(there))
+        return (here, *self._senders.pop(0))
+
+    def close(self) -> None:
+        """Closed by the test."""
+
+
+@pytest.mark.parametrize(
+    ("senders", "kept"),
+    [
+        ([(7, 1000)] * 6, 4),
+        ([(0, 1000)] * 6, 6),
+        ([(7, 1000)] * 4 + [(7, 1001)] * 2, 6),
+        ([(7, 1000)] * 4 + [(8, 1000)] * 2, 6),
+    ],
+)
+def test_who_uses_up_whose_room(stack: ExitStack, senders: list[tuple[int, int]], kept: int) -> None:
+    """PID 0 is any process that is not visible; the same PID of another user is another process."""
+    made = Connections(cast(JobSocket, Listener(stack, list(senders))))
+    made._accept()
+    assert (len(made._senders), made.refused) == (kept, len(senders) - kept)
+    made.close()
+
+
+def test_few_messages_are_skipped_at_once(exporter: Connections, path: Path, stack: ExitStack) -> None:
+    """A sender that sends without a pause does not hold up the others."""
+    sender = connect(path, stack)
+    list(exporter.receive(0.0))
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    for number in range(70):
+        sender.send(b"%d" % number)
+    assert [content for content, _, _ in exporter.receive(0.0)] == [b"63"]
+    assert [content for content, _, _ in exporter.receive(0.0)] == [b"69"]
+    assert list(exporter.receive(0.0)) == []
+
+
 def test_a_connection_that_ends_makes_room(exporter: Connections, path: Path, stack: ExitStack) -> None:
     for _ in range(10):
         connect(path, stack).close()
@@ -124,3 +178,17 @@ def test_files_that_a_sender_passes_are_not_kept(exporter: Connections, path: Pa
     sender.sendmsg([b"x"], rights)
     assert [content for content, _, _ in exporter.receive(0.0)] == [b"x"]
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_connection_that_fails_is_closed(stack: ExitStack) -> None:
+    """The others go on."""
+    listener = Listener(stack, [(7, 1000), (8, 1000)])
+    made = Connections(cast(JobSocket, listener))
+    made._accept()
+    broken, whole = made._senders
+    made._senders[broken][0].send(b"never read")
+    listener.peers[0].close()
+    assert list(made._latest(broken)) == []
+    assert list(made._senders) == [whole]
+    made.close()
+    assert made._senders == {}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.jobs.family import MOST_GENERATIONS, REMEMBER_SECONDS, Family
+from gpu_exporter.jobs import family as family_module
+from gpu_exporter.jobs.family import MOST_GENERATIONS, Family
 
 Process = Callable[..., None]
 # init, shell, torchrun, two ranks, a loader worker of the first one.
@@ -62,8 +63,11 @@ def test_a_launcher_has_all_its_ranks(family: Family) -> None:
     assert list(family.relatives(SHELL, 1000, RANKS)) == list(RANKS)
 
 
-def test_init_is_nobodys_parent(family: Family) -> None:
+def test_init_is_nobodys_parent(family: Family, process: Process) -> None:
     assert list(family.relatives(INIT, 1000, RANKS)) == []
+    process(2, INIT)
+    process(50, 2)
+    assert list(family.relatives(50, 1000, (INIT, 2))) == [2]
 
 
 def test_strangers_and_processes_that_are_not_visible(family: Family, process: Process) -> None:
@@ -94,5 +98,37 @@ def test_a_pid_that_is_used_again_is_read_again(family: Family, process: Process
     assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
     process(WORKER, SECOND)
     assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
-    clock.now = REMEMBER_SECONDS + 1
+    clock.now = 10.0
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
+    clock.now = 10.5
     assert list(family.relatives(WORKER, 1000, RANKS)) == [SECOND]
+    process(WORKER, FIRST)
+    clock.now = 20.5
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [SECOND]
+    clock.now = 21.0
+    assert list(family.relatives(WORKER, 1000, RANKS)) == [FIRST]
+
+
+def test_few_processes_are_remembered(family: Family, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has thousands of them."""
+    assert family_module.MOST_REMEMBERED == 4096
+    monkeypatch.setattr(family_module, "MOST_REMEMBERED", 3)
+    assert list(family.relatives(FIRST, 1000, (SHELL,))) == [SHELL]  # FIRST, TORCHRUN and SHELL are remembered
+    process(FIRST, INIT)
+    assert list(family.relatives(FIRST, 1000, (SHELL,))) == [SHELL]
+    assert list(family.relatives(WORKER, 1000, (SHELL,))) == [SHELL]
+    assert list(family.relatives(FIRST, 1000, (SHELL,))) == []
+
+
+def test_eight_generations_are_searched() -> None:
+    assert MOST_GENERATIONS == 8
+
+
+def test_a_process_that_may_not_be_read_has_no_relatives(tmp_path: Path, process: Process) -> None:
+    class Hidden(HostFiles):
+        def process(self, path: str) -> bytes:
+            raise PermissionError(path)
+
+    hidden = Family(Hidden(tmp_path, tmp_path), Clock())
+    assert list(hidden.relatives(WORKER, 1000, RANKS)) == []
+    assert list(hidden.relatives(TORCHRUN, -1, RANKS)) == []

@@ -58,6 +58,22 @@ def test_optional_keys_may_be_absent() -> None:
         ({"phase_seconds": {"x" * 129: 1}}, "phase_seconds: must be 1"),
         ({"phase_seconds": {"forward": -1}}, "phase_seconds.forward: must be"),
         ({"rank": "0"}, "Expected `int`"),
+        ({"uuid": ""}, "uuid: must be 1 to 128"),
+        ({"pod_uid": "x" * 129}, "pod_uid: must be 1 to 128"),
+        ({"dtype": "a\nb"}, "dtype: must be 1 to 128 printable"),
+        ({"pod_uid": "p", "dtype": ""}, "dtype: must"),
+        ({"phase_seconds": {"": 1}}, "phase_seconds: must be 1"),
+        ({"world_size": 2**20 + 1}, "world_size: must be 1 to 1048576"),
+        ({"elapsed": 10 * 366 * 86400}, "elapsed: must be 0 to 3.15576e.08"),
+        ({"elapsed": -1}, "elapsed: must be"),
+        ({"since_step": 10 * 366 * 86400}, "since_step: must be"),
+        ({"steps": 2**53 + 2}, "steps: must be 0 to 9.0072e.15"),
+        ({"samples": 1e17}, "samples: must be"),
+        ({"step": {"sum": 1e12, "counts": [0] * 20}}, "step.sum: must be 0 to 3.15576e.08"),
+        ({"step": {"sum": 1, "counts": [10**17] * 20}}, "step.0: must be 0 to 9.0072e.15"),
+        ({"self": {"sum": 1, "counts": [0] * 19 + [-1]}}, "self.19: must be"),
+        ({"activity_seconds": {"training": -1}}, "activity_seconds.training: must be"),
+        ({"activity_seconds": {"training": 11.2}, "elapsed": 10}, "activity_seconds: must be 0 to 11.1"),
         ({"step": None}, "Expected `object`"),
     ],
 )
@@ -71,6 +87,38 @@ def test_numbers_are_finite(number: str) -> None:
     content = json.dumps(message(data_seconds=0.125)).replace("0.125", number)
     with pytest.raises(ValueError, match=r"JSON|out of range"):
         decode(content.encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job_id": "x" * 128, "attempt": "x" * 128, "phase_seconds": {"x" * 128: 0}},
+        {"rank": 2**20 - 1, "world_size": 2**20},
+        {"rank": 0, "world_size": 1},
+        {"elapsed": 10 * 365.25 * 86400, "since_step": 10 * 365.25 * 86400},
+        {"steps": 2**53, "step_seconds": 1e-9, "tokens": 2.0**53, "samples": 2.0**53, "flops": 1e30},
+        {"activity_seconds": {"training": 11.1}, "elapsed": 10},
+        {"phase_seconds": {str(number): 1 for number in range(32)}},
+        {"step": {"sum": 10 * 365.25 * 86400, "counts": [2**53] * 20}},
+        {"activity": "compile", "activity_seconds": {}},
+    ],
+)
+def test_values_at_their_limits(changes: dict[str, Any]) -> None:
+    """All limits are inclusive."""
+    decode(encoded(message(**changes)))
+
+
+def test_a_packet_at_its_limit() -> None:
+    content = encoded(message())
+    assert decode(content + b" " * (8192 - len(content))).rank == 0
+    with pytest.raises(ValueError, match="larger than 8192 bytes"):
+        decode(content + b" " * (8193 - len(content)))
+
+
+def test_what_is_not_declared_is_empty() -> None:
+    decoded = decode(encoded(message(activity="evaluation", elapsed=7.0, rank=1)))
+    assert (decoded.uuid, decoded.pod_uid, decoded.dtype) == ("", "", "")
+    assert (decoded.attempt, decoded.activity, decoded.elapsed, decoded.rank) == ("a", "evaluation", 7.0, 1)
 
 
 def test_another_version_is_told_apart() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.jobs.places import Place, places
+from gpu_exporter.jobs.places import Place, Places, places
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import GpuSamples
@@ -67,3 +67,27 @@ def test_a_pod_on_a_mig_instance() -> None:
     known = places([listed(0, instances=(FIRST, SECOND))], [pod(0, "p", "2"), pod(0, "q", "9")])
     assert known.of_statement("", "p") == Place("GPU-0", SECOND)
     assert known.of_statement("", "q") is None  # an instance that is gone
+
+
+def test_everything_that_is_known_of_a_node() -> None:
+    """A GPU without a UUID has no place, and other series say nothing about processes."""
+    gpu = Gpu(1, "GPU-1")
+    others = [Sample(Series(m.PROCESS_SM, gpu, (("pid", "51"),)), 1), Sample(Series(m.POWER, gpu), 1)]
+    found = places(
+        [
+            listed(0, 41, 42, instances=(FIRST, SECOND)),
+            GpuSamples(gpu, None, others, {}),
+            GpuSamples(Gpu(2, ""), None, [], {}),
+        ],
+        [pod(0, "p", "1"), pod(0, "p"), Series(m.POD_INFO, None, (("pod_uid", "q"),)), Series(m.POD_INFO, gpu, ())],
+    )
+    assert found == Places(
+        {"GPU-0": Gpu(0, "GPU-0"), "GPU-1": gpu},
+        {
+            41: frozenset({Place("GPU-0", FIRST)}),
+            42: frozenset({Place("GPU-0", SECOND)}),
+            51: frozenset({Place("GPU-1")}),
+        },
+        {"p": frozenset({Place("GPU-0", FIRST), Place("GPU-0")})},
+        {"0": Place("GPU-0"), "1": Place("GPU-1"), "0-1": Place("GPU-0", FIRST), "0-2": Place("GPU-0", SECOND)},
+    )

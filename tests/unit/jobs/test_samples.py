@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.jobs.message import decode
 from gpu_exporter.jobs.places import Place
 from gpu_exporter.jobs.samples import RankSeries
-from gpu_exporter.jobs.store import RankKey, RankStore, Sender
+from gpu_exporter.jobs.store import RankKey, RankState, RankStore, Sender
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels
 from tests.support.job_sender import encoded, message
@@ -50,3 +50,80 @@ def test_the_peak_is_that_of_the_model_and_the_data_type() -> None:
     assert samples(h100, slice_, dtype="bf16")[m.JOB_PEAK.name] == pytest.approx(989e12 * 60 / 132)
     assert m.JOB_PEAK.name not in samples(h100)
     assert m.JOB_PEAK.name not in samples(Gpu(0, "GPU-1", model="another"), dtype="bf16")
+
+
+def state_of(**changes: Any) -> RankState:
+    """Return the state of a rank after one message at 0, which is 1000.0004 in unix time."""
+    store = RankStore()
+    sender = Sender(1000, 41, Place("GPU-1"), verified=False)
+    store.take(decode(encoded(message(**changes))), sender, 0.0, 1000.0004)
+    ((_, state),) = store.shown(0.0)
+    return state
+
+
+def values(series: RankSeries, state: RankState) -> dict[str, tuple[dict[str, str], float]]:
+    """Return the labels and the value of each sample, by name and the label that tells it from others of the name."""
+    found = {}
+    for sample in series.samples(state):
+        labels = dict((*sample.series.labels, *sample.series.metric.labels))
+        part = next((labels.pop(name) for name in ("le", "activity", "phase") if name in labels), "")
+        found[f"{sample.series.name} {part}".strip()] = (labels, sample.value)
+    return found
+
+
+def test_every_series_of_a_rank() -> None:
+    instance = (("GPU_I_ID", "3"),)
+    series = RankSeries(RankKey("llm-7b", 5, Place("GPU-1", instance)), Gpu(0, "GPU-1", model="A"))
+    found = values(series, state_of(data_seconds=0.12345678, since_step=0.5, dtype="bf16", pod_uid="p"))
+    rank = {"job_id": "llm-7b", "rank": "5", "GPU_I_ID": "3"}
+    assert {name: value for name, (labels, value) in found.items() if labels == rank and "bucket" not in name} == {
+        "gpu_job_steps_total": 3,
+        "gpu_job_data_seconds_total": 0.123457,
+        "gpu_job_activity_seconds_total training": 0.75,
+        "gpu_job_activity_seconds_total evaluation": 0,
+        "gpu_job_phase_seconds_total forward": 0.375,
+        "gpu_job_phase_seconds_total backward": 0.1875,
+        "gpu_job_tokens_total": 12288,
+        "gpu_job_samples_total": 24,
+        "gpu_job_model_flops_total": 3e15,
+        "gpu_job_step_seconds_sum": 0.75,
+        "gpu_job_step_seconds_count": 3,
+        "gpu_job_self_seconds_sum": 0.75,
+        "gpu_job_self_seconds_count": 3,
+        "gpu_job_last_step_timestamp_seconds": 999.5,
+        "gpu_job_start_timestamp_seconds": 998.25,
+        "gpu_job_restarts_total": 0,
+        **{
+            f"gpu_job_activity {name}": name == "training"
+            for name in ("training", "evaluation", "checkpoint", "compile")
+        },
+    }
+    facts = {"world_size": "2", "dtype": "bf16", "pod_uid": "p", "verified": "false"}
+    assert found["gpu_job_rank_info"] == ({**rank, **facts}, 1)
+
+
+def test_histograms_are_cumulative() -> None:
+    """Without a histogram of self time, there is none; without a step, there is no time of one."""
+    series = RankSeries(RankKey("llm-7b", 0, Place("GPU-1")), Gpu(0, "GPU-1"))
+    counts = [1, 2, *[0] * 17, 4]
+    found = values(series, state_of(step={"sum": 1.23456789, "counts": counts}, self=None, steps=0))
+    buckets = {name: value for name, (_, value) in found.items() if "bucket" in name}
+    assert list(buckets) == [
+        f"gpu_job_step_seconds_bucket {edge}"
+        for edge in (
+            *("0.001", "0.0025", "0.005", "0.01", "0.02", "0.04", "0.08", "0.16", "0.32", "0.64", "1.28", "2.5"),
+            *("5.0", "10.0", "20.0", "40.0", "80.0", "160.0", "600.0", "+Inf"),
+        )
+    ]
+    assert list(buckets.values()) == [1, *[3] * 18, 7]
+    assert found["gpu_job_step_seconds_count"][1] == 7
+    assert found["gpu_job_step_seconds_sum"][1] == 1.234568
+    assert not any("self" in name or "last_step" in name for name in found)
+
+
+def test_series_are_the_same_objects_in_each_snapshot() -> None:
+    """Their lines of text are made once."""
+    series = RankSeries(RankKey("llm-7b", 0, Place("GPU-1")), Gpu(0, "GPU-1"))
+    first, second = (series.samples(state_of(steps=steps)) for steps in (1, 2))
+    assert [sample.series for sample in first] == [sample.series for sample in second]
+    assert all(one.series is two.series for one, two in zip(first, second, strict=True))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
+from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse, answers
 from gpu_exporter.model.errors import GpuExporterError
 from tests.support.job_sender import send
 
@@ -91,3 +92,60 @@ def test_the_file_of_a_successor_is_kept(path: Path) -> None:
     path.write_text("other")
     jobs.close()
     assert path.exists()
+
+
+def test_jobs_of_every_user_may_connect(path: Path) -> None:
+    jobs = JobSocket(path)
+    assert path.stat().st_mode & 0o777 == 0o666
+    jobs.close()
+
+
+def test_a_path_at_its_limit(path: Path) -> None:
+    """Of 107 bytes, not letters."""
+    longest = path.parent / ("j" * (106 - len(os.fsencode(path.parent))))
+    assert len(os.fsencode(longest)) == 107
+    JobSocket(longest).close()
+    for longer in (longest.with_name(longest.name + "j"), longest.with_name(longest.name[:-1] + "é")):
+        with pytest.raises(GpuExporterError, match="longer than 107 bytes: use a shorter path"):
+            JobSocket(longer)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (FileNotFoundError(2, "No such file"), "No such file: create its directory first"),
+        (NotADirectoryError(20, "Not a directory"), "Not a directory: create its directory first"),
+        (PermissionError(13, "Permission denied"), "Permission denied: make its directory writable for this user"),
+        (OSError(95, "Not supported"), "Not supported: use another path"),
+        (OSError("odd"), "odd: use another path"),
+    ],
+)
+def test_errors_name_the_fix(path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, fix: str) -> None:
+    def refuse(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("gpu_exporter.jobs.socket_file._make_room", refuse)
+    with pytest.raises(GpuExporterError, match=f"--job-socket {path}: {fix}"):
+        JobSocket(path)
+
+
+def test_an_exporter_that_does_not_keep_up_still_listens(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as busy, ExitStack() as stack:
+        busy.bind(str(path))
+        busy.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                sender = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+                stack.enter_context(sender).connect(str(path))
+        assert answers(path)
+
+
+def test_a_wait_is_ended_from_another_thread(path: Path) -> None:
+    """Nothing is accepted afterwards."""
+    jobs = JobSocket(path)
+    send(path, b"x")
+    jobs.wake()
+    with pytest.raises(OSError, match="refused"):
+        send(path, b"y")
+    jobs.close()
+    jobs.wake()  # it is closed already

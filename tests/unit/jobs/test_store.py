@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from gpu_exporter.jobs.store import (
     MOST_RANKS_OF_USER,
     SILENT_SECONDS,
     SUCCEED_SECONDS,
+    Past,
     RankKey,
     RankStore,
     Result,
@@ -235,3 +237,159 @@ def test_phases_of_all_processes_of_a_rank_are_limited() -> None:
         take(store, now=LATER * n, attempt=str(n), phase_seconds={f"{n}-{i}": 1 for i in range(32)}) for n in range(4)
     ]
     assert results == [Result.ACCEPTED, Result.ACCEPTED, Result.LIMIT, Result.LIMIT]
+
+
+def test_the_limits() -> None:
+    """docs/jobs.md names them."""
+    assert (SILENT_SECONDS, FORGET_SECONDS, SUCCEED_SECONDS, LATE_SECONDS) == (30.0, 3600.0, 2.5, 5.0)
+    assert (MOST_RANKS, MOST_RANKS_OF_USER, MOST_RANKS_OF_PROCESS, MOST_JOBS, MOST_JOBS_OF_USER) == (128, 64, 4, 32, 16)
+
+
+def test_how_long_a_rank_is_shown_and_kept() -> None:
+    """Both ends belong to it."""
+    store = RankStore()
+    take(store, now=10, steps=5)
+    assert len(steps(store, 40)) == 1
+    assert steps(store, 40.5) == {}
+    store.forget(3610)
+    assert take(store, now=3610, attempt="b", steps=1) is Result.ACCEPTED
+    assert steps(store, 3610) == {("llm-7b", 0, "GPU-1"): 6}
+
+
+MOVED = CLAIMED._replace(place=Place("GPU-2"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes", "moved"),
+    [
+        (MOVED, GPU, {}, True),
+        (MOVED, GPU, {"attempt": "b"}, False),
+        (MOVED, GPU, {"rank": 1}, False),
+        (MOVED, GPU, {"job_id": "other"}, False),
+        (MOVED._replace(uid=1001), GPU, {}, False),
+        (MOVED, CLAIMED, {}, False),
+        (MOVED._replace(verified=True), GPU, {}, False),
+    ],
+)
+def test_only_the_same_process_takes_its_sums_along(
+    before: Sender, after: Sender, changes: dict[str, Any], moved: bool
+) -> None:
+    """From a place that it only declared to the one where the driver lists it."""
+    store = RankStore()
+    for other in ("x", "y"):
+        take(store, before._replace(uid=7), job_id=other)
+    take(store, before, steps=2)
+    assert take(store, after, steps=3, **changes) is Result.ACCEPTED
+    assert len(steps(store)) == (3 if moved else 4)
+    assert (("llm-7b", 0, "GPU-2") in steps(store)) is not moved
+
+
+@pytest.mark.parametrize(
+    ("sender", "now", "attempt", "result"),
+    [
+        (GPU._replace(uid=1001), 30.0, "a", Result.OTHER_SENDER),
+        (GPU._replace(uid=1001), 30.5, "a", Result.ACCEPTED),
+        (CLAIMED, 30.0, "b", Result.OTHER_SENDER),
+        (CLAIMED, 30.5, "b", Result.ACCEPTED),
+    ],
+)
+def test_a_rank_belongs_to_its_sender_for_thirty_seconds(
+    sender: Sender, now: float, attempt: str, result: Result
+) -> None:
+    store = RankStore()
+    take(store, steps=5)
+    assert take(store, sender, now, attempt=attempt, steps=1) is result
+
+
+def test_the_longest_silent_rank_makes_room() -> None:
+    """Only one, and only once it is silent, or for a process on the GPU."""
+    store = RankStore()
+    for number, now in enumerate((3.0, 1.0, 2.0, 4.0)):
+        assert take(store, now=now, job_id=f"job-{number}") is Result.ACCEPTED
+    assert take(store, now=31.0, job_id="new") is Result.LIMIT
+    assert take(store, now=31.5, job_id="new") is Result.ACCEPTED
+    assert {job for job, _, _ in steps(store, 4.0)} == {"job-0", "job-2", "job-3", "new"}
+
+
+def test_a_process_of_another_user_leaves_no_room() -> None:
+    """PIDs of two users are never the same process; PID 0 is none."""
+    store = RankStore()
+    for number in range(4):
+        take(store, job_id=f"job-{number}")
+    assert take(store, GPU._replace(uid=1001), job_id="other") is Result.ACCEPTED
+    store = RankStore()
+    results = [take(store, GPU._replace(pid=0), job_id=f"job-{number}") for number in range(5)]
+    assert results == [Result.ACCEPTED] * 5
+
+
+def test_another_rank_of_a_job_needs_no_room_for_a_job() -> None:
+    store = RankStore()
+    for number in range(16):
+        take(store, CLAIMED, job_id=f"job-{number}")
+    assert take(store, CLAIMED, job_id="new") is Result.LIMIT
+    assert take(store, CLAIMED, job_id="job-3", rank=1) is Result.ACCEPTED
+
+
+def test_the_last_eight_processes_cannot_come_back() -> None:
+    store = RankStore()
+    for number in range(10):
+        assert take(store, now=LATER * number, attempt=str(number), steps=0, elapsed=1) is Result.ACCEPTED
+    ((_, state),) = store.shown(LATER * 9)
+    assert state.past == Past(state.past.sums, tuple("12345678"), 9.0, 9)
+    assert take(store, now=LATER * 10, attempt="1", steps=0) is Result.OLD_ATTEMPT
+    assert take(store, now=LATER * 10, attempt="0", steps=0, elapsed=1) is Result.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("pause", "elapsed", "result"),
+    [
+        (2.5, 7.5, Result.ACCEPTED),
+        (2.5, 7.75, Result.OVERLAP),
+        (2.25, 1.0, Result.OVERLAP),
+        (10.0, 15.0, Result.ACCEPTED),
+        (10.0, 15.25, Result.OVERLAP),
+    ],
+)
+def test_processes_cannot_have_run_for_longer_than_the_time(pause: float, elapsed: float, result: Result) -> None:
+    """The first one ran for a second before its message, and clocks may be 5 s late."""
+    store = RankStore()
+    take(store, now=100.0, steps=0, elapsed=1.0)
+    after = take(store, OTHER_PROCESS, 100.0 + pause, attempt="b", steps=0, elapsed=elapsed)
+    assert after is result
+
+
+def test_sums_may_differ_by_rounding() -> None:
+    """By a millisecond; the higher one is kept, as is a sum that is not sent any more."""
+    store = RankStore()
+    take(store, steps=4, data_seconds=1.0)
+    assert take(store, steps=4, data_seconds=0.9985) is Result.BACKWARDS
+    assert take(store, steps=4, data_seconds=0.9995, phase_seconds={"waiting": 1.0}) is Result.ACCEPTED
+    ((_, state),) = store.shown(0.0)
+    assert state.totals()["data_seconds", ""] == 1.0
+    assert state.totals()["phase_seconds", "forward"] == 0.5
+    assert state.totals()["phase_seconds", "waiting"] == 1.0
+
+
+def test_the_last_step_is_that_of_the_process_before_until_there_is_one() -> None:
+    store = RankStore()
+    take(store, steps=4, since_step=2.0)
+    take(store, now=LATER, attempt="b", steps=0, since_step=50.0)
+    assert [state.stepped_at for _, state in store.shown(LATER)] == [998.0]
+    take(store, now=LATER + 1, attempt="b", steps=1, since_step=0.5)
+    assert [state.stepped_at for _, state in store.shown(LATER + 1)] == [1060.5]
+
+
+def test_sums_of_ended_processes_are_kept_by_part() -> None:
+    """Also those that the new process has not, and the other way round."""
+    store = RankStore()
+    take(store, steps=4, phase_seconds={"old": 1.0, "both": 2.0})
+    take(store, now=LATER, attempt="b", steps=1, phase_seconds={"both": 3.0, "new": 4.0})
+    ((_, state),) = store.shown(LATER)
+    phases = {part: value for (name, part), value in state.totals().items() if name == "phase_seconds"}
+    assert phases == {"old": 1.0, "both": 5.0, "new": 4.0}
+    assert state.heard_at == LATER
+    assert state.began == -2.0
+    assert state.message.attempt == "b"
+    assert (
+        take(store, now=LATER, attempt="b", steps=1, phase_seconds={str(n): 1.0 for n in range(32)}) is Result.ACCEPTED
+    )

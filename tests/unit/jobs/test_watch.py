@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -79,6 +81,154 @@ def test_a_stranger_is_not_verified(watch: JobWatch, path: Path) -> None:
 def test_a_process_cannot_have_run_for_longer_than_the_machine(watch: JobWatch) -> None:
     values(watch)
     assert watch.take(packet(elapsed=9e7), 41, 1000) is Result.INVALID
+
+
+def test_a_process_may_have_started_before_the_clock_that_is_read(
+    watch: JobWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By five seconds; the machine runs for 100 s."""
+    values(watch)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("time.time", lambda: 5000.0)
+    assert watch.take(packet(elapsed=105.5), 41, 1000) is Result.INVALID
+    assert watch.take(packet(elapsed=105.0), 41, 1000) is Result.ACCEPTED
+    watch._publish(100.0)
+    (started,) = (sample for sample in watch.samples(seen()) if sample.series.metric is m.JOB_STARTED_AT)
+    assert started.value == 4895.0
+
+
+@pytest.mark.parametrize(
+    ("content", "result", "why"),
+    [
+        (b"x" * 8193, Result.TOO_LARGE, "larger than 8192 bytes"),
+        (b"x" * 8192, Result.INVALID, "JSON"),
+        (encoded({"version": 7}), Result.VERSION, "version 7, but this exporter reads version 1"),
+        (packet(rank=9), Result.INVALID, "rank: must be"),
+    ],
+)
+def test_faulty_messages_are_logged_once_a_minute(
+    watch: JobWatch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    content: bytes,
+    result: Result,
+    why: str,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for now[0] in (100.0, 159.5, 160.0):
+        assert watch.take(content, 41, 1000) is result
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("job socket: message of PID 41, user 1000 is dropped: ")
+    assert why in first
+    assert second == first
+
+
+@pytest.mark.parametrize(
+    ("pid", "uuid", "verified", "result"),
+    [
+        (41, "", "true", Result.ACCEPTED),
+        (41, "GPU-9", "true", Result.ACCEPTED),
+        (999_999_999, "GPU-1", "false", Result.ACCEPTED),
+        (999_999_999, "GPU-9", "", Result.UNKNOWN_GPU),
+        (0, "", "", Result.UNKNOWN_GPU),
+    ],
+)
+def test_who_is_verified(watch: JobWatch, pid: int, uuid: str, verified: str, result: Result) -> None:
+    """By the driver's list of processes; a statement is only believed of a GPU of this node."""
+    values(watch, 41)
+    declared: dict[str, Any] = {"uuid": uuid} if uuid else {}
+    assert watch.take(encoded(message(**declared)), pid, 1000) is result
+    watch._publish(0.0)
+    assert [dict(series.labels)["verified"] for series, _ in watch._published if series.metric is m.JOB_RANK_INFO] == (
+        [verified] if verified else []
+    )
+
+
+def test_ranks_of_gpus_that_are_gone_are_not_shown(watch: JobWatch) -> None:
+    """They are again when the GPU is back; a GPU that has changed has new series."""
+
+    def published(*gpus: Gpu) -> list[Series]:
+        watch.samples([GpuSamples(gpu, None, [], {}) for gpu in gpus])
+        watch._publish(0.0)
+        return [series for series, _ in watch._published if series.metric is m.JOB_STEPS]
+
+    published(GPU)
+    watch.take(packet(), 41, 1000)
+    (first,) = published(GPU)
+    (same,) = published(GPU)
+    assert same is first
+    assert published() == []
+    other = Gpu(0, "GPU-1", model="another")
+    (new,) = published(other)
+    assert new.gpu is other
+
+
+def test_a_turn_counts_what_arrived_and_what_was_refused(watch: JobWatch, path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("gpu_exporter.jobs.watch.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("gpu_exporter.jobs.connections.MOST_OF_PROCESS", 1)
+    values(watch)
+    with ExitStack() as stack:
+        for _ in range(3):
+            sender = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sender.connect(str(path))
+            with suppress(BrokenPipeError):
+                sender.send(packet())
+        for _ in range(3):
+            watch._turn()
+    found = values(watch)
+    assert found["gpu_exporter_job_messages_total accepted"] == 1
+    assert found["gpu_exporter_job_messages_total limit"] == 2
+    assert found["gpu_exporter_job_socket_up"] == 1
+    assert found["gpu_job_steps_total"] == 3
+
+
+def test_a_socket_that_cannot_be_made_again(
+    watch: JobWatch, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is logged once, until there is a socket again."""
+    monkeypatch.setattr("gpu_exporter.jobs.watch.IDLE_SECONDS", 0.0)
+    caplog.set_level("WARNING")
+    for _ in range(2):
+        path.unlink()
+        path.write_text("mine")
+        for _ in range(2):
+            watch._turn()
+            assert values(watch)["gpu_exporter_job_socket_up"] == 0
+        path.unlink()
+        watch._turn()
+        assert values(watch)["gpu_exporter_job_socket_up"] == 1
+    problem = (
+        f"--job-socket {path}: exists, and is not a socket: use another path or remove it; the exporter tries again"
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        problem,
+        f"job socket: {path} is in place again",
+    ] * 2
+
+
+def test_an_unexpected_error_is_logged_once(
+    watch: JobWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And again after a turn that worked; the thread goes on."""
+    monkeypatch.setattr("gpu_exporter.jobs.watch.PAUSE_SECONDS", 0.0)
+    turns = [True, True, False, True]
+
+    def turn() -> None:
+        if len(turns) == 1:
+            watch._stopping.set()
+        if turns.pop(0):
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(watch, "_turn", turn)
+    watch.run()
+    assert [record.getMessage() for record in caplog.records] == ["job socket: unexpected error, please report it"] * 2
+    assert watch._socket is None
+
+
+def test_the_end_does_not_wait_for_the_thread(watch: JobWatch) -> None:
+    """A process that ends must not hang because of a job."""
+    assert watch.daemon
 
 
 def test_a_deleted_socket_is_made_again(watch: JobWatch, path: Path) -> None:

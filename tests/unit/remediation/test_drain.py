@@ -221,3 +221,139 @@ def test_a_job_that_is_too_large_is_not_begun() -> None:
     many = [pod(f"r{rank}", **JOB) for rank in range(load.MOST_GANG_PODS + 1)]
     assert "as a whole" in unit(*many).protected
     assert not unit(*many[1:]).protected
+
+
+STILL, ENDS = "still faulty: GPU GPU-1: stalled", "pod team/p: evicted, but not ended yet"
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "words"),
+    [
+        (CORDONED, Load((WEB,)), f"pod team/p must go: {STILL}"),
+        (CORDONED, Load(tuple(unit(pod(name)) for name in "abc")), f"pods team/a, team/b, team/c must go: {STILL}"),
+        (
+            CORDONED,
+            Load(tuple(unit(pod(name)) for name in "abcde")),
+            f"pods team/a, team/b, team/c and 2 more must go: {STILL}",
+        ),
+        (draining(), Load((WEB, unit(*RANKS))), "evicts pod team/p, 2 pods of team/bert"),
+        (draining(), Load(tuple(unit(pod(name)) for name in "abcd")), "evicts pod team/a, pod team/b, pod team/c"),
+        (draining(), Load((unit(GONE),)), ENDS),
+        (draining(), Load((WEB,), refused={WEB.key: "429"}), "429"),
+        (draining(), Load((unit(pod(namespace="kube-system")),)), "pod kube-system/p is in a protected namespace"),
+        (draining(), Load(problem="forbidden"), "forbidden"),
+        (draining(since=NOW - 7200), Load((WEB,)), "not drained within 2h: pod team/p: still running"),
+        (
+            draining(progress=Progress.TIMEOUT),
+            Load((WEB, unit(GONE), unit(pod("q")), unit(pod("r")))),
+            f"the drain was given up; drain it yourself: pod team/p: still running; {ENDS}; pod team/q: still running",
+        ),
+        (draining(gang=BEGUN), Load(rest=unit(*RANKS)), "evicts the rest of a job: pods team/r0, team/r1"),
+        (draining(gang=BEGUN), Load(), "a whole job is evicted"),
+    ],
+)
+def test_steps_in_words(node: Node, found: Load, words: str) -> None:
+    assert decide(node, found).words == words
+
+
+def test_what_a_checkpoint_waits_for_in_words() -> None:
+    """Until the last pod of a job is ready."""
+    ranks = [pod(f"r{n}", annotations={CHECKPOINT: "10m", EVICT_AFTER: at(560 + n)}, **JOB) for n in range(2)]
+    assert decide(draining(), Load((unit(*ranks),))).words == "2 pods of team/bert: 561 s left to write a checkpoint"
+    told = decide(draining(), Load((unit(pod(annotations={CHECKPOINT: "10m"})),)))
+    assert told.words == "announces the eviction to pod team/p"
+    assert (told.verb, told.reason, told.state) == (Verb.EVICT, Reason.FAULT, None)
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "drain"),
+    [
+        (CORDONED, Load((WEB,)), s.Drain(NOW)),
+        (CORDONED, Load(), s.Drain(NOW, Progress.DRAINED)),
+        (draining(), Load(), s.Drain(NOW - 60, Progress.DRAINED)),
+        (draining(since=NOW - 7200), Load((WEB,)), s.Drain(NOW - 7200, Progress.TIMEOUT)),
+        (draining(gang=BEGUN), Load(), s.Drain(NOW - 60)),
+        (
+            draining(gang=BEGUN),
+            Load(rest=unit(*RANKS), refused={unit(*RANKS).key: "429"}),
+            s.Drain(NOW - 60, Progress.DRAINED, BEGUN),
+        ),
+    ],
+)
+def test_what_is_written_about_a_drain(node: Node, found: Load, drain: s.Drain) -> None:
+    """When it began never changes, and a job that was begun is not forgotten."""
+    state = decide(node, found).state
+    assert state is not None
+    assert state.drain == drain
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "reason"),
+    [
+        (draining(since=NOW - 7199.5), Load((WEB,), refused={WEB.key: "429"}), Reason.EVICTION_REFUSED),
+        (draining(progress=Progress.DRAINED), Load((WEB,)), Reason.AWAITING_REPAIR),
+        (replace(draining(gang=BEGUN), labels={s.OPT_OUT: "disabled"}), Load((WEB,)), Reason.OPTED_OUT),
+        (replace(draining(gang=BEGUN), unreadable="broken"), Load((WEB,)), Reason.UNREADABLE),
+        (replace(CORDONED, unschedulable=False), Load(problem="forbidden"), Reason.UNCORDONED),
+        (draining(gang=BEGUN), Load(problem="forbidden"), Reason.PODS_UNKNOWN),
+    ],
+)
+def test_what_stops_a_drain(node: Node, found: Load, reason: Reason) -> None:
+    assert decide(node, found).reason is reason
+
+
+def test_the_most_important_reason_to_wait_is_named() -> None:
+    """Refused evictions before checkpoints, these before protected pods, and these before pods that end."""
+    ends, kept = unit(pod("ends", deletionTimestamp="now")), unit(pod("kept", annotations={POLICY: "never"}))
+    writes = unit(pod("writes", annotations={CHECKPOINT: "10m", EVICT_AFTER: at(570)}))
+    refused = {WEB.key: "429"}
+    assert decide(draining(), Load((ends, kept, writes, WEB), refused=refused)).reason is Reason.EVICTION_REFUSED
+    assert decide(draining(), Load((ends, kept, writes))).reason is Reason.CHECKPOINT
+    assert decide(draining(), Load((ends, kept))).reason is Reason.PROTECTED
+    assert decide(draining(), Load((ends,))).reason is Reason.PODS_END
+    gone = unit(pod("kept", annotations={POLICY: "never"}, deletionTimestamp="now"))
+    assert decide(draining(), Load((gone,))).reason is Reason.PODS_END
+
+
+def test_a_second_job_waits_for_the_first() -> None:
+    """But not single pods, and not what is left of a job on this node alone."""
+    refused = {unit(*RANKS).key: "429"}
+    other = unit(pod("s0", labels={"job-name": "llama"}), pod("s1", "m", labels={"job-name": "llama"}))
+    last = unit(pod("s0", labels={"job-name": "llama"}))
+    busy = draining(gang=BEGUN)
+    assert decide(busy, Load((other, last, WEB), unit(*RANKS), refused)).evict == (last, WEB)
+    assert decide(busy, Load((other,), unit(*RANKS), refused)).reason is Reason.PODS_END
+    assert decide(draining(), Load((other, last, WEB))).evict == (other, last, WEB)
+
+
+def test_the_units_of_a_node() -> None:
+    """A pod without a job is alone; members that wait for a node, or that have another label now, do not count."""
+    waiting, other = pod("r2", "", **JOB), pod("r3", "m", labels={"job-name": "llama"})
+    found = load.units([RANKS[0], pod()], {("team", "job-name", "bert"): [*RANKS, waiting, other]}, DRAIN, OWN)
+    assert [[each.name for each in made.pods] for made in found] == [["p"], ["r0", "r1"]]
+    assert [made.key for made in found] == ["p", ("team", "job-name", "bert")]
+    assert load.units([pod()], {("team", "job-name", "bert"): RANKS}, DRAIN, OWN) == (WEB,)
+    assert found[1].begun() == BEGUN
+    assert str(found[1]) == "2 pods of team/bert"
+    assert str(unit(RANKS[0])) == "pod team/r0"
+    assert load.concerned([pod(), pod("cpu", spec={"containers": []})], DRAIN) == [pod()]
+    assert load.gangs([pod(), RANKS[1], RANKS[0]], DRAIN) == [("team", "job-name", "bert")]
+
+
+def test_the_rest_of_a_job() -> None:
+    """Those pods that were recorded, are not protected, and have not been evicted."""
+    later, kept = pod("r2", **JOB), pod("r1", "m", annotations={POLICY: "never"}, **JOB)
+    ends = replace(RANKS[0], terminating=True)
+    found = load.rest(BEGUN, [*RANKS, later], DRAIN, OWN)
+    assert found == Unit(("team", "job-name", "bert"), RANKS)
+    assert load.rest(BEGUN, [RANKS[0], kept, later], DRAIN, OWN) == Unit(("team", "job-name", "bert"), RANKS[:1])
+    assert load.rest(BEGUN, [ends, kept, later], DRAIN, OWN) is None
+
+
+@pytest.mark.parametrize(("live", "is_gang"), [(1, False), (2, True)])
+def test_a_gang_has_several_live_pods(live: int, is_gang: bool) -> None:
+    """Pods that end do not count."""
+    members = tuple(replace(pod(f"r{n}"), terminating=n >= live) for n in range(3))
+    made = Unit(("team", "job-name", "bert"), members)
+    assert made.is_gang is is_gang
+    assert made.begun().uids == tuple(f"r{n}" for n in range(live))

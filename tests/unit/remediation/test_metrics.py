@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +12,7 @@ from gpu_exporter.catalogue.failure_modes import remediation as modes
 from gpu_exporter.remediation.ledger import Ledger
 from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.reconcile import Reason
+from gpu_exporter.remediation.state import Drain, Phase, Progress
 from gpu_exporter.render.rules.remediation import REMEDIATION
 from tests import ROOT
 from tests.support.remediation_metrics import BEGAN, STATE, full, node, planned
@@ -84,3 +86,55 @@ def test_a_state_lasts_until_the_decision_changes() -> None:
     assert not any("'n'" in each for each in samples(metrics))
     metrics.set(*planned([node("n", STATE)], BEGAN))
     assert samples(metrics)[name] == BEGAN + 60
+
+
+def test_values() -> None:
+    """Counts by pool and reason, times in unix seconds, and nothing about nodes that are gone."""
+    metrics = Metrics(lambda: BEGAN + 90)
+    held = replace(STATE, phase=Phase.HELD)
+    drained = replace(STATE, drain=Drain(BEGAN + 60, Progress.DRAINED))
+    given_up = replace(STATE, drain=Drain(BEGAN + 50, Progress.TIMEOUT))
+    nodes = [
+        *(node(name) for name in ("a", "b")),
+        node("drains", STATE),
+        node("drained", drained),
+        node("stuck", given_up),
+        node("held", held),
+        node("alone", replace(STATE, drain=None)),
+        replace(node("off"), labels={"gpu-exporter.io/remediation": "disabled"}),
+    ]
+    metrics.set(*planned(nodes, BEGAN, Ledger(breaker={"lost": BEGAN})))
+    found = {name: value for name, value in samples(metrics).items() if "pool" in name or "fault" in name}
+
+    def name(suffix: str, **labels: str) -> str:
+        return f"gpu_remediation_{suffix}{dict(sorted(labels.items()))}"
+
+    pool = {"pool": "training"}
+    since = "timestamp_seconds"
+    unknown = ("a", "b", "drains", "drained", "stuck", "held", "alone")
+    assert found == {
+        name("nodes", **pool, reason="unknown"): 7,
+        name("nodes", **pool, reason="opted_out"): 1,
+        name("budget_remaining", **pool): 0,
+        name("breaker_open", fault="lost"): 1,
+        name("breaker_open", fault="stalled"): 1,
+        **{name(f"node_state_since_{since}", **pool, node=each, reason="unknown"): BEGAN + 90 for each in unknown},
+        **{
+            name(f"cordoned_since_{since}", **pool, node=each): BEGAN
+            for each in ("drains", "drained", "stuck", "alone")
+        },
+        name(f"draining_since_{since}", **pool, node="drains"): BEGAN + 60,
+        name(f"draining_since_{since}", **pool, node="stuck"): BEGAN + 50,
+    }
+    metrics.set(*planned([node(str(number)) for number in range(20)], BEGAN))
+    assert samples(metrics)[name("budget_remaining", **pool)] == 1
+    assert not any("drain" in each or "breaker" in each for each in samples(metrics) if "{" in each and "'" in each)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_leads(leads: bool) -> None:
+    metrics = Metrics()
+    assert not metrics.leads
+    metrics.lead(leads=leads)
+    assert metrics.leads is leads
+    assert samples(metrics)["gpu_remediation_leader{}"] == leads

@@ -68,7 +68,12 @@ def test_decisions(node: Node, evidence: Evidence, verb: Verb, reason: Reason) -
 
 @pytest.mark.parametrize(
     ("checked_at", "reason"),
-    [(0.0, Reason.NEEDS_ACTIVE_CHECK), (STATE.at - 1, Reason.NEEDS_ACTIVE_CHECK), (STATE.at + 1, Reason.RECOVERED)],
+    [
+        (0.0, Reason.NEEDS_ACTIVE_CHECK),
+        (STATE.at - 1, Reason.NEEDS_ACTIVE_CHECK),
+        (STATE.at, Reason.NEEDS_ACTIVE_CHECK),
+        (STATE.at + 1, Reason.RECOVERED),
+    ],
 )
 def test_a_pool_that_needs_active_checks(checked_at: float, reason: Reason) -> None:
     """A node returns only if its GPUs have passed one after the fault, or if a person has confirmed the repair."""
@@ -76,6 +81,100 @@ def test_a_pool_that_needs_active_checks(checked_at: float, reason: Reason) -> N
     assert reconcile(CORDONED, evidence, pool, NOW).reason is reason
     confirmed = replace(CORDONED, annotations={s.REPAIRED: "id"})
     assert reconcile(confirmed, evidence, pool, NOW).reason is Reason.RECOVERED
+
+
+HELD = replace(NODE, state=replace(STATE, phase=Phase.HELD))
+CONFIRM = "confirm the repair with the annotation gpu-exporter.io/repaired=id"
+
+
+def aged(seconds: float) -> Evidence:
+    return replace(FAULTY, faults=(replace(FAULT, age=seconds),))
+
+
+@pytest.mark.parametrize(
+    ("node", "evidence", "pool", "reason", "words"),
+    [
+        (NODE, FAULTY, Pool("a", mode=Mode.OFF), Reason.OFF, "pool a is off"),
+        (replace(NODE, labels={s.OPT_OUT: "enabled"}), FAULTY, POOL, Reason.FAULT, "GPU GPU-1: stalled"),
+        (CORDONED, e.unknown("gone"), POOL, Reason.UNKNOWN, "gone"),
+        (NODE, CLEAN, POOL, Reason.HEALTHY, "all GPUs are healthy"),
+        (replace(HELD, unschedulable=True), replace(FAULTY, boot="b9"), POOL, Reason.FOREIGN, "already cordoned"),
+        (NODE, aged(59.6), POOL, Reason.CONFIRMING, "the fault is 60 s old: it must last for 60 s"),
+        (NODE, aged(60.0), POOL, Reason.FAULT, "GPU GPU-1: stalled"),
+        (CORDONED, aged(0.0), POOL, Reason.AWAITING_REPAIR, "still faulty: GPU GPU-1: stalled"),
+        (CORDONED, replace(CLEAN, clean_for=899.5), POOL, Reason.VERIFYING, "healthy for 900 s: it must be for 900 s"),
+        (CORDONED, replace(CLEAN, clean_for=900.0), POOL, Reason.RECOVERED, "healthy for 900 s"),
+        (WORN, CLEAN, POOL, Reason.NEEDS_REPLACEMENT, f"a GPU needs replacement: {CONFIRM}"),
+        (CORDONED, replace(CLEAN, boot="b1"), POOL, Reason.NEEDS_REBOOT, f"reboot it, or {CONFIRM}"),
+        (CORDONED, replace(CLEAN, boot="b1"), replace(POOL, new_boot=False), Reason.RECOVERED, "healthy"),
+        (CORDONED, CLEAN, replace(POOL, active_check=True), Reason.NEEDS_ACTIVE_CHECK, f"on the node, or {CONFIRM}"),
+        (CORDONED, replace(CLEAN, gpus=frozenset()), POOL, Reason.GPU_ABSENT, f"if it was replaced, {CONFIRM}"),
+        (replace(CORDONED, state=replace(STATE, faults=(("", "missing"),))), CLEAN, POOL, Reason.RECOVERED, "healthy"),
+    ],
+)
+def test_reasons_in_words(node: Node, evidence: Evidence, pool: Pool, reason: Reason, words: str) -> None:
+    """People read them in `kubectl describe node`; the limits are inclusive."""
+    decision = reconcile(node, evidence, pool, NOW)
+    assert decision.reason is reason
+    assert words in decision.words
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        ((FAULT,), "GPU GPU-1: stalled"),
+        ((replace(FAULT, words="It hangs"),), "GPU GPU-1: It hangs"),
+        ((replace(FAULT, uuid="", reason="missing"),), "missing"),
+        ((FAULT, FAULT, FAULT), "GPU GPU-1: stalled and 2 more"),
+    ],
+)
+def test_faults_in_words(faults: tuple[Fault, ...], words: str) -> None:
+    assert reconcile(NODE, replace(FAULTY, faults=faults), POOL, NOW).words == words
+
+
+def test_the_state_of_a_new_cordon() -> None:
+    """With an id that the same fault has again only by the time, and the history of the node."""
+    history = (Past(1.0, 2.0, ("lost",)),)
+    faults = (FAULT, replace(FAULT, reason="lost", action=Action.REPLACE), FAULT)
+    evidence = replace(FAULTY, faults=faults, expected=4)
+    node = replace(NODE, state=replace(STATE, phase=Phase.RETURNED, history=history))
+    state = reconcile(node, evidence, POOL, NOW).state
+    assert state is not None
+    assert len(state.fault) == 12
+    keys = (("GPU-1", "stalled"), ("GPU-1", "lost"))
+    assert state == State(Phase.CORDONED, state.fault, NOW, "b1", "replace", keys, 4, history)
+    assert reconcile(NODE, evidence, POOL, NOW).state == replace(state, history=())
+    later = reconcile(NODE, evidence, POOL, NOW + 1).state
+    assert later is not None
+    assert later.fault != state.fault
+
+
+def test_further_faults_are_added() -> None:
+    """The present ones first, at most 64; the node had the most GPUs that were ever seen."""
+    before = replace(STATE, gpus=8, faults=tuple(("GPU-9", str(number)) for number in range(64)))
+    decision = reconcile(replace(CORDONED, state=before), replace(FAULTY, boot="b3"), POOL, NOW)
+    assert decision.state == replace(before, boot="b3", faults=(("GPU-1", "stalled"), *before.faults[:63]))
+    more = reconcile(CORDONED, replace(FAULTY, boot="b3", expected=9), POOL, NOW).state
+    assert more is not None
+    assert more.gpus == 9
+
+
+@pytest.mark.parametrize(
+    ("progress", "gang", "kept"),
+    [
+        (s.Progress.DRAINING, None, True),
+        (s.Progress.DRAINED, None, True),
+        (s.Progress.TIMEOUT, None, False),
+        (s.Progress.TIMEOUT, s.Gang("team", "job-name", "bert", ("r0",)), True),
+    ],
+)
+def test_a_drain_goes_on_with_further_faults(progress: s.Progress, gang: s.Gang | None, kept: bool) -> None:
+    """One that was given up begins anew, unless pods of a job that was begun are left."""
+    drain = s.Drain(NOW, progress, gang)
+    node = replace(CORDONED, state=replace(STATE, drain=drain))
+    state = reconcile(node, replace(FAULTY, boot="b3"), POOL, NOW).state
+    assert state is not None
+    assert state.drain == (drain if kept else None)
 
 
 def test_a_held_node_waits_for_new_evidence() -> None:

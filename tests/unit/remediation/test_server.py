@@ -1,15 +1,20 @@
-"""Alertmanager's webhook: who may send, what is accepted, and which nodes it names."""
+"""Alertmanager's webhook: who may send, what is accepted, and which nodes it names; and the server's other paths."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.inputs import Address
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import Metrics
-from gpu_exporter.remediation.server import MOST_HINTS, Hints, Webhook, nodes_of
+from gpu_exporter.remediation.server import ControllerServer, Hints, Webhook, nodes_of
+from tests.support.tools import PATIENCE
 
 TOKEN = "Bearer secret"
 FIRING = b'{"alerts": [{"status": "firing", "labels": {"node": "n0"}}]}'
@@ -54,6 +59,8 @@ def test_alertmanager_repeats_what_only_the_leader_can_use(token: Path) -> None:
 def test_without_a_token_nobody_may_send(token: Path) -> None:
     """An empty file is no password."""
     assert Webhook(leading(), Hints(), None).answer(TOKEN, FIRING)[0] == 404
+    token.write_text("x" * 5000)
+    assert Webhook(leading(), Hints(), token).answer(f"Bearer {'x' * 5000}", FIRING)[0] == 503
     token.write_text("\n")
     assert Webhook(leading(), Hints(), token).answer("Bearer ", FIRING)[0] == 401
     token.unlink()
@@ -79,5 +86,55 @@ def test_resolved_alerts_name_no_node() -> None:
 def test_a_storm_of_hints_is_bounded() -> None:
     """The next full cycle sees the others."""
     hints = Hints()
-    hints.add(f"n{number}" for number in range(3 * MOST_HINTS))
-    assert len(hints.take()) == MOST_HINTS
+    hints.add([])
+    assert not hints.wanted.is_set()
+    hints.add(f"n{number}" for number in range(700))
+    assert len(hints.take()) == 256
+
+
+@pytest.fixture
+def server(token: Path) -> Iterator[ControllerServer]:
+    running = ControllerServer(Address("127.0.0.1", 0), leading(), Hints(), token)
+    running.start()
+    yield running
+    running.stop()
+
+
+def answer(server: ControllerServer, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    """Return status and body of a response, of which the headers are checked."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10 * PATIENCE)
+    connection.request(method, path, body, {"Authorization": TOKEN})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    if response.status != 404:
+        assert response.headers["Server"] == "gpu-exporter"
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return response.status, text
+
+
+def test_paths(server: ControllerServer) -> None:
+    """The webhook is a POST of at most 256 KiB, and its responses are counted."""
+    assert answer(server, "GET", "/healthz") == (200, "ok\n")
+    assert answer(server, "POST", "/webhook", FIRING) == (202, "accepted\n")
+    assert answer(server, "GET", "/webhook") == (405, "405 Method Not Allowed\n")
+    assert answer(server, "POST", "/webhook", b"x" * (1 << 18))[0] == 400
+    status, text = answer(server, "GET", "/metrics")
+    assert status == 200
+    for code in ("202", "400"):
+        assert f'gpu_remediation_webhooks_total{{code="{code}"}} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(98, "Address already in use"), "Address already in use"), (OSError("no address"), "no address")],
+)
+def test_an_address_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch, error: OSError, why: str) -> None:
+    def bind(port: int, host: str | None) -> None:
+        assert (port, host) == (9401, None)
+        raise error
+
+    monkeypatch.setattr("gpu_exporter.remediation.server.bind_sockets", bind)
+    server = ControllerServer(Address("", 9401), Metrics(), Hints(), None)
+    with pytest.raises(GpuExporterError, match=f"address :9401: {why}: set another address in the configuration"):
+        server.start()
