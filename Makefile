@@ -137,7 +137,7 @@ soak: $(VENV)/dev $(VENV)/mutation tools .tools/virtual_clock/virtual_clock ## R
 	$(BIN)/python -m benchmarks.scale_victoria --json benchmarks/results/scale_victoria.json
 	$(BIN)/python -m tests.soak.mutants --processes $$(nproc)
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium .tools/torch ## Install what `make test-all` needs besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium, PyTorch
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/valgrind .tools/boards/tables/done .tools/chromium .tools/torch ## Install what `make test-all` needs besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Valgrind, Node.js with Grafana's data library, Chromium, PyTorch
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench $(VENV)/docs $(VENV)/mutation: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -172,6 +172,11 @@ TEMPLATES := share/prometheus/alertmanager
 .tools/faketime: | .tools/done
 	@cd .tools && { apt-get download libfaketime || { $(SUDO) apt-get update && apt-get download libfaketime; }; }
 	@cd .tools && dpkg -x libfaketime_*.deb . && rm libfaketime_*.deb && touch faketime
+
+# Counts instructions.
+.tools/valgrind: | .tools/done
+	@cd .tools && { apt-get download valgrind || { $(SUDO) apt-get update && apt-get download valgrind; }; }
+	@cd .tools && dpkg -x valgrind_*.deb . && rm valgrind_*.deb && touch valgrind
 
 # Grafana's libraries: for the tests only the one without components, which needs no browser.
 .tools/boards/%/done: tests/boards/%/package-lock.json | .tools/done

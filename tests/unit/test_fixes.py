@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent
 while not (ROOT / "Makefile").is_file():  # wherever this file is moved to
     ROOT = ROOT.parent
 FILES = sorted((ROOT / "tests").rglob("*.py"))
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SUFFIXES = (".py", ".md", ".csv", ".yaml", ".json", ".cfg", ".toml", ".sh", ".c")
 
 
@@ -139,7 +139,7 @@ def test_targets_and_extras_that_texts_name_exist() -> None:
     wrong = []
     for path in {*paths, *ROOT.glob("*.md")} - {Path(__file__)}:
         text = path.read_text()
-        wrong += [(path.name, f"make {name}") for name in set(re.findall(r"`make ([a-z]+)", text)) - TARGETS]
+        wrong += [(path.name, f"make {name}") for name in set(re.findall(r"`make ([a-z-]+)", text)) - TARGETS]
         wrong += [(path.name, name) for name in set(re.findall(r"'\.\[([a-z]+)\]'", text)) - extras]
 
     assert wrong == [], "name a target of Makefile and an extra of setup.cfg"

@@ -15,7 +15,7 @@ from tests import ROOT
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in FILES}
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-COMMAND = re.compile(r"""make (?P<target>[a-z]+)(?: [A-Z]+=(?:'[^']*'|"\$[A-Z_]+"))*""")
+COMMAND = re.compile(r"""make (?P<target>[a-z-]+)(?: [A-Z]+=(?:'[^']*'|"\$[A-Z_]+"))*""")
 PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 FIX = "fix: correct `.github/workflows`, or add the target to Makefile"
 
