@@ -14,6 +14,7 @@ import pytest
 
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import LIMIT
 
 README = ROOT / "README.md"
 
@@ -245,7 +246,7 @@ def test_diagnose_a_recording_as_the_command_does(driver: FakeDriver) -> None:
         "print(json.dumps([found.gpus[0].details, found.gpus[0].bottleneck, found.gpus[0].findings, str(found)]))\n",
     )
     command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--recording", "h200_workloads", "--json"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     (gpu,) = json.loads(printed.stdout)["gpus"]
     assert found[0] == gpu
     assert found[1] == gpu["class"]

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 from tests.conftest import Serve, command, run
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import free_port, until
+from tests.support.tools import LIMIT, free_port, until
 
 
 def test_serves_the_fake_driver(serve: Serve, driver: FakeDriver) -> None:
@@ -17,7 +17,7 @@ def test_serves_the_fake_driver(serve: Serve, driver: FakeDriver) -> None:
     exporter = serve(env=driver.environment)
     page = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE")))
     assert page.value("DCGM_FI_PROF_SM_ACTIVE") == 0.96
-    assert exporter.stop()[0] == 0
+    assert exporter.stop() == 0
 
 
 def test_sigterm_to_any_thread_ends_it(serve: Serve, driver: FakeDriver) -> None:
@@ -29,7 +29,7 @@ def test_sigterm_to_any_thread_ends_it(serve: Serve, driver: FakeDriver) -> None
     assert other != pid
     if ctypes.CDLL(None, use_errno=True).tgkill(pid, other, signal.SIGTERM):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    assert exporter.process.wait(10) == 0
+    assert exporter.process.wait(LIMIT) == 0
 
 
 def test_the_first_page_is_never_empty(serve: Serve, driver: FakeDriver) -> None:
@@ -58,7 +58,7 @@ def test_serves_with_a_closed_stderr() -> None:
 
 def _answers(port: int) -> bool:
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -70,7 +70,8 @@ def main() -> int:
                 exporter = Watched(Exporter(process, port, log))
                 soak(exporter, engine, chosen.hang)
                 threads = len(list(Path(f"/proc/{process.pid}/task").iterdir()))
-                code, took = exporter.stop()
+                begin = time.monotonic()
+                code, took = exporter.stop(), time.monotonic() - begin
             finally:
                 engine.kill()
                 process.kill()

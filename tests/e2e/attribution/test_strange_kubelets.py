@@ -72,8 +72,6 @@ def test_kubelet_that_never_completes_an_answer(
             assert time.monotonic() - began < 4  # less than the timeout of a request to kubelet
             assert page.value("gpu_snapshot_age_seconds", UUID=UUID[0]) < 3
             time.sleep(0.5)
-        code, seconds = exporter.stop()
-        assert code == 0
-        assert seconds < 4
+        assert exporter.stop() == 0
     finally:
         socket.close()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import command
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import PATIENCE, until
+from tests.support.tools import LIMIT, PATIENCE, until
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INCOMPLETE = "gpu-exporter: interrupted before the diagnosis was complete"
@@ -63,7 +63,7 @@ def interrupted(
             busy(process.pid)
             sent = time.monotonic()
             process.send_signal(number)
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=LIMIT)
             return process.returncode, said.strip(), time.monotonic() - sent
         finally:
             process.kill()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Page, Serve, command
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 
 NVLINK_CRC = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"
 
@@ -101,7 +101,7 @@ def test_sigterm_during_any_hang(
             until(lambda: time.monotonic() > begin + 3)
         process.send_signal(signal.SIGTERM)
         begin = time.monotonic()
-        process.wait(10)
+        process.wait(LIMIT)
         assert time.monotonic() - begin < 3
     finally:
         process.kill()

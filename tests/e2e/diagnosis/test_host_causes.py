@@ -18,7 +18,7 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import host
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import free_port
+from tests.support.tools import LIMIT, free_port
 
 pytestmark = pytest.mark.slow
 HOST_MODES = frozenset(mode.name for mode in host.MODES)
@@ -98,7 +98,7 @@ def program(main: float, workers: int) -> list[str]:
 def diagnosed(driver: FakeDriver, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--source", "nvml", "--for", "8s", "--json", *options]
     environment = {**os.environ, **driver.environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     gpu: dict[str, Any] = json.loads(done.stdout)["gpus"][0]
     return gpu
 
@@ -192,7 +192,7 @@ def _page(address: str, wanted: str) -> str:
     while wanted not in page and time.monotonic() < end:
         time.sleep(0.2)
         try:
-            with urlopen(f"http://{address}/metrics", timeout=5) as response:
+            with urlopen(f"http://{address}/metrics", timeout=LIMIT) as response:
                 page = response.read().decode()
         except OSError:
             continue

@@ -30,7 +30,7 @@ from tests.support.fakes.driver import FakeDriver, sawtooth
 from tests.support.loop_jobs import LoopJob, sending, uuids
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.remediation_metrics import full
-from tests.support.tools import free_port, until
+from tests.support.tools import LIMIT, free_port, until
 
 PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
 LOW, HIGH, HALF = 118.0, 873.0, 0.5
@@ -139,7 +139,7 @@ class Target:
     path: str = "/metrics"
 
     def page(self) -> list[ScrapedSample]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
         try:
             connection.request("GET", self.path)
             text = connection.getresponse().read().decode()

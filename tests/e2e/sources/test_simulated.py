@@ -162,9 +162,7 @@ def test_one_node_is_served_as_a_real_one_is(serve: Serve) -> None:
     assert {labels["Hostname"] for _, labels, _ in found.samples if "Hostname" in labels} == {"mine"}
     assert exporter.get("/sd")[0].status == 404
     exporter.until(lambda page: page.values("gpu_up") == [0.0] * 8)
-    code, took = exporter.stop()
-    assert code == 0
-    assert took < 3
+    assert exporter.stop() == 0
 
 
 def test_pods_are_labels_of_classic_families(serve: Serve) -> None:

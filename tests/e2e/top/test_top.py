@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import Serve, command, free_port, run
 from tests.support.fakes.driver import FakeDriver
 from tests.support.terminal import Terminal
+from tests.support.tools import LIMIT
 
 Top = Callable[..., Terminal]
 SIMULATED = ("--source", "simulated", "--gpus", "4", "--seed", "1")
@@ -234,6 +235,6 @@ def test_an_exporter_that_never_answered(top: Top) -> None:
 def test_without_rich() -> None:
     """One line that names the command that installs it."""
     program = "import sys; sys.modules['rich'] = None; from gpu_exporter.cli.main import main; main()"
-    result = subprocess.run([sys.executable, "-c", program, "top"], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program, "top"], capture_output=True, text=True, timeout=LIMIT)
     assert result.returncode == 1
     assert result.stderr == ("gpu-exporter: top needs Rich, which is not installed: pip install rich\n")

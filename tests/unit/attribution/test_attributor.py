@@ -40,6 +40,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Snapshot
+from tests.support.tools import LIMIT
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
@@ -423,9 +424,9 @@ def test_watch_that_fails_lists_again(caplog: pytest.LogCaptureFixture) -> None:
     watch._stopping = Hurried()
     with caplog.at_level("INFO"):
         watch.start()
-        assert script.done.wait(30)
+        assert script.done.wait(LIMIT)
         watch.stop()
-        watch.join(10)
+        watch.join(LIMIT)
     assert script.listed >= 4
     assert set(lookup.value) == {"team/a"}
     assert lookup.errors == {"unavailable": 3}

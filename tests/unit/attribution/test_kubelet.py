@@ -19,6 +19,7 @@ from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.lookup import Incomplete, Lookup, LookupFailed
 from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, given, pod
 from tests.support.fakes.stuck_socket import StuckSocket
+from tests.support.tools import LIMIT
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_dropped_entries_are_counted_and_logged_once(path: Path, caplog: pytest.
             until(lambda: lookup.errors["too_long"] >= 5)
         finally:
             poller.stop()
-            poller.join(20)
+            poller.join(LIMIT)
             kubelet.stop()
     assert lookup.up
     assert [device.pod for device in lookup.value.allocated] == ["a"]

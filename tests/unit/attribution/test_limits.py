@@ -28,6 +28,7 @@ from gpu_exporter.kubernetes.objects import Device, Event, Object
 from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.lookup import Incomplete, Lookup, LookupFailed
+from tests.support.tools import LIMIT
 
 GPU = Gpu(0, "GPU-01234567-89ab-4cde-8f01-23456789abcd")
 
@@ -145,9 +146,9 @@ def test_event_beyond_a_limit_drops_only_its_pod(
     watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     with caplog.at_level("WARNING"):
         watch.start()
-        assert script.done.wait(30)
+        assert script.done.wait(LIMIT)
         watch.stop()
-        watch.join(10)
+        watch.join(LIMIT)
     assert "team/b" in lookup.value
     assert ("team/a" in lookup.value) is (item["metadata"]["name"] != "a")
     assert lookup.errors[reason] >= 1

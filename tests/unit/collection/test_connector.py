@@ -17,7 +17,7 @@ from gpu_exporter.collection.worker import Worker
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
@@ -79,7 +79,7 @@ class Node:
         self.workers.wake_all()
         for thread in (self.connector, *self.workers.threads()):
             if thread.ident is not None:
-                thread.join(30)
+                thread.join(LIMIT)
                 assert not thread.is_alive()
 
 

@@ -26,6 +26,7 @@ from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
 from tests.support.gate import Gate
+from tests.support.tools import LIMIT
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_malformed_list_keeps_the_last_owners(server: FakeApiServer, body: bytes
     finally:
         watch.stop()
         server.stop()
-        watch.join(10)
+        watch.join(LIMIT)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -290,7 +291,7 @@ def following(server: FakeApiServer, seconds: float) -> Iterator[Lookup[Mapping[
     yield lookup
     watch.stop()
     server.stop()
-    watch.join(10)
+    watch.join(LIMIT)
 
 
 def test_restored_server(server: FakeApiServer) -> None:
@@ -317,7 +318,7 @@ def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
     watch = Watch(lookup, in_cluster(server.account, environment), pods.path, pods.Reader(), {}, 60)
     watch.start()
     try:
-        assert gate.holding.wait(30)
+        assert gate.holding.wait(LIMIT)
         server.restore(PODS, [pod_object("p", "u", {"job-name": "restored"})], version=7)
         gate.cut()
         gate.release()
@@ -325,7 +326,7 @@ def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
     finally:
         watch.stop()
         gate.close()
-        watch.join(10)
+        watch.join(LIMIT)
 
 
 @pytest.mark.slow
@@ -431,9 +432,9 @@ def test_watch_lists_again_after_an_event_that_it_cannot_read(
     lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
     watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     watch.start()
-    assert script.done.wait(30)
+    assert script.done.wait(LIMIT)
     watch.stop()
-    watch.join(10)
+    watch.join(LIMIT)
     assert script.versions[:2] == ["1", "2"]
     assert lookup.errors == {reason: 1}
 
@@ -474,9 +475,9 @@ def test_bug_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         patch.setattr("gpu_exporter.attribution.poller.LONGEST_WAIT", 0.05)
         asker = Poller(lookup, ask, 0.01)
         asker.start()
-        assert asked.wait(30)
+        assert asked.wait(LIMIT)
         asker.stop()
-        asker.join(10)
+        asker.join(LIMIT)
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
     assert (lookup.up, lookup.errors["internal_error"]) == (False, count)
