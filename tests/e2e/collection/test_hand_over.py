@@ -243,10 +243,7 @@ def test_release_at_random(start: Start, gpus: Drive, token: Path, device_file: 
             exporter.page()
         assert exporter.ask("POST", "/-/resume", me) == (200, "resumed\n")
     exporter.until(lambda page: states(page) == up(2) and profiled(page) == {"up"})
-    until(
-        lambda: opened() <= before or (opened()[0] <= before[0] and opened()[1] <= before[1] + 2),
-        what="the end of threads",
-    )
+    until(lambda: opened()[0] <= before[0] and opened()[1] <= before[1] + 2, what="the end of threads and files")
     assert "please report" not in exporter.log.read_text()
 
 

@@ -378,8 +378,11 @@ def test_odd_content_of_a_good_answer(
     assert output.err == ""
 
 
-def test_the_same_collection_twice(serving: Callable[..., Server], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_collection_twice(
+    serving: Callable[..., Server], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two scrapes of one collection count as one: they have no rate."""
+    patient(monkeypatch)
     extra = "".join(
         f'{name}{{UUID="GPU-0"}} {n}\n' for n, name in enumerate(("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_USED"))
     )
