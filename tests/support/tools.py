@@ -7,7 +7,7 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -46,6 +46,17 @@ def free_port() -> int:
 def is_long() -> bool:
     """Return whether the long variants of tests run."""
     return LONG in os.environ
+
+
+def settled(wrong: Callable[[], Collection[str]], timeout: float, every: float = 1.0) -> None:
+    """Wait until nothing is wrong; after `timeout` seconds of an idle machine, fail with what still is.
+
+    For what a late scrape disturbs for a moment: on a busy machine, a single look may come just then.
+    """
+    end = time.monotonic() + PATIENCE * timeout
+    while complaints := wrong():
+        assert time.monotonic() < end, "\n".join(sorted(complaints))
+        time.sleep(every)
 
 
 def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition", every: float = 0.1) -> T:

@@ -246,7 +246,7 @@ def test_a_bug_affects_only_the_owners(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_two_hundred_pods_cost_little() -> None:
-    """Measure the part on the clock thread, if nothing changed and if everything did."""
+    """Measure the part on the clock thread: while nothing changes, it costs less than half of a change."""
     gpus = [Gpu(n, f"GPU-{n:08d}{U[8:]}", device=f"nvidia{n}") for n in range(8)]
     seen = [GpuSamples(gpu, time.monotonic(), [Sample(Series(m.POWER, gpu), 1.0)] * 200, {}) for gpu in gpus]
     kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
@@ -263,9 +263,8 @@ def test_two_hundred_pods_cost_little() -> None:
             _, rows = attributor.attribute(seen)
             took.append(time.process_time() - began)
         taken[change] = (took[0], sorted(took)[10])
-    print("\nattribute(), 200 pods (ms; changed, the same):", {k: [1000 * t for t in v] for k, v in taken.items()})
     assert len(rows) == 202
-    assert taken["second"][1] < 0.005
+    assert taken["second"][1] < taken["first"][0] / 2
 
 
 # --- job files -----------------------------------------------------------------------------------------------------

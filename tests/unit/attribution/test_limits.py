@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
@@ -193,19 +192,18 @@ def test_job_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     released, real = threading.Event(), files.read
 
     def hang(path: Path, largest: int) -> object:
-        released.wait(60)
+        released.wait()
         return real(path, largest)
 
     monkeypatch.setattr(files, "read", hang)
     (tmp_path / "0").write_text("7\n")
     jobs = JobFiles(tmp_path, tmp_path, patience=0.3)
     try:
-        for seconds in (10.0, 0.2):
-            began = time.monotonic()
+        for patience in (0.3, threading.TIMEOUT_MAX):
+            jobs._patience = patience
             with pytest.raises(LookupFailed, match="is this file system reachable") as raised:
                 jobs.ask()
             assert raised.value.reason == "timeout"
-            assert time.monotonic() - began < seconds
     finally:
         released.set()
 
@@ -224,7 +222,7 @@ def test_procfs_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     released = threading.Event()
 
     def hang(path: Path, largest: int) -> None:
-        released.wait(60)
+        released.wait()
 
     monkeypatch.setattr(files, "read", hang)
     lookup = ProcessLookup(tmp_path, patience=0.3)
