@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[FakeApiServer]:
 CLIENTS: list[Api] = []
 
 
-def api(server: FakeApiServer, patience: float = 30.0) -> Api:
+def api(server: FakeApiServer, patience: float = 1.0) -> Api:
     """Return a client with this timeout."""
     CLIENTS.append(in_cluster(server.account, server.environment, patience=patience))
     return CLIENTS[-1]
@@ -78,7 +78,7 @@ def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
     """A redirect is not followed, an incomplete response not awaited, and the error names the problem."""
     server.raw = raw
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS, ObjectList)
+        api(server, LIMIT).get(PODS, ObjectList)
     assert raised.value.reason == reason
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
@@ -138,7 +138,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
     monkeypatch.setattr(server, "page", lambda *_: page)
-    failure = error_of(lambda: api(server).list_objects(PODS))
+    failure = error_of(lambda: api(server, LIMIT).list_objects(PODS))
     assert failure.reason == "too_large"
     assert len(server.asked) == limits.MOST_PAGES
 
@@ -146,7 +146,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
 def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"metadata": {}, "items": [{"metadata": {"name": "p"}}] * (limits.MOST_OBJECTS + 1)}
     monkeypatch.setattr(server, "page", lambda *_: page)
-    assert error_of(lambda: api(server).list_objects(PODS)).reason == "too_large"
+    assert error_of(lambda: api(server, LIMIT).list_objects(PODS)).reason == "too_large"
 
 
 def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: p
     server.page_size = 2
     for number in range(4):
         server.put(PODS, pod_object(f"p{number}", "u", {"filler": "x" * 300_000}))
-    assert error_of(lambda: api(server).list_objects(PODS)).reason == "too_large"
+    assert error_of(lambda: api(server, LIMIT).list_objects(PODS)).reason == "too_large"
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_answer_that_drips(server: FakeApiServer, raw: bytes) -> None:
 def test_event_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_EVENT_BYTES", 1 << 20)
     server.raw = answer(b'{"type": "' + b"A" * (3 << 20), length=1 << 30)
-    assert error_of(lambda: list(api(server).watch(PODS, 10.0, resourceVersion="1"))).reason == "too_large"
+    assert error_of(lambda: list(api(server, LIMIT).watch(PODS, 10.0, resourceVersion="1"))).reason == "too_large"
 
 
 @pytest.mark.parametrize("name", ["token", "ca.crt"])
@@ -252,7 +252,7 @@ def test_a_broken_service_account(
     """The error names the file, no request is made, and no message contains a part of the token."""
     spoil(server.account)
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS, ObjectList)
+        api(server, LIMIT).get(PODS, ObjectList)
     assert raised.value.reason == reason
     assert says in str(raised.value)
     assert "secret" not in str(raised.value)
@@ -276,7 +276,7 @@ def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
     server.page_size = 2
     for number in range(5):
         server.put(PODS, pod_object(f"p{number}", "u"))
-    items, _ = api(server).list_objects(PODS, fieldSelector="spec.nodeName=node")
+    items, _ = api(server, LIMIT).list_objects(PODS, fieldSelector="spec.nodeName=node")
     assert len(items) == 5
     assert ["resourceVersion=0" in path for path in server.asked] == [True, False, False]
     assert ["continue=" in path for path in server.asked] == [False, True, True]
@@ -367,7 +367,7 @@ def test_watch_that_is_forbidden(server: FakeApiServer, caplog: pytest.LogCaptur
 def test_retry_after(server: FakeApiServer) -> None:
     server.status, server.retry_after = 429, 7
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS, ObjectList)
+        api(server, LIMIT).get(PODS, ObjectList)
     assert raised.value.retry_after == 7
 
 
@@ -453,7 +453,7 @@ def test_watch_lists_again_after_an_event_that_it_cannot_read(
 )
 def test_event_that_is_an_error(server: FakeApiServer, event: Mapping[str, object], reason: str) -> None:
     server.raw = answer(json.dumps(event).encode() + b"\n")
-    failure = error_of(lambda: list(api(server).watch(PODS, 1.0, resourceVersion="1")))
+    failure = error_of(lambda: list(api(server, LIMIT).watch(PODS, 1.0, resourceVersion="1")))
     assert failure.reason == reason
     assert str(failure).isprintable()
 

@@ -94,6 +94,8 @@ source.open()
 devices = [source.attach(index, [m.POWER]) for index in range(2)]
 for device in devices:
     device.read(frozenset(Pace))
+print("ready", flush=True)
+sys.stdin.readline()
 threads = [threading.Thread(target=devices[index].read, args=(fast,)) for index in range(2)]
 begin = time.monotonic()
 threads[0].start()
@@ -110,10 +112,17 @@ os._exit(0)
 def test_gpus_are_read_one_after_another(tmp_path: Path, slow: float, patience: float) -> None:
     """The second read waits for the first, unless that takes too long."""
     driver = FakeDriver(tmp_path, 2)
-    driver.delay("PowerUsage", slow, 0)
-    env = {**os.environ, **driver.environment}
-    said = subprocess.run([sys.executable, "-c", READS], env=env, capture_output=True, text=True, check=True).stdout
-    second, first_goes_on = said.split()
+    with subprocess.Popen(
+        [sys.executable, "-c", READS],
+        env={**os.environ, **driver.environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        driver.delay("PowerUsage", slow, 0)
+        second, first_goes_on = process.communicate("go on\n", timeout=LIMIT)[0].split()
 
     assert float(second) >= patience * 0.9
     assert first_goes_on == "True" or slow < BRIEF
