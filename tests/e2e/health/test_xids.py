@@ -72,9 +72,8 @@ def test_xids_of_both_sources_count_once(serve: Serve, driver: FakeDriver, kmsg:
     page = exporter.page()
     assert counted(page) == all_of_it
     assert counted(page, "1") == {4711: 1}
-    assert page.value("gpu_xid_last_timestamp_seconds", xid="48") == pytest.approx(
-        last, abs=1
-    )  # NVML reports it within a tick
+    # NVML reports it at the next tick.
+    assert last - 1 <= page.value("gpu_xid_last_timestamp_seconds", xid="48") <= time.time()
     assert page.value("DCGM_FI_DEV_XID_ERRORS", gpu="0") == 45
     assert page.values("gpu_xid_events_total", xid="4711", kind="unknown", action="none") == [1]
     assert page.values("gpu_xid_events_total", xid="31", kind="application") == [1]
