@@ -22,7 +22,7 @@ from tests import PACKAGED_RECORDINGS, ROOT
 from tests.support import forked
 from tests.support.fakes.driver import FakeDriver
 from tests.support.order import dealt
-from tests.support.tools import LONG, PATIENCE
+from tests.support.tools import LIMIT, LONG, PATIENCE
 from tests.support.tools import free_port as free_port
 
 # On slow shared cores, the duration of one example says nothing about the code.
@@ -88,8 +88,8 @@ class Exporter:
     def connect(self) -> HTTPConnection:
         """Return a connection to the exporter, over TLS if it uses TLS."""
         if self.tls is None:
-            return HTTPConnection("127.0.0.1", self.port, timeout=10)
-        return HTTPSConnection("127.0.0.1", self.port, timeout=10, context=self.tls)
+            return HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        return HTTPSConnection("127.0.0.1", self.port, timeout=LIMIT, context=self.tls)
 
     def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Send a request of any method; return status and body."""
@@ -132,12 +132,10 @@ class Exporter:
                 raise AssertionError("never came true; last page:\n" + "\n".join(own) + "\n" + self.log.read_text())
             time.sleep(0.05)
 
-    def stop(self, timeout: float = 10.0) -> tuple[int, float]:
-        """Send SIGTERM; return the exit code and how many seconds the process took to end."""
-        begin = time.monotonic()
+    def stop(self) -> int:
+        """Send SIGTERM, wait for the end, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout)
-        return code, time.monotonic() - begin
+        return self.process.wait(LIMIT)
 
 
 def command(*arguments: str) -> list[str]:
@@ -145,14 +143,12 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gpu_exporter", *arguments]
 
 
-def run(
-    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60, new: bool = False
-) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, env: Mapping[str, str] | None = None, new: bool = False) -> subprocess.CompletedProcess[str]:
     """Run gpu-exporter until it exits; with `new` in a new process and never in a fork."""
     environment = {**os.environ, **(env or {})}
     if not new and forked.possible(environment):
-        return forked.run(arguments, environment, timeout)
-    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout)
+        return forked.run(arguments, environment, LIMIT)
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=LIMIT)
 
 
 Serve = Callable[..., Exporter]

@@ -22,8 +22,10 @@ import pytest
 
 from gpu_exporter.inputs import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.sources.dcgm import source as source_module
 from gpu_exporter.sources.dcgm.source import DcgmSource
 from tests.support.fakes.hostengine import BINDINGS, FakeHostengine
+from tests.support.tools import LIMIT
 
 WHICH = os.environ.get("DCGM_HOSTENGINE", "")
 COMMAND = os.environ.get("DCGM_HOSTENGINE_COMMAND", "")
@@ -53,7 +55,7 @@ class RealEngine:
 
     def start(self) -> None:
         self._process = subprocess.Popen(shlex.split(COMMAND), stdout=subprocess.DEVNULL)
-        source, end = DcgmSource(self._to, self._folder), time.monotonic() + 30
+        source, end = DcgmSource(self._to, self._folder), time.monotonic() + LIMIT
         while True:
             try:
                 source.open()
@@ -110,6 +112,13 @@ def engine(bindings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     real.start()
     yield to, real
     real.kill()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls take as long as a busy machine needs. Tests of a host engine that hangs set the deadline of a read."""
+    monkeypatch.setattr(source_module, "READ_SECONDS", LIMIT)
+    monkeypatch.setattr(source_module, "ATTACH_SECONDS", LIMIT)
 
 
 @pytest.fixture

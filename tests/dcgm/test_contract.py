@@ -19,19 +19,19 @@ from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
+from gpu_exporter.sources.dcgm import source as source_module
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.source import DcgmSource
 from tests.dcgm.conftest import Engine
+from tests.support.tools import LIMIT, PATIENCE
 
 FULL = selected(MetricSet.FULL)
 ALL = frozenset(Pace)
-# On a slow machine, a call may exceed the source's deadline by this.
-SLACK_SECONDS = 1.5
 
 
 def eventually(holds: Callable[[], bool], timeout: float = 20.0) -> None:
     """Wait until a condition is true."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + PATIENCE * timeout
     while not holds():
         assert time.monotonic() < end, "never came true"
         time.sleep(0.1)
@@ -121,9 +121,8 @@ def test_profiling_samples_count_once(device: DcgmDevice) -> None:
     if m.PCIE_TX in device.read(ALL).unsupported:
         return  # this host engine reports no profiling for this GPU
     first: float | None = None
-    total, begin = 0.0, 0.0
-    end = time.monotonic() + 6
-    while time.monotonic() < end:
+    total, last = 0.0, 0.0
+    while total < 5:
         reading = device.read(frozenset({Pace.FAST}))
         spans = {series.metric: span for series, span in reading.spans.items() if not series.labels}
         assert {series.metric for series in reading.values if series.metric in INTEGRALS} <= {
@@ -131,12 +130,13 @@ def test_profiling_samples_count_once(device: DcgmDevice) -> None:
         }
         if m.PCIE_TX in spans:
             if first is None:
-                first, begin = reading.at, time.monotonic()
+                first = reading.at
             else:
                 total += spans[m.PCIE_TX]
+            last = reading.at
         time.sleep(0.1)
     assert first is not None
-    assert total == pytest.approx(time.monotonic() - begin, abs=1.2)
+    assert total == pytest.approx(last - first, abs=1.2)
 
 
 def test_any_subset_can_be_selected(opened: DcgmSource) -> None:
@@ -218,13 +218,11 @@ def test_open_again(opened: DcgmSource) -> None:
 
 
 def test_address_without_a_host_engine(bindings: Path) -> None:
-    """The error is one line with the address, and comes within the timeout."""
+    """The error is one line with the address."""
     source = DcgmSource(Hostengine("127.0.0.1:1"), bindings)
-    begin = time.monotonic()
     with pytest.raises(SourceLost, match=r"127\.0\.0\.1:1.*nv-hostengine") as lost:
         source.open()
     assert lost.value.reason == "no_connection"
-    assert time.monotonic() - begin < 5 + SLACK_SECONDS
 
 
 @pytest.mark.ends_engine
@@ -250,27 +248,39 @@ def test_killed_and_started_again(
 
 
 @pytest.mark.ends_engine
-def test_hanging_host_engine(engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice) -> None:
+def test_hanging_host_engine(
+    engine: tuple[Hostengine, Engine | None],
+    opened: DcgmSource,
+    device: DcgmDevice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With SIGSTOP, a call fails after the timeout and later ones at once; after SIGCONT, the source recovers."""
     process = engine[1]
     assert process is not None
     device.read(ALL)
     process.signal(signal.SIGSTOP)
     try:
-        time.sleep(0.5)
-        begin = time.monotonic()
-        with pytest.raises(SourceLost, match="does not answer") as lost:
-            device.read(ALL)
-        assert lost.value.reason == "stalled"
-        assert time.monotonic() - begin < opened.timeout + SLACK_SECONDS
-        begin = time.monotonic()
+        monkeypatch.setattr(source_module, "READ_SECONDS", 1.0)
+        reasons: list[str] = []
+
+        def hangs() -> bool:
+            try:
+                device.read(ALL)  # of what was read a moment ago, no call is made
+            except SourceLost as lost:
+                reasons.append(lost.reason)
+            return bool(reasons)
+
+        eventually(hangs)
+        assert reasons == ["stalled"]
+        # Others would wait forever.
+        monkeypatch.setattr(source_module, "READ_SECONDS", math.inf)
         for ask in (lambda: device.read(ALL), opened.count, opened.open):
             with pytest.raises(SourceLost):
                 ask()
         device.close()
         opened.close()
-        assert time.monotonic() - begin < SLACK_SECONDS
     finally:
+        monkeypatch.setattr(source_module, "READ_SECONDS", LIMIT)
         process.signal(signal.SIGCONT)
 
     def back() -> bool:

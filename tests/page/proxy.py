@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.tools import LIMIT
+
 
 @contextmanager
 def proxied(target: int, prefix: str) -> Iterator[int]:
@@ -18,7 +20,7 @@ def proxied(target: int, prefix: str) -> Iterator[int]:
             if not self.path.startswith(f"{prefix}/"):
                 self.send_error(404)
                 return
-            connection = HTTPConnection("127.0.0.1", target, timeout=30)
+            connection = HTTPConnection("127.0.0.1", target, timeout=LIMIT)
             try:
                 connection.request("GET", self.path.removeprefix(prefix), headers=dict(self.headers))
                 answer = connection.getresponse()

@@ -17,7 +17,7 @@ def test_serves_the_gpus_of_the_driver(serve: Serve, driver: FakeDriver) -> None
     assert page.value("DCGM_FI_PROF_SM_ACTIVE", gpu="0", modelName="NVIDIA H200") == 0.96
     assert page.value("gpu_up", gpu="0") == 1
     assert all(isfinite(value) for _, labels, value in page.samples if "gpu" in labels)
-    assert exporter.stop()[0] == 0
+    assert exporter.stop() == 0
 
 
 def test_a_lost_gpu_affects_no_other(serve: Serve, driver: FakeDriver) -> None:

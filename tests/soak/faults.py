@@ -82,7 +82,8 @@ def soak(folder: Path, seconds: float, seed: int) -> list[tuple[float, int, int]
             time.sleep(0.05)
         mend(driver)
         exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == GPUS, timeout=60)
-        code, took = exporter.stop()
+        begin = time.monotonic()
+        code, took = exporter.stop(), time.monotonic() - begin
         assert (code, took < 3) == (0, True), f"ended with {code} after {took:.1f} s"
     finally:
         process.kill()

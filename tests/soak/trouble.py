@@ -160,7 +160,8 @@ def trouble(folder: Path, seconds: float, gpus: int = GPUS) -> Outcome:
             pool.shutdown()
             idle.kill()
             idle.join()
-        outcome.exit_code, outcome.exit = exporter.stop()
+        begin = time.monotonic()
+        outcome.exit_code, outcome.exit = exporter.stop(), time.monotonic() - begin
     return outcome
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from gpu_exporter.catalogue.signal import RATE_WINDOW
 from tests import ROOT
-from tests.support.tools import free_port, tool, until
+from tests.support.tools import LIMIT, free_port, tool, until
 
 ALERTS = ROOT / "alerts"
 CONFIG = ALERTS / "examples" / "alertmanager.yaml"
@@ -75,7 +75,7 @@ class Alertmanager:
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Send a request to its API."""
-        connection = HTTPConnection(self.address, timeout=10)
+        connection = HTTPConnection(self.address, timeout=LIMIT)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, f"/api/v2/{path}", text, {"Content-Type": "application/json"})

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import yaml
 
-from tests.support.tools import free_port, tool, until
+from tests.support.tools import LIMIT, free_port, tool, until
 
 LOADED = "Completed loading of configuration file"
 
@@ -29,7 +29,7 @@ class Prometheus:
 
     def api(self, path: str, **parameters: str) -> Any:
         """Return the `data` of a response."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
         try:
             connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
             answer = json.loads(connection.getresponse().read())

@@ -7,7 +7,7 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,9 @@ from tests import ROOT
 T = TypeVar("T")
 # Time limits only bound failures, and other processes may use the cores: limits are this many times those of an idle
 # machine.
-PATIENCE = 4.0
+PATIENCE = 10.0
+# The limit, in seconds, of what takes a moment on an idle machine.
+LIMIT = 20 * PATIENCE
 # Set in the environment by `pytest --long`.
 LONG = "LONG_TESTS"
 BUNDLED = ROOT / ".tools" / "usr" / "bin"
@@ -26,9 +28,9 @@ NEWER = ROOT / ".tools" / "newer" / "usr" / "bin"
 
 
 def tool(name: str) -> Path:
-    """Return a program from PATH, or the one that `make tools` unpacked."""
-    found = shutil.which(name) or shutil.which(name, path=str(BUNDLED))
-    assert found, f"{name} is neither in PATH nor in {BUNDLED}: fix: run `make tools`"
+    """Return the program that `make tools` unpacked, or else one from PATH, which may be incomplete."""
+    found = shutil.which(name, path=str(BUNDLED)) or shutil.which(name)
+    assert found, f"{name} is neither in {BUNDLED} nor in PATH: fix: run `make tools`"
     return Path(found)
 
 
@@ -44,6 +46,17 @@ def free_port() -> int:
 def is_long() -> bool:
     """Return whether the long variants of tests run."""
     return LONG in os.environ
+
+
+def settled(wrong: Callable[[], Collection[str]], timeout: float, every: float = 1.0) -> None:
+    """Wait until nothing is wrong; after `timeout` seconds of an idle machine, fail with what still is.
+
+    For what a late scrape disturbs for a moment: on a busy machine, a single look may come just then.
+    """
+    end = time.monotonic() + PATIENCE * timeout
+    while complaints := wrong():
+        assert time.monotonic() < end, "\n".join(sorted(complaints))
+        time.sleep(every)
 
 
 def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition", every: float = 0.1) -> T:

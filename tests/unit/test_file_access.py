@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.file_access import FileWorker, open_regular, read
+from tests.support.tools import LIMIT
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_call_that_hangs_fails_by_a_deadline() -> None:
         with pytest.raises(TimeoutError):
             worker.call(lambda: None, 10)
     back.set()
-    assert done.wait(10)
+    assert done.wait(LIMIT)
     assert [worker.call(partial(int, number)) for number in range(3)] == [0, 1, 2]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import gpu_exporter
 
-MOST_SECONDS = 0.03
 LOADED = "sorted(name for name in sys.modules if name.startswith('gpu_exporter'))"
 
 
@@ -25,17 +24,6 @@ def test_the_import_loads_no_other_module() -> None:
     loaded, _ = fresh(f"import gpu_exporter; print(json.dumps({LOADED}))")
 
     assert loaded == ["gpu_exporter"]
-
-
-def test_the_import_is_quick() -> None:
-    """The fastest of several interpreters counts, because a busy machine delays some of them."""
-    times = []
-    for _ in range(5):
-        _, log = fresh("import gpu_exporter; print('null')", "-X", "importtime")
-        (line,) = [line for line in log.splitlines() if line.split("|")[-1].strip() == "gpu_exporter"]
-        times.append(int(line.split("|")[1]) / 1e6)
-
-    assert min(times) < MOST_SECONDS
 
 
 def test_each_name_works_when_it_is_used() -> None:

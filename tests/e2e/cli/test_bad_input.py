@@ -14,6 +14,7 @@ import pytest
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.metric import MetricSet
 from tests.conftest import RECORDINGS, Page, Serve, command, run
+from tests.support.tools import LIMIT
 
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")
 GPU = {"gpu": 0, "UUID": "GPU-0"}
@@ -30,7 +31,7 @@ def fails(
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=30,
+            timeout=LIMIT,
         )
     else:
         ran = run(*arguments, env=env)

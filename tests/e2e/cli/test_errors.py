@@ -11,7 +11,7 @@ import pytest
 
 from gpu_exporter.render import artifacts
 from tests.conftest import Serve, command, run
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")
 # Runs a command in which a function raises an error that no command expects.
@@ -37,7 +37,7 @@ UNFORESEEN = (
 def broken(module: str, name: str, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """Run a command in which this function raises TypeError."""
     text = BROKEN.format(module=module, name=name, arguments=["gpu-exporter", *arguments])
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=LIMIT)
 
 
 @pytest.mark.parametrize(("module", "name", "arguments"), UNFORESEEN, ids=lambda value: str(value)[:30])
@@ -144,7 +144,7 @@ def test_output_fits_a_terminal(arguments: tuple[str, ...], columns: int) -> Non
     except OSError:  # how Linux reports the end of a terminal
         pass
     os.close(leader)
-    assert process.wait(30) == 0
+    assert process.wait(LIMIT) == 0
     lines = shown.decode().splitlines()
     assert len(lines) > 10
     assert max(map(len, lines)) <= columns
@@ -163,7 +163,7 @@ def test_generate_outside_of_a_checkout(tmp_path: Path) -> None:
     """As with an installed package: one line, and nothing is written."""
     for arguments in ((), ("--check",)):
         ended = subprocess.run(
-            command("generate", *arguments), cwd=tmp_path, capture_output=True, text=True, timeout=60
+            command("generate", *arguments), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT
         )
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr == (
@@ -183,7 +183,7 @@ def test_generate_without_the_modules_of_developers(tmp_path: Path) -> None:
         f"sys.argv = ['gpu-exporter', 'generate', '--root', {str(tmp_path)!r}]\n"
         "from gpu_exporter.cli.main import main\nmain()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert ended.returncode == 2
     assert ended.stderr.startswith("gpu-exporter: rendering dashboards needs the module grafanalib: run `pip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu_exporter"]

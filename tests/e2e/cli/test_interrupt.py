@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from tests.conftest import command
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import PATIENCE, until
+from tests.support.tools import LIMIT, until
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INCOMPLETE = "gpu-exporter: interrupted before the diagnosis was complete"
@@ -38,7 +37,7 @@ class Silent:
 def silent() -> Iterator[Silent]:
     """A server that accepts a connection and never answers."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        listening.settimeout(15 * PATIENCE)
+        listening.settimeout(LIMIT)
         server = Silent(listening)
         yield server
     for connection in server.connections:
@@ -47,8 +46,8 @@ def silent() -> Iterator[Silent]:
 
 def interrupted(
     number: signal.Signals, busy: Callable[[int], object], *arguments: str, env: Mapping[str, str] | None = None
-) -> tuple[int, str, float]:
-    """Send the signal once `busy` returns for the process. Return exit code, stderr and the seconds until it ended."""
+) -> tuple[int, str]:
+    """Send the signal once `busy` returns for the process. Return exit code and stderr."""
     process = subprocess.Popen(
         # A shell lets its background jobs ignore Ctrl-C, and the tests may be one. With threads, `preexec_fn` can hang
         # between fork and exec.
@@ -61,10 +60,9 @@ def interrupted(
     with process:
         try:
             busy(process.pid)
-            sent = time.monotonic()
             process.send_signal(number)
-            _, said = process.communicate(timeout=30)
-            return process.returncode, said.strip(), time.monotonic() - sent
+            _, said = process.communicate(timeout=LIMIT)
+            return process.returncode, said.strip()
         finally:
             process.kill()
 
@@ -72,16 +70,14 @@ def interrupted(
 @pytest.mark.parametrize("number", SIGNALS)
 def test_diagnose_while_a_server_does_not_answer(silent: Silent, number: signal.Signals) -> None:
     """The request would take 15 s to time out, and a query of a Prometheus a minute."""
-    code, said, seconds = interrupted(number, silent.accept, "diagnose", "--url", silent.url)
+    code, said = interrupted(number, silent.accept, "diagnose", "--url", silent.url)
     assert (code, said) == (2, INCOMPLETE)
-    assert seconds < 10
 
 
 def test_release_while_the_exporter_does_not_answer(silent: Silent) -> None:
     """As every other command: 128 and the number of the signal."""
-    code, said, seconds = interrupted(signal.SIGINT, silent.accept, "release", "--url", silent.url)
+    code, said = interrupted(signal.SIGINT, silent.accept, "release", "--url", silent.url)
     assert (code, said) == (130, "gpu-exporter: interrupted")
-    assert seconds < 10
 
 
 def has_open(pid: int, file: Path) -> bool:
@@ -101,9 +97,8 @@ def test_commands_while_the_driver_hangs(driver: FakeDriver, tmp_path: Path, nam
     driver.set("DeviceFile", str(file))
     driver.block(0)
 
-    code, said, seconds = interrupted(
+    code, said = interrupted(
         signal.SIGINT, lambda pid: until(lambda: has_open(pid, file)), name, env=driver.environment
     )
     assert code == exit_code
     assert said.splitlines()[-1].startswith("gpu-exporter: interrupted" if code == 130 else "gpu-exporter: ")
-    assert seconds < 10

@@ -8,6 +8,7 @@ import sys
 
 from tests.conftest import Page
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import LIMIT
 
 # Collects for some ticks while the test changes the driver; prints the last page.
 READS = """
@@ -58,7 +59,7 @@ def test_computed_from_the_drivers_values(driver: FakeDriver) -> None:
     assert process.stdout.readline() == "started\n"
     driver.xid(1, 31, 31)
     driver.set("CurrentClocksEventReasons", 4 | 0x40, gpu=0)
-    text, _ = process.communicate("go on\n", timeout=60)
+    text, _ = process.communicate("go on\n", timeout=LIMIT)
     page = Page(text)
 
     (capped,) = page.values("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="0", clock_event="power_cap", window_size_in_ms="300000")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import host
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import free_port
+from tests.support.tools import LIMIT, free_port, until
 
 pytestmark = pytest.mark.slow
 HOST_MODES = frozenset(mode.name for mode in host.MODES)
@@ -98,7 +97,7 @@ def program(main: float, workers: int) -> list[str]:
 def diagnosed(driver: FakeDriver, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--source", "nvml", "--for", "8s", "--json", *options]
     environment = {**os.environ, **driver.environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     gpu: dict[str, Any] = json.loads(done.stdout)["gpus"][0]
     return gpu
 
@@ -187,13 +186,14 @@ def test_serve_exposes_evidence_only_if_asked(waiting_gpu: FakeDriver, stack: Ex
 
 
 def _page(address: str, wanted: str) -> str:
-    """Return the first page with the text, or the last one in time."""
-    end, page = time.monotonic() + 30, ""
-    while wanted not in page and time.monotonic() < end:
-        time.sleep(0.2)
+    """Return the first page with the text."""
+
+    def page() -> str:
         try:
-            with urlopen(f"http://{address}/metrics", timeout=5) as response:
-                page = response.read().decode()
+            with urlopen(f"http://{address}/metrics", timeout=LIMIT) as response:
+                text: str = response.read().decode()
         except OSError:
-            continue
-    return page
+            return ""
+        return text if wanted in text else ""
+
+    return until(page, 30, wanted)

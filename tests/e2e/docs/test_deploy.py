@@ -153,9 +153,7 @@ def test_the_unit_is_hardened_and_runs(serve: Serve, tmp_path: Path) -> None:
     here = {key: str(tmp_path / Path(value).name) for key, value in environment.items()}
     exporter = serve("--source", "simulated", env=here)
     assert Path(here["GPU_EXPORTER_TOKEN_FILE"]).is_file()
-    code, seconds = exporter.stop()
-    assert code == 0
-    assert seconds < float(service["TimeoutStopSec"])
+    assert exporter.stop() == 0
 
 
 @pytest.mark.drift

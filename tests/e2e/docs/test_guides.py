@@ -70,7 +70,7 @@ def test_commands(guide: Path, tmp_path: Path, driver: FakeDriver) -> None:
     output = run(
         script(blocks(guide), port, driver.environment),
         folder(tmp_path),
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}:{BUNDLED}",
+        PATH=f"{Path(sys.executable).parent}:{BUNDLED}:{os.environ['PATH']}",
         PYTHONPATH=str(tmp_path),
         GPU_EXPORTER_ADDRESS=f"127.0.0.1:{port}",
     )

@@ -23,7 +23,7 @@ import trustme
 from tests import ROOT
 from tests.conftest import Serve, run
 from tests.support.shared import made_once
-from tests.support.tools import free_port, until
+from tests.support.tools import LIMIT, free_port, until
 
 FIX = "fix: correct the COPY lines in Dockerfile, or the patterns in .dockerignore"
 
@@ -193,7 +193,7 @@ def size(folder: Path) -> float:
 
 def stdout_of(program: Path, *arguments: str) -> str:
     """Return the output of a command."""
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=LIMIT).stdout
 
 
 def test_it_is_small(installed: Path, record_property: Callable[[str, object], None]) -> None:
@@ -225,7 +225,7 @@ def test_it_serves(installed: Path, tmp_path: Path) -> None:
         assert 'source="simulated"' in page
         assert healthcheck(installed / "bin/python", process.pid, tmp_path) == ""
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT) == 0
         assert healthcheck(installed / "bin/python", process.pid, tmp_path) == "no exporter listens"
     finally:
         process.kill()
@@ -248,7 +248,7 @@ def test_dcgm_exporter_serves(installed: Path, tmp_path: Path, arguments: tuple[
         until(lambda: _page(port), 30, "a page with both GPUs")
         assert healthcheck(installed / "bin/python", process.pid, tmp_path) == ""
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT) == 0
     finally:
         process.kill()
         process.wait()
@@ -262,7 +262,7 @@ def healthcheck(python: Path | str, pid: int, folder: Path) -> str:
         if not (procfs / name).is_symlink():
             (procfs / name).symlink_to(f"/proc/{name}")
     program = [python, ROOT / "deploy/healthcheck.py", procfs]
-    found = subprocess.run(program, capture_output=True, text=True, timeout=30)
+    found = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT)
     assert (found.returncode == 0) is (found.stderr == ""), found.stderr
     return found.stderr.strip()
 
@@ -299,7 +299,7 @@ def test_health_check(serve: Serve, tmp_path: Path, protection: str, by: str) ->
 
 
 def _page(port: int) -> str:
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()

@@ -150,7 +150,7 @@ def test_dcgm_exporter_daemonset(tmp_path: Path, kubelet: FakeKubelet) -> None:
 )
 def test_errors_are_one_line(arguments: tuple[str, ...], environ: dict[str, str], message: str) -> None:
     """The error names the flag or variable as it was written, and the start fails."""
-    said = run("serve", *REPLAY, *arguments, env={"DCGM_EXPORTER_LISTEN": "127.0.0.1:0", **environ}, timeout=20)
+    said = run("serve", *REPLAY, *arguments, env={"DCGM_EXPORTER_LISTEN": "127.0.0.1:0", **environ})
 
     assert said.returncode in (1, 2)
     assert said.stderr.splitlines()[-1].startswith(f"gpu-exporter: {message}"), said.stderr
@@ -236,7 +236,7 @@ def test_a_host_engine_without_bindings(driver: FakeDriver, tmp_path: Path, by: 
 )
 def test_own_settings_for_dcgm_are_not_replaced(driver: FakeDriver, arguments: tuple[str, ...]) -> None:
     """Without the bindings, the start fails."""
-    said = run("serve", *arguments, "--address", "127.0.0.1:0", env=driver.environment, timeout=20)
+    said = run("serve", *arguments, "--address", "127.0.0.1:0", env=driver.environment)
     assert said.returncode == 1
     assert said.stderr.splitlines()[-1].startswith("gpu-exporter: DCGM: "), said.stderr
 

@@ -129,5 +129,4 @@ def test_prometheus_scrapes_over_tls_with_a_password(serve: Serve, watch: Watch,
         basic_auth={"username": "prometheus", "password": "right"},
     )
     until(lambda: prometheus.query("sum_over_time(up[30s])") >= [4.0], 20, "four successful scrapes")
-    assert prometheus.query("min_over_time(scrape_duration_seconds[30s])") < [0.05]
     assert prometheus.query('count({source="replay"})')[0] > 50

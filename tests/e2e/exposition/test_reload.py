@@ -65,6 +65,7 @@ def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -
         "DCGM_FI_DEV_INFOROM_IMAGE_VER, label, x\n"
         "DCGM_FI_DEV_NONE_SUCH, gauge, x\n"
     )
+    begun = time.time()
     exporter = serve("--collectors", str(fields), "--interval", "100ms", env=driver.environment, new=True)
     page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
 
@@ -84,7 +85,7 @@ def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -
     }
     assert page.values("gpu_metric_supported", metric="DCGM_FI_DEV_NVLINK_BANDWIDTH_L0", reason="needs_dcgm") == [0]
     assert page.value(OK) == 1
-    assert time.time() - page.value(AT) < 60
+    assert begun <= page.value(AT) <= time.time()
     said = exporter.log.read_text()
     assert "source nvml cannot read DCGM_FI_DEV_NVLINK_BANDWIDTH_L0; use --source dcgm" in said
     assert "line 11: 'DCGM_FI_DEV_NONE_SUCH' is not a field of DCGM" in said
@@ -167,15 +168,19 @@ def test_a_hundred_reloads_under_load(serve: Serve, driver: FakeDriver, fields: 
     No series that both files have is ever missing.
     """
     # The series of a GPU are withdrawn after three intervals, which a busy machine must not take for one.
-    exporter = serve("--collectors", str(fields), "--interval", "1s", env=driver.environment)
+    exporter = serve("--collectors", str(fields), "--interval", "2s", env=driver.environment)
     exporter.until(
         lambda page: page.values("DCGM_FI_PROF_SM_ACTIVE") != [] and page.values("DCGM_FI_DEV_FB_USED") != []
     )
     with scraping(exporter) as scraper:
         for number in range(100):
             replace(fields, SECOND if number % 2 == 0 else FIRST)
+            asked = time.time()
             exporter.process.send_signal(signal.SIGHUP)
-            time.sleep(0.05 if number % 10 else 2.0)  # both in bursts, and slowly enough that each takes effect
+            if not number % 10:  # both in bursts, and slowly enough that each takes effect
+                seen = len(scraper.pages)
+                exporter.until(lambda page, since=asked: page.value(AT) > since)  # type: ignore[misc]
+                until(lambda before=seen: len(scraper.pages) > before + 1, what="pages")  # type: ignore[misc]
         asked = time.time()
         replace(fields, SECOND)
         exporter.process.send_signal(signal.SIGHUP)
@@ -186,7 +191,7 @@ def test_a_hundred_reloads_under_load(serve: Serve, driver: FakeDriver, fields: 
     assert exporter.process.poll() is None
 
     assert scraper.failures == []
-    assert len(scraper.pages) > 150
+    assert len(scraper.pages) > 20
     pages = [series(text) for text in scraper.pages]
     first, last = pages[0], pages[-1]
     both = {key for key in first if key in last}
@@ -204,7 +209,7 @@ def test_a_hundred_reloads_under_load(serve: Serve, driver: FakeDriver, fields: 
         for key in a
         if key.startswith("gpu_sm_active_seconds_total")
         for at in a
-        if at.startswith("gpu_exporter_snapshot_timestamp")
+        if at.startswith("gpu_last_read_timestamp_seconds")
     ]
     assert rate == [pytest.approx(0.96, abs=0.05)]  # activity was counted all the time
 
@@ -291,7 +296,7 @@ def test_a_signal_without_a_file_changes_nothing(serve: Serve) -> None:
     page = exporter.page()
     assert page.values(OK) == []
     assert len(classic(page)) > 20
-    assert exporter.stop()[0] == 0
+    assert exporter.stop() == 0
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_wedged_gpu(tmp_path: Path) -> None:
     """The other GPUs are judged, and the command ends."""
     driver = FakeDriver(tmp_path, gpus=3)
     driver.block(1)
-    ended = run("check", env=driver.environment, timeout=20)
+    ended = run("check", env=driver.environment)
     assert ended.returncode == 3
     assert ended.stdout == (
         "GPU 1: unhealthy: a driver call does not return -> node_reboot\nGPUs: 2 healthy, 1 unhealthy\n"
@@ -97,7 +97,7 @@ def test_wedged_gpu(tmp_path: Path) -> None:
 def test_a_library_that_hangs(driver: FakeDriver) -> None:
     """The command ends without a verdict."""
     driver.delay("Init", 600)
-    ended = run("check", env=driver.environment, timeout=100)
+    ended = run("check", env=driver.environment)
     assert (ended.returncode, ended.stdout) == (
         1,
         "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`\n",

@@ -72,9 +72,8 @@ def test_xids_of_both_sources_count_once(serve: Serve, driver: FakeDriver, kmsg:
     page = exporter.page()
     assert counted(page) == all_of_it
     assert counted(page, "1") == {4711: 1}
-    assert page.value("gpu_xid_last_timestamp_seconds", xid="48") == pytest.approx(
-        last, abs=1
-    )  # NVML reports it within a tick
+    # NVML reports it at the next tick.
+    assert last - 1 <= page.value("gpu_xid_last_timestamp_seconds", xid="48") <= time.time()
     assert page.value("DCGM_FI_DEV_XID_ERRORS", gpu="0") == 45
     assert page.values("gpu_xid_events_total", xid="4711", kind="unknown", action="none") == [1]
     assert page.values("gpu_xid_events_total", xid="31", kind="application") == [1]
@@ -100,7 +99,7 @@ def test_a_restart_in_the_middle(serve: Serve, driver: FakeDriver, kmsg: FakeKms
     first.until(lambda page: counted(page) == {48: 1, 13: 1})
     driver.xid(0, 95)  # the kernel log is read later
     first.until(lambda page: counted(page) == {48: 1, 13: 1, 95: 1})
-    assert first.stop()[0] == 0
+    assert first.stop() == 0
     kmsg.xid(95, at=time.time() - 0.5)
     kmsg.xid(48)
     kmsg.again()
@@ -110,7 +109,7 @@ def test_a_restart_in_the_middle(serve: Serve, driver: FakeDriver, kmsg: FakeKms
     kmsg.xid(48)
     second.until(lambda page: counted(page) == {48: 3, 13: 1, 95: 1})
     assert len(listed(second)) == 5
-    assert second.stop()[0] == 0
+    assert second.stop() == 0
     history = [json.loads(line) for line in (tmp_path / "state/events.jsonl").read_text().splitlines()]
     assert sorted(event["xid"] for event in history) == [13, 48, 48, 48, 95]
 

@@ -120,7 +120,7 @@ def test_series_return_after_a_restart_of_the_exporter(
         exporter.process.wait()
         assert path.is_socket()
     else:
-        assert exporter.stop()[0] == 0
+        assert exporter.stop() == 0
         assert not path.exists()
     exporter = start(serve, driver, path)
     assert not exporter.page().values(STEPS)
@@ -181,7 +181,7 @@ def test_two_exporters_on_one_path(serve: Serve, driver: FakeDriver, path: Path)
     first, second = start(serve, driver, path), start(serve, driver, path)
     assert second.page().value("gpu_exporter_job_socket_up") == 0
     assert counted(first, path, "accepted", rank()).value(STEPS) == 3
-    assert first.stop()[0] == 0
+    assert first.stop() == 0
     second.until(lambda page: page.value("gpu_exporter_job_socket_up") == 1)
     assert counted(second, path, "accepted", rank()).value(STEPS) == 3
     assert f"{path}: another process listens on it: stop it, or use another path" in second.log.read_text()

@@ -26,7 +26,7 @@ class Machine:
 
     def check(self, *arguments: str) -> tuple[int, str, str]:
         """Run a check. Returns exit code, stdout and stderr; fails if a context is left."""
-        ended = run("check", "--active", *arguments, env=self.environment, timeout=120)
+        ended = run("check", "--active", *arguments, env=self.environment)
         assert self.cuda.contexts() == []
         return ended.returncode, ended.stdout, ended.stderr
 

@@ -73,7 +73,7 @@ def start(container: dict[str, Any], on: Machine, moved: Path) -> tuple[int, str
     for mount in mounts:
         Path(here(mount)).mkdir(parents=True)
     own = {each["name"]: here(each["value"]) for each in container["env"]}
-    ended = run(*map(here, container["args"]), env={**own, **on.environment}, timeout=120)
+    ended = run(*map(here, container["args"]), env={**own, **on.environment})
     return ended.returncode, ended.stdout
 
 

@@ -23,7 +23,7 @@ from tests import ROOT
 from tests.e2e.release.conftest import run
 from tests.support.prometheus import scraping
 from tests.support.shared import made_once
-from tests.support.tools import free_port, tool, until
+from tests.support.tools import LIMIT, free_port, tool, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def pip(environment: Path, *arguments: str) -> str:
 
 def page(port: int) -> str:
     """Return /metrics, or an empty text if nobody listens yet."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
         connection.request("GET", "/metrics")
         return connection.getresponse().read().decode()
@@ -97,7 +97,7 @@ def test_rules_and_exporter_in_prometheus(installed: Path, bundle: Path, tmp_pat
                 until(lambda: all(rule["health"] == "ok" for group in groups for rule in group["rules"]), 30, "rules")
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(LIMIT) == 0
     assert " is not a setting" not in (tmp_path / "log").read_text()
 
 

@@ -20,7 +20,7 @@ from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.run import explain, run
 from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Notify, Pool, Settings
 from tests.support.fakes.apiserver import FakeApiServer
-from tests.support.tools import free_port, until
+from tests.support.tools import LIMIT, free_port, until
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/gpu/pods"
@@ -88,7 +88,7 @@ class Site:
         """Send a request to the controller."""
         request = Request(f"http://127.0.0.1:{self.own_port}{path}", body, {"Authorization": f"Bearer {token}"})
         try:
-            with urlopen(request, timeout=10) as response:
+            with urlopen(request, timeout=LIMIT) as response:
                 return response.status, response.read().decode()
         except HTTPError as error:
             with error:
@@ -200,7 +200,7 @@ def start(site: Site) -> Iterator[Start]:
     yield begin
     stop.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT)
         assert not thread.is_alive()
 
 

@@ -19,7 +19,7 @@ from tests.support import chart
 from tests.support.chart import CHART, NAME, NAMESPACE, Object, kind, objects, only
 from tests.support.fakes.dcgm_exporter import serving
 from tests.support.prometheus import Prometheus, scraping
-from tests.support.tools import free_port, until
+from tests.support.tools import LIMIT, free_port, until
 
 POD, NODE = f"{NAME}-x2x4z", "node-000"
 # As the exporter writes it: GPU 0 is a pod's, GPU 1 is free, GPU 2 is shared by two pods.
@@ -271,7 +271,7 @@ def helm_test(port: int, **environment: str) -> subprocess.CompletedProcess[str]
     (container,) = only(objects({}), "Pod")["spec"]["containers"]
     program = [sys.executable, *container["command"][1:], *container["args"]]
     env = {**os.environ, "HOST": "127.0.0.1", "PORT": str(port), "PATIENCE": "1", "PORT_ONLY": "", **environment}
-    return subprocess.run(program, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(program, env=env, capture_output=True, text=True, timeout=LIMIT)
 
 
 def test_helm_test(serve: Serve) -> None:

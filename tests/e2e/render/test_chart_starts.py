@@ -25,7 +25,7 @@ from tests.support.fakes.kmsg import FakeKmsg
 from tests.support.fakes.kubelet import Claim, FakeKubelet, Given
 from tests.support.fakes.kubelet import pod as listed
 from tests.support.owners import UUID
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 
 WITH_TLS = """\
 tls_server_config: {cert_file: /etc/gpu-exporter/tls/tls.crt, key_file: /etc/gpu-exporter/tls/tls.key}
@@ -161,7 +161,7 @@ class Host:
         shutil.copytree(BINDINGS, self.folder / PACKAGED[1:], ignore=shutil.ignore_patterns("__pycache__"))
         self.moved |= {PACKAGED: self.folder / PACKAGED[1:], "/usr/lib": self.folder / "usr/lib"}
         text = self.here(command[-1])
-        subprocess.run([*command[:-1], text], check=True, timeout=30)
+        subprocess.run([*command[:-1], text], check=True, timeout=LIMIT)
         assert (self.moved["/dcgm"] / "python3/libdcgm.so.4").is_file()
 
     def stop(self) -> None:
@@ -212,7 +212,7 @@ def test_every_feature_starts(serve: Serve, host: Host, name: str) -> None:
         assert running.get()[0].status == 401
     if name != "no-rbac":
         assert requested(host) == allowed(found)
-    assert running.stop()[0] == 0
+    assert running.stop() == 0
 
 
 def requested(host: Host) -> set[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from gpu_exporter.serving.watch.stream import MOST_STREAMS
 from tests import ROOT
 from tests.conftest import Exporter, Serve, run
 from tests.support.fakes.driver import FakeDriver, mig_device
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 
 SCHEMA = json.loads((ROOT / "gpu_exporter" / "serving" / "live" / "schema.json").read_text())
 
@@ -43,7 +43,7 @@ def stream(
     exporter: Exporter, path: str = "/api/v1/stream", headers: Mapping[str, str] | None = None
 ) -> Iterator[HTTPResponse]:
     """Open the stream, or another path."""
-    connection = HTTPConnection("127.0.0.1", exporter.port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", exporter.port, timeout=LIMIT)
     try:
         connection.request("GET", path, headers=dict(headers or {}))
         yield connection.getresponse()
@@ -166,7 +166,7 @@ def test_the_stream(serve: Serve) -> None:
             if kinds == {"gpus", "point"} and len(times) > 3:
                 break
     assert times == sorted(set(times))
-    head = HTTPConnection("127.0.0.1", exporter.port, timeout=10)
+    head = HTTPConnection("127.0.0.1", exporter.port, timeout=LIMIT)
     head.request("HEAD", "/api/v1/stream")
     assert head.getresponse().read() == b""
     head.close()

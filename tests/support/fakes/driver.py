@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -274,8 +274,15 @@ class FakeDriver:
         self.set(key, f"!{code}", gpu)
 
     def delay(self, call: str, seconds: float, gpu: int | None = None) -> None:
-        """Make a call take this long."""
+        """Make a call take this long, or until the delay is unset."""
         self.set(f"Delay.{call}", seconds, gpu)
+
+    def waiting(self) -> Callable[[], bool]:
+        """Return a function that returns whether a call has begun to hang, or to take its time, from now on."""
+        file = self.directory / "waiting"
+        file.unlink(missing_ok=True)
+        self.set("WaitingFile", str(file))
+        return file.exists
 
     def lose(self, gpu: int) -> None:
         """Make the GPU fall off the bus."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import ROOT
-from tests.support.tools import free_port
+from tests.support.tools import LIMIT, free_port, until
 
 BINDINGS = Path(__file__).with_name("dcgm_bindings")
 LINKS = 18
@@ -193,7 +193,7 @@ class FakeHostengine:
         """Start it, and wait until it listens."""
         arguments = [sys.executable, "-m", "tests.support.fakes.hostengine_server", str(self.path), self.address]
         self.process = subprocess.Popen(arguments, cwd=ROOT)
-        end = time.monotonic() + 20
+        end = time.monotonic() + LIMIT
         while not self._listens():
             assert self.process.poll() is None
             assert time.monotonic() < end, "the fake host engine does not listen"
@@ -207,9 +207,11 @@ class FakeHostengine:
             return client.connect_ex(self.address if unix else (host, int(port))) == 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop it with SIGSTOP, or continue it with SIGCONT."""
+        """Stop it with SIGSTOP, or continue it with SIGCONT; wait until it has."""
         assert self.process is not None
         self.process.send_signal(number)
+        status = Path(f"/proc/{self.process.pid}/stat")
+        until(lambda: (status.read_text().rpartition(")")[2].split()[0] == "T") is (number == signal.SIGSTOP))
 
     def kill(self) -> None:
         """Kill it."""

@@ -28,7 +28,8 @@
  *         * Lock gpu       calls are serialised per GPU; "driver": all calls of the process are
  *         g Lost 1, g Reset 1          every call on this GPU returns 15, 16
  *         g Block 1        every call on this GPU hangs, holding its lock, until the line is gone
- *         g Delay.<Call> s that call takes s seconds
+ *         g Delay.<Call> s that call takes s seconds, or until the line is gone
+ *         * WaitingFile path  created when a call begins to hang or to take its time
  *         g GpmSupported 1, g PciBusId text
  *         g MigDevice.s 1  the GPU has a MIG device in slot s (0 to 6), whose own lines are those of the "GPU"
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
@@ -250,6 +251,21 @@ static void pause_for(double seconds)
     refresh();
 }
 
+static double monotonic(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void create_waiting_file(void)
+{
+    const char *path = find(ALL, "WaitingFile");
+    int file = path ? open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : -1;
+    if (file >= 0)
+        close(file);
+}
+
 /* Begins a call: takes its turn, hangs and takes its time as configured. The caller then has the table. */
 static int enter(struct gpu *device, const char *call)
 {
@@ -267,10 +283,13 @@ static int enter(struct gpu *device, const char *call)
         pthread_mutex_lock(&table);
         refresh();
     }
+    if ((gpu >= 0 && setting(gpu, "Block", 0)) || setting(gpu, delay, 0) > 0)
+        create_waiting_file();
     while (gpu >= 0 && setting(gpu, "Block", 0))
         pause_for(0.02);
-    if (setting(gpu, delay, 0) > 0)
-        pause_for(setting(gpu, delay, 0));
+    double end = monotonic() + setting(gpu, delay, 0);
+    for (double left; (left = end - monotonic()) > 0 && setting(gpu, delay, 0) > 0;)
+        pause_for(fmin(left, 0.05));
 
     double loaded = setting(ALL, "Loaded", entry_count > 0);
     if (!loaded || loaded != generation) {

@@ -40,6 +40,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Snapshot
+from tests.support.tools import LIMIT
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
@@ -245,7 +246,7 @@ def test_a_bug_affects_only_the_owners(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_two_hundred_pods_cost_little() -> None:
-    """Measure the part on the clock thread, if nothing changed and if everything did."""
+    """Measure the part on the clock thread: while nothing changes, it costs less than half of a change."""
     gpus = [Gpu(n, f"GPU-{n:08d}{U[8:]}", device=f"nvidia{n}") for n in range(8)]
     seen = [GpuSamples(gpu, time.monotonic(), [Sample(Series(m.POWER, gpu), 1.0)] * 200, {}) for gpu in gpus]
     kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
@@ -262,9 +263,8 @@ def test_two_hundred_pods_cost_little() -> None:
             _, rows = attributor.attribute(seen)
             took.append(time.process_time() - began)
         taken[change] = (took[0], sorted(took)[10])
-    print("\nattribute(), 200 pods (ms; changed, the same):", {k: [1000 * t for t in v] for k, v in taken.items()})
     assert len(rows) == 202
-    assert taken["second"][1] < 0.005
+    assert taken["second"][1] < taken["first"][0] / 2
 
 
 # --- job files -----------------------------------------------------------------------------------------------------
@@ -423,9 +423,9 @@ def test_watch_that_fails_lists_again(caplog: pytest.LogCaptureFixture) -> None:
     watch._stopping = Hurried()
     with caplog.at_level("INFO"):
         watch.start()
-        assert script.done.wait(30)
+        assert script.done.wait(LIMIT)
         watch.stop()
-        watch.join(10)
+        watch.join(LIMIT)
     assert script.listed >= 4
     assert set(lookup.value) == {"team/a"}
     assert lookup.errors == {"unavailable": 3}

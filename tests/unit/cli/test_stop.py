@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.support.tools import LIMIT
+
 pytestmark = pytest.mark.slow
 
 WAITS = """
@@ -29,6 +31,6 @@ def test_signal_during_a_wait(number: signal.Signals) -> None:
                 assert process.stdout
                 process.stdout.readline()
                 process.send_signal(number)
-                assert process.wait(10) == 0
+                assert process.wait(LIMIT) == 0
             finally:
                 process.kill()

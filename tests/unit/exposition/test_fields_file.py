@@ -117,12 +117,12 @@ def test_faulty_rows_are_named_with_their_line(text: str, line: int, message: st
 
 def test_an_unterminated_quote_affects_only_its_row() -> None:
     """It hides only its own lines, and takes no time."""
-    begin = time.monotonic()
+    begin = time.process_time()
     found, said = parsed(('A,gauge,"x\n' + "B,gauge,y\n" * MOST_LINES) * 100 + 'C,gauge,"')
 
     assert [row.name for row in found] == ["B"] * MOST_LINES * 100
     assert [line for line, _ in said] == [1 + n * (MOST_LINES + 1) for n in range(101)]
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_the_shipped_default_counters_load() -> None:
@@ -428,13 +428,13 @@ def test_invalid_utf8_is_replaced_with_one_warning() -> None:
 
 def test_file_in_another_format_causes_few_warnings() -> None:
     """Thousands of faulty rows cause a few warnings, the number of the others, and no delay."""
-    begin = time.monotonic()
+    begin = time.process_time()
     selection, said = read(f"{TEMP}\n" + "".join(f"DCGM_FI_DEV_GPU_THING_{n}, gauge, x\n" for n in range(20_000)))
 
     assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
     assert len(said) == MOST_WARNINGS + 1
     assert said[-1] == f"f.csv: {20_000 - MOST_WARNINGS} more faulty rows"
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 NAMES = (

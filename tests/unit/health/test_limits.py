@@ -14,6 +14,7 @@ from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.gpu import Gpu
+from tests.support.tools import LIMIT
 
 PCI = "00000000:06:00.0"
 GPU = Gpu(0, "GPU-0", PCI, "NVIDIA H200")
@@ -39,7 +40,7 @@ class Watched:
     def write(self, *lines: str) -> Watched:
         with self.log.open("a") as file:
             file.writelines(lines)
-        end = time.monotonic() + 60
+        end = time.monotonic() + LIMIT
         while self._watch._log.position.number < self.log.stat().st_size:  # type: ignore[union-attr]
             assert time.monotonic() < end
             self._watch.poll()

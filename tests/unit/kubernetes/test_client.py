@@ -26,6 +26,7 @@ from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
 from tests.support.gate import Gate
+from tests.support.tools import LIMIT
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
     """A redirect is not followed, an incomplete response not awaited, and the error names the problem."""
     server.raw = raw
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS, ObjectList)
+        api(server, 1.0 if reason == "timeout" else LIMIT).get(PODS, ObjectList)
     assert raised.value.reason == reason
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
@@ -102,19 +103,19 @@ def test_malformed_list_keeps_the_last_owners(server: FakeApiServer, body: bytes
     finally:
         watch.stop()
         server.stop()
-        watch.join(10)
+        watch.join(LIMIT)
 
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
-    """Return the error of a request that must end within this time."""
+def error_of(ask: Callable[[], object]) -> LookupFailed:
+    """Return the error of a request that must end."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -125,8 +126,8 @@ def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), f"no end after {seconds} s"
+    thread.join(LIMIT)
+    assert not thread.is_alive(), "the request has no end"
     (failure,) = failures
     assert isinstance(failure, LookupFailed)
     return failure
@@ -137,7 +138,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
     monkeypatch.setattr(server, "page", lambda *_: page)
-    failure = in_seconds(60, lambda: api(server, 30.0).list_objects(PODS))
+    failure = error_of(lambda: api(server, LIMIT).list_objects(PODS))
     assert failure.reason == "too_large"
     assert len(server.asked) == limits.MOST_PAGES
 
@@ -145,7 +146,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
 def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"metadata": {}, "items": [{"metadata": {"name": "p"}}] * (limits.MOST_OBJECTS + 1)}
     monkeypatch.setattr(server, "page", lambda *_: page)
-    assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
+    assert error_of(lambda: api(server, LIMIT).list_objects(PODS)).reason == "too_large"
 
 
 def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: p
     server.page_size = 2
     for number in range(4):
         server.put(PODS, pod_object(f"p{number}", "u", {"filler": "x" * 300_000}))
-    assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
+    assert error_of(lambda: api(server, LIMIT).list_objects(PODS)).reason == "too_large"
 
 
 @pytest.mark.slow
@@ -166,13 +167,13 @@ def test_answer_that_drips(server: FakeApiServer, raw: bytes) -> None:
     """Each byte comes in time, but the whole response has a deadline."""
     server.raw, server.drip = raw, 0.1
     client = api(server, 0.5)
-    assert in_seconds(15, lambda: client.get(PODS, ObjectList)).reason == "timeout"
+    assert error_of(lambda: client.get(PODS, ObjectList)).reason == "timeout"
 
 
 def test_event_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_EVENT_BYTES", 1 << 20)
     server.raw = answer(b'{"type": "' + b"A" * (3 << 20), length=1 << 30)
-    assert in_seconds(30, lambda: list(api(server).watch(PODS, 10.0, resourceVersion="1"))).reason == "too_large"
+    assert error_of(lambda: list(api(server, LIMIT).watch(PODS, 10.0, resourceVersion="1"))).reason == "too_large"
 
 
 @pytest.mark.parametrize("name", ["token", "ca.crt"])
@@ -183,15 +184,15 @@ def test_service_account_that_hangs(server: FakeApiServer, monkeypatch: pytest.M
 
     def hang(path: Path, most: int) -> bytes:
         if path.name == name:
-            released.wait(60)
+            released.wait()
         return real(path, most)
 
     monkeypatch.setattr("gpu_exporter.kubernetes.client.read", hang)
     monkeypatch.setattr("gpu_exporter.file_access.FileWorker.call.__defaults__", (0.3,))
     client = api(server)
     try:
-        for seconds in (10.0, 5.0):
-            failure = in_seconds(seconds, lambda: client.get(PODS, ObjectList))
+        for _ in range(2):
+            failure = error_of(lambda: client.get(PODS, ObjectList))
             assert failure.reason == "timeout"
             assert str(server.account) in str(failure)
         assert server.asked == []
@@ -251,7 +252,7 @@ def test_a_broken_service_account(
     """The error names the file, no request is made, and no message contains a part of the token."""
     spoil(server.account)
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS, ObjectList)
+        api(server, LIMIT).get(PODS, ObjectList)
     assert raised.value.reason == reason
     assert says in str(raised.value)
     assert "secret" not in str(raised.value)
@@ -275,7 +276,7 @@ def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
     server.page_size = 2
     for number in range(5):
         server.put(PODS, pod_object(f"p{number}", "u"))
-    items, _ = api(server).list_objects(PODS, fieldSelector="spec.nodeName=node")
+    items, _ = api(server, LIMIT).list_objects(PODS, fieldSelector="spec.nodeName=node")
     assert len(items) == 5
     assert ["resourceVersion=0" in path for path in server.asked] == [True, False, False]
     assert ["continue=" in path for path in server.asked] == [False, True, True]
@@ -290,7 +291,7 @@ def following(server: FakeApiServer, seconds: float) -> Iterator[Lookup[Mapping[
     yield lookup
     watch.stop()
     server.stop()
-    watch.join(10)
+    watch.join(LIMIT)
 
 
 def test_restored_server(server: FakeApiServer) -> None:
@@ -317,7 +318,7 @@ def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
     watch = Watch(lookup, in_cluster(server.account, environment), pods.path, pods.Reader(), {}, 60)
     watch.start()
     try:
-        assert gate.holding.wait(30)
+        assert gate.holding.wait(LIMIT)
         server.restore(PODS, [pod_object("p", "u", {"job-name": "restored"})], version=7)
         gate.cut()
         gate.release()
@@ -325,7 +326,7 @@ def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
     finally:
         watch.stop()
         gate.close()
-        watch.join(10)
+        watch.join(LIMIT)
 
 
 @pytest.mark.slow
@@ -366,7 +367,7 @@ def test_watch_that_is_forbidden(server: FakeApiServer, caplog: pytest.LogCaptur
 def test_retry_after(server: FakeApiServer) -> None:
     server.status, server.retry_after = 429, 7
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS, ObjectList)
+        api(server, LIMIT).get(PODS, ObjectList)
     assert raised.value.retry_after == 7
 
 
@@ -431,9 +432,9 @@ def test_watch_lists_again_after_an_event_that_it_cannot_read(
     lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
     watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     watch.start()
-    assert script.done.wait(30)
+    assert script.done.wait(LIMIT)
     watch.stop()
-    watch.join(10)
+    watch.join(LIMIT)
     assert script.versions[:2] == ["1", "2"]
     assert lookup.errors == {reason: 1}
 
@@ -452,7 +453,7 @@ def test_watch_lists_again_after_an_event_that_it_cannot_read(
 )
 def test_event_that_is_an_error(server: FakeApiServer, event: Mapping[str, object], reason: str) -> None:
     server.raw = answer(json.dumps(event).encode() + b"\n")
-    failure = in_seconds(20, lambda: list(api(server).watch(PODS, 1.0, resourceVersion="1")))
+    failure = error_of(lambda: list(api(server, LIMIT).watch(PODS, 1.0, resourceVersion="1")))
     assert failure.reason == reason
     assert str(failure).isprintable()
 
@@ -474,9 +475,9 @@ def test_bug_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         patch.setattr("gpu_exporter.attribution.poller.LONGEST_WAIT", 0.05)
         asker = Poller(lookup, ask, 0.01)
         asker.start()
-        assert asked.wait(30)
+        assert asked.wait(LIMIT)
         asker.stop()
-        asker.join(10)
+        asker.join(LIMIT)
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
     assert (lookup.up, lookup.errors["internal_error"]) == (False, count)

@@ -14,7 +14,7 @@ from tests import ROOT
 
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in FILES}
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 COMMAND = re.compile(r"""make (?P<target>[a-z-]+)(?: [A-Z]+=(?:'[^']*'|"\$[A-Z_]+"))*""")
 PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 FIX = "fix: correct `.github/workflows`, or add the target to Makefile"
@@ -49,11 +49,13 @@ def test_workflows_run_what_must_pass() -> None:
     """Tests before each merge and each release, the packages, the long tests."""
     ran = [(name, COMMAND.fullmatch(command)) for name, command in commands()]
     targets = [(name, match["target"]) for name, match in ran if match]
-    assert {"test", "quick", "dist", "smoke"} <= {t for n, t in targets if n.startswith("ci.yaml")}, FIX
-    assert {"verify", "test", "smoke", "dist", "publish"} <= {t for n, t in targets if n.startswith("release.yaml")}, (
-        FIX
-    )
-    assert {"soak", "fuzz"} == {t for n, t in targets if n.startswith("soak.yaml")}, FIX
+    by_file = {
+        file: {target for name, target in targets if name.startswith(file)}
+        for file in ("ci.yaml", "release.yaml", "soak.yaml")
+    }
+    assert by_file["ci.yaml"] >= {"test", "test-all", "quick", "dist", "smoke"}, FIX
+    assert by_file["release.yaml"] >= {"verify", "test", "test-all", "smoke", "dist", "publish"}, FIX
+    assert by_file["soak.yaml"] == {"soak", "fuzz"}, FIX
 
 
 @pytest.mark.drift

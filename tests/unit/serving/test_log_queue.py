@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from gpu_exporter.serving.log_queue import LogQueue
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
 
 
 @dataclass
@@ -118,7 +118,7 @@ lines.drain(10)
 
 def test_uncaught_errors_are_logged() -> None:
     """Python itself would print them to stderr, and block until they are read."""
-    ran = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, timeout=30, check=True)
+    ran = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, timeout=LIMIT, check=True)
     lines = ran.stderr.splitlines()
     assert all(line.startswith('{"time": ') for line in lines)
     for part in ("thread worker: unexpected error", "in a destructor", "in a library"):

@@ -14,6 +14,7 @@ from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.routes import ROUTES, Needs, Route, check
 from gpu_exporter.serving.server import Server
+from tests.support.tools import LIMIT
 
 
 class OfNode(Handler):
@@ -56,7 +57,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 def status(server: Server, path: str) -> int:
     """The status of the answer to GET."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=LIMIT)
     try:
         connection.request("GET", path)
         return connection.getresponse().status

@@ -18,6 +18,7 @@ from gpu_exporter.serving.live import assets
 from gpu_exporter.serving.live.page import CSP, PAGE_POLICY
 from gpu_exporter.serving.security.guard import Guard
 from gpu_exporter.serving.server import Server
+from tests.support.tools import LIMIT
 
 OWN = [name for name in assets.NAMES if not name.startswith("uPlot")]
 HOSTILE = "<script>"
@@ -40,7 +41,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 def get(server: Server, path: str, headers: Mapping[str, str] | None = None) -> tuple[HTTPResponse, bytes]:
     """Send a GET request; return response and body."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=LIMIT)
     try:
         connection.request("GET", path, headers=dict(headers or {}))
         answer = connection.getresponse()

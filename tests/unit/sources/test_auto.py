@@ -12,11 +12,13 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.sources import auto, backoff
 from gpu_exporter.sources.auto import AutoSource
+from tests.support.tools import until
+from tests.support.virtual_time import Clock
 
 ASKED = (m.SM_ACTIVE, m.PCIE_TX, m.GPU_TEMP, m.FAN)
 PROFILING = {m.SM_ACTIVE: "not_supported", m.PCIE_TX: "not_supported"}
-PATIENCE = 5.0
 
 
 class FakeDevice:
@@ -122,13 +124,6 @@ def choices(source: AutoSource) -> list[tuple[str, str]]:
         (sample.series.gpu.uuid if sample.series.gpu else "", "/".join(value for _, value in sample.series.labels))
         for sample in source.non_gpu_samples()
     )
-
-
-def until(said: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not said():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -248,7 +243,10 @@ def test_device_of_an_earlier_connection_does_not_close_the_present_one(
 
 
 @pytest.mark.slow
-def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(both: tuple[FakeSource, FakeSource]) -> None:
+def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(
+    both: tuple[FakeSource, FakeSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most once until time passes."""
     first, second = both
 
     def fail(gpu: Gpu, metrics: Sequence[Metric]) -> Reading:
@@ -258,13 +256,18 @@ def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(both: tup
     source = AutoSource(first, lambda: second)
     source.open()
     device = source.attach(1, ASKED)
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end:
-        device.read(frozenset(Pace))
-        time.sleep(0.01)
-    source.close()
+    clock = Clock()
+    monkeypatch.setattr(auto, "time", clock)
+    monkeypatch.setattr(backoff, "time", clock)
 
-    assert second.opened <= 2
+    for _ in range(50):
+        device.read(frozenset(Pace))
+        time.sleep(0.01)  # the chance to do it again
+    before = second.opened
+    assert before <= 2
+    clock.pass_by(backoff.LONGEST_BACKOFF)
+    until(lambda: device.read(frozenset(Pace)) and second.opened > before, what="another attempt")
+    source.close()
 
 
 def test_a_gpu_that_dcgm_does_not_know_keeps_nvml(both: tuple[FakeSource, FakeSource]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -12,12 +11,15 @@ from gpu_exporter.inputs import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace
+from gpu_exporter.sources.dcgm import thread
 from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.identity import identify
 from gpu_exporter.sources.dcgm.plan import plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer, gpu, link
+from tests.support.tools import LIMIT, until
+from tests.support.virtual_time import Clock
 
 I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
 
@@ -205,33 +207,30 @@ def test_a_call_that_is_stuck() -> None:
         threads.append(threading.get_ident())
         return 7
 
-    assert caller.call(note, 1) == 7
+    assert caller.call(note, LIMIT) == 7
     with pytest.raises(SourceLost, match="does not answer") as lost:
-        caller.call(lambda: release.wait(30), 0.05)
+        caller.call(lambda: release.wait(), 0.05)
     assert lost.value.reason == "stalled"
-    begin = time.monotonic()
     with pytest.raises(SourceLost):
-        caller.call(note, 1)
-    assert time.monotonic() - begin < 1
+        caller.call(note, LIMIT)
+    assert len(threads) == 1
     assert caller.stuck > 0
     release.set()
-    end = time.monotonic() + 10
-    while caller.stuck:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert caller.call(note, 1) == 7
+    until(lambda: not caller.stuck, what="the end of the call")
+    assert caller.call(note, LIMIT) == 7
     assert len(set(threads)) == 1
 
 
 @pytest.mark.slow
-def test_a_long_job_that_makes_progress() -> None:
+def test_a_long_job_that_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline applies to each call, not to the job."""
-    caller = CallThread("host engine")
+    caller, clock = CallThread("host engine"), Clock()
+    monkeypatch.setattr(thread, "time", clock)
 
     def job() -> str:
         for _ in range(12):
             caller.heartbeat()
-            time.sleep(0.1)
+            clock.pass_by(0.6)
         return "done"
 
     assert caller.call(job, 1.0) == "done"
@@ -242,7 +241,7 @@ def test_a_job_past_its_deadline_stops_at_its_next_call() -> None:
     caller, release, beats = CallThread("host engine"), threading.Event(), []
 
     def job() -> None:
-        release.wait(30)
+        release.wait()
         for _ in range(3):
             caller.heartbeat()
             beats.append(1)
@@ -250,11 +249,8 @@ def test_a_job_past_its_deadline_stops_at_its_next_call() -> None:
     with pytest.raises(SourceLost):
         caller.call(job, 0.05)
     release.set()
-    end = time.monotonic() + 10
-    while caller.stuck:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert caller.call(lambda: list(beats), 5) == []
+    until(lambda: not caller.stuck, what="the end of the call")
+    assert caller.call(lambda: list(beats), LIMIT) == []
 
 
 def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +263,7 @@ def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as refusing:
         refusing.setattr(threading.Thread, "start", refuse)
         with pytest.raises(SourceLost, match="can't start new thread: raise the limit") as lost:
-            caller.call(lambda: 1, 1)
+            caller.call(lambda: 1, LIMIT)
     assert lost.value.reason == "no_thread"
 
-    assert caller.call(lambda: 7, 5) == 7
+    assert caller.call(lambda: 7, LIMIT) == 7

@@ -30,7 +30,8 @@ from gpu_exporter.sources.simulated.schedule import BIAS, PERIOD_SECONDS, WANDER
 from gpu_exporter.sources.simulated.source import FleetSettings, SimulatedSource, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
-from tests.support.tools import until
+from tests.support.tools import LIMIT, until
+from tests.support.virtual_time import Clock
 
 EVERYTHING = [row for row in selected(MetricSet.FULL) if row.entity not in NON_GPU_ENTITIES]
 PATHS = sorted(RECORDINGS.glob("*.jsonl.gz"))
@@ -427,8 +428,10 @@ def test_threads_only_for_blocking_reads(faults: str, waits: set[tuple[str, int]
 @pytest.mark.slow
 def test_a_node_that_computes_has_two_threads() -> None:
     """The clock thread reads its GPUs, also after a lost GPU and a reload."""
-    faults = "lost node-000/0 at 0.4s for 1.5s; reload node-000 at 2.5s for 1.5s"
-    source = fleet(FleetSettings(1, 2, faults=faults), KNOWN)["node-000"]
+    faults = "lost node-000/0 at 1s for 1s; reload node-000 at 3s for 1s"
+    clock = Clock()
+    begin = clock.monotonic()
+    source = fleet(FleetSettings(1, 2, faults=faults), KNOWN, clock.monotonic)["node-000"]
     seen: list[tuple[str, ...]] = []
     threads = set(threading.enumerate())
     published_at = 0.0
@@ -441,11 +444,11 @@ def test_a_node_that_computes_has_two_threads() -> None:
     collector = Collector(source, EVERYTHING, publish, CollectionSettings(0.05))
     collector.start()
     assert {thread.name for thread in set(threading.enumerate()) - threads} == {"connect", "clock"}
-    until(lambda: ("source_lost", "source_lost") in seen and seen[-1] == ("", ""), 60, "a fleet that is well again")
-    assert ("lost", "") in seen
+    for at, reasons in ((1, ("lost", "")), (2, ("", "")), (3, ("source_lost", "source_lost")), (4, ("", ""))):
+        clock.pass_until(begin + at)
+        until(lambda now=reasons: seen and seen[-1] == now, 60, f"{reasons} at {at} s")  # type: ignore[misc]
     with source.gil_lock:
-        before = len(seen)
         until(lambda: published_at < time.monotonic() - 0.3, 15, "a clock that waits")
-        assert len(seen) == before
+        before = len(seen)
     until(lambda: len(seen) > before, 15, "a clock that goes on")
-    assert collector.stop()
+    assert collector.stop(LIMIT)
