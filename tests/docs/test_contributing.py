@@ -21,8 +21,6 @@ from gpu_exporter.render.boards import panel_link
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
 
-pytestmark = pytest.mark.slow
-
 FIX = "fix: make the diff in CONTRIBUTING.md apply again, or name its results in tests/docs/test_contributing.py"
 ROW = "fix: correct the row in docs/architecture.md, or what tests/docs/test_contributing.py adds for it"
 

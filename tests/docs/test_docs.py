@@ -140,7 +140,6 @@ def test_names_in_prose_exist(mode: FailureMode) -> None:
     assert set(re.findall(r"`gpu-exporter (\w+)", prose)) <= set(SUMMARIES), ENTRY
 
 
-@pytest.mark.slow
 @pytest.mark.drift
 def test_promql_in_prose_is_valid(tmp_path: Path) -> None:
     """promtool accepts every expression in a runbook."""

@@ -15,7 +15,6 @@ from tests.fuzz.targets import TARGETS
 INPUTS = 150
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_mutated_inputs(target: Target, tmp_path: Path) -> None:
     """No traceback, no hang, no growth of memory, no exit code that means a finding."""
@@ -53,7 +52,7 @@ def _busy(content: bytes) -> Iterable[str]:
         (_crash, 5, "KeyError in test_fuzz.py"),
         (_two_lines, 5, "a message has several lines"),
         (_escape, 5, "a message has control characters"),
-        pytest.param(_busy, 1, ("took ", "no end within "), marks=pytest.mark.slow),
+        (_busy, 1, ("took ", "no end within ")),
     ],
 )
 def test_failures_are_reported(take: object, inputs: int, kind: str | tuple[str, ...], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from release.site.__main__ import build, write_versions
 from tests.page.conftest import OpenTab
 from tests.support.shared import made_once
 
-pytestmark = pytest.mark.slow
 FIX = "fix: correct the link, or release/site/"
 # Pages of each kind, for a phone: text, guides, wide tables, diagrams, long names, code.
 PHONE = (

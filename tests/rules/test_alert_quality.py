@@ -146,7 +146,6 @@ def test_a_fatal_xid_fires_until_the_repair(tmp_path: Path) -> None:
     tell(tmp_path, Story(made, {19: [], 23: fatal, 60: fatal, 198: fatal, 215: [], 290: []}, ("GpuXidFatal",)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, DCGM], ids=lambda each: each.value)
 def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> None:
     """dcgm-exporter's gauge never clears: the alert lasts a day, and neither a gap nor another pod fires it again."""
@@ -162,7 +161,6 @@ def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> No
     tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)))
 
 
-@pytest.mark.slow
 def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     """It fires again within a day of the first one."""
     made, (gpu,) = fleet(26, DCGM)

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
@@ -61,7 +59,6 @@ def _scraped(ranks: tuple[Values, ...]) -> Iterator[ScrapedSample]:
                 yield ScrapedSample(row.name, labels, float(value))
 
 
-@pytest.mark.slow
 def test_the_alert_fires_in_time_and_for_nothing_else(tmp_path: Path) -> None:
     fleet = [*_recorded_jobs(), *_of_four()]
     jobs = [list(ranks) for _, ranks in groupby(fleet, lambda device: device.node)]

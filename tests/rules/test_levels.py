@@ -18,8 +18,6 @@ from tests.rules.test_modes import case
 from tests.scale.engines import vmalert_tool
 from tests.support.tools import NEWER
 
-pytestmark = pytest.mark.slow
-
 ALERTS = ("GpuStragglerSlow", "GpuThermalThrottling", "GpuLost", "GpuNicSlowRail")
 CASE = case(Generation.GPU_EXPORTER, [BY_NAME[name] for name in ALERTS])
 

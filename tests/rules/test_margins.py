@@ -65,7 +65,6 @@ def test_margin_of_a_condition(
     assert found.factor == pytest.approx(factor)
 
 
-@pytest.mark.slow
 def test_margins_of_recorded_phases() -> None:
     """Every small margin has a reason, and every reason is needed. Only with `--long`, in all phases."""
     phases = PHASES if is_long() else PHASES[::3]

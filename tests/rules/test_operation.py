@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.operation.activities import train
 from tests.operation.compositions import DCGM, OURS, USUAL_JOBS, USUAL_PIPELINES
 from tests.operation.encode import series
@@ -86,6 +84,5 @@ def _expect(expression: str, at: int, labels: Sequence[Mapping[str, str]]) -> Ma
     return {"expr": expression, "eval_time": f"{at * STEP}s", "exp_samples": samples}
 
 
-@pytest.mark.slow
 def test_a_shift(tmp_path: Path) -> None:
     check(tmp_path, [Shift(shift())])

@@ -7,8 +7,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Page, Serve
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.tools import until
@@ -25,7 +23,6 @@ def has_rows(rows: Sequence[tuple[str, str, float]], page: Page) -> bool:
     return by_index(page) == rows
 
 
-@pytest.mark.slow
 def test_gpus_that_swap_their_indices_without_an_error(serve: Serve, tmp_path: Path) -> None:
     """After one slow read, each is exposed with its new index, once."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)
@@ -38,7 +35,6 @@ def test_gpus_that_swap_their_indices_without_an_error(serve: Serve, tmp_path: P
     exporter.until(lambda page: by_index(page) == [("0", "01", 1), ("1", "00", 1)], timeout=40)
 
 
-@pytest.mark.slow
 def test_a_replaced_gpu_leaves_no_row(serve: Serve, tmp_path: Path) -> None:
     """However often a GPU is replaced in the same slot, only the current one is exposed."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)

@@ -19,7 +19,6 @@ from gpu_exporter.catalogue.failure_modes import host
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import LIMIT, free_port, until
 
-pytestmark = pytest.mark.slow
 HOST_MODES = frozenset(mode.name for mode in host.MODES)
 # A program whose main thread and workers do what its arguments say.
 PROGRAM = """

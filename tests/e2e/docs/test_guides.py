@@ -60,7 +60,6 @@ def run(commands: str, where: Path, **environment: str) -> str:
     return output
 
 
-@pytest.mark.slow
 @pytest.mark.drift
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_commands(guide: Path, tmp_path: Path, driver: FakeDriver) -> None:
@@ -80,7 +79,6 @@ def test_commands(guide: Path, tmp_path: Path, driver: FakeDriver) -> None:
         assert not_printed(block, printed) == [], f"{block.commands}\n{printed}\n{FIX}"
 
 
-@pytest.mark.slow
 def test_install(tmp_path: Path) -> None:
     """In a copy of what git tracks, with a new environment."""
     copy = tmp_path / "checkout"

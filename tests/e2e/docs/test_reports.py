@@ -15,8 +15,6 @@ from tests import ROOT
 from tests.rules.promtool import Expect, check
 from tests.support.victoria import Labels, Samples, victoria
 
-pytestmark = pytest.mark.slow
-
 PAGE = (ROOT / "docs/scale.md").read_text()
 QUERIES = re.findall(r"^\| .+ \| `(sum by .+?)` \|$", PAGE, re.MULTILINE)
 EXAMPLE = re.search(r"<!-- tried by tests/e2e/docs/test_reports.py -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)

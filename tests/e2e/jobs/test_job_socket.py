@@ -127,7 +127,6 @@ def test_series_return_after_a_restart_of_the_exporter(
     assert counted(exporter, path, "accepted", rank(steps=6)).value(STEPS) == 6
 
 
-@pytest.mark.slow
 def test_a_silent_rank_expires(serve: Serve, driver: FakeDriver, path: Path) -> None:
     exporter = start(serve, driver, path)
     assert counted(exporter, path, "accepted", rank()).values(STEPS)

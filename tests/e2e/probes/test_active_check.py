@@ -15,8 +15,6 @@ from tests.conftest import run
 from tests.e2e.probes.machine import UUID, machine
 from tests.support.fakes.driver import FakeDriver
 
-pytestmark = pytest.mark.slow
-
 
 def test_healthy_gpus(tmp_path: Path) -> None:
     """JSON, textfile and history have the rates of the GPUs and of the links between them."""

@@ -10,8 +10,6 @@ from gpu_exporter.probes.cuda import CALLS
 from gpu_exporter.probes.run import Outcomes, Target, run
 from tests.support.fakes.cuda import FakeCuda
 
-pytestmark = pytest.mark.slow
-
 # CUDA_ERROR_UNKNOWN
 UNKNOWN = 999
 OF_LINKS = {"cuCtxEnablePeerAccess", "cuDeviceCanAccessPeer", "cuMemcpyPeerAsync"}

@@ -17,8 +17,6 @@ from tests.conftest import run
 from tests.support.tools import free_port
 from tests.support.torch_python import interpreter
 
-pytestmark = pytest.mark.slow
-
 RANK = """
 import json
 from gpu_exporter.probes.collectives import measure

@@ -19,8 +19,6 @@ from tests.e2e.probes.machine import UUID, Machine, machine
 from tests.support import chart
 from tests.support.stand_ins.slurmd import Slurmd, with_package
 
-pytestmark = pytest.mark.slow
-
 SLURM, KUBERNETES = ROOT / "examples" / "slurm", ROOT / "examples" / "kubernetes"
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.health.active_checks import ActiveChecks, Run
 from gpu_exporter.model.verdict import Health
 from tests.conftest import Serve
 from tests.support.fakes.driver import FakeDriver
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_last_result(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from tests.support.pprof import decoded, folded_of
 from tests.support.prometheus import scraping
 from tests.support.tools import until
 
-pytestmark = pytest.mark.slow
-
 UUID = str(identity(0)["UUID"])
 PASSWORD = "secret"
 LOGIN = {"Authorization": f"Basic {base64.b64encode(f'mia:{PASSWORD}'.encode()).decode()}"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.profiling.test_automatic import LOGIN, OTHER, UUID, options, profiles, secret
 from tests.support.busy_jobs import busy_job
@@ -14,8 +12,6 @@ from tests.support.fakes.driver import FakeDriver
 from tests.support.gpu_loads import host_bound
 from tests.support.kineto_jobs import jobs, short_folder
 from tests.support.tools import until
-
-pytestmark = pytest.mark.slow
 
 
 def listed(exporter: Exporter, pid: int) -> None:

@@ -17,8 +17,6 @@ from tests.support.fakes.kubelet import FakeKubelet, given
 from tests.support.html import Document
 from tests.support.kineto_jobs import SLOW_LOADER, jobs, short_folder, traces_in
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.e2e.release.conftest import TIME, make, run
@@ -25,8 +23,6 @@ FILES = {
     f"gpu-exporter-{__version__}.tgz",
     BUNDLE,
 }
-
-pytestmark = pytest.mark.slow
 
 
 def fake_clock() -> Mapping[str, str]:

@@ -25,8 +25,6 @@ from tests.support.prometheus import scraping
 from tests.support.shared import made_once
 from tests.support.tools import LIMIT, free_port, tool, until
 
-pytestmark = pytest.mark.slow
-
 SETTINGS = ROOT / "tests/data/settings_0.1.0.yaml"
 CHART_VALUES = ROOT / "tests/data/chart_values_0.1.0.yaml"
 

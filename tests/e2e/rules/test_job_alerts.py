@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from gpu_exporter.catalogue.failure_modes import loops
 from gpu_exporter.render.boards import panel_link
 from gpu_exporter.render.rules.training_jobs import STALL_SECONDS
@@ -39,7 +37,6 @@ def began(prometheus: Prometheus) -> float:
     return float(found["values"][0][0])
 
 
-@pytest.mark.slow
 def test_a_job_that_stops_raises_an_alert_in_time(serve: Serve, tmp_path: Path) -> None:
     """The ticket names the job and for how long it has not stepped; when it steps again, the alert ends."""
     socket = tmp_path / "jobs.sock"

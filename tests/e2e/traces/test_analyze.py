@@ -14,7 +14,6 @@ from tests import ROOT
 from tests.conftest import run
 from tests.support.traces import SyntheticTrace
 
-pytestmark = pytest.mark.slow
 SLOW_LOADER = ROOT / "tests/data/pytorch_trace_slow_loader.json.gz"
 
 

@@ -10,15 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpu_exporter.model.job_message import SOCKET_VARIABLE
 from tests import ROOT
 from tests.support import torch_python
 from tests.support.job_socket import JobSocket
 from tests.support.tools import free_port
 
-pytestmark = pytest.mark.slow
 STAND_INS = ROOT / "tests" / "support" / "stand_ins"
 
 

@@ -12,7 +12,6 @@ from benchmarks.job_verdict import verdict
 from tests.support import torch_python
 from tests.support.shared import made_once
 
-pytestmark = pytest.mark.slow
 CASES = "ddp-data,ddp-forward,ddp-backward,pipeline-uneven"
 
 

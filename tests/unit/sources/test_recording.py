@@ -229,6 +229,7 @@ def test_downsampling_is_the_weighted_mean(path: Path, metric: Metric) -> None:
     assert compared > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", [1.0, 7.3])
 @pytest.mark.parametrize("path", [*PACKAGED, FULL_LOAD], ids=lambda path: path.name)
 def test_no_value_of_a_recording_is_dropped(path: Path, speed: float) -> None:
@@ -242,6 +243,7 @@ def test_no_value_of_a_recording_is_dropped(path: Path, speed: float) -> None:
         assert not accumulator.rejected
 
 
+@pytest.mark.slow
 def test_no_part_is_played_twice_or_left_out() -> None:
     """However often it is read, the integral over one loop and a bit is that of the recording."""
     recording = load(PACKAGED[0])
