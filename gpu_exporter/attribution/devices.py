@@ -10,8 +10,13 @@ from typing import NamedTuple
 from gpu_exporter.model.gpu import Gpu
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-# Replicas of a shared device are numbered after `::` by NVIDIA's plugin, after `/vgpu` by GKE's.
-_REPLICA = re.compile(r"(?P<id>.+?)(?:::(?P<n>\d{1,6})|/vgpu(?P<v>\d{1,6}))", re.ASCII)
+# Replicas of a shared device are numbered after `::` by NVIDIA's plugin, after `/vgpu` by GKE's. Other plugins write
+# `-` (HAMi, Volcano, AWS), `-_-` (Alibaba) or `__` (nvshare), which are unambiguous only after a UUID.
+_REPLICA = re.compile(
+    rf"(?:(?P<id>.+?)(?:::|/vgpu)|(?P<of_uuid>(?:GPU|MIG|MIG-GPU)-{_UUID}(?:/\d{{1,3}}/\d{{1,3}})?)[-_]{{1,3}})"
+    r"(?P<n>\d{1,6})",
+    re.ASCII,
+)
 _LEGACY_MIG = re.compile(rf"MIG-(?P<uuid>GPU-{_UUID})/(?P<instance>\d{{1,3}})/\d{{1,3}}", re.ASCII)
 _GKE = re.compile(r"(?P<device>nvidia\d{1,4})(?:/gi(?P<instance>\d{1,3}))?", re.ASCII)
 _INDEX = re.compile(r"(?P<index>\d{1,4})(?:\.(?P<instance>\d{1,3}))?", re.ASCII)
@@ -40,11 +45,12 @@ def parse(text: str) -> DeviceId | None:
     """Parse an id; None if its form is unknown.
 
     `GPU-<uuid>`, `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>` (drivers before 470), an index (`0`, of an instance `0.2`),
-    `nvidia<minor>`, `nvidia<minor>/gi<gi>`; each may be a replica: `…::<n>`, `…/vgpu<n>`.
+    `nvidia<minor>`, `nvidia<minor>/gi<gi>`; each may be a replica: `…::<n>`, `…/vgpu<n>`; with a UUID also `…-<n>`,
+    `…-_-<n>`, `…__<n>`.
     """
     replica = ""
     if shared := _REPLICA.fullmatch(text):
-        text, replica = shared["id"], shared["n"] or shared["v"]
+        text, replica = shared["id"] or shared["of_uuid"], shared["n"]
     if re.fullmatch(f"GPU-{_UUID}", text):
         return DeviceId(uuid=text, replica=replica)
     if re.fullmatch(f"MIG-{_UUID}", text):

@@ -56,6 +56,13 @@ TEXT = Variant(openmetrics=False, gzip=False)
         (f"GPU-{U}", DeviceId(uuid=f"GPU-{U}")),
         (f"GPU-{U.upper()}", DeviceId(uuid=f"GPU-{U.upper()}")),
         (f"GPU-{U}::0", DeviceId(uuid=f"GPU-{U}", replica="0")),
+        (f"GPU-{U}-0", DeviceId(uuid=f"GPU-{U}", replica="0")),
+        (f"GPU-{U}-12", DeviceId(uuid=f"GPU-{U}", replica="12")),
+        (f"GPU-{U}-_-23", DeviceId(uuid=f"GPU-{U}", replica="23")),
+        (f"GPU-{U}__3", DeviceId(uuid=f"GPU-{U}", replica="3")),
+        (f"MIG-{U}-1", DeviceId(mig=f"MIG-{U}", replica="1")),
+        (f"MIG-{U}-_-1", DeviceId(mig=f"MIG-{U}", replica="1")),
+        (f"MIG-GPU-{U}/7/0-4", DeviceId(uuid=f"GPU-{U}", instance="7", replica="4")),
         (f"MIG-{U}", DeviceId(mig=f"MIG-{U}")),
         (f"MIG-{U}::12", DeviceId(mig=f"MIG-{U}", replica="12")),
         (f"MIG-GPU-{U}/7/0", DeviceId(uuid=f"GPU-{U}", instance="7")),
@@ -76,8 +83,9 @@ def test_device_id_is_parsed(text: str, expected: DeviceId) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "GPU-", f"GPU-{U}x", f"GPU-{U}::", f"GPU-{U}::a", f"GPU-{U}::1::2", f"MIG-{U}/1/2", "nvidia", "nvidia0/gi",
-     "nvidia0/1", "nvidia0/vgpu1/gi2", "/dev/nvidia0", "0000:3b:00.0", "-1", "1.", "\u0661", "0\n", "99999", U, "all"],
+    ["", "GPU-", f"GPU-{U}x", f"GPU-{U}::", f"GPU-{U}::a", f"GPU-{U}::1::2", f"GPU-{U}-1-2", f"GPU-{U}-", f"GPU-{U}-a",
+     f"GPU-{U}1", f"GPU-{U}-_-", f"{U}-1", "0-1", "nvidia0-1", f"MIG-{U}/1/2", "nvidia", "nvidia0/gi", "nvidia0/1",
+     "nvidia0/vgpu1/gi2", "/dev/nvidia0", "0000:3b:00.0", "-1", "1.", "\u0661", "0\n", "99999", U, "all"],
 )  # fmt: skip
 def test_other_text_is_not_a_device_id(text: str) -> None:
     """It is rejected instead of guessed."""
