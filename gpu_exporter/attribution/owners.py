@@ -11,15 +11,13 @@ from typing import NamedTuple
 from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.devices import DeviceRef, Devices, parse
 from gpu_exporter.attribution.jobs import Jobs
-from gpu_exporter.attribution.listing import DOMAIN, Listing
+from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Row
 
-# Resources whose device ids must have a known form; other resources below nvidia.com/ may not be GPUs.
-_GPU_RESOURCES = (f"{DOMAIN}gpu", f"{DOMAIN}mig-")
 NO_POD: Labels = (("container", ""), ("namespace", ""), ("pod", ""))
 
 
@@ -103,8 +101,7 @@ def _pods(answers: LookupAnswers) -> _Pods:
             continue
         device = parse(allocated.device)
         if device is None:
-            if not allocated.resource.startswith(DOMAIN) or allocated.resource.startswith(_GPU_RESOURCES):
-                pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_form"))
+            pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_form"))
         elif ref := answers.devices.find(device):
             pods.add(container, ref, share=bool(device.replica))
         else:
