@@ -127,7 +127,7 @@ class Config:
     kubernetes_pod_labels: tuple[re.Pattern[str], ...] = _setting(PODS, "Pod labels to expose on gpu_pod_info as label_*: regular expressions of whole names, separated by commas. Includes --kubernetes-pods.", patterns, "")
     kubernetes_dra: bool      = _setting(PODS, "Ask the API server for ResourceSlices, for pods that get GPUs through resource claims (DRA).", boolean, "false")
     nvidia_resource_names: tuple[str, ...] = _setting(PODS, "Other names of resources that are GPUs, such as example.com/a100. nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-* are included already.", names, "")
-    hpc_job_mapping_dir: Path | None = _setting(PODS, "Directory of job files, one per GPU, as dcgm-exporter uses for Slurm.", Path)
+    hpc_job_mapping_dir: Path | None = _setting(PODS, "Directory of job files, one per GPU, as dcgm-exporter uses for Slurm. A file is named by minor number (0 for /dev/nvidia0) or UUID.", Path)
     node_name: str            = _setting(PODS, "Node name for the Hostname label. Default: the host of a remote host engine, NODE_NAME of the environment, or the host name.", str, "")
     no_hostname: bool         = _setting(PODS, "Omit the Hostname label.", boolean, "false")
     expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the number of GPUs bound to the driver, or the most GPUs seen if that is higher.", count)

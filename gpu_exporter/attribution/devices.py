@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.gpu import Gpu, by_device_file
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 # Replicas of a shared device are numbered after `::` by NVIDIA's plugin, after `/vgpu` by GKE's. Other plugins write
@@ -64,6 +64,12 @@ def parse(text: str) -> DeviceId | None:
     return None
 
 
+def parse_job_file(name: str) -> DeviceId | None:
+    """Parse the name of a job file, in which a number is that of the device file: Slurm counts GPUs so."""
+    device = parse(name)
+    return replace(device, index="", device=f"nvidia{device.index}") if device and device.index else device
+
+
 def _number(text: str | None) -> str:
     return "" if text is None else str(int(text))
 
@@ -79,15 +85,15 @@ class Devices:
         """Return the device with this id; None if this node has no such device now."""
         if device.mig:
             return self.migs.get(device.mig)
-        uuid = device.uuid or next((uuid for uuid, gpu in self.gpus.items() if self._is(gpu, device)), "")
-        ref = DeviceRef(uuid, device.instance)
-        if uuid not in self.gpus or (device.instance and ref not in self.migs.values()):
-            return None
-        return ref
-
-    @staticmethod
-    def _is(gpu: Gpu, device: DeviceId) -> bool:
-        return gpu.device == device.device if device.device else str(gpu.index) == device.index
+        gpus = self.gpus.values()
+        if device.uuid:
+            gpu = self.gpus.get(device.uuid)
+        elif device.device:
+            gpu = by_device_file(gpus).get(device.device)
+        else:
+            gpu = next((gpu for gpu in gpus if str(gpu.index) == device.index), None)
+        ref = DeviceRef(gpu.uuid, device.instance) if gpu else None
+        return ref if not device.instance or ref in self.migs.values() else None
 
 
 def devices(gpus: Iterable[Gpu], migs: Mapping[str, DeviceRef]) -> Devices:

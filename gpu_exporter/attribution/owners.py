@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.devices import DeviceRef, Devices, parse
+from gpu_exporter.attribution.devices import DeviceRef, Devices, parse, parse_job_file
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.pods import Pod
@@ -142,7 +142,7 @@ def _jobs(answers: LookupAnswers) -> Mapping[DeviceRef, Sequence[ProcessOwner]]:
             if owner.job:
                 by_ref[ref].append(owner)
     for name, ids in (answers.jobs or {}).items():
-        device = parse(name)
+        device = parse_job_file(name)
         device_ref = device and answers.devices.find(device)
         if device_ref:
             from_cgroups = {owner.job for owner in by_ref[device_ref]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,16 @@ class Gpu:
     device: str = ""
     driver: str = ""
     info: Labels = ()
+
+
+def by_device_file(gpus: Iterable[Gpu]) -> Mapping[str, Gpu]:
+    """Return GPUs by the name of their device file, `nvidia<minor number>`.
+
+    Where the driver reports no minor number of any GPU, as in WSL, the index is taken for it.
+    """
+    gpus = list(gpus)
+    named = {gpu.device: gpu for gpu in gpus if gpu.device}
+    return named or {f"nvidia{gpu.index}": gpu for gpu in gpus}
 
 
 class Owner(NamedTuple):

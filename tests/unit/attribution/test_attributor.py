@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -43,6 +44,7 @@ from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
+OTHER = Gpu(1, "GPU-76543210-89ab-4cde-8f01-23456789abcd", device="nvidia0")
 HERE = Devices({GPU.uuid: GPU}, {f"MIG-{U}": DeviceRef(GPU.uuid, "7")})
 TEXT = Variant(openmetrics=False, gzip=False)
 
@@ -119,6 +121,33 @@ def test_device_id_is_found(text: str, expected: DeviceRef | None) -> None:
     device = parse(text)
     assert device
     assert HERE.find(device) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("4", DeviceRef(GPU.uuid)),
+        ("4.7", DeviceRef(GPU.uuid, "7")),
+        ("nvidia4", DeviceRef(GPU.uuid)),
+        ("0", DeviceRef(OTHER.uuid)),
+        ("1", None),
+        (GPU.uuid, DeviceRef(GPU.uuid)),
+        (f"MIG-{U}", DeviceRef(GPU.uuid, "7")),
+    ],
+)
+def test_a_job_file_is_named_by_minor_number(name: str, expected: DeviceRef | None) -> None:
+    """As Slurm counts: GPU has the index 0 and is /dev/nvidia4, OTHER has the index 1 and is /dev/nvidia0."""
+    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER}, HERE.migs)
+    _, rows = owners(LookupAnswers(here, jobs={name: ("17",)}))
+    found = {DeviceRef(row.gpu.uuid, dict(row.labels).get("GPU_I_ID", "")) for row in rows if row.gpu}
+    assert found == ({expected} if expected else set())
+
+
+def test_without_minor_numbers_a_job_file_is_named_by_index() -> None:
+    """A driver that reports no minor numbers, as in WSL."""
+    gpu = replace(OTHER, device="")
+    _, rows = owners(LookupAnswers(Devices({gpu.uuid: gpu}), jobs={"1": ("17",), "0": ("18",)}))
+    assert [dict(row.labels)["job_id"] for row in rows] == ["17"]
 
 
 # --- owners --------------------------------------------------------------------------------------------------------
