@@ -56,7 +56,9 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Repo
     if only is None or not snapshot.gpus:
         return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
     gpus = [verdict.gpu for verdict in verdicts]
-    known = {**{gpu.index: gpu for gpu in gpus}, **by_device_file(gpus), **{gpu.uuid: gpu for gpu in gpus}}
+    known: dict[int | str, Gpu] = {gpu.index: gpu for gpu in gpus}
+    known.update(by_device_file(gpus))
+    known.update((gpu.uuid, gpu) for gpu in gpus)
     chosen = {known[name].index for name in only if name in known}
     absent = {name for name in only - set(known) if isinstance(name, int)}
     lost = {gpu.index for gpu in gpus if not gpu.uuid} - chosen
