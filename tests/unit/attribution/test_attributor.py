@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -169,6 +169,39 @@ def test_a_pod_with_two_containers_on_a_gpu_has_it() -> None:
     assert classic(*both) == {"namespace": "team", "pod": "a", "container": ""}
     _, rows = owners(LookupAnswers(HERE, Listing(both)))
     assert [dict(row.labels)["container"] for row in rows] == ["init", "main"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "device", "expected"),
+    [
+        ("", f"{GPU.uuid}-3", [(0, "main")]),
+        (f"{OTHER.uuid},NVIDIA,3000,0:;", f"{GPU.uuid}-3", [(1, "main")]),
+        (f";{OTHER.uuid}[0-1],NVIDIA,3000,0:{GPU.uuid},NVIDIA,3000,0:;", f"{GPU.uuid}-3", [(0, "main"), (1, "main")]),
+        ("nonsense", f"{GPU.uuid}-3", [(0, "main")]),
+        (f"{OTHER.uuid},NVIDIA,3000,0:;", f"{GPU.uuid}::3", [(0, "main")]),  # NVIDIA's plugin: nobody reads it
+        (f"{OTHER.uuid},NVIDIA,3000,0:;", GPU.uuid, [(0, "main")]),
+    ],
+)
+@pytest.mark.parametrize("name", ["hami.io/vgpu-devices-allocated", "volcano.sh/vgpu-ids-new"])
+def test_the_scheduler_of_a_sharing_plugin_chooses_the_gpu(
+    name: str, annotation: str, device: str, expected: list[tuple[int, str]]
+) -> None:
+    """It writes the GPU into an annotation, whatever the id that kubelet chose."""
+    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER})
+    item: Any = {"metadata": {"name": "a", "namespace": "team", "annotations": {name: annotation}}}
+    known = {"team/a": pods.Reader()(item)}
+    _, rows = owners(LookupAnswers(here, Listing((allocated("a", device),)), known))
+    assert [(row.gpu.index, dict(row.labels)["container"]) for row in rows if row.gpu] == expected
+
+
+def test_an_annotation_is_of_the_whole_pod() -> None:
+    """Which of several containers has which GPU is not known. A GPU that is not of this node is not resolved."""
+    both = Listing((allocated("a", f"{GPU.uuid}-3"), allocated("a", f"{GPU.uuid}-4", container="other")))
+    missing = f"GPU-{U[:-1]}0"
+    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER})
+    _, rows = owners(LookupAnswers(here, both, {"team/a": Pod(gpus=(OTHER.uuid, missing))}))
+    found = [(row.metric, row.gpu, dict(row.labels).get("container"), dict(row.labels).get("device")) for row in rows]
+    assert found == [(m.POD_INFO, OTHER, None, None), (m.POD_UNRESOLVED, None, "", missing)]
 
 
 def test_no_lookup_means_no_labels() -> None:
