@@ -77,7 +77,7 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Repo
 
 def lines(result: Report) -> Iterable[str]:
     """Yield a line for each GPU with a problem, for each unknown, and a summary."""
-    if not result.verdicts:
+    if not result.verdicts and not result.missing:
         yield "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`"
         return
     for verdict in result.verdicts:

@@ -313,3 +313,9 @@ def test_report_on_named_gpus(only: set[int | str], level: Health, gpus: list[in
     )
     result = check.report(here, frozenset(only))
     assert (result.health, [verdict.gpu.index for verdict in result.verdicts], result.missing) == (level, gpus, missing)
+
+
+def test_report_on_nothing_but_a_gpu_that_is_missing() -> None:
+    result = check.report(snapshot((replace(GPU, device="nvidia1"), H200)), frozenset({"nvidia7"}))
+    assert result.health is Health.UNHEALTHY
+    assert list(check.lines(result)) == ["missing: 1 of the expected GPUs -> node_reboot", "GPUs: 1 missing"]
