@@ -6,14 +6,18 @@ import atexit
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpu_exporter.attribution import visible
+from gpu_exporter.attribution.devices import DeviceRef, Devices, devices
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.readable import readable as readable_name
-from gpu_exporter.collection.monitor import Monitor
+from gpu_exporter.collection.monitor import Monitor, observe
+from gpu_exporter.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.metric import MetricSet
@@ -33,17 +37,33 @@ INTERVAL_SECONDS = 1.0
 LOCAL = "local"
 # Two first calls at the same time would start two loops.
 ONE_AT_A_TIME = threading.Lock()
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+INSTANCE = "GPU_I_ID"
+# A GPU by its index, or a GPU or MIG instance by its UUID.
+Place = int | DeviceRef
+
+
+class Shown(NamedTuple):
+    """What CUDA shows to this process, and why it rejects the rest, as the end of a message."""
+
+    places: tuple[Place, ...]
+    rejected: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GpuReading:
-    """One GPU at unix time `at`: its identity, whether it responds (if not, `reason` says why), and its samples."""
+    """One GPU at unix time `at`: its identity, whether it responds (if not, `reason` says why), and its samples.
+
+    If `CUDA_VISIBLE_DEVICES` names a MIG instance, `instance` is the id of the GPU instance, and the samples are those
+    of this instance and of the GPU as a whole, without those of other instances.
+    """
 
     at: float
     gpu: Gpu
     up: bool
     reason: str
     samples: tuple[Sample, ...]
+    instance: str = ""
 
     @property
     def index(self) -> int:
@@ -52,7 +72,8 @@ class GpuReading:
 
     def __repr__(self) -> str:
         state = f"{len(self.samples)} samples" if self.up else f"down: {self.reason}"
-        return f"<GPU {self.index}, {self.gpu.model or 'not identified'}, {state}>"
+        instance = f" MIG {self.instance}" if self.instance else ""
+        return f"<GPU {self.index}{instance}, {self.gpu.model or 'not identified'}, {state}>"
 
     def as_dict(self, *, readable: bool = False) -> dict[str, float]:
         """Return values by metric name and the labels beyond the GPU's: `gpu_clock_event_seconds_total{reason="…"}`.
@@ -105,23 +126,25 @@ def read(
     subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`.
 
     `gpus` are the indices to read, as CUDA counts: in a job with one process per GPU, pass the local rank. If
-    `CUDA_VISIBLE_DEVICES` is set, only the GPUs that it names are read, in its order. `index` of a reading is always
-    the index of nvidia-smi. `CUDA_DEVICE_ORDER` is taken to be the order of nvidia-smi, and MIG instances are ignored.
+    `CUDA_VISIBLE_DEVICES` is set, only the GPUs and MIG instances that it names are read, in its order; as in CUDA, an
+    entry that is malformed, or a UUID of another machine, hides itself and all that follow. `index` of a reading is
+    always the index of nvidia-smi, of a MIG instance that of its GPU. `CUDA_DEVICE_ORDER` is taken to be the order of
+    nvidia-smi.
 
     With `source="replay"`, the GPUs are those of `recording`, a file or the name of a packaged recording
     (`h200_workloads`), which is played in real time, again and again; `gpus` are their indices.
 
-    Raises GpuExporterError, in one line, if there is no driver, no GPU, or not every one of `gpus`. A GPU that is lost
-    or stuck is `up=False`.
+    Raises GpuExporterError, in one line, if there is no driver, no GPU, or not every one of `gpus`, or if
+    `CUDA_VISIBLE_DEVICES` names no GPU of this machine. A GPU that is lost or stuck is `up=False`.
     """
     if metrics not in (names := [each.value for each in (MetricSet.DEFAULT, MetricSet.FULL)]):
         raise GpuExporterError(f"metrics: {metrics!r} is not a set of metrics: use {' or '.join(names)}")
     file = _recording(source, recording)
-    chosen = _chosen(gpus, None if file else visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
     with ONE_AT_A_TIME:
-        monitor = _monitor(MetricSet(metrics), chosen, file, os.getpid())
+        chosen = _chosen(gpus, _visible(None if file else os.environ.get(VARIABLE), os.getpid()))
+        monitor = _monitor(MetricSet(metrics), _names(chosen), file, os.getpid())
     found = readings(monitor.snapshot())
-    return found if chosen is None else tuple(sorted(found, key=lambda reading: _place(reading.gpu, chosen)))
+    return found if chosen is None else _in_order(found, chosen)
 
 
 def _recording(source: str, named: str | os.PathLike[str] | None) -> Path | None:
@@ -148,43 +171,86 @@ def _source(gpus: tuple[int | str, ...] | None, recording: Path | None) -> Sourc
     return source if gpus is None else Subset(source, gpus, setting="gpus")
 
 
-def _place(gpu: Gpu, chosen: Sequence[int | str]) -> int:
-    """Return the position of a GPU among those that were chosen by index, UUID or the beginning of a UUID."""
-    matches = (
-        place
-        for place, name in enumerate(chosen)
-        if (name == gpu.index if isinstance(name, int) else gpu.uuid.startswith(name))
-    )
-    return next(matches, len(chosen))
+def _in_order(found: Sequence[GpuReading], chosen: Sequence[Place]) -> tuple[GpuReading, ...]:
+    """Return the reading of each chosen place, and then those of GPUs that cannot be identified now."""
+    named = [_of(reading, place) for place in chosen for reading in found if _is(reading.gpu, place)]
+    others = (reading for reading in found if not any(_is(reading.gpu, place) for place in chosen))
+    return (*named, *others)
 
 
-def visible(text: str | None) -> tuple[int | str, ...] | None:
-    """Return the GPUs that a value of `CUDA_VISIBLE_DEVICES` names, by index or UUID; None for all.
+def _is(gpu: Gpu, place: Place) -> bool:
+    return gpu.index == place if isinstance(place, int) else gpu.uuid == place.uuid
 
-    As in CUDA, the first invalid entry hides itself and all that follow.
+
+def _of(reading: GpuReading, place: Place) -> GpuReading:
+    """Return a reading without the samples of other MIG instances than the chosen one, if one is chosen."""
+    if isinstance(place, int) or not place.instance:
+        return reading
+    samples = (each for each in reading.samples if dict(each.series.labels).get(INSTANCE) in (None, place.instance))
+    return replace(reading, samples=tuple(samples), instance=place.instance)
+
+
+@cache
+def _visible(text: str | None, process: int) -> Shown | None:
+    """Return what CUDA shows for a value of `CUDA_VISIBLE_DEVICES`; None for all GPUs.
+
+    MIG devices do not change while a process uses them. Raises GpuExporterError if CUDA shows nothing.
     """
-    if text is None or "MIG-" in text:
+    if text is None:
         return None
-    named: list[int | str] = []
-    for entry in (part.strip() for part in text.split(",")):
-        if not entry.isdecimal() and not entry.startswith("GPU-"):
-            break
-        named.append(int(entry) if entry.isdecimal() else entry)
-    return tuple(named)
+    named = visible.entries(text)
+    if not named:
+        raise GpuExporterError(f"{VARIABLE} hides all GPUs: change or unset it")
+    indices = tuple(name for name in named if isinstance(name, int))
+    if len(set(indices)) < len(indices):
+        raise GpuExporterError(f"{VARIABLE} names a GPU twice: CUDA shows none then; name each once")
+    if indices:
+        return Shown(indices)
+    snapshot, _ = observe(local_gpus(), (m.MIG_DEVICE,))
+    here = _devices(snapshot)
+    try:
+        refs, rejected = visible.shown(tuple(map(str, named)), here)
+    except visible.Repeated as error:
+        raise GpuExporterError(f"{VARIABLE} names {error} twice: CUDA shows none then; name each once") from error
+    if not refs:
+        gpus = [f"{status.gpu.index} ({status.gpu.uuid or status.reason})" for status in snapshot.gpus]
+        fix = f"choose from {', '.join((*gpus, *here.migs))}"
+        raise GpuExporterError(f"{VARIABLE}: {_no_device(rejected)}", fix=fix)
+    return Shown(refs, f"; {_no_device(rejected)}" if rejected else "")
 
 
-def _chosen(gpus: Sequence[int] | None, named: Sequence[int | str] | None) -> tuple[int | str, ...] | None:
-    """Return the GPUs to read, as nvidia-smi counts. Raises GpuExporterError for an index that does not exist."""
-    if named is not None and not named:
-        raise GpuExporterError("CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it")
+def _no_device(name: str) -> str:
+    return f"{printable(name, 80)} is not the UUID, or the beginning of the UUID, of one GPU or MIG device"
+
+
+def _devices(snapshot: Snapshot) -> Devices:
+    """Return the GPUs of a snapshot and their MIG devices."""
+    migs = {}
+    for series, _ in snapshot.samples:
+        if series.metric is m.MIG_DEVICE and series.gpu:
+            labels = dict(series.labels)
+            migs[labels["mig_uuid"]] = DeviceRef(series.gpu.uuid, labels[INSTANCE])
+    return devices((status.gpu for status in snapshot.gpus), migs)
+
+
+def _chosen(gpus: Sequence[int] | None, shown: Shown | None) -> tuple[Place, ...] | None:
+    """Return the places to read; None for all GPUs. Raises GpuExporterError for an index that does not exist."""
     if gpus is None:
-        return None if named is None else tuple(named)
+        return None if shown is None else shown.places
     for index in gpus:
         if type(index) is not int or index < 0:
             raise GpuExporterError(f"gpus: {index!r} is not the index of a GPU: use whole numbers such as [0, 1]")
-        if named is not None and index >= len(named):
-            raise GpuExporterError(f"gpus: there is no GPU {index}: CUDA_VISIBLE_DEVICES names {len(named)}")
-    return tuple(gpus) if named is None else tuple(named[index] for index in gpus)
+        if shown is not None and index >= len(shown.places):
+            message = f"gpus: there is no GPU {index}: {VARIABLE} names {len(shown.places)}{shown.rejected}"
+            raise GpuExporterError(message)
+    return tuple(gpus) if shown is None else tuple(shown.places[index] for index in gpus)
+
+
+def _names(chosen: Sequence[Place] | None) -> tuple[int | str, ...] | None:
+    """Return the GPUs of these places, by index or UUID, each once; None for all."""
+    if chosen is None:
+        return None
+    return tuple(dict.fromkeys(place if isinstance(place, int) else place.uuid for place in chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +299,7 @@ def diagnose(
     from gpu_exporter.diagnosis.presence import present
     from gpu_exporter.diagnosis.window import seen
 
+    instances: set[DeviceRef] = set()
     if recording is not None:
         if gpus is not None:
             raise GpuExporterError("gpus: a recording is diagnosed as a whole: leave out gpus")
@@ -244,10 +311,18 @@ def diagnose(
             raise GpuExporterError("phase: selects a phase of a recording: name it with recording=")
         if not 0 < seconds <= gather.LONGEST_SECONDS:
             raise GpuExporterError(f"seconds: {seconds} is not between 0 and {gather.LONGEST_SECONDS:.0f}")
-        chosen = _chosen(gpus, visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
-        scrapes, absent = present(gather.of_source(_source(chosen, None), seconds, threading.Event())[0])
+        with ONE_AT_A_TIME:
+            chosen = _chosen(gpus, _visible(os.environ.get(VARIABLE), os.getpid()))
+        instances |= {place for place in chosen or () if isinstance(place, DeviceRef) and place.instance}
+        scrapes, absent = present(gather.of_source(_source(_names(chosen), None), seconds, threading.Event())[0])
         window = seen(scrapes, {}, job="all" if one_job else "")
-    diagnoses = judge.diagnose(window)
+    diagnoses = [
+        diagnosis
+        for diagnosis in judge.diagnose(window)
+        if not instances
+        or not diagnosis.device.instance
+        or DeviceRef(diagnosis.device.uuid, diagnosis.device.instance) in instances
+    ]
     text = "\n".join([*report.absences(absent), *report.lines(diagnoses)])
     found = report.as_dict(diagnoses, absent)["gpus"]
     return NodeDiagnosis(tuple(map(_gpu_diagnosis, found)), tuple(report.absences(absent)), text)

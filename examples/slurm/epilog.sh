@@ -11,7 +11,16 @@ STATE="${GPU_EXPORTER_STATE_DIR:-/var/lib/gpu-exporter}"
 
 [ -n "${SLURM_JOB_GPUS:-}" ] || exit 0
 
-report=$(gpu-exporter check --active --gpus "$SLURM_JOB_GPUS" --state-dir "$STATE" --timeout 30s 2>&1)
+# Since Slurm 25.11, CUDA_VISIBLE_DEVICES has UUIDs. SLURM_JOB_GPUS has the numbers of device files, which may differ from
+# the indices of nvidia-smi. MIG instances are not checked.
+case "${CUDA_VISIBLE_DEVICES:-}" in
+    GPU-*) gpus=$CUDA_VISIBLE_DEVICES ;;
+    MIG-*) exit 0 ;;
+    *) gpus=nvidia$(printf '%s' "$SLURM_JOB_GPUS" | sed 's/,/,nvidia/g') ;;
+esac
+unset CUDA_VISIBLE_DEVICES # the check chooses the GPUs itself
+
+report=$(gpu-exporter check --active --gpus "$gpus" --state-dir "$STATE" --timeout 30s 2>&1)
 if [ $? -eq 3 ]; then
     reason=$(printf '%s\n' "$report" | grep -E '^(GPU [0-9]+: (degraded|unhealthy)|missing): ?' | head -n 1 | cut -c 1-200)
     printf '%s\n' "$report" | logger -t gpu-epilog

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.gpu import Gpu, by_device_file
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-# Replicas of a shared device are numbered after `::` by NVIDIA's plugin, after `/vgpu` by GKE's.
-_REPLICA = re.compile(r"(?P<id>.+?)(?:::(?P<n>\d{1,6})|/vgpu(?P<v>\d{1,6}))", re.ASCII)
+# Replicas of a shared device are numbered after `::` by NVIDIA's plugin, after `/vgpu` by GKE's. Other plugins write
+# `-` (HAMi, Volcano, AWS), `-_-` (Alibaba) or `__` (nvshare), which are unambiguous only after a UUID.
+_REPLICA = re.compile(
+    rf"(?:(?P<id>.+?)(?:::|/vgpu)|(?P<of_uuid>(?:GPU|MIG|MIG-GPU)-{_UUID}(?:/\d{{1,3}}/\d{{1,3}})?)[-_]{{1,3}})"
+    r"(?P<n>\d{1,6})",
+    re.ASCII,
+)
 _LEGACY_MIG = re.compile(rf"MIG-(?P<uuid>GPU-{_UUID})/(?P<instance>\d{{1,3}})/\d{{1,3}}", re.ASCII)
 _GKE = re.compile(r"(?P<device>nvidia\d{1,4})(?:/gi(?P<instance>\d{1,3}))?", re.ASCII)
 _INDEX = re.compile(r"(?P<index>\d{1,4})(?:\.(?P<instance>\d{1,3}))?", re.ASCII)
@@ -40,11 +45,12 @@ def parse(text: str) -> DeviceId | None:
     """Parse an id; None if its form is unknown.
 
     `GPU-<uuid>`, `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>` (drivers before 470), an index (`0`, of an instance `0.2`),
-    `nvidia<minor>`, `nvidia<minor>/gi<gi>`; each may be a replica: `…::<n>`, `…/vgpu<n>`.
+    `nvidia<minor>`, `nvidia<minor>/gi<gi>`; each may be a replica: `…::<n>`, `…/vgpu<n>`; with a UUID also `…-<n>`,
+    `…-_-<n>`, `…__<n>`.
     """
     replica = ""
     if shared := _REPLICA.fullmatch(text):
-        text, replica = shared["id"], shared["n"] or shared["v"]
+        text, replica = shared["id"] or shared["of_uuid"], shared["n"]
     if re.fullmatch(f"GPU-{_UUID}", text):
         return DeviceId(uuid=text, replica=replica)
     if re.fullmatch(f"MIG-{_UUID}", text):
@@ -56,6 +62,12 @@ def parse(text: str) -> DeviceId | None:
     if match := _INDEX.fullmatch(text):
         return DeviceId(index=_number(match["index"]), instance=_number(match["instance"]), replica=replica)
     return None
+
+
+def parse_job_file(name: str) -> DeviceId | None:
+    """Parse the name of a job file, in which a number is that of the device file: Slurm counts GPUs so."""
+    device = parse(name)
+    return replace(device, index="", device=f"nvidia{device.index}") if device and device.index else device
 
 
 def _number(text: str | None) -> str:
@@ -73,15 +85,15 @@ class Devices:
         """Return the device with this id; None if this node has no such device now."""
         if device.mig:
             return self.migs.get(device.mig)
-        uuid = device.uuid or next((uuid for uuid, gpu in self.gpus.items() if self._is(gpu, device)), "")
-        ref = DeviceRef(uuid, device.instance)
-        if uuid not in self.gpus or (device.instance and ref not in self.migs.values()):
-            return None
-        return ref
-
-    @staticmethod
-    def _is(gpu: Gpu, device: DeviceId) -> bool:
-        return gpu.device == device.device if device.device else str(gpu.index) == device.index
+        gpus = self.gpus.values()
+        if device.uuid:
+            gpu = self.gpus.get(device.uuid)
+        elif device.device:
+            gpu = by_device_file(gpus).get(device.device)
+        else:
+            gpu = next((gpu for gpu in gpus if str(gpu.index) == device.index), None)
+        ref = DeviceRef(gpu.uuid, device.instance) if gpu else None
+        return ref if not device.instance or ref in self.migs.values() else None
 
 
 def devices(gpus: Iterable[Gpu], migs: Mapping[str, DeviceRef]) -> Devices:

@@ -1,7 +1,8 @@
 """The job mapping directory that prologs of Slurm and other schedulers write, in dcgm-exporter's form.
 
-A file is named after a GPU: its index (`0`), `<index>.<GPU instance id>` for a MIG instance, or its UUID, which a
-prolog knows where CUDA_VISIBLE_DEVICES holds UUIDs. Each line is the id of a job.
+A file is named after a GPU: the number of its device file (`0` for /dev/nvidia0), as Slurm counts, `<number>.<GPU
+instance id>` for a MIG instance, or its UUID, which a prolog knows where CUDA_VISIBLE_DEVICES holds UUIDs. Each line is
+the id of a job.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Allocated, Claimed, Listing
+from gpu_exporter.attribution.listing import DRIVER, Allocated, Claimed, Listing
 from gpu_exporter.attribution.pod_resources import LIST, messages
 from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import FileWorker
 from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.gpu_resources import is_gpu
 from gpu_exporter.model.lookup import Incomplete, LookupFailed
 
 Device = TypeVar("Device", Allocated, Claimed)
@@ -78,7 +79,7 @@ class Kubelet:
             for container in pod.containers:
                 for devices in container.devices:
                     resource = devices.resource_name
-                    if resource.startswith(DOMAIN) or resource in self._resources:
+                    if is_gpu(resource, self._resources):
                         for device in devices.device_ids:
                             yield Allocated(pod.namespace, pod.name, container.name, resource, device)
 

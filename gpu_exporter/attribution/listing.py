@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DOMAIN = "nvidia.com/"
 # The name of NVIDIA's driver for resource claims of GPUs.
 DRIVER = "gpu.nvidia.com"
 

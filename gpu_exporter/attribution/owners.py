@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.devices import DeviceRef, Devices, parse
+from gpu_exporter.attribution.devices import DeviceId, DeviceRef, Devices, parse, parse_job_file
 from gpu_exporter.attribution.jobs import Jobs
-from gpu_exporter.attribution.listing import DOMAIN, Listing
+from gpu_exporter.attribution.listing import Allocated, Listing
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Row
 
-# Resources whose device ids must have a known form; other resources below nvidia.com/ may not be GPUs.
-_GPU_RESOURCES = (f"{DOMAIN}gpu", f"{DOMAIN}mig-")
 NO_POD: Labels = (("container", ""), ("namespace", ""), ("pod", ""))
 
 
@@ -97,18 +95,29 @@ def _pods(answers: LookupAnswers) -> _Pods:
     pods = _Pods()
     if answers.listing is None:
         return pods
+    scheduled: dict[str, dict[Container, str]] = defaultdict(dict)
     for allocated in answers.listing.allocated:
         container = Container(allocated.namespace, allocated.pod, allocated.container)
         if _finished(answers, container):
             continue
         device = parse(allocated.device)
-        if device is None:
-            if not allocated.resource.startswith(DOMAIN) or allocated.resource.startswith(_GPU_RESOURCES):
-                pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_form"))
+        if _is_scheduled(answers, allocated, device):
+            scheduled[f"{allocated.namespace}/{allocated.pod}"][container] = allocated.resource
+        elif device is None:
+            pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_form"))
         elif ref := answers.devices.find(device):
             pods.add(container, ref, share=bool(device.replica))
         else:
             pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_device"))
+    for pod, resources in scheduled.items():
+        container, resource = min(resources.items())
+        if len(resources) > 1:
+            container = container._replace(name="")
+        for uuid in answers.pods[pod].gpus:
+            if ref := answers.devices.find(DeviceId(uuid=uuid)):
+                pods.add(container, ref, share=True)
+            else:
+                pods.unresolved.append(Unresolved(container, resource, uuid, "unknown_device"))
     for claimed in answers.listing.claimed:
         container = Container(claimed.namespace, claimed.pod, claimed.container)
         if _finished(answers, container):
@@ -119,6 +128,15 @@ def _pods(answers: LookupAnswers) -> _Pods:
         else:
             pods.unresolved.append(Unresolved(container, claimed.pool, claimed.device, reason))
     return pods
+
+
+def _is_scheduled(answers: LookupAnswers, allocated: Allocated, device: DeviceId | None) -> bool:
+    """Return whether an annotation of the pod says which GPU this share is of, whatever its id.
+
+    Only plugins whose ids are `GPU-<uuid>-<n>` obey it; elsewhere, a user could claim any GPU with it.
+    """
+    pod = answers.pods.get(f"{allocated.namespace}/{allocated.pod}")
+    return bool(pod and pod.gpus and device and device.uuid and allocated.device.startswith(f"{device.uuid}-"))
 
 
 def _claimed(answers: LookupAnswers, pool: str, name: str) -> tuple[DeviceRef | None, str]:
@@ -145,7 +163,7 @@ def _jobs(answers: LookupAnswers) -> Mapping[DeviceRef, Sequence[ProcessOwner]]:
             if owner.job:
                 by_ref[ref].append(owner)
     for name, ids in (answers.jobs or {}).items():
-        device = parse(name)
+        device = parse_job_file(name)
         device_ref = device and answers.devices.find(device)
         if device_ref:
             from_cgroups = {owner.job for owner in by_ref[device_ref]}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpu_exporter.catalogue.workloads import POD_JOB_LABELS
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api
-from gpu_exporter.kubernetes.objects import Metadata, Object
+from gpu_exporter.kubernetes.objects import Annotations, Metadata, Object
 from gpu_exporter.model.lookup import Incomplete
 from gpu_exporter.model.metric import Labels
 
@@ -22,15 +22,23 @@ RANK_LABELS = (
 )
 
 
+# A GPU in an annotation of HAMi or Volcano: `<UUID>,<type>,<memory>,<cores>:`, and `;` after those of a container.
+_ANNOTATED = re.compile(r"(?:^|[:;])(GPU-[0-9a-fA-F-]{36})(?=[,\[])")
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `uids` are the UIDs that its cgroups may be named after: for a static pod, the API server has another."""
+    """A pod. `uids` are the UIDs that its cgroups may be named after: for a static pod, the API server has another.
+
+    `gpus` are the UUIDs of the GPUs that the scheduler of a GPU-sharing plugin chose for it.
+    """
 
     uids: tuple[str, ...] = ()
     finished: bool = False
     workload: str = ""
     rank: str = ""
     labels: Labels = ()
+    gpus: tuple[str, ...] = ()
 
     @property
     def uid(self) -> str:
@@ -57,6 +65,7 @@ class Reader:
             finished=item.get("status", {}).get("phase") in ("Succeeded", "Failed"),
             workload=_last(labels, POD_JOB_LABELS) or _controller(metadata) or metadata.get("name", ""),
             rank=_last(labels, RANK_LABELS),
+            gpus=_gpus(annotations),
         )
         shown = self._shown(labels)
         if len(shown) > limits.MOST_POD_LABELS:
@@ -91,6 +100,11 @@ def _controller(metadata: Metadata) -> str:
             pod_hash = (metadata.get("labels") or {}).get("pod-template-hash", "")
             return name.removesuffix(f"-{pod_hash}") if reference.get("kind") == "ReplicaSet" and pod_hash else name
     return ""
+
+
+def _gpus(annotations: Annotations) -> tuple[str, ...]:
+    text = annotations.get("hami.io/vgpu-devices-allocated") or annotations.get("volcano.sh/vgpu-ids-new") or ""
+    return tuple(_ANNOTATED.findall(text)[: limits.MOST_SLICE_DEVICES])
 
 
 def _last(labels: Mapping[str, str], names: Sequence[str]) -> str:

@@ -33,10 +33,10 @@ AROUND = tuple(dict.fromkeys((*judge.ROWS, m.PROCESSES, m.GPU_UTIL, m.FB_USED, *
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for. `gpus` are indices, None for all; `seconds` is the time limit."""
+    """What the command line asks for. `gpus` is None for all, or what `check.names` returns; `seconds` is the limit."""
 
     config: Config
-    gpus: frozenset[int] | None
+    gpus: frozenset[int | str] | None
     level: int
     force: bool
     seconds: float | None

@@ -25,8 +25,9 @@ from gpu_exporter.sources.choice import only
 @settings(*{*SOURCE_SETTINGS, "expected_gpus", "state_dir"} - {"gpus"})
 @click.option(
     "--gpus",
-    type=parsed(check.indices),
-    help="Check only these GPUs, by index, such as 0,1. (In other commands, --gpus is the number of simulated GPUs.)",
+    type=parsed(check.names),
+    help="Check only these GPUs, by index (0,1), device file (nvidia0, as Slurm counts) or UUID. (In other commands, "
+    "--gpus is the number of simulated GPUs.)",
 )
 @click.option(
     "--active",
@@ -69,7 +70,9 @@ from gpu_exporter.sources.choice import only
     help="Measure all-reduce, all-to-all and pairs of ranks of a job instead. Run it under torchrun.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check_command(gpus: frozenset[int] | None, as_json: bool, active: bool, collectives: bool, **values: Any) -> None:
+def check_command(
+    gpus: frozenset[int | str] | None, as_json: bool, active: bool, collectives: bool, **values: Any
+) -> None:
     """A GPU is unhealthy if it is lost, stuck or missing, had uncorrectable ECC errors since the driver was loaded, has
     memory that cannot be remapped, or if the driver requests a recovery action. A GPU is degraded, and not fit for a
     new job either, if its memory needs a reset to be remapped, if hardware throttles it, and so on: docs/health.md

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.health import judge
-from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.gpu import Gpu, by_device_file
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 
@@ -18,12 +19,15 @@ from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.DEGRADED: 3, Health.UNHEALTHY: 3}
 
 
-def indices(text: str) -> frozenset[int]:
-    """Parse `0,1,5`. Raises ValueError."""
+_NAME = re.compile(r"\d{1,4}|nvidia\d{1,4}|GPU-[0-9a-fA-F-]{36}", re.ASCII)
+
+
+def names(text: str) -> frozenset[int | str]:
+    """Parse indices, device files and UUIDs: `0,1`, `nvidia0,nvidia1`, `GPU-…`. Raises ValueError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{text!r} is not a list of GPUs; use indices such as 0,1")
-    return frozenset(map(int, parts))
+    if not all(map(_NAME.fullmatch, parts)):
+        raise ValueError(f"{text!r} is not a list of GPUs; use indices such as 0,1, device files as nvidia0, or UUIDs")
+    return frozenset(int(part) if part.isdecimal() else part for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +44,40 @@ class Report:
         return max((verdict.health for verdict in self.verdicts), default=Health.UNKNOWN)
 
 
-def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
-    """Return the report on all GPUs, or on the indices in `only`.
+def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Report:
+    """Return the report on all GPUs, or on those that `only` names by index, device file or UUID.
 
-    With `only`, an index that does not exist is reported as unhealthy, and no other GPU is counted as missing.
+    With `only`, an index that does not exist is reported as unhealthy, and no other GPU is counted as missing. A device
+    file or UUID that does not exist may be that of a lost GPU, whose identity cannot be read: then all lost GPUs are
+    reported; otherwise one is missing.
     """
     verdicts = snapshot.verdicts
     # An empty snapshot means that the driver library hangs, which is not a verdict.
     if only is None or not snapshot.gpus:
         return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
-    absent = only - {verdict.gpu.index for verdict in verdicts}
+    gpus = [verdict.gpu for verdict in verdicts]
+    known: dict[int | str, Gpu] = {gpu.index: gpu for gpu in gpus}
+    known.update(by_device_file(gpus))
+    known.update((gpu.uuid, gpu) for gpu in gpus)
+    chosen = {known[name].index for name in only if name in known}
+    absent = {name for name in only - set(known) if isinstance(name, int)}
+    lost = {gpu.index for gpu in gpus if not gpu.uuid} - chosen
+    missing = len(only - set(known) - absent)
+    if missing:
+        chosen |= lost
     nowhere = Problem(m.UP, 0, "this node has no such GPU", Action.NODE_REBOOT, "gone")
     return Report(
         (
-            *(verdict for verdict in verdicts if verdict.gpu.index in only),
+            *(verdict for verdict in verdicts if verdict.gpu.index in chosen),
             *(Verdict(Gpu(index), (nowhere,)) for index in sorted(absent)),
-        )
+        ),
+        max(0, missing - len(lost)),
     )
 
 
 def lines(result: Report) -> Iterable[str]:
     """Yield a line for each GPU with a problem, for each unknown, and a summary."""
-    if not result.verdicts:
+    if not result.verdicts and not result.missing:
         yield "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`"
         return
     for verdict in result.verdicts:

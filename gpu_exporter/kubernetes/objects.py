@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-# The UID by which the cgroups of a static pod are named.
-Annotations = TypedDict("Annotations", {"kubernetes.io/config.hash": str}, total=False)
+# The UID by which the cgroups of a static pod are named, and the GPUs that the schedulers of HAMi and Volcano chose.
+Annotations = TypedDict(
+    "Annotations",
+    {"kubernetes.io/config.hash": str, "hami.io/vgpu-devices-allocated": str, "volcano.sh/vgpu-ids-new": str},
+    total=False,
+)
 
 
 class OwnerReference(TypedDict, total=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,6 +26,16 @@ class Gpu:
 def detail(text: str) -> str:
     """Return a detail of a GPU, or an empty text if it has only zeros: so drivers answer for what they do not know."""
     return text if re.search(r"[^\W0_]", text) else ""
+
+
+def by_device_file(gpus: Iterable[Gpu]) -> Mapping[str, Gpu]:
+    """Return GPUs by the name of their device file, `nvidia<minor number>`.
+
+    Where the driver reports no minor number of any GPU, as in WSL, the index is taken for it.
+    """
+    gpus = list(gpus)
+    named = {gpu.device: gpu for gpu in gpus if gpu.device}
+    return named or {f"nvidia{gpu.index}": gpu for gpu in gpus}
 
 
 class Owner(NamedTuple):

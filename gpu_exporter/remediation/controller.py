@@ -66,7 +66,7 @@ class Controller:
     drainer: Drainer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.drainer = Drainer(self.cluster, self.leader, self.settings.namespace, self.announce, self.wall)
+        self.drainer = Drainer(self.cluster, self.leader, self.settings, self.announce, self.wall)
 
     def cycle(self, hinted: Collection[str] | None = None, known: Mapping[str, Evidence] | None = None) -> Observed:
         """Do what is due, and return what was seen. Raises LookupFailed.
@@ -95,7 +95,7 @@ class Controller:
         addresses = self.cluster.addresses()
         pools = {}
         for item in self.cluster.nodes():
-            node = s.read(item)
+            node = s.read(item, self.settings.gpu_resources)
             pool = self.settings.pool(node.labels)
             if pool and (node.has_gpus or node.name in addresses or node.state):
                 pools[node.name] = (node, pool)

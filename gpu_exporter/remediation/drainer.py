@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from gpu_exporter.kubernetes.node_objects import PodObject
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import drain, load, patches, pods, state
 from gpu_exporter.remediation.cluster import Cluster
@@ -14,7 +15,7 @@ from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.load import Eviction, GangKey, Load, Unit
 from gpu_exporter.remediation.pods import Pod
 from gpu_exporter.remediation.reconcile import Decision, Reason, reconcile
-from gpu_exporter.remediation.settings import Pool
+from gpu_exporter.remediation.settings import Pool, Settings
 from gpu_exporter.remediation.state import Node
 
 # How long a refused unit waits (seconds): it doubles with each refusal.
@@ -40,13 +41,14 @@ class Evictions(Protocol):
 class Drainer:
     """Evicts pods. What was refused waits in memory alone: if that is lost, it is tried again sooner.
 
-    `namespace` is the controller's own, `wall` is unix time.
+    `wall` is unix time.
     """
 
     def __init__(
-        self, cluster: Cluster, leader: Leader, namespace: str, announce: Evictions, wall: Callable[[], float]
+        self, cluster: Cluster, leader: Leader, settings: Settings, announce: Evictions, wall: Callable[[], float]
     ) -> None:
-        self._cluster, self._leader, self._namespace = cluster, leader, namespace
+        self._cluster, self._leader = cluster, leader
+        self._namespace, self._gpu_resources = settings.namespace, settings.gpu_resources
         self._announce, self._wall = announce, wall
         # Until when a unit waits, for how long it did, and why.
         self._refused: dict[GangKey | str, tuple[float, float, str]] = {}
@@ -73,14 +75,17 @@ class Drainer:
         return Load(found, left, {key: why for key, (until, _, why) in self._refused.items() if now < until})
 
     def _units(self, node: Node, pool: Pool, *, fresh: bool) -> tuple[Unit, ...]:
-        found = map(pods.read, self._cluster.pods_on(node.name, fresh=fresh))
+        found = map(self._pod, self._cluster.pods_on(node.name, fresh=fresh))
         on_node = load.concerned(found, pool.drain)
         keys = load.gangs(on_node, pool.drain)
         members = {key: self._members(key, pool, fresh=fresh) for key in keys}
         return load.units(on_node, members, pool.drain, self._namespace)
 
+    def _pod(self, item: PodObject) -> Pod:
+        return pods.read(item, self._gpu_resources)
+
     def _members(self, key: GangKey, pool: Pool, *, fresh: bool) -> list[Pod]:
-        return load.concerned(map(pods.read, self._cluster.pods_of(*key, fresh=fresh)), pool.drain)
+        return load.concerned(map(self._pod, self._cluster.pods_of(*key, fresh=fresh)), pool.drain)
 
     def evict(self, node: Node, pool: Pool, decision: Decision) -> None:
         """Carry out a decision about a node and its pods as they were just read. Raises LookupFailed.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 
 from gpu_exporter.inputs import duration
+from gpu_exporter.kubernetes.gpu_resources import is_gpu
 from gpu_exporter.kubernetes.node_objects import BudgetObject, PodObject, Requirement
 from gpu_exporter.remediation.settings import Drain, Scope
 from gpu_exporter.remediation.state import PREFIX
@@ -18,7 +19,6 @@ CHECKPOINT = f"{PREFIX}/checkpoint"
 # The annotation with which the controller answers the latter: the time before which it does not evict the pod.
 EVICT_AFTER = f"{PREFIX}/evict-after"
 MIRROR = "kubernetes.io/config.mirror"
-RESOURCES = "nvidia.com/"
 # The clocks of two controllers may differ by this much (seconds).
 CLOCKS = 1.0
 ENDED = ("Succeeded", "Failed")
@@ -85,8 +85,8 @@ class Pod:
             return None
 
 
-def read(item: PodObject) -> Pod:
-    """Return a pod from the API server's object."""
+def read(item: PodObject, gpu_resources: Collection[str] = ()) -> Pod:
+    """Return a pod from the API server's object; `gpu_resources` are further names of resources that are GPUs."""
     metadata, spec = item.get("metadata", {}), item.get("spec", {})
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     limits = [pair for one in containers for pair in (one.get("resources", {}).get("limits") or {}).items()]
@@ -101,7 +101,7 @@ def read(item: PodObject) -> Pod:
         annotations=metadata.get("annotations") or {},
         owner=next((owner.get("kind", "") for owner in owners if owner.get("controller")), ""),
         priority=spec.get("priority") or 0,
-        has_gpus=any(name.startswith(RESOURCES) and amount != "0" for name, amount in limits),
+        has_gpus=any(is_gpu(name, gpu_resources) and amount != "0" for name, amount in limits),
         claims=bool(spec.get("resourceClaims")),
         ended=item.get("status", {}).get("phase") in ENDED,
         terminating=bool(metadata.get("deletionTimestamp")),

@@ -165,7 +165,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings. `namespace` is that of the Lease."""
+    """All settings. `namespace` is that of the Lease; `gpu_resources` are further names of resources that are GPUs."""
 
     namespace: str
     exporters: Exporters
@@ -174,6 +174,7 @@ class Settings:
     interval: str = "30s"
     address: str = ":9401"
     webhook_token_file: str = ""
+    gpu_resources: tuple[str, ...] = ()
     breaker: Breaker = Breaker()
     notify: Notify = field(default_factory=Notify)
 

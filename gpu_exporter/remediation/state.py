@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from gpu_exporter.decoding import json_as
+from gpu_exporter.kubernetes.gpu_resources import is_gpu
 from gpu_exporter.kubernetes.node_objects import NodeObject
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER
 
@@ -153,8 +154,8 @@ class Node:
         return self.unschedulable or not self.ready or self.cordoned
 
 
-def read(item: NodeObject) -> Node:
-    """Return a node from the API server's object."""
+def read(item: NodeObject, gpu_resources: Collection[str] = ()) -> Node:
+    """Return a node from the API server's object; `gpu_resources` are further names of resources that are GPUs."""
     metadata, spec, status = item.get("metadata", {}), item.get("spec", {}), item.get("status", {})
     annotations = metadata.get("annotations") or {}
     state, unreadable = None, ""
@@ -174,7 +175,7 @@ def read(item: NodeObject) -> Node:
         unschedulable=spec.get("unschedulable", False),
         foreign=_is_foreign(item),
         ready=not any(each.get("type") == "Ready" and each.get("status") != "True" for each in conditions),
-        has_gpus=any(name.startswith("nvidia.com/") for name in status.get("capacity") or ()),
+        has_gpus=any(is_gpu(name, gpu_resources) for name in status.get("capacity") or ()),
         taints=tuple(spec.get("taints") or ()),
         state=state,
         unreadable=unreadable,

@@ -14,6 +14,7 @@ import pytest
 
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
+from tests.support.owners import MIG, UUID
 from tests.support.tools import LIMIT
 
 README = ROOT / "README.md"
@@ -154,15 +155,89 @@ def test_gpus_as_cuda_counts_them(tmp_path: Path) -> None:
         ("3,1", "gpus=[0]", [3]),
         ("3,1", "gpus=[1]", [1]),
         ("3,1", "", [3, 1]),
+        ("3,1", "gpus=[1, 1, 0]", [1, 1, 3]),
         ("GPU-00000000-0000-0000-0000-000000000002", "gpus=[0]", [2]),
+        ("GPU-00000000-0000-0000-0000-000000000002 ", "", [2]),
+        (f"{UUID[3]},{UUID[0]}", "", [3, 0]),
+        (f"{UUID[3]},GPU-dead,{UUID[0]}", "", [3]),
+        (f"{UUID[3]},0", "", [3]),
+        (f"0,{UUID[3]}", "", [0]),
         ("2,-1,0", "", [2]),
+        ("1gpu, 2", "", [1, 2]),
     ):
         assert program(driver, code.format(arguments), CUDA_VISIBLE_DEVICES=visible) == indices
 
 
 @pytest.mark.parametrize(
+    ("visible", "arguments", "expected"),
+    [
+        (str(MIG[0]["UUID"]), "gpus=[0]", [[2, "9"]]),
+        (str(MIG[1]["UUID"])[:27], "", [[2, "5"]]),
+        (f"MIG-{UUID[2]}/9/0", "gpus=[0]", [[2, "9"]]),
+        (f"{MIG[1]['UUID']},{MIG[0]['UUID']}", "gpus=[1]", [[2, "9"]]),
+        (f"{MIG[1]['UUID']},{MIG[0]['UUID']}", "", [[2, "5"], [2, "9"]]),
+        (f"{MIG[1]['UUID']},{UUID[0]}", "", [[2, "5"]]),
+        (UUID[2], "gpus=[0]", [[2, ""]]),
+    ],
+)
+def test_mig_instances(tmp_path: Path, visible: str, arguments: str, expected: list[list[object]]) -> None:
+    """The GPU of the instance, with the samples of this instance and no other, or of all for the whole GPU."""
+    driver = FakeDriver(tmp_path / "driver", gpus=3)
+    driver.partition(2, {0: MIG[0], 3: MIG[1]})
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        f"gpus = gpu_exporter.read({arguments})\n"
+        "ids = [{dict(each.series.labels).get('GPU_I_ID', '') for each in gpu.samples} for gpu in gpus]\n"
+        "print(json.dumps([[gpu.index, gpu.instance, sorted(own)] for gpu, own in zip(gpus, ids)]))\n",
+        CUDA_VISIBLE_DEVICES=visible,
+    )
+    assert [each[:2] for each in found] == expected
+    assert [each[2] for each in found] == [["", instance] if instance else ["", "5", "9"] for _, instance in expected]
+
+
+def test_diagnose_a_mig_instance(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path / "driver", gpus=3)
+    driver.partition(2, {0: MIG[0], 3: MIG[1]})
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "found = gpu_exporter.diagnose(seconds=2)\n"
+        "print(json.dumps([[gpu.gpu, gpu.details.get('GPU_I_ID')] for gpu in found.gpus]))\n",
+        CUDA_VISIBLE_DEVICES=str(MIG[0]["UUID"]),
+    )
+    assert found == [["2", "9"]]
+
+
+def test_a_uuid_beside_a_lost_gpu(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path / "driver", gpus=3)
+    driver.lose(0)
+    code = "import gpu_exporter, json\nprint(json.dumps([[gpu.index, gpu.up] for gpu in gpu_exporter.read()]))\n"
+    assert program(driver, code, CUDA_VISIBLE_DEVICES=UUID[2]) == [[2, True]]
+    failed = (
+        "import gpu_exporter, json\ntry: gpu_exporter.read()\n"
+        "except gpu_exporter.GpuExporterError as error: print(json.dumps(str(error)))\n"
+    )
+    assert f"choose from 0 (lost), 1 ({UUID[1]})" in program(driver, failed, CUDA_VISIBLE_DEVICES=UUID[0])
+
+
+@pytest.mark.parametrize(
     ("arguments", "visible", "message"),
     [
+        (
+            "gpus=[0]",
+            "MIG-dead",
+            "CUDA_VISIBLE_DEVICES: MIG-dead is not the UUID, or the beginning of the UUID, of",
+        ),
+        ("gpus=[0]", "GPU-dead", "of one GPU or MIG device: choose from 0 (GPU-00000000-0000-0000-0000-000000000000)"),
+        ("", f"MIG-{UUID[0]}/9/0", "is not the UUID"),
+        ("gpus=[1]", f"{UUID[0]},GPU-dead", "CUDA_VISIBLE_DEVICES names 1; GPU-dead is not the UUID"),
+        ("", "0,0", "CUDA_VISIBLE_DEVICES names a GPU twice: CUDA shows none then; name each once"),
+        ("", f"{UUID[0]},{UUID[0][:8]}", "names GPU-00000000-0000-0000-0000-000000000000 twice"),
+        ("gpus=[0]", " ", "CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it"),
+        ("gpus=[0]", f" {UUID[0]}", "CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it"),
+        ("gpus=[0]", "-1", "CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it"),
+        ("gpus=[0]", "NoDevFiles", "CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it"),
         ("gpus=['0']", None, "gpus: '0' is not the index of a GPU: use whole numbers such as [0, 1]"),
         ("gpus=[-1]", None, "gpus: -1 is not the index of a GPU: use whole numbers such as [0, 1]"),
         ("gpus=[99]", None, "there is no GPU 99"),

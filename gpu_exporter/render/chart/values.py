@@ -126,7 +126,7 @@ EXPORTER = (
 ATTRIBUTION = (
     Value("attribution.enabled", False, BOOL, "Whether the exporter asks kubelet, through its socket, which pod uses which GPU. Off, no metric has a pod. On, the exporter runs as uid 0 without capabilities and with a read-only hostPath of that socket, so its namespace must allow privileged pods (*hostPath, uid 0*)."),
     Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", schemas.FOLDER, "Folder of the node that contains kubelet's `kubelet.sock`."),
-    Value("attribution.resourceNames", [], schemas.RESOURCE_NAMES, "Resources other than `nvidia.com/*` that are GPUs. The rules count them, too."),
+    Value("attribution.resourceNames", [], schemas.RESOURCE_NAMES, "Resources that are GPUs, other than `nvidia.com/gpu`, `nvidia.com/gpu.shared` and `nvidia.com/mig-*`. Rules and remediation count them, too."),
     Value("attribution.pods", False, BOOL, "Whether to add workload, rank and UID of pods, from the API server (*may read pods*)."),
     Value("attribution.podLabels", [], schemas.LISTED, "Pod labels to expose, as regular expressions (*may read pods*)."),
     Value("attribution.dra", False, BOOL, "Whether to find the GPUs of resource claims (*may read resource slices*)."),

@@ -109,6 +109,8 @@ def test_other_devices_and_unresolved_ones(serve: Serve, node: FakeDriver, kubel
     kubelet.pods = [
         given("nic", "0", "rdma/hca"),
         given("vfio", "0000:3b:00.0", "nvidia.com/GH100_H200"),
+        given("vm", "1", "nvidia.com/GV100GL_Tesla_V100"),  # an IOMMU group
+        given("share", "2", "nvidia.com/rdma_shared_device_a"),
         given("own", "0", "example.com/h200"),
         given("gone", missing),
         given("strange", "GPU-1", "nvidia.com/gpu"),

@@ -45,6 +45,28 @@ def test_slurm(tmp_path: Path, name: str) -> None:
     assert two.cuda.contexts() == []
 
 
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+def test_slurm_counts_by_minor_number(tmp_path: Path, name: str) -> None:
+    """The GPU of /dev/nvidia0 is checked, whatever its index; since Slurm 25.11 that with the UUID."""
+    two = machine(tmp_path / "machine", gpus=2)
+    for gpu in range(2):
+        two.nvml.set("MinorNumber", 1 - gpu, gpu)
+    two.cuda.set("Rate.bf16", 4.0e14, gpu=1)
+    slurm, script = node(tmp_path, two), SLURM / f"{name}.sh"
+    assert (slurm.run(script, "1"), slurm.reason) == (True, "")
+    assert (slurm.run(script, "7", visible=UUID.format(0)), slurm.reason) == (True, "")
+    assert slurm.run(script, "0") is (name == "epilog")
+    assert slurm.reason.startswith("gpu-exporter: GPU 1: degraded: ")
+    assert slurm.run(script, "7", visible=UUID.format(1)) is (name == "epilog")
+
+
+def test_slurm_and_a_mig_instance(tmp_path: Path) -> None:
+    """Slurm numbers instances, not GPUs: nothing is checked."""
+    slurm = node(tmp_path, machine(tmp_path / "machine"))
+    for visible in ("MIG-00000000-0000-0000-0000-000000000000", "MIG-GPU-00000000-0000-0000-0000-000000000000/1/0"):
+        assert (slurm.run(SLURM / "prolog.sh", "3", visible), slurm.reason) == (True, "")
+
+
 def test_slurm_without_a_driver(tmp_path: Path) -> None:
     """A check that cannot tell neither drains the node nor keeps the job from starting."""
     one = machine(tmp_path / "machine")

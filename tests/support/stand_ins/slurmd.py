@@ -32,11 +32,15 @@ class Slurmd:
         (self._bin / name).write_text(text)
         (self._bin / name).chmod(0o755)
 
-    def run(self, script: Path, gpus: str) -> bool:
-        """Run the prolog or epilog of a job with these GPUs. Returns whether it succeeded."""
+    def run(self, script: Path, gpus: str, visible: str = "") -> bool:
+        """Run the prolog or epilog of a job with these GPUs, by minor number. Returns whether it succeeded.
+
+        `visible` is CUDA_VISIBLE_DEVICES: since Slurm 25.11 UUIDs, before that numbers.
+        """
         environment = {**self._environment, "PATH": f"{self._bin}:/usr/bin:/bin", "SLURMD_NODENAME": "gpu-7"}
         if gpus:
             environment["SLURM_JOB_GPUS"] = gpus
+            environment["CUDA_VISIBLE_DEVICES"] = visible or gpus
         ended = subprocess.run(
             [str(script)],
             env=environment,

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,7 @@ from tests.support.tools import LIMIT
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
+OTHER = Gpu(1, "GPU-76543210-89ab-4cde-8f01-23456789abcd", device="nvidia0")
 HERE = Devices({GPU.uuid: GPU}, {f"MIG-{U}": DeviceRef(GPU.uuid, "7")})
 TEXT = Variant(openmetrics=False, gzip=False)
 
@@ -57,6 +59,13 @@ TEXT = Variant(openmetrics=False, gzip=False)
         (f"GPU-{U}", DeviceId(uuid=f"GPU-{U}")),
         (f"GPU-{U.upper()}", DeviceId(uuid=f"GPU-{U.upper()}")),
         (f"GPU-{U}::0", DeviceId(uuid=f"GPU-{U}", replica="0")),
+        (f"GPU-{U}-0", DeviceId(uuid=f"GPU-{U}", replica="0")),
+        (f"GPU-{U}-12", DeviceId(uuid=f"GPU-{U}", replica="12")),
+        (f"GPU-{U}-_-23", DeviceId(uuid=f"GPU-{U}", replica="23")),
+        (f"GPU-{U}__3", DeviceId(uuid=f"GPU-{U}", replica="3")),
+        (f"MIG-{U}-1", DeviceId(mig=f"MIG-{U}", replica="1")),
+        (f"MIG-{U}-_-1", DeviceId(mig=f"MIG-{U}", replica="1")),
+        (f"MIG-GPU-{U}/7/0-4", DeviceId(uuid=f"GPU-{U}", instance="7", replica="4")),
         (f"MIG-{U}", DeviceId(mig=f"MIG-{U}")),
         (f"MIG-{U}::12", DeviceId(mig=f"MIG-{U}", replica="12")),
         (f"MIG-GPU-{U}/7/0", DeviceId(uuid=f"GPU-{U}", instance="7")),
@@ -77,8 +86,9 @@ def test_device_id_is_parsed(text: str, expected: DeviceId) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "GPU-", f"GPU-{U}x", f"GPU-{U}::", f"GPU-{U}::a", f"GPU-{U}::1::2", f"MIG-{U}/1/2", "nvidia", "nvidia0/gi",
-     "nvidia0/1", "nvidia0/vgpu1/gi2", "/dev/nvidia0", "0000:3b:00.0", "-1", "1.", "\u0661", "0\n", "99999", U, "all"],
+    ["", "GPU-", f"GPU-{U}x", f"GPU-{U}::", f"GPU-{U}::a", f"GPU-{U}::1::2", f"GPU-{U}-1-2", f"GPU-{U}-", f"GPU-{U}-a",
+     f"GPU-{U}1", f"GPU-{U}-_-", f"{U}-1", "0-1", "nvidia0-1", f"MIG-{U}/1/2", "nvidia", "nvidia0/gi", "nvidia0/1",
+     "nvidia0/vgpu1/gi2", "/dev/nvidia0", "0000:3b:00.0", "-1", "1.", "\u0661", "0\n", "99999", U, "all"],
 )  # fmt: skip
 def test_other_text_is_not_a_device_id(text: str) -> None:
     """It is rejected instead of guessed."""
@@ -114,6 +124,33 @@ def test_device_id_is_found(text: str, expected: DeviceRef | None) -> None:
     assert HERE.find(device) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("4", DeviceRef(GPU.uuid)),
+        ("4.7", DeviceRef(GPU.uuid, "7")),
+        ("nvidia4", DeviceRef(GPU.uuid)),
+        ("0", DeviceRef(OTHER.uuid)),
+        ("1", None),
+        (GPU.uuid, DeviceRef(GPU.uuid)),
+        (f"MIG-{U}", DeviceRef(GPU.uuid, "7")),
+    ],
+)
+def test_a_job_file_is_named_by_minor_number(name: str, expected: DeviceRef | None) -> None:
+    """As Slurm counts: GPU has the index 0 and is /dev/nvidia4, OTHER has the index 1 and is /dev/nvidia0."""
+    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER}, HERE.migs)
+    _, rows = owners(LookupAnswers(here, jobs={name: ("17",)}))
+    found = {DeviceRef(row.gpu.uuid, dict(row.labels).get("GPU_I_ID", "")) for row in rows if row.gpu}
+    assert found == ({expected} if expected else set())
+
+
+def test_without_minor_numbers_a_job_file_is_named_by_index() -> None:
+    """A driver that reports no minor numbers, as in WSL."""
+    gpu = replace(OTHER, device="")
+    _, rows = owners(LookupAnswers(Devices({gpu.uuid: gpu}), jobs={"1": ("17",), "0": ("18",)}))
+    assert [dict(row.labels)["job_id"] for row in rows] == ["17"]
+
+
 # --- owners --------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +170,39 @@ def test_a_pod_with_two_containers_on_a_gpu_has_it() -> None:
     assert classic(*both) == {"namespace": "team", "pod": "a", "container": ""}
     _, rows = owners(LookupAnswers(HERE, Listing(both)))
     assert [dict(row.labels)["container"] for row in rows] == ["init", "main"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "device", "expected"),
+    [
+        ("", f"{GPU.uuid}-3", [(0, "main")]),
+        (f"{OTHER.uuid},NVIDIA,3000,0:;", f"{GPU.uuid}-3", [(1, "main")]),
+        (f";{OTHER.uuid}[0-1],NVIDIA,3000,0:{GPU.uuid},NVIDIA,3000,0:;", f"{GPU.uuid}-3", [(0, "main"), (1, "main")]),
+        ("nonsense", f"{GPU.uuid}-3", [(0, "main")]),
+        (f"{OTHER.uuid},NVIDIA,3000,0:;", f"{GPU.uuid}::3", [(0, "main")]),  # NVIDIA's plugin: nobody reads it
+        (f"{OTHER.uuid},NVIDIA,3000,0:;", GPU.uuid, [(0, "main")]),
+    ],
+)
+@pytest.mark.parametrize("name", ["hami.io/vgpu-devices-allocated", "volcano.sh/vgpu-ids-new"])
+def test_the_scheduler_of_a_sharing_plugin_chooses_the_gpu(
+    name: str, annotation: str, device: str, expected: list[tuple[int, str]]
+) -> None:
+    """It writes the GPU into an annotation, whatever the id that kubelet chose."""
+    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER})
+    item: Any = {"metadata": {"name": "a", "namespace": "team", "annotations": {name: annotation}}}
+    known = {"team/a": pods.Reader()(item)}
+    _, rows = owners(LookupAnswers(here, Listing((allocated("a", device),)), known))
+    assert [(row.gpu.index, dict(row.labels)["container"]) for row in rows if row.gpu] == expected
+
+
+def test_an_annotation_is_of_the_whole_pod() -> None:
+    """Which of several containers has which GPU is not known. A GPU that is not of this node is not resolved."""
+    both = Listing((allocated("a", f"{GPU.uuid}-3"), allocated("a", f"{GPU.uuid}-4", container="other")))
+    missing = f"GPU-{U[:-1]}0"
+    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER})
+    _, rows = owners(LookupAnswers(here, both, {"team/a": Pod(gpus=(OTHER.uuid, missing))}))
+    found = [(row.metric, row.gpu, dict(row.labels).get("container"), dict(row.labels).get("device")) for row in rows]
+    assert found == [(m.POD_INFO, OTHER, None, None), (m.POD_UNRESOLVED, None, "", missing)]
 
 
 def test_no_lookup_means_no_labels() -> None:

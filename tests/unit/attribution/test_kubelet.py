@@ -136,7 +136,7 @@ def pods_of(listing: Listing) -> list[str]:
         given("x" * (1 << 20), "GPU-1"),
         given("x", "GPU-1", namespace="n" * 64),
         given("x", "GPU-1", container="c" * 64),
-        given("x", "GPU-1", "nvidia.com/" + "r" * 310),
+        given("x", "GPU-1", "nvidia.com/mig-" + "r" * 310),
         given("x", "G" * 254),
         pod("x", Claim("p" * 254, "gpu-0")),
         pod("x", Claim("p", "d" * 254)),

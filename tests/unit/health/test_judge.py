@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -273,14 +274,48 @@ def test_report(
     assert len(list(check.lines(result))) >= 1
 
 
-@pytest.mark.parametrize(("text", "found"), [("0", {0}), ("0,1, 5", {0, 1, 5})])
-def test_indices(text: str, found: set[int]) -> None:
-    """Numbers separated by commas."""
-    assert check.indices(text) == found
+NAMED = "GPU-01234567-89ab-4cde-8f01-23456789abcd"
 
 
-@pytest.mark.parametrize("text", ["", "all", "0;1", "-1", "0,"])
-def test_bad_indices(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0", {0}), ("0,1, 5", {0, 1, 5}), ("nvidia0,nvidia12", {"nvidia0", "nvidia12"}), (f"{NAMED},3", {NAMED, 3})],
+)
+def test_names(text: str, found: set[int | str]) -> None:
+    """Indices, device files and UUIDs, separated by commas."""
+    assert check.names(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "all", "0;1", "-1", "0,", "nvidia", "nvidia0x", "GPU-0", "MIG-0", "/dev/nvidia0"])
+def test_bad_names(text: str) -> None:
     """Anything else is refused."""
     with pytest.raises(ValueError, match="0,1"):
-        check.indices(text)
+        check.names(text)
+
+
+@pytest.mark.parametrize(
+    ("only", "level", "gpus", "missing"),
+    [
+        ({"nvidia1"}, Health.UNHEALTHY, [0], 0),
+        ({"nvidia0"}, Health.HEALTHY, [1], 0),
+        ({NAMED}, Health.HEALTHY, [1], 0),
+        ({"nvidia0", 1, NAMED}, Health.HEALTHY, [1], 0),
+        ({"nvidia7"}, Health.UNHEALTHY, [2], 0),  # the lost GPU may be this one
+        ({"nvidia7", "nvidia8", "nvidia0"}, Health.UNHEALTHY, [1, 2], 1),
+    ],
+)
+def test_report_on_named_gpus(only: set[int | str], level: Health, gpus: list[int], missing: int) -> None:
+    """By the number of the device file, which is not the index, or by UUID."""
+    here = snapshot(
+        (replace(GPU, index=0, device="nvidia1"), SICK),
+        (replace(GPU, index=1, device="nvidia0", uuid=NAMED), H200),
+        (Gpu(2), "lost"),
+    )
+    result = check.report(here, frozenset(only))
+    assert (result.health, [verdict.gpu.index for verdict in result.verdicts], result.missing) == (level, gpus, missing)
+
+
+def test_report_on_nothing_but_a_gpu_that_is_missing() -> None:
+    result = check.report(snapshot((replace(GPU, device="nvidia1"), H200)), frozenset({"nvidia7"}))
+    assert result.health is Health.UNHEALTHY
+    assert list(check.lines(result)) == ["missing: 1 of the expected GPUs -> node_reboot", "GPUs: 1 missing"]

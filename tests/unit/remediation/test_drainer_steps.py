@@ -18,7 +18,7 @@ from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.load import Eviction, Load, Unit
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Pool
+from gpu_exporter.remediation.settings import Exporters, Pool, Settings
 from gpu_exporter.remediation.state import Node, Progress
 from tests.support.json_patch import patched
 from tests.unit.remediation.test_drain import BEGUN, DRAINS, OWN, at, decide, draining, unit
@@ -40,7 +40,9 @@ class Server:
         self.reports: list[list[str]] = []
         self.kept = 0
         me = cast(Any, self)
-        self.drainer = Drainer(cast(Cluster, self), cast(Leader, me), OWN, me, lambda: self.now)
+        self.drainer = Drainer(
+            cast(Cluster, self), cast(Leader, me), Settings(OWN, Exporters(OWN, ""), ()), me, lambda: self.now
+        )
 
     def keep(self) -> None:
         """Count how often the Lease is renewed."""

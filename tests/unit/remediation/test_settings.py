@@ -37,7 +37,7 @@ def test_defaults() -> None:
     pool = Pool("all", "", Mode.OBSERVE, budget, "60s", "15m", True, False, False, (), drain)
     exporters = Exporters("gpu", "app.kubernetes.io/component=exporter", 9400, "http", timeout="5s")
     assert settings == Settings(
-        "gpu", exporters, (pool,), "gpu-exporter-remediation", "30s", ":9401", "", Breaker(3, "10m", "30m")
+        "gpu", exporters, (pool,), "gpu-exporter-remediation", "30s", ":9401", "", (), Breaker(3, "10m", "30m")
     )
 
 

@@ -17,7 +17,7 @@ from gpu_exporter.render.chart import values
 from gpu_exporter.render.rules import allocation, rules
 from gpu_exporter.render.rules.levels import Level
 from tests.support import chart
-from tests.support.chart import CHART, SETS, objects, only
+from tests.support.chart import CHART, SETS, kind, objects, only
 
 pytestmark = pytest.mark.slow
 
@@ -167,6 +167,17 @@ def test_resource_names_reach_the_rules() -> None:
     )
     assert before.count(default) > 1
     assert after == before.replace(default, f"{default}|example_com_MIG_1g_10gb|a_b_c")
+
+
+def test_resource_names_reach_the_remediation() -> None:
+    """The controller and the rules count the same resources as GPUs."""
+    names = ["volcano.sh/vgpu-number"]
+    for given, expected in ([], None), (names, names):
+        made = objects({"remediation": {"enabled": True}, "attribution": {"resourceNames": given}})
+        (text,) = (
+            each["data"]["remediation.yaml"] for each in kind(made, "ConfigMap") if "remediation.yaml" in each["data"]
+        )
+        assert yaml.safe_load(text).get("gpu_resources") == expected
 
 
 def test_tolerated_taints_reach_the_rules() -> None:
