@@ -79,10 +79,10 @@ class _Facts:
 
     def sums(self, kind: str) -> Mapping[str, Any]:
         """Return the values of a kind by key, without those that are missing."""
-        values = {name: getattr(self, name) for name, key in KEYS.items() if key.kind == kind}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name in _NAMES[kind] if (value := getattr(self, name)) is not None}
 
 
+_NAMES = {kind: [name for name, key in KEYS.items() if key.kind == kind] for kind in (SUM, AMOUNT, PARTS, HISTOGRAM)}
 _TYPES: Mapping[str, Any] = {SUM: float, AMOUNT: float, PARTS: dict[str, float], HISTOGRAM: _Times}
 _SENT = {
     name: (int if key.unit == "steps" else _TYPES[key.kind], key.may_miss)

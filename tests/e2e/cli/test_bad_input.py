@@ -316,7 +316,7 @@ def test_wrong_usage(arguments: Sequence[str], cure: str) -> None:
 def test_no_command_prints_help() -> None:
     """The help has its usual lines."""
     ran = run()
-    assert "\nCommands:\n" in ran.stdout + ran.stderr
+    assert "\nServe metrics:\n" in ran.stdout + ran.stderr
     assert "gpu-exporter: Usage" not in ran.stderr
 
 

@@ -79,7 +79,7 @@ def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -
         "DCGM_FI_DEV_BRAND": "NVIDIA",
         "DCGM_FI_DEV_MIG_MODE": "0",
         "DCGM_FI_PROCESS_NAME": str(ROOT / "gpu_exporter" / "__main__.py"),
-        "DCGM_FI_DEV_SERIAL": "0000000000000",
+        "DCGM_FI_DEV_SERIAL": "1650000000000",
         "DCGM_FI_DEV_VBIOS_VERSION": "96.00.A5.00.1A",
         "DCGM_FI_DEV_INFOROM_IMAGE_VER": "G520.0282.02.02",
     }

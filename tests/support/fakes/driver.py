@@ -25,7 +25,7 @@ def identity(gpu: int) -> dict[str, Value]:
         "UUID": f"GPU-00000000-0000-0000-0000-{gpu:012d}",
         "PciBusId": f"00000000:{6 + gpu:02X}:00.0",
         "MinorNumber": gpu,
-        "Serial": f"{gpu:013d}",
+        "Serial": str(1_650_000_000_000 + gpu),
     }
 
 

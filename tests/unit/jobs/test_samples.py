@@ -12,8 +12,9 @@ from gpu_exporter.jobs.places import Place
 from gpu_exporter.jobs.samples import RankSeries
 from gpu_exporter.jobs.store import RankKey, RankState, RankStore, Sender
 from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.job_message import AMOUNTS, KEYS
 from gpu_exporter.model.metric import Labels
-from tests.support.job_sender import encoded, message
+from tests.support.job_sender import AMOUNTS_OF_STEP, encoded, message
 
 
 def samples(gpu: Gpu, instance: Labels = (), **changes: Any) -> dict[str, float]:
@@ -83,9 +84,7 @@ def test_every_series_of_a_rank() -> None:
         "gpu_job_activity_seconds_total evaluation": 0,
         "gpu_job_phase_seconds_total forward": 0.375,
         "gpu_job_phase_seconds_total backward": 0.1875,
-        "gpu_job_tokens_total": 12288,
-        "gpu_job_samples_total": 24,
-        "gpu_job_model_flops_total": 3e15,
+        **{KEYS[name].metric: 3 * AMOUNTS_OF_STEP.get(name, 1) for name in AMOUNTS},
         "gpu_job_step_seconds_sum": 0.75,
         "gpu_job_step_seconds_count": 3,
         "gpu_job_self_seconds_sum": 0.75,
