@@ -21,6 +21,9 @@ FP32_STARTS = tuple(map(float, range(FP32_CHAINS)))
 SYNC_STARTS = tuple(float(tile) for tile in range(SYNC_TILES) for _ in range(4))
 GROUP_STARTS = (0.0,) * GROUP_ACCUMULATORS
 GROUP_WORK = 2 * (64 * 256 * 16) * (GROUP_THREADS // 128) * GROUP_STEPS
+# Of the checksum of accumulators. 1 modulo 4: an error that 2^n of them have in common is multiplied by 2^n and an odd
+# number, which leaves bits of it (31 would make the checksum 0 for 128 equal accumulators, right or wrong).
+MULTIPLIER = 37
 # Of the memory kernels: threads of a block, blocks per SM, and loads of 16 bytes in flight per thread.
 MEMORY_THREADS, MEMORY_BLOCKS, LOADS = 256, 8, 8
 # What `pattern_verify` reports: a count, then records of index (64 bits), expected and actual word.
@@ -66,14 +69,14 @@ def checksum(accumulators: Sequence[float]) -> int:
     total = 0
     for value in accumulators:
         (bits,) = struct.unpack("<I", struct.pack("<f", value))
-        total = (total * 31 + bits) & 0xFFFFFFFF
+        total = (total * MULTIPLIER + bits) & 0xFFFFFFFF
     return total
 
 
 def word(index: int, seed: int) -> int:
     """Return the word that `pattern_write` writes at this index, in words of 32 bits."""
-    mixed = ((index ^ (index >> 32)) * 0x9E3779B1 ^ seed) & 0xFFFFFFFF
-    return mixed ^ (mixed >> 15)
+    mixed = (index ^ (index >> 32)) * 0x9E3779B1 & 0xFFFFFFFF
+    return mixed ^ (mixed >> 15) ^ seed
 
 
 def _kernel(name: str, parameters: str, threads: int, body: str) -> str:
@@ -114,7 +117,7 @@ def _words(registers: Sequence[str]) -> str:
     for part, register in enumerate(registers):
         body += f"    shl.b64 %long, %other, 2;\n    add.u64 %long, %long, {part};\n"
         body += "    mov.b64 {%x, %y}, %long;\n    xor.b32 %x, %x, %y;\n    mul.lo.u32 %x, %x, 0x9E3779B1;\n"
-        body += f"    xor.b32 %x, %x, %g;\n    shr.u32 %y, %x, 15;\n    xor.b32 {register}, %x, %y;\n"
+        body += f"    shr.u32 %y, %x, 15;\n    xor.b32 %x, %x, %y;\n    xor.b32 {register}, %x, %g;\n"
     return body
 
 
@@ -185,7 +188,7 @@ def _sum(accumulators: Sequence[str]) -> str:
     """Compute the checksum of a thread, as `checksum` does."""
     body = "    mov.u32 %sum, 0;\n"
     for register in accumulators:
-        body += f"    mov.b32 %x, {register};\n    mad.lo.u32 %sum, %sum, 31, %x;\n"
+        body += f"    mov.b32 %x, {register};\n    mad.lo.u32 %sum, %sum, {MULTIPLIER}, %x;\n"
     return body
 
 

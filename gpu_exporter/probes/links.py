@@ -38,10 +38,14 @@ class Links:
             raise
 
     def _opened(self, gpu: Gpu) -> _Peer:
-        size = min(BUFFER, gpu.free_memory() // 4) // MIB * MIB
-        if not size:
-            raise CudaError("memory", "too little is free for copies to peers")
-        return _Peer(gpu, gpu.allocate(size), gpu.allocate(size), size)
+        try:
+            size = min(BUFFER, gpu.free_memory() // 4) // MIB * MIB
+            if not size:
+                raise CudaError("memory", "too little is free for copies to peers")
+            return _Peer(gpu, gpu.allocate(size), gpu.allocate(size), size)
+        except CudaError:
+            gpu.close()
+            raise
 
     def close(self) -> None:
         """Release all contexts."""

@@ -57,15 +57,14 @@ def _launch(bench: Bench, name: str, piece: _Piece, *others: c_uint | c_uint64) 
 
 def _pieces(bench: Bench) -> Iterator[_Piece]:
     """Allocate most of the free memory."""
-    left, offset = int(bench.gpu.free_memory() * (1 - SPARE_SHARE)), 0
-    while left >= MIB:
-        size = min(left, LARGEST_PIECE) // MIB * MIB
+    left, most, offset = int(bench.gpu.free_memory() * (1 - SPARE_SHARE)), LARGEST_PIECE, 0
+    while size := min(left, most) // MIB * MIB:
         try:
             address = bench.gpu.allocate(size)
         except CudaError as error:
             if "OUT_OF_MEMORY" not in str(error):
                 raise
-            left = size // 2  # it is fragmented
+            most = size // 2  # it is fragmented
             continue
         yield _Piece(address, size, offset)
         left, offset = left - size, offset + size

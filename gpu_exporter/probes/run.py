@@ -245,6 +245,7 @@ def _again(session: _Session, slow: Slow) -> None:
                 outcome.alone[name] = _better(outcome.alone[name], answer)
         for pair in pairs:
             if session.links and session.links.usable and session.has_time():
+                session.works()
                 answer = session.ask_links({"do": "pair", "from": pair[0], "to": pair[1]})
                 session.outcomes.pairs[pair] = _better(session.outcomes.pairs[pair], answer)
 

@@ -373,8 +373,8 @@ static unsigned bits_of(float value)
 
 static unsigned word(u64 index, unsigned seed)
 {
-    unsigned mixed = (unsigned)(index ^ index >> 32) * 0x9E3779B1u ^ seed;
-    return mixed ^ mixed >> 15;
+    unsigned mixed = (unsigned)(index ^ index >> 32) * 0x9E3779B1u;
+    return mixed ^ mixed >> 15 ^ seed;
 }
 
 /* The checksum of a thread after so many iterations with ones. */
@@ -385,7 +385,7 @@ static unsigned ones(const char *name, unsigned iterations)
     float rise = (float)(fp32 ? FP32_STEPS : 16 * (sync ? SYNC_STEPS : GROUP_STEPS));
     unsigned sum = 0;
     for (int i = 0; i < accumulators; i++)
-        sum = sum * 31 + bits_of((float)(fp32 ? i : sync ? i / 4 : 0) + rise * (float)iterations);
+        sum = sum * MULTIPLIER + bits_of((float)(fp32 ? i : sync ? i / 4 : 0) + rise * (float)iterations);
     return sum;
 }
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,3 +82,155 @@ def test_how_it_ends(monkeypatch: pytest.MonkeyPatch, command: str, error: str, 
     assert answer["error"] == f"the process of the check {error}"
     assert answer.get("crashed", False) is crashed
     assert end_all([child], time.monotonic() + 60) == []
+
+
+class Talks(Stuck):
+    """A process that answers and can be ended; it notes what it is sent and when it is killed."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.command, self.options = arguments[0], options
+        reader, writer = os.pipe()
+        self.stdin = io.FileIO(writer, "w")  # type: ignore[assignment]
+        self.received = io.FileIO(reader)
+        self.code: int | None = 0
+        self.waited: list[float] = []
+
+    def wait(self, timeout: float) -> int:
+        self.waited.append(timeout)
+        if self.code is None:
+            raise subprocess.TimeoutExpired("child", timeout)
+        return self.code
+
+    def says(self, text: bytes) -> None:
+        os.write(self.writer, text)
+
+    def close(self) -> None:
+        """Close both ends of all pipes."""
+        for file in (self.stdin, self.received, self.stdout):
+            file.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Talks]]:
+    """Return the processes that children start from now on."""
+    made: list[Talks] = []
+
+    def popen(*arguments: object, **options: object) -> Talks:
+        made.append(Talks(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    yield made
+    for running in made:
+        running.close()
+
+
+@pytest.fixture
+def talks(started: list[Talks]) -> tuple[Child, Talks]:
+    """Return a child with the process that it has started."""
+    return Child(), started[0]
+
+
+def test_how_it_is_started(talks: tuple[Child, Talks]) -> None:
+    """With the packages of this process, and devices in the order of their bus ids."""
+    _, running = talks
+    assert running.command == [sys.executable, "-m", "gpu_exporter.probes.child"]
+    env = running.options["env"]
+    assert isinstance(env, dict)
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert env["PYTHONPATH"].split(os.pathsep) == [os.path.abspath(entry) for entry in sys.path if entry]
+    assert env["PATH"] == os.environ["PATH"]
+    assert running.options["stdin"] == running.options["stdout"] == subprocess.PIPE
+
+
+def test_a_conversation(talks: tuple[Child, Talks]) -> None:
+    """Answers are lines; what has come of the next one waits."""
+    child, running = talks
+    child.ask({"do": "open"})
+    child.ask({"do": "fp32"})
+    assert running.received.read(1000) == b'{"do": "open"}\n{"do": "fp32"}\n'
+    running.says(b'{}\n{"val')
+    end, ticks = time.monotonic() + 60, list[int]()
+    assert child.answer(end, lambda: None) == {}
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) == 1:
+            running.says(b'ue": 1}\n')
+
+    assert child.answer(end, tick) == {"value": 1}
+    assert ticks
+    assert child.usable
+    assert not running.killed
+
+
+def test_an_answer_that_ends_the_context(talks: tuple[Child, Talks]) -> None:
+    """The process is killed, and every later answer is the same."""
+    child, running = talks
+    running.says(b'{"error": "x", "lost": true}\n{"value": 1}\n')
+    for _ in range(2):
+        assert child.answer(time.monotonic() + 60, lambda: None) == {"error": "x", "lost": True}
+        assert (child.usable, running.killed) == (False, True)
+    child.ask({"do": "open"})
+    running.stdin.close()  # type: ignore[attr-defined]
+    assert running.received.read(10) == b""
+
+
+@pytest.mark.parametrize(("extra", "ended"), [(0, True), (-1, False)])
+def test_an_answer_without_end(talks: tuple[Child, Talks], extra: int, *, ended: bool) -> None:
+    """It is bounded: a driver that prints garbage must not fill the memory."""
+    child, running = talks
+    child._buffer = b"x" * (process.MOST_ANSWER_BYTES + extra - 1)
+    running.says(b"x")
+    running.code = None
+    answer = child.answer(time.monotonic() + (60 if ended else -1), lambda: None)
+    closed = {"error": "the process of the check closed its output", "crashed": True}
+    assert (answer == closed) is ended
+    assert running.killed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late", "hung"),
+    [
+        (0.0, process.HANG_SECONDS, True),
+        (0.0, process.HANG_SECONDS - 0.1, False),
+        (30.0, 34.9, False),
+        (30.0, 35.0, True),
+    ],
+)
+def test_when_a_gpu_hangs(
+    talks: tuple[Child, Talks], monkeypatch: pytest.MonkeyPatch, seconds: float, late: float, *, hung: bool
+) -> None:
+    """Not before it has had the time that it needs by design, and some more."""
+    child, _ = talks
+    now = [1000.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    child.ask({"do": "x", **({"seconds": seconds} if seconds else {})})
+    now[0] += late
+    assert child.answer(now[0], lambda: None)["hung"] is hung
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGBUS]
+)
+def test_signals(talks: tuple[Child, Talks], number: int) -> None:
+    """Who needs memory, or stops the check, says nothing about the GPU."""
+    child, running = talks
+    os.close(running.writer)
+    running.code = -number
+    answer = child.answer(time.monotonic() + 60, lambda: None)
+    assert answer["crashed"] is (number in (signal.SIGSEGV, signal.SIGBUS))
+    assert 0 <= running.waited[0] <= process.END_SECONDS
+
+
+def test_children_end_together(started: list[Talks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not end in time are killed, and then have a moment."""
+    children = [Child() for _ in range(3)]
+    started[1].code = started[2].code = None
+    monkeypatch.setattr(started[1], "kill", lambda: setattr(started[1], "code", -9))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    assert end_all(children, 1003.0) == [children[2]]
+    assert [running.waited for running in started] == [[3.0], [3.0, process.END_SECONDS], [3.0, process.END_SECONDS]]
+    assert [running.killed for running in started] == [False, False, True]
+    assert all(running.stdin.closed and running.stdout.closed for running in started)  # type: ignore[attr-defined]

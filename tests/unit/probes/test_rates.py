@@ -7,13 +7,14 @@ from itertools import permutations
 
 import pytest
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import MEASURED, Quantity, datasheet, reference
 from gpu_exporter.catalogue.gpu_models import B200, BY_NAME, H100, H200
 from gpu_exporter.health.active_checks import History, Run
-from gpu_exporter.model.verdict import Health
+from gpu_exporter.model.verdict import Action, Health
 from gpu_exporter.probes.measure import MEASUREMENTS as OF_CHILD
 from gpu_exporter.probes.process import Answer
-from gpu_exporter.probes.rates import Pair, Rates, words
+from gpu_exporter.probes.rates import Pair, Rated, Rates, words
 from gpu_exporter.probes.run import MEASUREMENTS, Outcome, Outcomes, Target
 
 GOOD = {"memory_copy": 3.02e12, "memory_read": 3.07e12, "bf16": 915e12, "fp32": 66e12}
@@ -122,3 +123,87 @@ def test_references_of_other_models() -> None:
 )
 def test_rates_for_people(value: float, quantity: Quantity, text: str) -> None:
     assert words(value, quantity) == text
+
+
+def test_what_a_rate_is_compared_with() -> None:
+    """The model, the median of the other GPUs of the model, its own past, and itself together with all."""
+    of = outcomes({"bf16": 800e12}, {"bf16": 900e12}, {"bf16": 920e12})
+    of.gpus[0].together = {"bf16": {"value": 790e12}}
+    of.gpus[0].alone["bf16"] = {"value": 800e12, "spread": 0.02, "how": "wgmma"}
+    of.ring = [{"from": 0, "to": 1, "value": 300e9}]
+    past = [Run(1.0, 1, Health.HEALTHY, values={"bf16": value}) for value in (810e12, 830e12, 820e12)]
+    found = {rated.quantity: rated for rated in Rates(of, History(gpus={"GPU-0": past})).of(0)}
+    known = reference(H100.name, Quantity.BF16)
+    assert known
+    assert found[Quantity.BF16] == Rated(
+        *(Quantity.BF16, 800e12, 790e12, 0.02, known.value, 910e12, 820e12, "wgmma", "model")
+    )
+    assert found[Quantity.BF16].share == 800e12 / known.value
+    assert (found[Quantity.NVLINK].value, found[Quantity.NVLINK].together) == (395e9, 300e9)
+    fp32 = found[Quantity.FP32]
+    assert (fp32.together, fp32.spread, fp32.own, fp32.how) == (None, 0.0, None, "")
+    assert set(found) == {Quantity.NVLINK, *map(Quantity, GOOD)}
+
+
+def test_rates_without_reference() -> None:
+    of = outcomes({}, model="unknown")
+    of.gpus[0].together = of.gpus[0].alone
+    for rated in Rates(of, History()).of(0):
+        assert (rated.together, rated.usual, rated.share, rated.peers, rated.source) == (None, None, None, None, "")
+    (l4, *_) = Rates(outcomes({"fp32": 30e12}, model="NVIDIA L4"), History()).of(0)
+    assert l4.source == "data sheet"
+
+
+def test_words_of_a_slow_rate() -> None:
+    """All references that it misses, in one sentence."""
+    of = outcomes({"fp32": 40e12}, {"fp32": 80e12}, model="NVIDIA L4")
+    past = [Run(1.0, 1, Health.HEALTHY, values={"fp32": 50e12})] * 3
+    (problem,) = (each for each in Rates(of, History(gpus={"GPU-0": past})).problems(0) if "fp32" in each.reason)
+    assert problem.words == (
+        "FP32 arithmetic: 40 TFLOP/s, 50% below the other GPUs of this node, 20% below its own earlier checks"
+    )
+    assert (problem.metric, problem.value, problem.action) == (m.PROBE_RATE, 40e12, Action.DRAIN)
+    (problem,) = Rates(outcomes({"fp32": 3e12}, model="NVIDIA L4"), History()).problems(0)
+    assert problem.words == "FP32 arithmetic: 3 TFLOP/s, 10% of the data sheet (30.3 TFLOP/s)"
+    (problem,) = Rates(outcomes({"memory_copy": 1e12}, {}, model="unknown"), History()).problems(0)
+    assert problem.metric == m.PROBE_BANDWIDTH
+
+
+@pytest.mark.parametrize("quantity", [Quantity.FP32, Quantity.MEMORY_COPY])
+def test_how_far_below_its_peers_is_slow(quantity: Quantity) -> None:
+    for share, slow in ((1.001, False), (0.999, True)):
+        value = share * (1 - quantity.tolerance) * GOOD[quantity.value]
+        of = outcomes({quantity.value: value}, {}, model="unknown")
+        assert bool(list(Rates(of, History()).problems(0))) is slow
+
+
+def test_words_of_a_slow_link() -> None:
+    """It is compared with the median of all pairs, which takes three GPUs at least. Copies through hosts are apart."""
+    of = outcomes({}, {}, {}, {}, pairs={(1, 3): 200e9, (3, 1): 300e9})
+    (problem,) = Rates(of, History()).problems(1)
+    assert problem.words == "NVLink to GPU 3: 200 GB/s, other pairs 395 GB/s"
+    assert (problem.metric, problem.value, problem.health) == (m.PROBE_LINK, 200e9, Health.DEGRADED)
+    assert problems(outcomes({}, {}, pairs={(0, 1): 200e9}, model="unknown")) == {}
+    (slow,) = Rates(outcomes({}, {}, {}, pairs={(0, 1): 300e9}, model="unknown"), History()).slow()[1]
+    assert slow == (0, 1)
+    least = (1 - Quantity.NVLINK.tolerance) * 395e9
+    for rate, found in ((least * 1.001, []), (least * 0.999, [(0, 1)])):
+        assert Rates(outcomes({}, {}, {}, pairs={(0, 1): rate}, model="unknown"), History()).slow() == ([], found)
+    through_host = outcomes({}, {}, model="unknown")
+    through_host.pairs = {(0, 1): {"value": 20e9, "direct": False}, (1, 0): {"error": "x"}}
+    assert Rates(through_host, History()).pairs == {}
+
+
+def test_links_of_a_slow_gpu_are_measured_again() -> None:
+    of = outcomes({}, {}, {}, {}, pairs={pair: 200e9 for pair in permutations(range(4), 2) if 2 in pair})
+    measurements, pairs = Rates(of, History()).slow()
+    assert measurements == []
+    assert pairs == sorted(pair for pair in permutations(range(4), 2) if 2 in pair)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e12, "1 TB/s"), (999e9, "999 GB/s"), (1e9, "1 GB/s"), (2.5e6, "2.5 MB/s"), (1e6, "1 MB/s"), (999.0, "999 B/s")],
+)
+def test_units(value: float, text: str) -> None:
+    assert words(value, Quantity.NVLINK) == text

@@ -20,7 +20,6 @@ from gpu_exporter.profiling.trace_session import TakenTrace
 from tests.support.kineto_jobs import SLOW_LOADER
 from tests.support.traces import SyntheticTrace
 
-pytestmark = pytest.mark.slow
 Take = Callable[[bytes], TakenTrace]
 
 
@@ -41,6 +40,7 @@ def take(tmp_path: Path) -> Iterator[Take]:
         os.close(trace.descriptor)
 
 
+@pytest.mark.slow
 def test_every_output(take: Take) -> None:
     trace = take(SLOW_LOADER.read_bytes())
     outputs = analysis.analyze([trace], ["text", "json", "folded", "pprof", "report"])
@@ -52,6 +52,7 @@ def test_every_output(take: Take) -> None:
     assert outputs["report"].startswith(b"<!doctype html>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -70,6 +71,7 @@ def test_garbage_is_one_line(content: bytes, why: str, take: Take) -> None:
     assert "/proc/" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_ends_with_the_limit_of_time(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GiB of blanks in 8 MB."""
     monkeypatch.setattr(analysis, "CPU_SECONDS", 1)
@@ -79,6 +81,7 @@ def test_a_gzip_bomb_ends_with_the_limit_of_time(take: Take, monkeypatch: pytest
         analysis.analyze([take(gzip.compress(b'{"traceEvents": [') + block * 128)], ["text"])
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_too_large_is_not_kept(take: Take) -> None:
     """The exporter allows less than the command."""
     trace = take(SLOW_LOADER.read_bytes())
@@ -86,6 +89,7 @@ def test_an_answer_that_is_too_large_is_not_kept(take: Take) -> None:
         analysis.analyze([trace], {"report"}, 1000)
 
 
+@pytest.mark.slow
 def test_the_limits_of_the_child() -> None:
     program = (
         "import json, os, resource\n"
@@ -112,6 +116,7 @@ def test_kept_traces_are_private(take: Take, tmp_path: Path) -> None:
         analysis.keep([trace], tmp_path / "kept")
 
 
+@pytest.mark.slow
 def test_a_trace_without_gpu_work(take: Take, tmp_path: Path) -> None:
     """The process hung, or has no GPU: its stacks help, its trace does not."""
     trace = SyntheticTrace()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gpu_exporter.profiling.private_file import write_private
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.result import ProcessProfile, all_stacks, folded_lines, process_profile
-from gpu_exporter.profiling.stacks import parse
+from gpu_exporter.profiling.stacks import ThreadProfile, parse
 from tests.support.html import Document
 
 FOLDED = (
@@ -43,6 +44,118 @@ def test_text() -> None:
         "               100 %  /home/u/watch.py(3): watch",
         "  waited for other threads or processes all the time: pool",
     ]
+
+
+def many(threads: int = 1, lines: int = 1, waiting: int = 0) -> ProcessProfile:
+    """Return a process with so many busy threads on so many lines each, and some that wait."""
+    folded = "".join(
+        f"thread ({10 + number}): busy{number:02};f (/a.py:{line + 1}) {100 - line}\n"
+        for number in range(threads)
+        for line in range(lines)
+    )
+    waits = "".join(
+        f"thread ({90 + number}): pool{number:02};wait (/usr/lib/python3.11/threading.py:327) 9\n"
+        for number in range(waiting)
+    )
+    return process_profile(Process(7, 1, 0, "t.py", 7), parse(folded + waits), Sampling(5.0, 20))
+
+
+def test_text_is_bounded() -> None:
+    """Of many threads and lines, the most costly ones, and how many there are besides."""
+    shown = [line for line in text_report.lines([many(text_report.MOST_THREADS)]) if line.startswith("  busy")]
+    assert len(shown) == text_report.MOST_THREADS
+    found = list(text_report.lines([many(text_report.MOST_THREADS + 2)]))
+    assert [line for line in found if line.startswith("  busy")] == shown
+    assert found[-1] == "  2 more threads: see --json"
+    lines = [line for line in text_report.lines([many(lines=10)]) if "/a.py" in line]
+    assert [line.partition("/a.py(")[2][0] for line in lines] == list("123")[: text_report.MOST_LINES]
+    names = ", ".join(f"pool{number:02}" for number in range(text_report.MOST_WAITING))
+    said = "  waited for other threads or processes all the time: "
+    assert list(text_report.lines([many(waiting=text_report.MOST_WAITING)]))[-1] == said + names
+    assert list(text_report.lines([many(waiting=text_report.MOST_WAITING + 1)]))[-1] == f"{said}{names}, …"
+
+
+def test_small_shares_are_left_out() -> None:
+    """Below one percent, a cause or a line says nothing."""
+    main = "thread (7): MainThread"
+    folded = "".join(
+        (
+            f"{main};f (/a.py:1) 970\n{main};f (/a.py:2) 9\n{main};f (/a.py:3) 10\n",
+            f"{main};load_batch (/b.py:1) 10\n{main};f (/a.py:4) 1\n",
+        )
+    )
+    process = Process(7, 1, 0, "t.py", 7)
+    found = "\n".join(text_report.lines([process_profile(process, parse(folded), Sampling(50.0, 20))]))
+    assert [line.strip().partition("/a.py")[2] for line in found.splitlines() if "/a.py" in line] == [
+        "(1): f",
+        "(3): f",
+    ]
+    assert "waiting for the data loader" in found
+    fewer = folded.replace("load_batch (/b.py:1) 10", "load_batch (/b.py:1) 9").replace("(/a.py:4) 1", "(/a.py:4) 2")
+    found = "\n".join(text_report.lines([process_profile(process, parse(fewer), Sampling(50.0, 20))]))
+    assert "waiting for the data loader" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "is_main", "workers", "title"),
+    [
+        ("MainThread", True, 0, "main thread"),
+        ("pool", False, 0, "pool"),
+        ("MainThread", False, 1, "1 child process"),
+        ("MainThread", False, 2, "2 child processes"),
+        ("pool", False, 2, "pool of 2 child processes"),
+    ],
+)
+def test_titles_of_threads(name: str, is_main: bool, workers: int, title: str) -> None:
+    assert text_report.title(ThreadProfile(name, is_main, 1.0, (), False, workers)) == title
+
+
+def test_workers_in_text() -> None:
+    """What they do has other words: loading data is their work. Several processes are apart."""
+    worker = 'process 8:"w";thread (8): MainThread;load_batch (/d.py:1) 20\n'
+    process = Process(7, 1, 0, "t.py", 7)
+    found = process_profile(process, parse(worker + FOLDED, {7}), Sampling(5.0, 20))
+    text = list(text_report.lines([found, found]))
+    at = text.index("  1 child process, 1 s")
+    assert text[at + 1].endswith("  loading data")
+    assert text.count("") == 1
+    assert text[text.index("") + 1] == text[0]
+    document = Document(html_report.page([found]))
+    assert "loading data" in document.text
+    assert "Stacks of other threads and processes" in document.text
+
+
+def test_html_is_bounded() -> None:
+    """The JSON in it has everything."""
+    threads = html_report.MOST_THREADS
+    text = Document(html_report.page([many(threads + 1, 2 * html_report.MOST_LINES, waiting=1)])).text
+    assert sum(text.count(f"Busy{number:02}") for number in range(threads + 1)) == threads
+    assert "Pool" not in text
+    assert text.count("/a.py(") >= html_report.MOST_LINES * threads
+    one = Document(html_report.page([many(1, html_report.MOST_LINES + 1)])).text
+    shown = one.partition("Stacks of")[0]
+    assert shown.count("/a.py(") == html_report.MOST_LINES
+    most = html_report.MOST_PROCESSES
+    document = Document(
+        html_report.page([replace(many(), process=Process(pid, 1, 0, "t", pid)) for pid in range(most + 3)])
+    )
+    assert sum(name == "h2" for name, _ in document.elements) == most
+    assert "3 more processes are only in the JSON." in document.text
+    (data,) = [text for name, text in document.raw if name == "script"]
+    assert len(json.loads(data)) == most + 3
+    assert "more processes" not in Document(html_report.page([many()] * most)).text
+
+
+def test_html_of_a_process() -> None:
+    document = Document(html_report.page([profile()]))
+    assert "Process 7 (python train.py) on GPU 0" in document.text
+    assert "Sampled 100 times in 5 s." in document.text
+    captions = ("Stacks of the main thread", "Stacks of other threads and processes")
+    assert all(caption in document.text for caption in captions)
+    only_main = Document(
+        html_report.page([process_profile(Process(7, 1, 0, "t", 7), parse(FOLDED.splitlines()[0]), Sampling())])
+    )
+    assert [caption in only_main.text for caption in captions] == [True, False]
 
 
 def test_json() -> None:

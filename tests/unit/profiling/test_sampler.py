@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,18 +20,22 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
-from gpu_exporter.profiling.sample_server import SampleServer, checked
+from gpu_exporter.profiling.sample_server import MOST_RATE, SampleServer, checked
 from gpu_exporter.profiling.sampler import (
     MOST_REQUEST_BYTES,
+    MOST_WHY,
     RemoteSampler,
     SampleAnswer,
     SampleRequest,
+    _outcome,
     encoded,
     holds_gpu,
     local_sampler,
     receive,
 )
+from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, sampling_of
 from tests.support.busy_jobs import busy_job
+from tests.unit.profiling.test_watch import proc
 
 FILES = HostFiles(Path("/proc"), Path("/sys"))
 REQUEST = {"version": 1, "pids": [7], "seconds": 5.0, "rate": 50}
@@ -129,6 +135,120 @@ def test_answers_of_another_program(path: Path) -> None:
         Failure.OTHER,
     ]
     assert all(str(each).isprintable() for each in found)
+
+
+def test_whom_a_server_samples(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Processes that hold a GPU, each once and all together; the others have a reason."""
+    caplog.set_level("INFO")
+    for pid in (7, 8, 9):
+        proc(tmp_path, pid)
+    asked: list[tuple[list[int], Sampling]] = []
+
+    class Fake:
+        def sample(self, processes: Sequence[Process], sampling: Sampling) -> Mapping[int, str | NotSampled]:
+            asked.append(([process.pid for process in processes], sampling))
+            return {7: "stacks", 9: NotSampled("it hangs", Failure.TIMEOUT)}
+
+    with closing(SampleServer(path, Fake(), HostFiles(tmp_path, tmp_path), lambda pid: pid != 8)) as server:
+        answers = server.answers(SampleRequest(1, (7, 8, 9, 7, 10), 2.0, 25))
+        assert server.answers(SampleRequest(1, (8,), 2.0, 25)) == [answers[0]]
+    assert answers == [
+        SampleAnswer(8, "", "not_permitted", "process 8 (python): holds no GPU"),
+        SampleAnswer(10, "", "process_ended", answers[1].why),
+        SampleAnswer(7, "stacks"),
+        SampleAnswer(9, "", "timeout", "it hangs"),
+    ]
+    assert answers[1].why.startswith("there is no process 10 here")
+    assert asked == [([7, 9], sampling_of(2.0, 25, 2))]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["stacks of process 7 (python), process 9 (python) for 2 s", "stacks of nothing for 2 s"]
+
+
+def test_clients_are_answered_until_the_end(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One after another; a request that is refused, or a client that has gone, ends only its connection."""
+    requests = [b"{", json.dumps({**REQUEST, "pids": [os.getpid()]}).encode()]
+    for request, answer in zip(requests, (b"", f"stacks of {os.getpid()}".encode()), strict=True):
+        ends = iter([False, True])
+        with (
+            closing(SampleServer(path, Answers(), FILES, lambda pid: True)) as server,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
+        ):
+            client.connect(str(path))
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
+            server.run(SimpleNamespace(is_set=lambda ends=ends: next(ends)))  # type: ignore[arg-type]
+            assert answer in receive(client, MOST_REQUEST_BYTES)
+            assert list(ends) == []
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["a request is refused"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure", "text"),
+    [
+        (SampleAnswer(7, "folded"), None, "folded"),
+        (SampleAnswer(7, "", "timeout", "it hangs"), Failure.TIMEOUT, "it hangs"),
+        (SampleAnswer(7, "", "of a newer server", "x\n" * 300), Failure.OTHER, ("x " * 150)[: MOST_WHY - 1] + "…"),
+        (None, Failure.SAMPLER, "process 7 (a.py): the sample server did not answer about it"),
+    ],
+)
+def test_outcomes(answer: SampleAnswer | None, failure: Failure | None, text: str) -> None:
+    found = _outcome(Process(7, 1, 0, "a.py", 7), answer)
+    assert str(found) == text
+    assert (found.failure if isinstance(found, NotSampled) else None) is failure
+
+
+@pytest.mark.parametrize(("size", "fits"), [(MOST_REQUEST_BYTES, True), (MOST_REQUEST_BYTES + 1, False)])
+def test_what_is_received_is_bounded(size: int, *, fits: bool) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(b"x" * size)
+        one.shutdown(socket.SHUT_WR)
+        if fits:
+            assert receive(other, MOST_REQUEST_BYTES) == b"x" * size
+            return
+        with pytest.raises(ValueError, match="more than 4 KiB"):
+            receive(other, MOST_REQUEST_BYTES)
+
+
+def test_requests_at_their_limits() -> None:
+    """Any that an exporter sends: as many processes, as long and as often as it samples at most."""
+    most = {"pids": list(range(1, MOST_PROCESSES + 1)), "seconds": SECONDS, "rate": MOST_RATE}
+    assert checked(json.dumps({**REQUEST, **most}).encode()).rate == MOST_RATE
+    for changes in ({"seconds": 0}, {"rate": 0}, {"seconds": SECONDS + 0.1}, {"rate": MOST_RATE + 1}, {"rate": -1}):
+        with pytest.raises(ValueError, match="at most 5 s at 100 samples per second"):
+            checked(json.dumps({**REQUEST, **changes}).encode())
+    assert checked(json.dumps({**REQUEST, "pids": [1], "seconds": 0.1, "rate": 1}).encode()).pids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "major", "minor", "holds"),
+    [
+        (stat.S_IFCHR, 195, 0, True),
+        (stat.S_IFCHR, 195, 253, True),
+        (stat.S_IFCHR, 195, 254, False),  # nvidia-modeset
+        (stat.S_IFCHR, 195, 255, False),  # nvidiactl
+        (stat.S_IFCHR, 196, 0, False),
+        (stat.S_IFREG, 195, 0, False),
+    ],
+)
+def test_devices_that_are_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int, major: int, minor: int, *, holds: bool
+) -> None:
+    """Linux, Documentation/admin-guide/devices.txt: 195 is NVIDIA's, whose last minors are control devices."""
+    (tmp_path / "7/fd").mkdir(parents=True)
+    for name in ("3", "4"):
+        (tmp_path / "7/fd" / name).touch()
+    real = os.stat
+
+    def found(path: str, **options: Any) -> Any:
+        if str(path).endswith("/fd/3"):
+            raise FileNotFoundError
+        if str(path).endswith("/fd/4"):
+            return SimpleNamespace(st_mode=kind, st_rdev=os.makedev(major, minor))
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", found)
+    assert holds_gpu(tmp_path, 7) is holds
 
 
 def test_a_server_without_disk(path: Path) -> None:

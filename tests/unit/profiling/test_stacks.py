@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
-from gpu_exporter.profiling.stacks import MOST_FRAME, cause_of, folded, parse, profiles, responsible, unfolded
+from gpu_exporter.profiling import stacks
+from gpu_exporter.profiling.stacks import MOST_FRAME, Stack, cause_of, folded, parse, profiles, responsible, unfolded
 
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 LOADER = (
@@ -121,3 +122,96 @@ def test_stored_stacks_say_the_same() -> None:
     child = 'process 9:"python";thread (9): MainThread;decode (/home/u/images.py:12) 10\n'
     found = parse(f"{LOADER} 30\n{STEP} 10\n{child}", {7})
     assert profiles(unfolded(folded(found, 20), 20), 20) == profiles(found, 20)
+
+
+@pytest.mark.parametrize(
+    ("line", "stack"),
+    [
+        ("thread (0x1F): f;g (/a.py:1) 3", Stack("f", False, ("/a.py(1): g",), 3)),
+        ("thread (7): MainThread;g (/a.py:1) 3", Stack("MainThread", True, ("/a.py(1): g",), 3)),
+        ("thread (7);g (/a.py:1) 3", Stack("MainThread", True, ("/a.py(1): g",), 3)),  # it has not imported threading
+        ("thread (9);g (/a.py:1) 3", Stack("thread 9", False, ("/a.py(1): g",), 3)),
+        ("thread (0x7);g (/a.py:1) 3", Stack("thread 0x7", False, ("/a.py(1): g",), 3)),
+        ("thread (7): MainThread 3", Stack("MainThread", True, (), 3)),
+        ('process 7:"p";thread (7);g (/a.py:1) 3', Stack("MainThread", True, ("/a.py(1): g",), 3)),
+        ('process 8:"p";thread (8);g (/a.py:1) 3', Stack("MainThread", False, ("/a.py(1): g",), 3, 8)),
+        ('process 8:"p";thread (7);g (/a.py:1) 3', Stack("thread 7", False, ("/a.py(1): g",), 3, 8)),
+        ('process 7:"p";process 8:"q;r";thread (9): w;g (/a.py:1) 3', Stack("w", False, ("/a.py(1): g",), 3, 8)),
+        ("thread (9): w;f (lib.so);g (/a.py:1) 3", Stack("w;f (lib.so)", False, ("/a.py(1): g",), 3)),
+        (
+            "thread (9): w;g (/v/lib/python3.11/site-packages/t/a.py:1) 3",
+            Stack("w", False, ("site-packages/t/a.py(1): g",), 3),
+        ),
+        (
+            "thread (9): w;g (/usr/lib/python3.11/json/a.py:1) 3",
+            Stack("w", False, ("lib/python3.11/json/a.py(1): g",), 3),
+        ),
+        ('x;process 8:"p";thread (8);g (/a.py:1) 3', None),
+        ('process 8:"p";g (/a.py:1) 3', None),
+        ("g (/a.py:1) 3", None),
+        ("thread (9): w;g (/a.py:1) three", None),
+        ("thread (9): w;g (/a.py:1) \u0663", None),
+    ],
+)
+def test_lines_of_py_spy(line: str, stack: Stack | None) -> None:
+    assert parse(line, {7}) == ((stack,) if stack else ())
+
+
+def test_native_frames() -> None:
+    found = parse("thread (9): w;f (lib.so);g (/a.py:1);0xff (x.so);h (x.so) 3", native=True)
+    assert found == (Stack("w", False, ("f", "/a.py(1): g", "h"), 3),)
+
+
+def test_names_and_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    (stack,) = parse(f"thread (9): {'x' * 100};g (/a.py:1) 3")
+    assert len(stack.thread) == stacks.MOST_NAME
+    monkeypatch.setattr(stacks, "MOST_STACKS", 2)
+    assert len(parse("thread (9): w;g (/a.py:1) 3\n" * 5)) == 2
+
+
+@pytest.mark.parametrize(("busy", "waits"), [(2, True), (3, False)])
+def test_threads_that_wait(busy: int, *, waits: bool) -> None:
+    """Nearly all the time. A main thread that waits is what the others wait for."""
+    wait = "wait (/usr/lib/python3.11/threading.py:327)"
+    folded = f"thread (9): w;{wait} {100 - busy}\nthread (9): w;f (/a.py:1) {busy}\nthread (7): MainThread;{wait} 100\n"
+    main, other = profiles(parse(folded, {7}), 10)
+    assert (main.is_main, main.waits) == (True, False)
+    assert other.waits is waits
+
+
+def test_the_order_of_threads() -> None:
+    """The main thread, then those that do not wait, each by time and name."""
+    wait = "wait (/usr/lib/python3.11/threading.py:327)"
+    folded = (
+        f"thread (1): pool;{wait} 99\nthread (2): b;f (/a.py:1) 5\nthread (3): a;f (/a.py:1) 5\n"
+        "thread (4): c;f (/a.py:1) 6\nthread (7): MainThread;f (/a.py:1) 1\n"
+    )
+    assert [thread.name for thread in profiles(parse(folded, {7}), 10)] == ["MainThread", "c", "a", "b", "pool"]
+
+
+def test_the_order_of_causes_and_lines() -> None:
+    """The most costly first; lines of equal cost by name. Shares are of the thread."""
+    main = "thread (7): MainThread"
+    folded = (
+        f"{main};f (/b.py:1) 2\n{main};f (/a.py:1) 2\n{main};f (/c.py:1) 3\n{main};load_batch (/d.py:1) 13\n{main} 5\n"
+    )
+    (found,) = profiles(parse(folded), 10)
+    assert [(cause.cause, cause.seconds, cause.share) for cause in found.causes] == [
+        (TraceCause.DATA_LOADING, 1.3, 0.52),
+        (TraceCause.PYTHON, 0.7, 0.28),
+        (TraceCause.UNKNOWN, 0.5, 0.2),
+    ]
+    lines = [(line.frame, line.seconds, line.share) for line in found.causes[1].lines]
+    assert lines == [("/c.py(1): f", 0.3, 0.12), ("/a.py(1): f", 0.2, 0.08), ("/b.py(1): f", 0.2, 0.08)]
+    assert found.causes[2].lines == ()
+
+
+def test_stacks_that_are_stored() -> None:
+    """A stack that was seen has one sample at least; the word `workers` alone is a thread's name."""
+    assert unfolded({"main thread;a;b": 0.001, "thread w;a": 1.26, "workers;thread w;a": 2.0, "workers": 1.0}, 10) == (
+        Stack("MainThread", True, ("a", "b"), 1),
+        Stack("w", False, ("a",), 13),
+        Stack("w", False, ("a",), 20, 1),
+        Stack("workers", False, (), 10),
+    )
+    assert folded([Stack("a;b", False, ("f;g",), 5), Stack("a:b", False, ("f:g",), 5)], 10) == {"thread a:b;f:g": 1.0}

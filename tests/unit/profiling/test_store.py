@@ -11,7 +11,7 @@ import pytest
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.profile_reason import Reason
-from gpu_exporter.profiling import records, store
+from gpu_exporter.profiling import private_file, records, store
 from gpu_exporter.profiling.pyspy import Failure
 from gpu_exporter.profiling.records import CauseShare, FailedProcess, Line, ProcessStacks, ProfiledProcess, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
@@ -122,3 +122,67 @@ def test_only_the_most_costly_stacks_are_kept() -> None:
 def test_shares_are_of_the_processes_on_the_gpu() -> None:
     assert records.cause_shares(summary(), "GPU-0") == {TraceCause.DATA_LOADING: 1.0}
     assert not records.cause_shares(summary(), "GPU-1")
+
+
+def test_the_newest_profiles_of_a_folder(tmp_path: Path) -> None:
+    """For another process, which must not change anything."""
+    made = ProfileStore(tmp_path, Bounds())
+    for number in (1, 2, 3):
+        made.add(summary(number, 1000.0 + number), STACKS)
+    (tmp_path / "0000000000004.profile.gz").write_text("damaged")
+    (tmp_path / "x.profile.gz").write_text("of somebody else")
+    (tmp_path / "0000000000005.draft").write_text("half")
+    assert [each.at for each in store.newest(tmp_path, 1002.0)] == [1002.0, 1003.0]
+    assert [each.at for each in store.newest(tmp_path, 1002.1)] == [1003.0]
+    assert store.newest(tmp_path / "missing", 0.0) == []
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+@pytest.mark.parametrize(("age", "kept"), [(60.0, 1), (60.1, 0)])
+def test_the_age_of_profiles(tmp_path: Path, age: float, kept: int) -> None:
+    made = ProfileStore(tmp_path, Bounds(seconds=60.0))
+    made.add(summary(), STACKS)
+    made.load(1000.0 + age)
+    assert len(made.summaries) == len(list(tmp_path.iterdir())) == kept
+
+
+def test_a_full_folder_makes_room(tmp_path: Path) -> None:
+    """Before a file is written, so that the folder never exceeds its bounds."""
+    size = len(records.encode(summary(), STACKS))
+    made = ProfileStore(tmp_path, Bounds(bytes=2 * size + 9, count=2))
+    for number in (1, 2):
+        made.add(summary(number), STACKS)
+    assert len(made.summaries) == 2
+    seen = []
+    write = private_file.write_private
+
+    def noted(path: Path, content: bytes) -> None:
+        seen.append(len(list(tmp_path.iterdir())))
+        write(path, content)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "write_private", noted)
+        made.add(summary(3), STACKS)
+    assert seen == [1]
+    assert [each.id for each in made.summaries] == [f"{number:013}" for number in (2, 3)]
+    exact = sum(len(records.encode(summary(number), STACKS)) for number in (1, 2))
+    for spare, kept in ((0, 2), (-1, 1)):
+        made = ProfileStore(tmp_path / str(kept), Bounds(bytes=exact + spare))
+        for number in (1, 2):
+            made.add(summary(number), STACKS)
+        assert len(made.summaries) == kept
+
+
+def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(GpuExporterError, match="must be a folder of this user, and no link: choose another one"):
+        ProfileStore(tmp_path, Bounds())
+
+
+def test_damaged_stacks(tmp_path: Path) -> None:
+    made = ProfileStore(tmp_path, Bounds())
+    made.add(summary(), STACKS)
+    (tmp_path / f"{summary().id}.profile.gz").write_text("damaged")
+    assert made.stacks(summary().id) is None
+    (tmp_path / f"{summary().id}.profile.gz").unlink()
+    assert made.stacks(summary().id) is None

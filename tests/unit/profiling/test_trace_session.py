@@ -30,7 +30,6 @@ from gpu_exporter.profiling.trace_session import (
 )
 from tests.support.kineto_jobs import SLOW_LOADER, jobs, short_folder, traces_in
 
-pytestmark = pytest.mark.slow
 PROCFS = Path("/proc")
 FILES = HostFiles(PROCFS, Path("/sys"))
 
@@ -60,6 +59,7 @@ def only_error(session: TraceSession) -> str:
     return str(error)
 
 
+@pytest.mark.slow
 def test_a_trace_is_taken_and_its_file_removed(folder: Path) -> None:
     with jobs("records", folder=folder) as running:
         session = session_of(running, folder)
@@ -73,6 +73,7 @@ def test_a_trace_is_taken_and_its_file_removed(folder: Path) -> None:
         assert running[0].poll() is None
 
 
+@pytest.mark.slow
 def test_the_abstract_socket(folder: Path) -> None:
     """No other test uses it, because it is the same for all processes."""
     with jobs("records", folder=folder, env={"KINETO_IPC_SOCKET_DIR": ""}) as running:
@@ -86,6 +87,7 @@ def test_the_abstract_socket(folder: Path) -> None:
         session.close()
 
 
+@pytest.mark.slow
 def test_all_ranks_record_from_the_same_moment(folder: Path) -> None:
     with jobs("records", "records", "records", folder=folder) as running:
         session = session_of(running, folder)
@@ -100,6 +102,7 @@ def test_all_ranks_record_from_the_same_moment(folder: Path) -> None:
         session.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_requested_from_others(folder: Path) -> None:
     """A job that was not asked for polls, too, and goes on."""
     with jobs("records", "records", folder=folder) as running:
@@ -112,6 +115,7 @@ def test_nothing_is_requested_from_others(folder: Path) -> None:
         assert not select.select([output], [], [], 0.0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
@@ -135,6 +139,7 @@ def test_hostile_files(behaviour: str, why: str, folder: Path) -> None:
     assert not traces_in(folder) or behaviour == "linked"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
@@ -151,6 +156,7 @@ def test_jobs_that_do_not_record(behaviour: str, why: str, folder: Path) -> None
         assert running[0].poll() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "free", "why"),
     [
@@ -171,6 +177,7 @@ def test_a_full_volume(
     assert not traces_in(folder)
 
 
+@pytest.mark.slow
 def test_what_an_exporter_that_ended_left_is_removed(folder: Path) -> None:
     """Only what this process wrote for an exporter."""
     with jobs("records", folder=folder) as running:
@@ -183,6 +190,7 @@ def test_what_an_exporter_that_ended_left_is_removed(folder: Path) -> None:
     assert traces_in(folder) == sorted(left[2:])
 
 
+@pytest.mark.slow
 def test_a_job_that_writes_the_folder_differently_is_not_answered(folder: Path) -> None:
     """libkineto would end the job."""
     with jobs("records", folder=folder, env={"KINETO_IPC_SOCKET_DIR": f"{folder}/"}) as running:
@@ -191,6 +199,7 @@ def test_a_job_that_writes_the_folder_differently_is_not_answered(folder: Path) 
         assert running[0].poll() is None
 
 
+@pytest.mark.slow
 def test_a_process_that_ended_before(folder: Path) -> None:
     with jobs("silent", folder=folder) as running:
         process = look_up(FILES, running[0].pid)
@@ -218,6 +227,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["polls", "garbage"])
 def test_two_hundred_clients_that_never_read(sent: str, folder: Path) -> None:
     """They send 50 times as often as libkineto; the job is answered nevertheless."""
@@ -272,6 +282,7 @@ def test_where_the_job_writes() -> None:
             trace_folder(None, {"KINETO_ONDEMAND_TRACE_DIR": bad})
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_a_link_is_refused(folder: Path) -> None:
     (folder / "elsewhere").symlink_to("/etc")
     link = str(folder / "elsewhere")
@@ -280,6 +291,7 @@ def test_a_folder_that_is_a_link_is_refused(folder: Path) -> None:
     assert f"{link}: Not a directory: give a folder that it can write to with --trace-dir" in only_error(session)
 
 
+@pytest.mark.slow
 def test_the_socket_of_the_jobs() -> None:
     assert socket_folder([None, {}]) is None
     assert socket_folder([{"KINETO_IPC_SOCKET_DIR": "/run/kineto"}, None]) == Path("/run/kineto")

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure
+from gpu_exporter.profiling.pyspy import Failure, Sampling
 from gpu_exporter.profiling.triggers import (
     GAP_SECONDS,
+    MOST_AVOIDED,
+    MOST_OUTPUT_BYTES,
     MOST_PROCESSES,
+    MOST_WRITTEN_BYTES,
     Asked,
     Device,
     Refusal,
@@ -24,6 +27,7 @@ from gpu_exporter.profiling.triggers import (
     finish,
     observe,
     requested,
+    sampling_of,
 )
 
 ALL = Rules(frozenset(Reason))
@@ -208,3 +212,78 @@ def test_a_trace_counts_only_against_traces() -> None:
     state = finish(state, request, (), 110.0)
     assert isinstance(requested(state, [device], asked, 111.0), Refusal)
     assert after(1e6, gpu(0, HOST_BOUND), rules=WITHOUT_SCHEDULE, state=state)
+
+
+@pytest.mark.parametrize(
+    ("processes", "most"), [(0, MOST_OUTPUT_BYTES), (1, MOST_OUTPUT_BYTES), (MOST_PROCESSES, MOST_WRITTEN_BYTES // 16)]
+)
+def test_what_py_spy_may_write(processes: int, most: int) -> None:
+    """About all processes of a profile together, and about one."""
+    sampling = sampling_of(2.5, 40, processes)
+    assert sampling == Sampling(2.5, 40, most_bytes=most)
+    assert processes * sampling.most_bytes <= MOST_WRITTEN_BYTES
+
+
+def test_how_long_is_sampled() -> None:
+    """The schedule costs less than a finding; a person decides."""
+    assert Request(Reason.SCHEDULE, "", ()).seconds < Request(Reason.STALL, "", ()).seconds
+    assert Request(Reason.REQUEST, "", (), Asked("mia", seconds=2.5)).seconds == 2.5
+
+
+def test_processes_that_are_left_out() -> None:
+    """Beyond the most that are sampled, of those that somebody asks for."""
+    device = gpu(0, pids=tuple(range(1, MOST_PROCESSES + 4)))
+    assert Request(Reason.SCHEDULE, "", (device,)).left_out == 3
+    asked = Asked("mia", pids=(2, 3, 99))
+    request = Request(Reason.REQUEST, "", (device,), asked)
+    assert (request.left_out, dict(request.pids)) == (0, {2: (0,), 3: (0,)})
+
+
+def test_processes_that_are_waited_for() -> None:
+    waiting, waited_for = gpu(0, pids=(1, 2)), replace(gpu(1, pids=(1, 2)), is_waited_for=True)
+    assert Request(Reason.STALL, "", (waiting, waited_for)).waited_for == {101, 102}
+
+
+def test_the_most_urgent_reason_and_gpu() -> None:
+    """First the reason, then the GPU that was profiled longest ago, then its index."""
+    devices = [gpu(0, HOST_BOUND), gpu(1, STALLED | HOST_BOUND), gpu(2, STALLED)]
+    request = after(300, *devices, rules=WITHOUT_SCHEDULE)
+    assert request
+    assert (request.reason, request.finding) == (Reason.STALL, "GpuCollectiveStall")
+    state = State(profiled={"GPU-0": -2000.0, "GPU-1": -1000.0})
+    for known, first in ((state, 2), (replace(state, profiled={**state.profiled, "GPU-2": -3000.0}), 2), (State(), 0)):
+        request = after(300, *(gpu(index, HOST_BOUND) for index in range(3)), rules=WITHOUT_SCHEDULE, state=known)
+        assert request
+        assert [device.index for device in request.devices] == [first]
+
+
+def test_how_much_is_remembered() -> None:
+    """Of programs to avoid, the latest ones."""
+    request = Request(Reason.SCHEDULE, "", (gpu(0),))
+    programs = [process(f"python {number}.py") for number in range(MOST_AVOIDED + 1)]
+    state = finish(State(), request, [(program, Failure.TIMEOUT) for program in programs], 0.0)
+    assert [state.avoids(program) for program in (programs[0], programs[1], programs[-1])] == [False, True, True]
+    ended = finish(State(), request, [(program, Failure.ENDED) for program in programs], 0.0)
+    assert (ended.avoided, len(ended.ended)) == ((), MOST_AVOIDED)
+
+
+def test_budgets_that_a_profile_uses_up() -> None:
+    """Every profile that of the GPU; a stall and a trace their own besides."""
+    device, at = gpu(0), {"GPU-0": 5.0}
+    for request, stalled, traced in (
+        (Request(Reason.SCHEDULE, "", (device,)), {}, {}),
+        (Request(Reason.STALL, "", (device,)), at, {}),
+        (Request(Reason.REQUEST, "", (device,), Asked("mia")), {}, {}),
+        (Request(Reason.REQUEST, "", (device,), Asked("mia", trace=True)), {}, at),
+    ):
+        state = finish(State(), request, (), 5.0)
+        assert (state.profiled, state.stalled, state.traced) == (at, stalled, traced)
+
+
+def test_a_refusal_says_how_long_to_wait() -> None:
+    state = State(profiled={"GPU-1": 100.0})
+    refusal = requested(state, [gpu(0), gpu(1)], Asked("mia"), 100.0 + GAP_SECONDS - 1)
+    assert refusal == Refusal("GPU 1 was profiled 599 s ago, and is at most once in 10 min: wait 1 s", 1.0)
+    assert requested(State(), [], Asked("mia"), 0.0) == Refusal(
+        "the driver lists no such process on a GPU of this node"
+    )

@@ -6,18 +6,25 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.profile_reason import Reason
 from gpu_exporter.model.snapshot import GpuSamples
+from gpu_exporter.profiling import tracing
+from gpu_exporter.profiling import watch as watching
+from gpu_exporter.profiling.kineto_ipc import TraceOptions
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
-from gpu_exporter.profiling.triggers import GAP_SECONDS, MOST_PROCESSES, Asked, Refusal, Rules
+from gpu_exporter.profiling.tracing import Traced
+from gpu_exporter.profiling.triggers import GAP_SECONDS, MOST_PROCESSES, Asked, Device, Refusal, Rules
 from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch, devices, remembered
 
 GPU = Gpu(0, "GPU-0")
@@ -259,3 +266,169 @@ def test_a_request_of_a_person(make: Make, tmp_path: Path, caplog: pytest.LogCap
     over = watch.ask(Asked("mia"))
     ticked(watch, seen(7))
     assert isinstance(over.result(0), Refusal)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_trace_that_a_person_asks_for(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, takes: bool
+) -> None:
+    """A job that has recorded in vain is slower, too: also then the budget is used up."""
+    caplog.set_level("INFO")
+    proc(tmp_path / "proc", 7)
+    asked: list[tuple[object, ...]] = []
+
+    def trace(processes: Sequence[Process], options: TraceOptions, files: HostFiles, *others: object) -> Traced:
+        asked.append((options, *others))
+        stacks = [ProcessStacks(7, (0,), {"a": 1.0}, 0.0, StackKind.GPU)]
+        if not takes:
+            return Traced({}, (), (), (), [(process, GpuExporterError("garbage")) for process in processes], True)
+        return Traced({"text": b"x"}, processes, (KernelTime("GPU-0", "gemm", 2.0),), stacks, (), True)
+
+    monkeypatch.setattr(tracing, "trace", trace)
+    watch = make(FakeSampler(), Reason.STRAGGLER)
+    answer = watch.ask(Asked("mia", seconds=0.5, trace=True, frames=False, outputs=("text",)))
+    found = ticked(watch, seen(7))
+    given = answer.result(0)
+    assert isinstance(given, Given)
+    assert asked == [(TraceOptions(0.5, stacks=False), {0: "GPU-0"}, ("text",))]
+    assert "profile method=trace seconds=0.5 pids=7" in caplog.text
+    assert given.summary.is_trace
+    (summary,) = watch.store.summaries
+    assert (summary, summary.seconds) == (given.summary, 0.5)
+    if takes:
+        assert [(each.pid, each.samples, each.gpus) for each in summary.processes] == [(7, 0, ("GPU-0",))]
+        assert (given.outputs, found["gpu_kernel_class_seconds_total,gemm"]) == ({"text": b"x"}, 2.0)
+        assert [stacks.kind for stacks in watch.store.stacks(summary.id) or ()] == [StackKind.GPU]
+    else:
+        assert [(each.reason, each.why) for each in summary.failed] == [(Failure.OTHER, "garbage")]
+        assert (given.outputs, found["gpu_exporter_profiles_total,request"]) == ({}, 0)
+    again = watch.ask(Asked("mia", trace=True))
+    ticked(watch, seen(7))
+    assert isinstance(again.result(0), Refusal)
+
+
+def test_profiles_of_one_moment_have_ids_in_order(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the clock is set back."""
+    proc(tmp_path / "proc", 7)
+    now, unix = [0.0], iter([1_000_000.0, 1_000_000.0, 999_000.0])
+    moment = [0.0]
+    monkeypatch.setattr(watching, "time", SimpleNamespace(time=lambda: moment[0]))
+    watch = make(FakeSampler(), clock=lambda: now[0])
+    for now[0] in (0.0, GAP_SECONDS, 2 * GAP_SECONDS):
+        moment[0] = next(unix)
+        ticked(watch, seen(7))
+    assert [summary.id for summary in watch.store.summaries] == ["0001000000000", "0001000000001", "0001000000002"]
+    assert [summary.at for summary in watch.store.summaries] == [1_000_000.0, 1_000_000.0, 999_000.0]
+
+
+def test_failures_of_the_node_are_logged_again_after_a_success(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proc(tmp_path / "proc", 7)
+    sampler, now = FakeSampler(), [0.0]
+    watch = make(sampler, clock=lambda: now[0])
+    for number, answer in enumerate((fails(Failure.DISK), fails(Failure.DISK), lambda _: FOLDED, fails(Failure.DISK))):
+        now[0], sampler.answer = number * GAP_SECONDS, answer
+        ticked(watch, seen(7))
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["profile: it failed"] * 2
+
+
+def test_somebody_who_asks_while_a_tool_uses_the_counters(make: Make, tmp_path: Path) -> None:
+    proc(tmp_path / "proc", 7)
+    watch = make(FakeSampler())
+    answer = watch.ask(Asked("mia"))
+    ticked(watch, seen(7, paused=True))
+    assert answer.result(0) == Refusal("not profiled while another tool uses the profiling counters of a GPU")
+
+
+def test_somebody_who_has_gone(make: Make, tmp_path: Path) -> None:
+    proc(tmp_path / "proc", 7)
+    sampler = FakeSampler()
+    watch = make(sampler, Reason.STRAGGLER)
+    assert watch.ask(Asked("mia")).cancel()
+    ticked(watch, seen(7))
+    assert not sampler.asked
+
+
+def test_an_error_is_also_the_answer(make: Make, tmp_path: Path) -> None:
+    proc(tmp_path / "proc", 7)
+
+    def broken(process: Process) -> str:
+        raise ZeroDivisionError
+
+    watch = make(FakeSampler(broken), Reason.STRAGGLER)
+    answer = watch.ask(Asked("mia"))
+    with pytest.raises(ZeroDivisionError):
+        ticked(watch, seen(7))
+    with pytest.raises(ZeroDivisionError):
+        answer.result(0)
+
+
+def test_processes_that_are_avoided_leave_nothing(make: Make, tmp_path: Path) -> None:
+    """Nothing was learnt of them; the next look at the same program does not start py-spy either."""
+    proc(tmp_path / "proc", 7)
+    sampler, now = FakeSampler(fails(Failure.TIMEOUT)), [0.0]
+    watch = make(sampler, clock=lambda: now[0])
+    for now[0] in (0.0, GAP_SECONDS):
+        found = ticked(watch, seen(7))
+    assert len(watch.store.summaries) == len(sampler.asked) == 1
+    assert found["gpu_exporter_profile_failures_total,avoided"] == 1
+
+
+def test_the_thread_goes_on_after_an_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error is logged once, until a look succeeds. Profiles of an earlier process are known from the start."""
+    watch, looks = make(FakeSampler()), iter([True, True, False, True])
+    loaded: list[float] = []
+    monkeypatch.setattr(ProfileStore, "load", lambda store, now: loaded.append(now))
+    waits = iter([False] * 4 + [True])
+    monkeypatch.setattr(watch, "_stopping", SimpleNamespace(wait=lambda seconds: next(waits)))
+
+    def tick() -> None:
+        if next(looks):
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(watch, "tick", tick)
+    watch.run()
+    assert len(loaded) == 1
+    assert [record.getMessage() for record in caplog.records] == ["profiles: unexpected error, please report it"] * 2
+
+
+def test_profiles_that_cannot_be_read(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails_to_load(store: ProfileStore, now: float) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ProfileStore, "load", fails_to_load)
+    watch = make(FakeSampler())
+    watch.stop()
+    watch.run()
+    assert caplog.records[0].getMessage() == f"profiles of {watch.store.folder} cannot be read: Input/output error"
+
+
+def test_what_is_remembered() -> None:
+    """Stalls and traces have budgets of their own. A clock that was set back means now, not the future."""
+    stall = Summary("1", 1000.0, Reason.STALL, "", ("a", "b"), (0, 1), 5.0, rate=50)
+    trace = Summary("2", 1100.0, Reason.REQUEST, "", ("a", "b"), (0, 1), 5.0, rate=0)
+    future = Summary("3", 9000.0, Reason.SCHEDULE, "", ("a",), (0,), 5.0, rate=50)
+    state = remembered([stall, trace], 1200.0, 5000.0)
+    assert state.profiled == state.traced == {"a": 4900.0, "b": 4900.0}
+    assert state.stalled == {"a": 4800.0, "b": 4800.0}
+    assert remembered([stall, future], 1200.0, 5000.0).profiled == {"a": 5000.0, "b": 4800.0}
+
+
+def test_what_is_found_about_gpus() -> None:
+    """Memory decides the order; a process without memory is one, too. A GPU without UUID cannot be told from others."""
+    samples = [
+        Sample(Series(m.PROCESS_SM, GPU, (("pid", "3"),)), 99.0),
+        Sample(Series(m.PROCESS_MEMORY, GPU, (("pid", "2"),)), 9.0),
+        Sample(Series(m.PROCESS_SM, GPU, (("pid", "2"),)), 1.0),
+        Sample(Series(m.FB_USED, GPU, ()), 1.0),
+    ]
+    about = GpuFindings("ml/a", {Reason.STALL: "x"}, True, frozenset({"ml/a"}))
+    nameless = GpuSamples(Gpu(1, ""), 1.0, samples, {})
+    found = devices([GpuSamples(GPU, 1.0, samples, {}), nameless], {"GPU-0": about})
+    assert found == [Device("GPU-0", 0, (2, 3), "ml/a", {Reason.STALL: "x"}, True, frozenset({"ml/a"}))]
