@@ -90,7 +90,7 @@ NVLINK_GPUS = "GPUs with NVLink, Ampere and newer"
 # fmt: off
 STATES = (
     State("GPU lost", "it does not answer; the reason is in `gpu_down_reason` (also while the driver is released, with the reason `released`)", f"{m.UP} == 0", ALL),
-    State("GPU missing", "it is bound to the driver, or was seen before, and does not answer", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
+    State("GPU missing", "it is on the PCI bus, or was seen before, and does not answer; `gpu_device_missing` has its address if the driver does not list it", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
     State("Recovery action", "the driver requests a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
     State("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
     State("Corrected ECC errors, rate", "more than 10 an hour: watch the trend; the alert fires at more than 100", f"increase({m.ECC_SBE_VOL}[1h]) > 10", "all with ECC"),
@@ -178,6 +178,12 @@ DOWN: Mapping[str, Fault] = {
 def missing(expected: int, listed: int) -> int:
     """Return how many of the expected GPUs the driver does not list."""
     return max(0, expected - listed)
+
+
+def missing_gpu(labels: Mapping[str, str]) -> str:
+    """Return which GPU is missing and what its kernel driver is, from the labels of `gpu_device_missing`."""
+    driver = labels.get("driver", "")
+    return f"{labels.get('pci_bus_id', '')}, {f'bound to {driver}' if driver else 'not bound to a driver'}"
 
 
 # Faults of the memory, each shown by one value. Lifetime error counts are not used: a repair does not reset them.

@@ -166,7 +166,9 @@ def _merged(passive: check.Report, checked: _Checked, busy: Mapping[int, str]) -
     """Return one report of the verdict by NVML and the active check."""
     by_index = {result.verdict.gpu.index: result.verdict for result in checked.results}
     return check.Report(
-        tuple(_both(verdict, by_index.get(verdict.gpu.index), busy) for verdict in passive.verdicts), passive.missing
+        tuple(_both(verdict, by_index.get(verdict.gpu.index), busy) for verdict in passive.verdicts),
+        passive.missing,
+        passive.missing_gpus,
     )
 
 

@@ -14,7 +14,7 @@ from gpu_exporter.health import judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
-from gpu_exporter.model.pci import pci_bus_id
+from gpu_exporter.model.pci import PciGpu, pci_bus_id
 from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
 from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
 from gpu_exporter.model.verdict import Verdict
@@ -57,11 +57,13 @@ class Composer:
         source_down: str,
         exporter_metrics: Iterable[tuple[Metric, float]],
         xid_counts: Collection[Metric],
+        missing: Sequence[PciGpu] = (),
     ) -> Snapshot:
         """Return a snapshot of now, without the series of GPUs that were not read for some intervals.
 
         `source_down` is the reason why the source is down, or empty. `exporter_metrics` are those of the exporter
-        itself. `xid_counts` are those of dcgm-exporter's XID metrics that are exposed.
+        itself. `xid_counts` are those of dcgm-exporter's XID metrics that are exposed. `missing` are GPUs on the PCI
+        bus that the driver does not list.
         """
         now = time.time()
         self._forget_others([record.gpu for record, _ in gpus])
@@ -81,6 +83,7 @@ class Composer:
             samples += self._gpu_samples(record, status, now, fresh=fresh)
             samples += self._health_samples(verdict)
         samples += [self._sample(metric, None, value) for metric, value in exporter_metrics]
+        samples += [self._sample(m.MISSING, None, 1, pci_bus_id=gpu.address, driver=gpu.driver) for gpu in missing]
         samples += () if source_down else self._non_gpu_samples()
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
         samples += self._event_samples([record for record, _ in gpus], xid_counts)

@@ -142,13 +142,17 @@ def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
     """Yield for each node how many of the GPUs that it should have are not listed."""
     expected: dict[_Target, ScrapedSample] = {}
     listed: dict[_Target, int] = defaultdict(int)
+    on_bus: dict[_Target, list[str]] = defaultdict(list)
     for sample in newest:
         target = _key(sample).target
         if sample.name == m.EXPECTED.name and plausible(sample.value):
             expected[target] = sample
+        if sample.name == m.MISSING.name:
+            on_bus[target].append(faults.missing_gpu(sample.labels))
         listed[target] += sample.name == m.UP.name
     for target, sample in expected.items():
         number = faults.missing(int(sample.value), listed[target])
         if number > 0:
             what = f"{number} of {sample.value:.0f} GPUs"
-            yield Absent(_node(sample.labels), what, "expected, but the driver does not list them")
+            where = f": {'; '.join(on_bus[target])}" if on_bus[target] else ""
+            yield Absent(_node(sample.labels), what, f"expected, but the driver does not list them{where}")

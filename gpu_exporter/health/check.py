@@ -28,10 +28,11 @@ def indices(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdicts that were requested, and the number of GPUs that are missing."""
+    """The verdicts that were requested, the number of GPUs that are missing, and their addresses as far as known."""
 
     verdicts: tuple[Verdict, ...]
     missing: int = 0
+    missing_gpus: tuple[str, ...] = ()
 
     @property
     def health(self) -> Health:
@@ -48,7 +49,7 @@ def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
     verdicts = snapshot.verdicts
     # An empty snapshot means that the driver library hangs, which is not a verdict.
     if only is None or not snapshot.gpus:
-        return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
+        return Report(verdicts, judge.missing(snapshot), judge.missing_gpus(snapshot)) if snapshot.gpus else Report(())
     absent = only - {verdict.gpu.index for verdict in verdicts}
     nowhere = Problem(m.UP, 0, "this node has no such GPU", Action.NODE_REBOOT, "gone")
     return Report(
@@ -70,7 +71,8 @@ def lines(result: Report) -> Iterable[str]:
             cure = "" if verdict.action is Action.NONE else f" -> {verdict.action.value}"
             yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {words}{cure}"
     if result.missing:
-        yield f"missing: {result.missing} of the expected GPUs -> {Action.NODE_REBOOT.value}"
+        where = f" ({'; '.join(result.missing_gpus)})" if result.missing_gpus else ""
+        yield f"missing: {result.missing} of the expected GPUs{where} -> {Action.NODE_REBOOT.value}"
     yield from _unknown(result.verdicts)
     counts = Counter(verdict.health.value for verdict in result.verdicts) + Counter(missing=result.missing)
     yield "GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
@@ -103,5 +105,6 @@ def as_dict(result: Report) -> dict[str, Any]:
         "ok": result.health is Health.HEALTHY,
         "health": result.health.value,
         "missing": result.missing,
+        "missing_gpus": result.missing_gpus,
         "gpus": [judge.as_dict(verdict) for verdict in result.verdicts],
     }

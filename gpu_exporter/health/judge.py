@@ -71,6 +71,13 @@ def missing(snapshot: Snapshot) -> int:
     return faults.missing(expected, len(snapshot.gpus))
 
 
+def missing_gpus(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return which GPUs on the PCI bus the driver does not list, as far as that is known."""
+    return tuple(
+        faults.missing_gpu(dict(series.labels)) for series, _ in snapshot.samples if series.metric is m.MISSING
+    )
+
+
 def as_dict(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict for JSON."""
     return {
