@@ -175,6 +175,15 @@ DOWN: Mapping[str, Fault] = {
 }
 
 
+# What it says about a node if all its GPUs fail at the same moment for this reason: nothing about any GPU. A lost GPU, and
+# one that needs a reset, is named by the driver itself.
+OF_NODE: Mapping[str, str] = {
+    "unknown": "no GPU answers, and the driver does not say why: a container that has lost its devices (restart it), or a "
+    "fault of the driver (`nvidia-smi` on the node)",
+    "stalled": "calls of the driver hang for all GPUs: a fault of the driver (`dmesg | grep -i nvrm` on the node)",
+}
+
+
 def missing(expected: int, listed: int) -> int:
     """Return how many of the expected GPUs the driver does not list."""
     return max(0, expected - listed)

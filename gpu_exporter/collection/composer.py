@@ -20,6 +20,9 @@ from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemet
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
 
+# GPUs that stopped to answer within this time failed at the same moment.
+MOMENT_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -71,10 +74,13 @@ class Composer:
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
         seen: list[GpuSamples] = []
+        of_node = judge.fault_of_node([status for _, status in gpus], max(MOMENT_SECONDS, 3 * self._settings.interval))
+        source_down = source_down or next((status.reason for status in of_node), "")
         for record, status in gpus:
             fresh = status.reason != "released" and record.is_fresh(self._settings.interval)
             read = record.samples if fresh else ()
-            verdict = judge.judge(status, read, record.why, problems.get(pci_bus_id(record.gpu.pci_bus_id), ()))
+            reported = problems.get(pci_bus_id(record.gpu.pci_bus_id), ())
+            verdict = judge.judge(status, read, record.why, reported, of_node=status in of_node)
             verdicts.append(verdict)
             if self._events and judge.is_healthy_but_for_xids(verdict):
                 self._events.confirm_repair(pci_bus_id(record.gpu.pci_bus_id))

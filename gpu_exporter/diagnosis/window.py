@@ -33,7 +33,7 @@ FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
-        + [m.MISSING.name, m.HOST_PROCESS.name]
+        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name]
     )
 )
 

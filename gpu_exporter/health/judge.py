@@ -6,8 +6,9 @@ values and recent XIDs (`reported`). No rule can fire on a healthy GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from gpu_exporter.catalogue import faults
@@ -42,18 +43,41 @@ ROWS: tuple[Metric, ...] = (
 Values = Mapping[Metric, float]
 
 
+def fault_of_node(statuses: Sequence[GpuStatus], seconds: float) -> frozenset[GpuStatus]:
+    """Return the GPUs whose failure is a fault of the container or the driver, and says nothing about them.
+
+    No GPU answers, and these stopped within `seconds` of the last one for the same reason: a GPU that failed before,
+    while others answered, is faulty itself. So is a single GPU whose calls hang.
+    """
+    if not statuses or any(status.up for status in statuses):
+        return frozenset()
+    latest = max((status.read_at for status in statuses if status.read_at is not None), default=None)
+    together = [status for status in statuses if latest is None or (status.read_at or -inf) >= latest - seconds]
+    reasons = {status.reason for status in together}
+    shared = len(reasons) == 1 and reasons <= faults.OF_NODE.keys() and (reasons != {"stalled"} or len(statuses) > 1)
+    return frozenset(together) if shared else frozenset()
+
+
 def judge(
-    status: GpuStatus, samples: Iterable[Sample], why: Callable[[Metric], str], reported: Iterable[Problem] = ()
+    status: GpuStatus,
+    samples: Iterable[Sample],
+    why: Callable[[Metric], str],
+    reported: Iterable[Problem] = (),
+    *,
+    of_node: bool = False,
 ) -> Verdict:
     """Return the verdict on one GPU by its samples.
 
-    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs.
+    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs. With `of_node`, its
+    failure says nothing about this GPU.
     """
     gpu = status.gpu
     if status.up:
         values = {series.metric: value for series, value in samples if not series.labels}
         unknown = tuple(answer for topic, metrics in TOPICS.items() for answer in _unknown(topic, metrics, values, why))
         return Verdict(gpu, (*_problems(values), *reported), unknown)
+    if of_node:
+        return Verdict(gpu, tuple(reported), (Unknown("any metric", faults.OF_NODE[status.reason]),))
     if status.reason in faults.DOWN and not 0 < status.stalled < STUCK_SECONDS:
         return Verdict(gpu, (_problem(faults.DOWN[status.reason], m.UP, 0), *reported))
     return Verdict(gpu, tuple(reported), (Unknown("any metric", f"it does not answer ({status.reason})"),))

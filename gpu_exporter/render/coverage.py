@@ -72,8 +72,10 @@ def generation(way: Read) -> Generation:
 
 
 def reads(signal: Signal, which: Generation) -> tuple[Read, ...]:
-    """Return what a signal is read from in one generation, best first. A name that 4.9 kept is in both, and a series that
-    rules record is in all."""
+    """Return what a signal is read from in one generation, best first.
+
+    A name that 4.9 kept is in both, and a series that rules record is in all.
+    """
     return tuple(
         way
         for way in signal.definitions

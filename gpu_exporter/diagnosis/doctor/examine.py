@@ -204,7 +204,7 @@ CURES = {
     "reset_required": "it asks for a reset: drain the node, then `nvidia-smi --gpu-reset`",
     "stalled": "a call into the driver does not return: `dmesg | grep -i nvrm`; usually only a reboot helps",
     "no_permission": "check the permissions of /dev/nvidia*, or run as a user who may open them",
-    "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`",
+    "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`; restart a container in which no GPU answers",
 }
 
 # Why a value is missing, for reasons that only DCGM has.

@@ -146,6 +146,25 @@ def test_a_gpu_that_the_driver_could_not_initialise(tmp_path: Path) -> None:
         assert code in (None, ended.returncode), arguments
 
 
+def test_a_container_that_lost_its_devices(tmp_path: Path) -> None:
+    """Every call answers "unknown" for all GPUs: one finding about the node, and no drain."""
+    driver = FakeDriver(tmp_path, gpus=3)
+    for gpu in range(3):
+        driver.answer_unknown(gpu)
+    ended = run("check", env=driver.environment)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("every GPU: health unknown: no value for any metric: no GPU answers")
+    assert ended.stdout.endswith("GPUs: 3 unknown\n")
+    diagnosed = run("diagnose", "--for", "1s", env=driver.environment, timeout=60)
+    assert diagnosed.returncode == 1
+    assert "every GPU: no GPU answers" in diagnosed.stdout
+    assert "GpuLost" not in diagnosed.stdout
+    driver.restore(1)
+    ended = run("check", env=driver.environment)
+    assert ended.returncode == 3
+    assert "GPU 0: unhealthy: it does not answer, and the driver does not say why -> drain\n" in ended.stdout
+
+
 def test_json(tmp_path: Path) -> None:
     """The format that scripts rely on."""
     driver = FakeDriver(tmp_path, gpus=2)
