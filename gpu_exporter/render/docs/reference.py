@@ -139,6 +139,10 @@ EXIT_CODES = (
         " `generate --check` could not do their work.",
     ),
     ("3", "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ."),
+    (
+        "4",
+        "`check --active`: another program uses a GPU, so there is no comparable result; no GPU is unfit.",
+    ),
     ("130", "Interrupted by Ctrl-C; `diagnose` then reports what it has seen by then, or exits with 2."),
     ("141", "The reader of stdout closed the pipe."),
 )

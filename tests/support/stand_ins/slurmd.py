@@ -32,6 +32,10 @@ class Slurmd:
         (self._bin / name).write_text(text)
         (self._bin / name).chmod(0o755)
 
+    def set(self, name: str, value: str) -> None:
+        """Set an environment variable of scripts."""
+        self._environment[name] = value
+
     def run(self, script: Path, gpus: str) -> bool:
         """Run the prolog or epilog of a job with these GPUs. Returns whether it succeeded."""
         environment = {**self._environment, "PATH": f"{self._bin}:/usr/bin:/bin", "SLURMD_NODENAME": "gpu-7"}
