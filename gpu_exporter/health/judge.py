@@ -24,6 +24,8 @@ from gpu_exporter.model.verdict import Health, Problem, Unknown, Verdict
 STUCK_SECONDS = 4.0
 GPU_IDLE = 1
 
+# Why a GPU has no such value at all: a simulated one has only what was recorded.
+HARMLESS = frozenset({"not_supported", "not_simulated"})
 # What must be known of a GPU before it is called healthy, if it supports it. One value per topic is enough: newer GPUs
 # remap rows, older ones retire pages.
 TOPICS: Mapping[str, tuple[Metric, ...]] = {
@@ -184,8 +186,8 @@ def _unknown(
     if not silent:
         return ()
     reasons = {metric: why(metric) for metric in silent}
-    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why != "not_supported")
+    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why not in HARMLESS)
     if failed or len(silent) < len(metrics):
         return failed
     off = metrics == (m.ECC_DBE_VOL,) and values.get(m.ECC_MODE) == 0
-    return (Unknown(what, "ECC is off" if off else "not_supported", harmless=True),)
+    return (Unknown(what, "ECC is off" if off else reasons[metrics[0]], harmless=True),)

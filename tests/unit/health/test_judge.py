@@ -214,6 +214,13 @@ def test_unknown(values: Mapping[Metric, float | str], level: Health, said: list
     assert found.problems == ()
 
 
+def test_what_is_not_simulated_is_no_gap() -> None:
+    """Otherwise, no simulated GPU would ever be healthy."""
+    found = of({**H200, **dict.fromkeys((m.ECC_DBE_VOL, m.RECOVERY), "not_simulated")})
+    assert found.health is Health.HEALTHY
+    assert {(each.why, each.harmless) for each in found.unknown} == {("not_simulated", True)}
+
+
 def test_values_that_were_never_read_are_unknown() -> None:
     """No value and no outcome: it was never read."""
     assert of({}).health is Health.UNKNOWN
