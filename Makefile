@@ -11,7 +11,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.p
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test test-all coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
+.PHONY: help run demo demo-fault quick test test-all coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
   soak tools wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
@@ -23,6 +23,14 @@ run: $(VENV)/run ## Install everything and serve the GPUs of this machine on :94
 
 demo: $(VENV)/run ## Serve a recording of real H200s on :9400; every series is labelled as replayed
 	@exec $(BIN)/gpu-exporter serve --source replay --recording h200_workloads $(ARGS)
+
+demo-fault: $(VENV)/run ## Serve a simulated job of eight GPUs on :9400, one of which is slow, and another is lost after 20 s
+	@echo 'A simulated job of eight GPUs: GPU 3 is slow, and GPU 6 falls off the bus after 20 s. Open http://localhost:9400/'
+	@echo 'Try in another terminal:'
+	@echo '  $(BIN)/gpu-exporter diagnose --url http://localhost:9400'
+	@echo '  $(BIN)/gpu-exporter top --url http://localhost:9400'
+	@echo "  curl -s http://localhost:9400/metrics | grep -E '^gpu_(down|health)_reason'"
+	@exec $(BIN)/gpu-exporter serve --source simulated --inject 'GpuStragglerSlow:3;GpuLost:6' $(ARGS)
 
 test: lint .tools/done .tools/alerting ## Install what is needed, run the linters, the unit tests, and an end-to-end test for each promise of the README; takes less than five minutes
 	$(BIN)/python -m pytest tests/promises tests/unit -m 'not slow' --numprocesses 4 --dist worksteal $(ARGS)

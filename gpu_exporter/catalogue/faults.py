@@ -90,7 +90,7 @@ NVLINK_GPUS = "GPUs with NVLink, Ampere and newer"
 # fmt: off
 STATES = (
     State("GPU lost", "it does not answer; the reason is in `gpu_down_reason` (also while the driver is released, with the reason `released`)", f"{m.UP} == 0", ALL),
-    State("GPU missing", "it is bound to the driver, or was seen before, and does not answer", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
+    State("GPU missing", "it is on the PCI bus, or was seen before, and does not answer; `gpu_device_missing` has its address if the driver does not list it", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
     State("Recovery action", "the driver requests a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
     State("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
     State("Corrected ECC errors, rate", "more than 10 an hour: watch the trend; the alert fires at more than 100", f"increase({m.ECC_SBE_VOL}[1h]) > 10", "all with ECC"),
@@ -175,9 +175,24 @@ DOWN: Mapping[str, Fault] = {
 }
 
 
+# What it says about a node if all its GPUs fail at the same moment for this reason: nothing about any GPU. A lost GPU, and
+# one that needs a reset, is named by the driver itself.
+OF_NODE: Mapping[str, str] = {
+    "unknown": "no GPU answers, and the driver does not say why: a container that has lost its devices (restart it), or a "
+    "fault of the driver (`nvidia-smi` on the node)",
+    "stalled": "calls of the driver hang for all GPUs: a fault of the driver (`dmesg | grep -i nvrm` on the node)",
+}
+
+
 def missing(expected: int, listed: int) -> int:
     """Return how many of the expected GPUs the driver does not list."""
     return max(0, expected - listed)
+
+
+def missing_gpu(labels: Mapping[str, str]) -> str:
+    """Return which GPU is missing and what its kernel driver is, from the labels of `gpu_device_missing`."""
+    driver = labels.get("driver", "")
+    return f"{labels.get('pci_bus_id', '')}, {f'bound to {driver}' if driver else 'not bound to a driver'}"
 
 
 # Faults of the memory, each shown by one value. Lifetime error counts are not used: a repair does not reset them.

@@ -18,6 +18,8 @@ OWNER = ("namespace", "pod", "workload")
 JOB = ("cluster", "namespace", "workload", "modelName")
 IDENTITY_INFO = "gpu:device_identity:info"
 DEVICE_INFO = "gpu:device:info"
+# 1 for each device and owner: pod or job.
+OWNERS_INFO = "gpu:device_owners:info"
 RATE_WINDOW = "2m"
 
 

@@ -15,7 +15,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.distributions import Spread, Within
 from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.catalogue.signal import OWNERS_INFO, Derived, Read, Signal
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.model.metric import Metric
 
@@ -66,6 +66,16 @@ FP16_ACTIVE = _activity("fp16_active", m.FP16_ACTIVE, m.FP16_SECONDS, "FP16 unit
 INT_ACTIVE = _activity("int_active", m.INT_ACTIVE, m.INT_SECONDS, "integer units busy {} of the time")
 UTIL = Signal(
     "util", "ratio", "GPU utilisation as nvidia-smi shows it", _reads(m.GPU_UTIL, 1e-2), plain="utilisation {}"
+)
+
+# A GPU without an owner needs a 0, because its series continues when a second pod or job shares it.
+ALLOCATED = Signal(
+    "allocated",
+    "bool",
+    "1 while a pod or job has the GPU, whether it uses it or not",
+    (Read(OWNERS_INFO), *_reads(m.GR_ENGINE_ACTIVE, 0.0)),
+    per_instance=True,
+    plain="allocated to a pod or job: {}",
 )
 
 PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}")

@@ -12,11 +12,13 @@ from pathlib import Path
 import click
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.cli import gpu_users
 from gpu_exporter.collection.monitor import Monitor, observe
 from gpu_exporter.config import Config
 from gpu_exporter.health import check, judge
 from gpu_exporter.health.active_checks import ActiveChecks, History
 from gpu_exporter.health.kernel_log_reader import boot_id
+from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
@@ -28,7 +30,7 @@ from gpu_exporter.probes.run import TIME_LIMITS, Outcomes, Target, run
 from gpu_exporter.sources.choice import only
 
 # The rows that are read before and after a check: the verdict's, whether the GPU is busy, and the counters.
-AROUND = tuple(dict.fromkeys((*judge.ROWS, m.PROCESSES, m.GPU_UTIL, m.FB_USED, *active.COUNTERS)))
+AROUND = tuple(dict.fromkeys((*judge.ROWS, *gpu_users.ROWS, m.GPU_UTIL, *active.COUNTERS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class _Checked:
     outcomes: Outcomes = field(default_factory=lambda: Outcomes([]))
     warnings: list[str] = field(default_factory=list)
     clean: bool = True
+    users: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
@@ -65,10 +68,14 @@ def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
-    busy = {**({} if request.force else dict(_busy(before))), **dict(_in_mig_mode(before))}
-    targets = [target for target in _targets(passive) if target.index not in busy]
-    checked = _checked(request, targets, before, end) if targets else _Checked()
-    result = _merged(passive, checked, busy)
+    untested = dict(_in_mig_mode(before))
+    seen = {**_busy(before), **gpu_users.users(before, _files(request.config))}
+    users = {index: programs for index, programs in seen.items() if index not in untested}
+    if not request.force:
+        untested = {**dict.fromkeys(users, "another program uses the GPU: end it, or use --force"), **untested}
+    targets = [target for target in _targets(passive) if target.index not in untested]
+    checked = _checked(request, targets, before, users, end) if targets else _Checked(users=users)
+    result = _merged(passive, checked, untested)
     if as_json:
         content = {**check.as_dict(result), "active": report.as_dict(checked.results, checked.outcomes)}
         click.echo(json.dumps(content, indent=2))
@@ -76,7 +83,7 @@ def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
         click.echo("\n".join((*report.lines(checked.results, checked.outcomes), *check.lines(result))))
     for warning in checked.warnings:
         click.echo(f"gpu-exporter: warning: {warning}", err=True)
-    return check.EXIT_CODES[result.health], clean and checked.clean and not checked.outcomes.stuck
+    return result.exit_code, clean and checked.clean and not checked.outcomes.stuck
 
 
 def _targets(passive: check.Report) -> Iterator[Target]:
@@ -87,14 +94,17 @@ def _targets(passive: check.Report) -> Iterator[Target]:
             yield Target(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model)
 
 
-def _busy(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
-    """Yield the GPUs that something else uses, with what shows it."""
-    for index, values in readings(snapshot).items():
-        if processes := int(values.get(m.PROCESSES, 0)):
-            who = f"{processes} processes use it: stop them" if processes > 1 else "1 process uses it: stop it"
-            yield index, f"{who}, or use --force"
-        elif values.get(m.GPU_UTIL, 0) > 0:
-            yield index, f"it is {values[m.GPU_UTIL]:.0f} % busy: stop what uses it, or use --force"
+def _busy(snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
+    """Return the GPUs that work, and that the driver lists no process of."""
+    return {
+        index: (f"a program that is {gpu_users.HIDDEN}; it is {values[m.GPU_UTIL]:.0f} % busy",)
+        for index, values in readings(snapshot).items()
+        if values.get(m.GPU_UTIL, 0) > 0
+    }
+
+
+def _files(config: Config) -> HostFiles:
+    return HostFiles(config.procfs, config.sysfs)
 
 
 def _in_mig_mode(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
@@ -103,8 +113,10 @@ def _in_mig_mode(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
             yield index, "it is in MIG mode: active checks need whole GPUs"
 
 
-def _checked(request: Request, targets: list[Target], before: Snapshot, end: float) -> _Checked:
-    """Run the check while the load is observed, judge it, and keep it."""
+def _checked(
+    request: Request, targets: list[Target], before: Snapshot, users: Mapping[int, tuple[str, ...]], end: float
+) -> _Checked:
+    """Run the check while the load is observed; judge and keep it. `users` are the programs that used GPUs before."""
     checked, loads, start = _Checked(), Loads(), time.time()
     monitor = Monitor(only(request.config), ROWS, INTERVAL, INTERVAL)
     monitor.start()
@@ -122,12 +134,15 @@ def _checked(request: Request, targets: list[Target], before: Snapshot, end: flo
     finally:
         checked.clean = monitor.stop()
     after = before
-    # If a call of the driver hangs, another one would, too. Level 1 is too short for errors to accumulate.
-    if request.level > 1 and checked.clean and time.monotonic() < end:
+    if checked.clean and time.monotonic() < end:  # if a call of the driver hangs, another one would, too
         after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+    # A program that began meanwhile is seen afterwards. A process of the check that cannot be ended is no such program.
+    later = {} if checked.outcomes.stuck else gpu_users.users(after, _files(request.config))
+    checked.users = {**users, **later}
     gpus = {status.gpu.index: status.gpu for status in before.gpus}
-    counters = active.Counters(readings(before), readings(after))
-    checked.results = active.judge(checked.outcomes, gpus, history, loads.by_gpu, counters)
+    # Level 1 is too short for errors to accumulate.
+    counters = active.Counters(readings(before), readings(after)) if request.level > 1 else active.Counters()
+    checked.results = active.judge(checked.outcomes, gpus, history, loads.by_gpu, counters, checked.users)
     _keep(request, checked, start)
     return checked
 
@@ -162,18 +177,23 @@ def _write(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def _merged(passive: check.Report, checked: _Checked, busy: Mapping[int, str]) -> check.Report:
-    """Return one report of the verdict by NVML and the active check."""
+def _merged(passive: check.Report, checked: _Checked, untested: Mapping[int, str]) -> check.Report:
+    """Return one report of the verdict by NVML and the active check. `untested` says why GPUs were not tested."""
     by_index = {result.verdict.gpu.index: result.verdict for result in checked.results}
-    return check.Report(
-        tuple(_both(verdict, by_index.get(verdict.gpu.index), busy) for verdict in passive.verdicts), passive.missing
-    )
+    incomparable = {result.verdict.gpu.index for result in checked.results if not result.comparable}
+    verdicts = tuple(_both(verdict, by_index.get(verdict.gpu.index), untested) for verdict in passive.verdicts)
+    indices = [verdict.gpu.index for verdict in verdicts]
+    in_use = {
+        index: checked.users[index]
+        for index in indices
+        if index in checked.users and (index in untested or index in incomparable)
+    }
+    return check.Report(verdicts, passive.missing, passive.missing_gpus, in_use)
 
 
-def _both(passive: Verdict, measured: Verdict | None, busy: Mapping[int, str]) -> Verdict:
-    index = passive.gpu.index
+def _both(passive: Verdict, measured: Verdict | None, untested: Mapping[int, str]) -> Verdict:
     if measured is None:
-        why = busy.get(index, "it does not answer")
+        why = untested.get(passive.gpu.index, "it does not answer")
         return replace(passive, unknown=(*passive.unknown, Unknown("active check", why)))
     reasons = {problem.reason for problem in passive.problems}
     new = tuple(problem for problem in measured.problems if problem.reason not in reasons)

@@ -50,7 +50,9 @@ from gpu_exporter.sources.choice import only
     help="With --level 2: how long it tests memory and computes.",
 )
 @click.option(
-    "--force", is_flag=True, help="With --active: also test GPUs that are in use. This slows down their jobs."
+    "--force",
+    is_flag=True,
+    help="With --active: also test GPUs that are in use. This slows down their jobs, and low rates are not judged.",
 )
 @click.option(
     "--timeout",
@@ -78,8 +80,9 @@ def check_command(
     new job either, if its memory needs a reset to be remapped, if hardware throttles it, and so on: docs/health.md
     lists all reasons. A value that the hardware does not support is never a fault.
 
-    Exit code 0 if all GPUs are healthy; 3 if one is degraded or unhealthy; otherwise 1 if the health of one is unknown
-    or there is no GPU; 2 after wrong usage or an unexpected error.
+    Exit code 0 if all GPUs are healthy; 3 if one is degraded or unhealthy; otherwise 4 if --active has no comparable
+    result because another program uses one, 1 if the health of one is unknown or there is no GPU; 2 after wrong usage
+    or an unexpected error.
     """
     logging.disable(logging.WARNING)  # the verdict contains what would be logged
     of_active = {name: values.pop(name) for name in ("level", "force", "seconds", "textfile", "load_seconds")}
@@ -96,7 +99,7 @@ def check_command(
     snapshot, clean = observe(only(config), judge.ROWS, config.expected_gpus)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
-    leave(check.EXIT_CODES[report.health], clean)
+    leave(report.exit_code, clean)
 
 
 def _reject_unused(*, active: bool, collectives: bool, level: int) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.composer import NO_CONTEXT, Composer, Context
 from gpu_exporter.collection.connection import Connection
@@ -26,7 +27,9 @@ from gpu_exporter.collection.settings import (
 )
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.health.events import GpuState
+from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import PciGpu, pci_bus_id
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Instant, Sampled, Source
 
@@ -190,13 +193,13 @@ class Collector:
                 self._records.forget(record)
         connection = self.connection
         down = "" if connection.up else "released" if connection.released else connection.reason
-        return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids)
+        missing = self._missing([record.gpu for record in records])
+        return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids, missing)
 
     def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
         """Yield the metrics of the exporter itself."""
         release, reload_needed = self.release_state.release, self._connector.reload_needed
-        expected = self.settings.expected_gpus
-        yield m.EXPECTED, self._connector.most_gpus if expected is None else expected
+        yield m.EXPECTED, self._expected()
         yield m.INTERVAL, self.settings.interval
         yield m.RENDER_TIME, round(self._publish_seconds, 6)
         yield m.RELEASED, bool(release and release.done)
@@ -205,6 +208,17 @@ class Collector:
             yield m.RELEASED_UNTIL, round(release.until, 3)
         if reload_needed is not None:
             yield m.RELOAD_NEEDED, reload_needed
+
+    def _expected(self) -> int:
+        expected = self.settings.expected_gpus
+        return self._connector.most_gpus if expected is None else expected
+
+    def _missing(self, listed: Sequence[Gpu]) -> Sequence[PciGpu]:
+        """Return the GPUs on the PCI bus that the driver does not list; none while a listed one, which may be
+        any of them, is not identified."""
+        addresses = {pci_bus_id(gpu.pci_bus_id) for gpu in listed}
+        missing = [gpu for gpu in self._connector.bus if gpu.address not in addresses]
+        return missing if len(missing) <= faults.missing(self._expected(), len(listed)) else ()
 
     def _status(self, record: GpuRecord) -> GpuStatus:
         worker = self._workers.worker_of(record)

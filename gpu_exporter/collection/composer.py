@@ -14,11 +14,14 @@ from gpu_exporter.health import judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
-from gpu_exporter.model.pci import pci_bus_id
+from gpu_exporter.model.pci import PciGpu, pci_bus_id
 from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
 from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
+
+# GPUs that stopped to answer within this time failed at the same moment.
+MOMENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,13 @@ class Composer:
         source_down: str,
         exporter_metrics: Iterable[tuple[Metric, float]],
         xid_counts: Collection[Metric],
+        missing: Sequence[PciGpu] = (),
     ) -> Snapshot:
         """Return a snapshot of now, without the series of GPUs that were not read for some intervals.
 
         `source_down` is the reason why the source is down, or empty. `exporter_metrics` are those of the exporter
-        itself. `xid_counts` are those of dcgm-exporter's XID metrics that are exposed.
+        itself. `xid_counts` are those of dcgm-exporter's XID metrics that are exposed. `missing` are GPUs on the PCI
+        bus that the driver does not list.
         """
         now = time.time()
         self._forget_others([record.gpu for record, _ in gpus])
@@ -69,10 +74,13 @@ class Composer:
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
         seen: list[GpuSamples] = []
+        of_node = judge.fault_of_node([status for _, status in gpus], max(MOMENT_SECONDS, 3 * self._settings.interval))
+        source_down = source_down or next((status.reason for status in of_node), "")
         for record, status in gpus:
             fresh = status.reason != "released" and record.is_fresh(self._settings.interval)
             read = record.samples if fresh else ()
-            verdict = judge.judge(status, read, record.why, problems.get(pci_bus_id(record.gpu.pci_bus_id), ()))
+            reported = problems.get(pci_bus_id(record.gpu.pci_bus_id), ())
+            verdict = judge.judge(status, read, record.why, reported, of_node=status in of_node)
             verdicts.append(verdict)
             if self._events and judge.is_healthy_but_for_xids(verdict):
                 self._events.confirm_repair(pci_bus_id(record.gpu.pci_bus_id))
@@ -81,6 +89,7 @@ class Composer:
             samples += self._gpu_samples(record, status, now, fresh=fresh)
             samples += self._health_samples(verdict)
         samples += [self._sample(metric, None, value) for metric, value in exporter_metrics]
+        samples += [self._sample(m.MISSING, None, 1, pci_bus_id=gpu.address, driver=gpu.driver) for gpu in missing]
         samples += () if source_down else self._non_gpu_samples()
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
         samples += self._event_samples([record for record, _ in gpus], xid_counts)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.hand_over import Release
 from gpu_exporter.collection.settings import DEADLINE_SECONDS
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.pci import PciGpu
+from gpu_exporter.model.source import OnBus
 from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -24,7 +27,8 @@ RELEASE_RETRY_SECONDS = 0.5
 
 
 class Connector(threading.Thread):
-    """Keeps the library open. `most_gpus` is the highest number of GPUs that was seen or can be expected.
+    """Keeps the library open. `most_gpus` is the highest number of GPUs that was seen or can be expected, `bus` are the
+    GPUs that were on the PCI bus when the library was opened.
 
     `deadline` is how long to wait for reads to end before the library is reopened, in seconds.
     """
@@ -37,6 +41,7 @@ class Connector(threading.Thread):
         self._source = connection.source
         self._deadline = deadline
         self._expected: int | None = None
+        self.bus: Sequence[PciGpu] = ()
         self._reload_needed: bool | None = None
         self._retry, self._restart = Backoff(), Backoff()
 
@@ -117,7 +122,7 @@ class Connector(threading.Thread):
         if self._source.count() == 0:
             fix = "check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
             raise SourceLost(f"source {self._source.name}: the driver lists no GPU", "no_gpu", fix=fix)
-        self._expected = self._source.expected()
+        self._expected, self.bus = self._source.expected(), self._on_bus()
         self._connection.opened()
 
     def _detach(self) -> bool:
@@ -137,4 +142,8 @@ class Connector(threading.Thread):
 
     def _needs_reopen(self) -> bool:
         """Return whether all GPUs are lost, or the PCI bus has changed: only a reopened library finds these GPUs."""
-        return self._source.expected() != self._expected or self._workers.all_lost()
+        changed = (self._source.expected(), self._on_bus()) != (self._expected, self.bus)
+        return changed or self._workers.all_lost()
+
+    def _on_bus(self) -> Sequence[PciGpu]:
+        return self._source.bus() if isinstance(self._source, OnBus) else ()

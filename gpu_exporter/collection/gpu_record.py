@@ -16,6 +16,7 @@ from gpu_exporter.health.events import GpuState
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import same_device
+from gpu_exporter.model.snapshot import UNREAD
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class GpuRecord:
         self.unsupported: Mapping[Metric, str] = {}
         self.claimed_at = time.monotonic()
         self.read_at: float | None = None
-        self.reason = "unread"
+        self.reason = UNREAD
         self.duration = 0.0
         self.spent = 0.0
         self.failures = 0
@@ -152,7 +153,7 @@ class GpuRecord:
         self.reason, self._stuck = "released", False
 
     def _up(self) -> None:
-        if self._stuck or self.reason not in ("", "unread", "released"):
+        if self._stuck or self.reason not in ("", UNREAD, "released"):
             log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
         self.reason, self._stuck = "", False
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.model.metric import Gpm, Metric
-from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.snapshot import UNREAD, Snapshot
 from gpu_exporter.model.source import Sampled, Source
 
 # A GPU that has not answered within this time is reported without values.
@@ -48,7 +48,7 @@ class Monitor:
         if all(
             len(self._reads[status.gpu.index] - {None}) >= wanted
             if status.up
-            else status.reason not in ("unread", "stalled")
+            else status.reason not in (UNREAD, "stalled")
             for status in snapshot.gpus
         ):
             self._enough.set()

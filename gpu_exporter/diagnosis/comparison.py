@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Kind, Labels, Metric, Pace
-from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.snapshot import UNREAD, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Side:
         """Add a snapshot: its samples, and the identities of GPUs that answer."""
         up = {status.gpu for status in snapshot.gpus if status.up}
         self.gpus |= {gpu.uuid: gpu for gpu in up}
-        self.settled = all(status.reason not in ("unread", "stalled") for status in snapshot.gpus)
+        self.settled = all(status.reason not in (UNREAD, "stalled") for status in snapshot.gpus)
         for series, value in snapshot.samples:
             metric = series.metric
             if not compares(metric) or (series.gpu is not None and series.gpu not in up):

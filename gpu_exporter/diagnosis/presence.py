@@ -72,7 +72,9 @@ def present(scrapes: Sequence[Scrape]) -> Present:
     newest = {target: of_target[-1] for target, of_target in times.items()}
     kept = [Scrape(scrape.at, list(_kept(scrape, over, newest))) for scrape in scrapes]
     of_newest = [sample for scrape in kept for sample in scrape.samples if newest[_key(sample).target] == scrape.at]
-    return Present(kept, [*_down(of_newest), *_gone(over, last, ends, now), *_missing(of_newest)])
+    dark = _dark(of_newest)
+    absent = [*_down(of_newest, dark), *_gone(over, last, ends, now), *_missing(of_newest)]
+    return Present([Scrape(scrape.at, list(_judged(scrape, dark))) for scrape in kept] if dark else kept, absent)
 
 
 def _key(sample: ScrapedSample) -> _Key:
@@ -113,9 +115,27 @@ def explain(reason: str) -> str:
     return f"{reason}: {faults.DOWN[reason].words}" if reason in faults.DOWN else reason.replace("_", " ")
 
 
-def _down(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
+def _dark(newest: Iterable[ScrapedSample]) -> Mapping[_Target, str]:
+    """Return the exporters with a fault of the container or the driver, which says nothing about any GPU, and why."""
+    return {
+        _key(sample).target: sample.labels["reason"]
+        for sample in newest
+        if sample.name == m.SOURCE_DOWN.name and sample.value == 1 and sample.labels.get("reason") in faults.OF_NODE
+    }
+
+
+def _judged(scrape: Scrape, dark: Mapping[_Target, str]) -> Iterator[ScrapedSample]:
+    """Yield the samples without those of GPUs that a fault of the node hides."""
+    return (sample for sample in scrape.samples if "UUID" not in sample.labels or _key(sample).target not in dark)
+
+
+def _down(newest: Sequence[ScrapedSample], dark: Mapping[_Target, str]) -> Iterator[Absent]:
+    for target, reason in dark.items():
+        gpus = [sample for sample in newest if sample.name == m.UP.name and _key(sample).target == target]
+        if gpus:
+            yield Absent(_node(gpus[0].labels), "every GPU", faults.OF_NODE[reason])
     for sample in newest:
-        if sample.name == m.DOWN.name and sample.value == 1:
+        if sample.name == m.DOWN.name and sample.value == 1 and _key(sample).target not in dark:
             reason = sample.labels.get("reason", "")
             yield Absent(
                 _node(sample.labels), f"GPU {sample.labels.get('gpu', '')}", explain(reason), reason == RELEASED
@@ -142,13 +162,17 @@ def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
     """Yield for each node how many of the GPUs that it should have are not listed."""
     expected: dict[_Target, ScrapedSample] = {}
     listed: dict[_Target, int] = defaultdict(int)
+    on_bus: dict[_Target, list[str]] = defaultdict(list)
     for sample in newest:
         target = _key(sample).target
         if sample.name == m.EXPECTED.name and plausible(sample.value):
             expected[target] = sample
+        if sample.name == m.MISSING.name:
+            on_bus[target].append(faults.missing_gpu(sample.labels))
         listed[target] += sample.name == m.UP.name
     for target, sample in expected.items():
         number = faults.missing(int(sample.value), listed[target])
         if number > 0:
             what = f"{number} of {sample.value:.0f} GPUs"
-            yield Absent(_node(sample.labels), what, "expected, but the driver does not list them")
+            where = f": {'; '.join(on_bus[target])}" if on_bus[target] else ""
+            yield Absent(_node(sample.labels), what, f"expected, but the driver does not list them{where}")

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
 from gpu_exporter.catalogue.evaluate import Device, Points, latest
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.catalogue.signal import OWNERS_INFO, Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
@@ -33,7 +33,7 @@ FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
-        + [m.HOST_PROCESS.name]
+        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name]
     )
 )
 
@@ -166,6 +166,7 @@ class SignalReaders:
 
     def _read(self, at: float, by_name: ByName) -> None:
         self._now = max(self._now, at)
+        by_name = {**by_name, OWNERS_INFO: self._identities.allocated}
         for of_way in self._readers.values():
             of_way.take(at, by_name)
 
@@ -220,6 +221,8 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, Claims] = {}
+        # Whether each device of the last scrape has an owner, as samples: 1 or 0.
+        self.allocated: Sequence[ScrapedSample] = ()
 
     def take(self, scrape: Scrape) -> None:
         """Add the samples of a scrape."""
@@ -255,7 +258,14 @@ class Identities:
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
             self.seen_at[device] = scrape.at
-        self._owners.update({**from_classic, **from_job_info, **from_pod_info})
+        owners = {**from_classic, **from_job_info, **from_pod_info}
+        self._owners.update(owners)
+        self.allocated = [
+            ScrapedSample(
+                OWNERS_INFO, {"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance}, bool(claims)
+            )
+            for key, claims in owners.items()
+        ]
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
         """Return the devices in order of node and index."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
@@ -16,6 +16,7 @@ from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 
 # A degraded GPU is unfit for a new job, which may run for days.
 # 1 is the exit code of every command that failed: a missing driver is not a verdict on a GPU.
+IN_USE = 4
 EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.DEGRADED: 3, Health.UNHEALTHY: 3}
 
 
@@ -32,16 +33,26 @@ def names(text: str) -> frozenset[int | str]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdicts that were requested, and the number of GPUs that are missing."""
+    """The verdicts that were requested, the number of GPUs that are missing, and their addresses as far as known.
+
+    `in_use` are the GPUs, by index, of which an active check has no comparable result, with the programs that use them.
+    """
 
     verdicts: tuple[Verdict, ...]
     missing: int = 0
+    missing_gpus: tuple[str, ...] = ()
+    in_use: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def health(self) -> Health:
         if self.missing:
             return Health.UNHEALTHY
         return max((verdict.health for verdict in self.verdicts), default=Health.UNKNOWN)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code: that of the health, but IN_USE if no GPU is known to be unfit and one is in use."""
+        return IN_USE if self.in_use and self.health < Health.DEGRADED else EXIT_CODES[self.health]
 
 
 def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Report:
@@ -54,7 +65,7 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Repo
     verdicts = snapshot.verdicts
     # An empty snapshot means that the driver library hangs, which is not a verdict.
     if only is None or not snapshot.gpus:
-        return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
+        return Report(verdicts, judge.missing(snapshot), judge.missing_gpus(snapshot)) if snapshot.gpus else Report(())
     gpus = [verdict.gpu for verdict in verdicts]
     known: dict[int | str, Gpu] = {gpu.index: gpu for gpu in gpus}
     known.update(by_device_file(gpus))
@@ -85,8 +96,11 @@ def lines(result: Report) -> Iterable[str]:
             words = "; ".join(problem.words for problem in verdict.problems)
             cure = "" if verdict.action is Action.NONE else f" -> {verdict.action.value}"
             yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {words}{cure}"
+    for index, programs in result.in_use.items():
+        yield from (f"GPU {index}: in use by {program}: no comparable result -> end it" for program in programs)
     if result.missing:
-        yield f"missing: {result.missing} of the expected GPUs -> {Action.NODE_REBOOT.value}"
+        where = f" ({'; '.join(result.missing_gpus)})" if result.missing_gpus else ""
+        yield f"missing: {result.missing} of the expected GPUs{where} -> {Action.NODE_REBOOT.value}"
     yield from _unknown(result.verdicts)
     counts = Counter(verdict.health.value for verdict in result.verdicts) + Counter(missing=result.missing)
     yield "GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
@@ -119,5 +133,7 @@ def as_dict(result: Report) -> dict[str, Any]:
         "ok": result.health is Health.HEALTHY,
         "health": result.health.value,
         "missing": result.missing,
+        "missing_gpus": result.missing_gpus,
+        "in_use": [{"gpu": index, "by": programs} for index, programs in result.in_use.items()],
         "gpus": [judge.as_dict(verdict) for verdict in result.verdicts],
     }

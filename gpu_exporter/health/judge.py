@@ -6,8 +6,9 @@ values and recent XIDs (`reported`). No rule can fire on a healthy GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from gpu_exporter.catalogue import faults
@@ -23,6 +24,8 @@ from gpu_exporter.model.verdict import Health, Problem, Unknown, Verdict
 STUCK_SECONDS = 4.0
 GPU_IDLE = 1
 
+# Why a GPU has no such value at all: a simulated one has only what was recorded.
+HARMLESS = frozenset({"not_supported", "not_simulated"})
 # What must be known of a GPU before it is called healthy, if it supports it. One value per topic is enough: newer GPUs
 # remap rows, older ones retire pages.
 TOPICS: Mapping[str, tuple[Metric, ...]] = {
@@ -42,18 +45,41 @@ ROWS: tuple[Metric, ...] = (
 Values = Mapping[Metric, float]
 
 
+def fault_of_node(statuses: Sequence[GpuStatus], seconds: float) -> frozenset[GpuStatus]:
+    """Return the GPUs whose failure is a fault of the container or the driver, and says nothing about them.
+
+    No GPU answers, and these stopped within `seconds` of the last one for the same reason: a GPU that failed before,
+    while others answered, is faulty itself. So is a single GPU whose calls hang.
+    """
+    if not statuses or any(status.up for status in statuses):
+        return frozenset()
+    latest = max((status.read_at for status in statuses if status.read_at is not None), default=None)
+    together = [status for status in statuses if latest is None or (status.read_at or -inf) >= latest - seconds]
+    reasons = {status.reason for status in together}
+    shared = len(reasons) == 1 and reasons <= faults.OF_NODE.keys() and (reasons != {"stalled"} or len(statuses) > 1)
+    return frozenset(together) if shared else frozenset()
+
+
 def judge(
-    status: GpuStatus, samples: Iterable[Sample], why: Callable[[Metric], str], reported: Iterable[Problem] = ()
+    status: GpuStatus,
+    samples: Iterable[Sample],
+    why: Callable[[Metric], str],
+    reported: Iterable[Problem] = (),
+    *,
+    of_node: bool = False,
 ) -> Verdict:
     """Return the verdict on one GPU by its samples.
 
-    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs.
+    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs. With `of_node`, its
+    failure says nothing about this GPU.
     """
     gpu = status.gpu
     if status.up:
         values = {series.metric: value for series, value in samples if not series.labels}
         unknown = tuple(answer for topic, metrics in TOPICS.items() for answer in _unknown(topic, metrics, values, why))
         return Verdict(gpu, (*_problems(values), *reported), unknown)
+    if of_node:
+        return Verdict(gpu, tuple(reported), (Unknown("any metric", faults.OF_NODE[status.reason]),))
     if status.reason in faults.DOWN and not 0 < status.stalled < STUCK_SECONDS:
         return Verdict(gpu, (_problem(faults.DOWN[status.reason], m.UP, 0), *reported))
     return Verdict(gpu, tuple(reported), (Unknown("any metric", f"it does not answer ({status.reason})"),))
@@ -69,6 +95,13 @@ def missing(snapshot: Snapshot) -> int:
     """Return the number of expected GPUs without a verdict."""
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     return faults.missing(expected, len(snapshot.gpus))
+
+
+def missing_gpus(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return which GPUs on the PCI bus the driver does not list, as far as that is known."""
+    return tuple(
+        faults.missing_gpu(dict(series.labels)) for series, _ in snapshot.samples if series.metric is m.MISSING
+    )
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
@@ -153,8 +186,8 @@ def _unknown(
     if not silent:
         return ()
     reasons = {metric: why(metric) for metric in silent}
-    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why != "not_supported")
+    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why not in HARMLESS)
     if failed or len(silent) < len(metrics):
         return failed
     off = metrics == (m.ECC_DBE_VOL,) and values.get(m.ECC_MODE) == 0
-    return (Unknown(what, "ECC is off" if off else "not_supported", harmless=True),)
+    return (Unknown(what, "ECC is off" if off else reasons[metrics[0]], harmless=True),)

@@ -42,6 +42,11 @@ class Places:
         """Return where a sender says that it is: the GPU that it declares, else the only one of its pod."""
         return self.declared(uuid) or _one_of(self.by_pod.get(pod_uid, frozenset()), None)
 
+    def of_rank(self, rank: int) -> Place | None:
+        """Return the GPU with the number of a rank on this node, where all nodes of a job have as many GPUs."""
+        uuids = sorted(self.gpus, key=lambda uuid: self.gpus[uuid].index)
+        return Place(uuids[rank % len(uuids)]) if uuids else None
+
     def declared(self, uuid: str) -> Place | None:
         """Return the place with this UUID. PyTorch gives that of a MIG device without its prefix."""
         return self.by_uuid.get(_bare(uuid))

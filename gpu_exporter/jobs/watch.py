@@ -39,12 +39,14 @@ class JobWatch(threading.Thread):
     """Owns the socket. `samples` never blocks.
 
     The constructor raises GpuExporterError if the socket cannot be made, unless another process listens on it: then,
-    and when the file is deleted, the socket is made as soon as that is possible.
+    and when the file is deleted, the socket is made as soon as that is possible. Unless the GPUs are `live`, no process
+    can use them: a rank is on the GPU with its number.
     """
 
-    def __init__(self, path: Path, procfs: Path = Path("/proc")) -> None:
+    def __init__(self, path: Path, procfs: Path = Path("/proc"), *, live: bool = True) -> None:
         super().__init__(name="jobs", daemon=True)
         self._path, self._family = path, Family(HostFiles(procfs, Path("/sys")))
+        self._live = live
         self._socket: JobSocket | None = None
         self._connections: Connections | None = None
         self._problem = ""
@@ -149,7 +151,9 @@ class JobWatch(threading.Thread):
         if message.elapsed > now + LATE_SECONDS:
             return self._fault(Result.INVALID, "elapsed: longer than this machine runs", pid, uid)
         sender = self._sender(message, pid, uid)
-        return Result.UNKNOWN_GPU if sender is None else self._store.take(message, sender, now, time.time())
+        if sender is None:
+            return self._fault(Result.UNKNOWN_GPU, "neither process, UUID nor pod belongs to one GPU", pid, uid)
+        return self._store.take(message, sender, now, time.time())
 
     def _sender(self, message: Message, pid: int, uid: int) -> Sender | None:
         """Return the sender and its GPU; None if that is unknown."""
@@ -158,6 +162,8 @@ class JobWatch(threading.Thread):
         if (place := known.of_processes(pids, message.uuid)) is not None:
             return Sender(uid, pid, place, verified=True)
         place = known.of_statement(message.uuid, message.pod_uid)
+        if place is None and not self._live:
+            place = known.of_rank(message.rank)
         return None if place is None else Sender(uid, pid, place, verified=False)
 
     def _fault(self, result: Result, why: str, pid: int, uid: int) -> Result:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
+
+
+class PciGpu(NamedTuple):
+    """A GPU on the PCI bus: its address in NVML's notation, and the kernel driver that it is bound to ("": none)."""
+
+    address: str
+    driver: str
 
 
 def pci_bus_id(text: str) -> str:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from gpu_exporter.model.verdict import Verdict
 
 
+# Why a GPU does not answer that was not read yet.
+UNREAD = "unread"
+
+
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
     """Whether a GPU answers. `read_at` is the time of the last successful read (monotonic seconds), `stalled` for how

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
 if TYPE_CHECKING:
@@ -118,6 +119,14 @@ class Narrowed(Protocol):
 
     def gpu_index(self, position: int) -> int:
         """Return the driver's index of the GPU at this position. Calls no driver."""
+
+
+@runtime_checkable
+class OnBus(Protocol):
+    """A source whose GPUs are on the PCI bus of this machine."""
+
+    def bus(self) -> Sequence[PciGpu]:
+        """Return the GPUs on the bus that should answer; none if that is not known. Calls no driver."""
 
 
 class Source(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_exporter.catalogue import faults
@@ -26,13 +26,15 @@ COUNTERS: Mapping[Metric, tuple[str, Health]] = {
     m.NVLINK_RECOVERY: ("NVLink recoveries", Health.DEGRADED),
     m.NVLINK_CRC: ("NVLink CRC errors", Health.DEGRADED),
 }
+# Problems that another program on the GPU cannot cause.
+OF_GPU_ALONE = frozenset({"wrong_result", "memory_test", "errors_under_load", "active_check_failed"})
 # A tensor rate that falls by more than this share while the GPU warms up is a problem of its cooling or its power.
 SUSTAINED_DROP = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check found out about one GPU."""
+    """What a check found out about one GPU. `comparable`: no other program lowered its rates."""
 
     verdict: Verdict
     rates: tuple[Rated, ...] = ()
@@ -40,6 +42,7 @@ class Result:
     memory_test: Answer | None = None
     sustained: Answer | None = None
     notes: tuple[str, ...] = ()
+    comparable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +54,54 @@ class Counters:
 
 
 def judge(
-    outcomes: Outcomes, gpus: Mapping[int, Gpu], history: History, loads: Mapping[int, Load], counters: Counters
+    outcomes: Outcomes,
+    gpus: Mapping[int, Gpu],
+    history: History,
+    loads: Mapping[int, Load],
+    counters: Counters,
+    in_use: Collection[int] = (),
 ) -> list[Result]:
-    """Return the result of each GPU, in the order of `outcomes`."""
-    rates = Rates(outcomes, history)
+    """Return the result of each GPU, in the order of `outcomes`.
+
+    `in_use` are the GPUs that another program used. Nothing is compared with them, and they are not blamed for what
+    that program may have caused.
+    """
+    every, alone = Rates(outcomes, history), _without(outcomes, in_use)
+    rates = Rates(alone, history) if in_use else every
     results = []
     for outcome in outcomes.gpus:
         index = outcome.target.index
+        used = index in in_use
+        of_gpu = every if used else rates
         load = loads.get(index, Load())
         problems = (
             *_failed(outcome),
-            *_broken_links(outcomes, index),
+            *_broken_links(outcomes if used else alone, index),
             *_wrong_words(outcome),
-            *rates.problems(index),
+            *of_gpu.problems(index),
             *_risen(counters.before.get(index, {}), counters.after.get(index, {})),
             *_held_down(load),
             *_dropped(outcome.sustained),
         )
-        verdict = Verdict(gpus[index], problems, tuple(_unknown(outcome, outcomes)))
+        blamed = tuple(problem for problem in problems if not used or problem.reason in OF_GPU_ALONE)
+        comparable = len(blamed) == len(problems)
+        unknown = list(_unknown(outcome, outcomes if used else alone))
+        if not comparable:
+            unknown.append(Unknown("active check", "another program used the GPU meanwhile"))
+        verdict = Verdict(gpus[index], blamed, tuple(unknown))
         notes = tuple(outcome.alone.get(Quantity.BF16.value, {}).get("notes", ()))
-        results.append(Result(verdict, rates.of(index), load, outcome.memory_test, outcome.sustained, notes))
+        made = Result(verdict, of_gpu.of(index), load, outcome.memory_test, outcome.sustained, notes, comparable)
+        results.append(made)
     return results
+
+
+def _without(outcomes: Outcomes, in_use: Collection[int]) -> Outcomes:
+    """Return the outcomes without those of GPUs that are in use and of their links."""
+    return replace(
+        outcomes,
+        gpus=[outcome for outcome in outcomes.gpus if outcome.target.index not in in_use],
+        pairs={pair: answer for pair, answer in outcomes.pairs.items() if not {*pair} & {*in_use}},
+    )
 
 
 def _failed(outcome: Outcome) -> Iterator[Problem]:

@@ -72,9 +72,14 @@ def generation(way: Read) -> Generation:
 
 
 def reads(signal: Signal, which: Generation) -> tuple[Read, ...]:
-    """Return what a signal is read from in one generation, best first; a name that 4.9 kept is in both."""
+    """Return what a signal is read from in one generation, best first.
+
+    A name that 4.9 kept is in both, and a series that rules record is in all.
+    """
     return tuple(
-        way for way in signal.definitions if isinstance(way, Read) and (generation(way) is which or _kept(way, which))
+        way
+        for way in signal.definitions
+        if isinstance(way, Read) and (generation(way) is which or _kept(way, which) or ":" in way.name)
     )
 
 

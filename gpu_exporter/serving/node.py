@@ -271,4 +271,4 @@ def _jobs(source: Source, config: Config, *, alone: bool) -> Telemetry | None:
         )
     from gpu_exporter.jobs.watch import JobWatch
 
-    return JobWatch(config.job_socket, config.procfs)
+    return JobWatch(config.job_socket, config.procfs, live=source.live)

@@ -18,7 +18,8 @@ from gpu_exporter.catalogue.metrics import SOURCE_INFO
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
-from gpu_exporter.model.source import Device, MeansReader, Sampled, Source
+from gpu_exporter.model.pci import PciGpu
+from gpu_exporter.model.source import Device, MeansReader, OnBus, Sampled, Source
 from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -280,6 +281,10 @@ class AutoSource:
 
     def expected(self) -> int | None:
         return self._nvml.expected()
+
+    def bus(self) -> Sequence[PciGpu]:
+        """Return the GPUs on the PCI bus that the driver should list."""
+        return self._nvml.bus() if isinstance(self._nvml, OnBus) else ()
 
     def reload_needed(self) -> bool | None:
         return self._nvml.reload_needed()

@@ -171,7 +171,7 @@ def _auto(config: Config) -> Source:
 
 
 def _nvml(config: Config) -> Source:
-    return local_gpus(procfs=config.procfs)
+    return local_gpus(procfs=config.procfs, sysfs=config.sysfs)
 
 
 def _dcgm(config: Config) -> DcgmSource:
@@ -182,6 +182,7 @@ def _dcgm(config: Config) -> DcgmSource:
     return DcgmSource(
         config.dcgm_hostengine,
         config.dcgm_bindings,
+        sysfs=config.sysfs,
         procfs=config.procfs,
         instances=devices.chosen if devices.kind == "i" else (),
         chosen=ChosenDevices(config.switch_devices, config.cpu_devices),
@@ -252,7 +253,9 @@ def recording(named: Path | None) -> Path:
     return named
 
 
-def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int | str] | None = None) -> Source:
+def local_gpus(
+    *, procfs: Path = Path("/proc"), sysfs: Path = Path("/sys"), gpus: Sequence[int | str] | None = None
+) -> Source:
     """Return the GPUs of this machine through NVML: all, or those of these indices or UUIDs.
 
     Raises SourceLost if the module pynvml is missing, too old or not NVIDIA's.
@@ -267,5 +270,5 @@ def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int | str] | None
         if finding.level is not Level.FAIL:
             raise
         raise SourceLost(finding.what, fix=finding.cure) from error
-    source = NvmlSource(procfs=procfs)
+    source = NvmlSource(sysfs, procfs)
     return source if gpus is None else Subset(source, gpus, setting="gpus")

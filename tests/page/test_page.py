@@ -219,7 +219,7 @@ def test_below_a_prefix(serve: Serve, tab: OpenTab, nodes: str) -> None:
         page.goto(f"http://127.0.0.1:{port}/some/prefix/")
         if nodes == "3":
             expect(page.get_by_role("heading", name=re.compile("nodes healthy"))).to_have_text(
-                "0 of 3 nodes healthy, 1 unhealthy, 2 unknown"
+                "2 of 3 nodes healthy, 1 unhealthy"
             )
             first = page.locator("tbody tr").first
             expect(first).to_contain_text(re.compile(r"node-000.*Unhealthy.*GPU 5: XID 79"))

@@ -91,24 +91,29 @@ def test_a_gpu_that_comes_back_is_no_longer_lost(tmp_path: Path) -> None:
     check(tmp_path, [Case("back", devices, found)])
 
 
-def parts(generation: Generation, name: str) -> list[Device]:
-    """Return a GPU with two MIG instances, each of another pod, as gpu-exporter or dcgm-exporter exposes it."""
-    whole = on_board({row: value for row, value in p.BALANCED.items() if not row.per_instance})
-    whole = {row: value for row, value in whole.items() if not row.per_instance and row is not m.GPU_UTIL}
-    own = {row: value for row, value in p.HEALTHY.items() if row.per_instance}
+def parts(
+    generation: Generation,
+    name: str,
+    values: Mapping[Metric, Shape] = p.HEALTHY,
+    owners: Sequence[Mapping[str, str]] = (rank("alpha"), rank("beta")),
+    length: float = 30,
+) -> list[Device]:
+    """Return a GPU with two MIG instances, each with an owner, as gpu-exporter or dcgm-exporter exposes it."""
+    whole = {row: value for row, value in values.items() if not row.per_instance and row is not m.GPU_UTIL}
+    own = {row: value for row, value in values.items() if row.per_instance}
     is_gpu_exporter = generation is Generation.GPU_EXPORTER
     found = [
         Device(
             name,
             0,
-            [minutes(30, own if is_gpu_exporter else {**whole, **own})],
+            [minutes(length, own if is_gpu_exporter else {**whole, **own})],
             generation,
-            rank(job),
+            owner,
             instance=str(number),
         )
-        for number, job in enumerate(("alpha", "beta"), 1)
+        for number, owner in enumerate(owners, 1)
     ]
-    return [*found, Device(name, 0, [minutes(30, whole)], generation)] if is_gpu_exporter else found
+    return [*found, Device(name, 0, [minutes(length, whole)], generation)] if is_gpu_exporter else found
 
 
 def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
@@ -305,6 +310,36 @@ def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None
             never_fired(name),
         ]
     check(tmp_path, [Case("change", devices, found)])
+
+
+def test_an_allocated_gpu_that_is_never_used(tmp_path: Path) -> None:
+    """It holds no memory. Its pod or job, or one of several, must have had it for two hours: a pod may be starting."""
+    idle, busy = minutes(150, IDLE), minutes(150)
+    pod, other, job = rank("pod"), rank("other"), {"hpc_job": "4711"}
+    late = [replace(minutes(120, IDLE), owner={}), minutes(30, IDLE)]
+    changed = [replace(minutes(75, IDLE), owner=rank(name)) for name in ("first", "second")]
+    stories: Mapping[str, tuple[Sequence[Stretch], Sequence[Mapping[str, str]], bool]] = {
+        "pod": ([idle], [pod], True),
+        "job": ([idle], [job], True),
+        "shared": ([idle], [pod, other], True),
+        "used": ([busy], [pod], False),
+        "free": ([idle], [{}], False),
+        "starting": (late, [pod], False),
+        "late-shared": (late, [pod, other], False),
+        "changed": (changed, [pod], False),
+    }
+    devices, found = [], []
+    for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9):
+        for name, (story, owners, fires) in stories.items():
+            node = f"{name}-{generation.value}"
+            devices += [Device(node, 0, story, generation, owner) for owner in owners]
+            names = ["GpuAllocatedIdle"] if fires else []
+            found += [now_firing(node, "", firing(node, names)), never_fired(node, names)]
+        node = f"mig-{generation.value}"
+        devices += parts(generation, node, IDLE, (pod, {}), 150)
+        instances = f'count by (GPU_I_ID) (ALERTS{{node="{node}", alertname="GpuAllocatedIdle"}})'
+        found += [Expect(instances, [({"GPU_I_ID": "1"}, 1.0)]), never_fired(node, ["GpuAllocatedIdle"])]
+    check(tmp_path, [Case("allocated", devices, found)])
 
 
 def test_gpus_that_are_scraped_twice_count_once(tmp_path: Path) -> None:

@@ -101,14 +101,18 @@ MODES = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "{gpu} has been occupied but idle for two hours",
+        "{gpu} has been allocated but idle for two hours",
         "Ask the owner (labels namespace, pod, workload) to release the GPU: typical causes are notebooks, finished "
-        "jobs and forgotten servers. Set an idle timeout to prevent it.",
+        "jobs, forgotten servers, and programs that see fewer GPUs than were allocated. Set an idle timeout to prevent it.",
         Inject({**profiles.IDLE, m.FB_USED: 20 * profiles.GIB}),
         Unless(
             And(
                 Compare(Over(s.GR_ACTIVE, Fn.MAX, IDLE_FOR, whole=True), "<", IDLE_ENGINE),
-                Compare(Over(s.FB_USED), ">=", HELD_MEMORY),
+                # By the same pod or job all the time: a pod that has just got the GPU may still be starting.
+                Or(
+                    Compare(Over(s.FB_USED), ">=", HELD_MEMORY),
+                    Compare(Over(s.ALLOCATED, Fn.MIN, IDLE_FOR, whole=True), ">=", 1.0),
+                ),
             ),
             Or(
                 Compare(Over(s.PCIE_RX_USE, Fn.MAX, IDLE_FOR), ">=", QUIET_PCIE),
@@ -119,23 +123,29 @@ MODES = (
         keep=30 * MINUTE,
         implies=("GpuMemoryHoarded",),
         cause=Cause.HOST,
-        meaning="A program holds memory of this GPU, but for two hours nothing ran on it and nothing was copied.",
+        meaning="A pod or job has this GPU, or a program holds memory of it, but for two hours nothing ran on it and "
+        "nothing was copied.",
         impact="The GPU costs its full price, and nobody else can use it. Electricity is by far the smaller part.",
         diagnosis=(
             "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
             "pid,user,lstart,args -p PID`, to see whose process it is and since when.",
             "The labels `namespace`, `pod` and `workload` of the alert name the owner if gpu-exporter knows it.",
-            "Is it a notebook, a debugger, a finished job whose process remains, or a server without traffic?",
+            "Is it a notebook, a debugger, a finished job whose process remains, or a server without traffic? If no "
+            "process uses the GPU, the program may never have used it: compare the GPUs that were requested with "
+            "`CUDA_VISIBLE_DEVICES` and the number of ranks.",
             "Look at `workload:wasted_cost:usd_per_hour`, which is what it costs.",
         ),
         mitigation=(
             "Ask the owner to release the GPU; end the process where your rules allow it.",
             "For notebooks: an idle timeout (culling). For servers: scale to zero. For jobs: a time limit.",
+            "For a GPU that was never used: request as many GPUs as the program uses.",
             "For debugging: a MIG instance instead of a whole GPU.",
         ),
         wrong="A warm standby, or a service with rare requests, is idle on purpose: silence the alert for it. A "
-        "program that uses almost no memory (less than `heldMemory`) does not count as occupying the GPU. With "
-        "the default fields of dcgm-exporter, copies are not seen.",
+        "pod that starts for longer than two hours counts as idle. Where no exporter knows pods and jobs, a GPU counts "
+        "as occupied only by its memory (`heldMemory`), so one that was never used is not seen. If several pods share a "
+        "GPU, the alert fires if none of them uses it, and names none. With the default fields of dcgm-exporter, copies "
+        "are not seen.",
     ),
     FailureMode(
         "GpuMemoryHoarded",

@@ -89,6 +89,9 @@ MODES = (
             "Run `gpu-exporter events`, `journalctl -k -b | grep -i xid` or `curl -s ADDRESS:9400/api/v1/events`. XID "
             "79 is the PCIe bus, 119 and 120 are the firmware. Read the lines *before* the first XID: PCIe errors "
             "(AER) there point to the slot, the riser or the power supply.",
+            f"`{m.MISSING}` and `gpu-exporter check` name the PCI address of a GPU that is on the bus and that the driver "
+            "does not list, and what it is bound to. If its initialisation failed, the kernel log has its address in a "
+            "line with `NVRM` from when the driver was loaded.",
             "Run `lspci -d 10de:`. If it lists the GPU, the bus still sees it, and a reset may help. If the GPU "
             "is missing or shows `rev ff`, only a reboot or a power cycle helps.",
             f'Look at `{s.GPU_TEMP.record}{{node="NODE"}}` and `{s.POWER.record}{{node="NODE"}}` just before the '
@@ -104,7 +107,8 @@ MODES = (
             "If it happens a second time within a month, reseat the GPU; if it happens again, replace it.",
         ),
         wrong="GPUs that were removed or given to a virtual machine count as missing until the exporter restarts (with "
-        "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. If the driver is not loaded when "
+        "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. So do GPUs that are bound to another driver on purpose, except those "
+        "bound to vfio or pci-stub. If the driver is not loaded when "
         "the exporter starts, the exporter does not know how many GPUs the node has, and the alert is silent: set "
         "`--expected-gpus` (in the chart: `config.expected_gpus`), or alert on "
         f"`{m.SOURCE_UP} == 0 unless on (cluster, job, instance) {m.RELEASED} == 1`. The alert is silent after "

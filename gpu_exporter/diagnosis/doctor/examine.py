@@ -13,6 +13,7 @@ from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.collection.monitor import observe
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.doctor import machine
+from gpu_exporter.health import judge as health
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu
@@ -100,7 +101,8 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     up = [status for status in snapshot.gpus if status.up]
     level = Level.FAIL if not up else Level.WARN if len(up) < expected else Level.OK
     cure = "" if level is Level.OK else "`dmesg | grep -i nvrm` says what happened to the others"
-    findings.append(Finding("driver", level, f"GPUs that answer: {len(up)} of {expected}", cure))
+    missing = "".join(f"; missing: {gpu}" for gpu in health.missing_gpus(snapshot))
+    findings.append(Finding("driver", level, f"GPUs that answer: {len(up)} of {expected}{missing}", cure))
     drivers = {status.gpu.driver for status in up if status.gpu.driver}
     if drivers:
         versions = {dict(status.gpu.info).get("cuda_version", "") for status in up} - {""}
@@ -202,7 +204,7 @@ CURES = {
     "reset_required": "it asks for a reset: drain the node, then `nvidia-smi --gpu-reset`",
     "stalled": "a call into the driver does not return: `dmesg | grep -i nvrm`; usually only a reboot helps",
     "no_permission": "check the permissions of /dev/nvidia*, or run as a user who may open them",
-    "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`",
+    "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`; restart a container in which no GPU answers",
 }
 
 # Why a value is missing, for reasons other than an error of NVML.

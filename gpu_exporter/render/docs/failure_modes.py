@@ -54,8 +54,8 @@ ADVICE = {"mixed": "\nUse a profiler to find out where the time goes: Nsight Sys
 
 # Classes on which no alert fires, but which alerts on more than the class are about.
 WITHOUT_ALERT = {
-    "idle": "No alert on this class alone. [GpuAllocatedIdle](runbooks/gpuallocatedidle.md) fires if a program "
-    "occupies the GPU meanwhile.",
+    "idle": "No alert on this class alone. [GpuAllocatedIdle](runbooks/gpuallocatedidle.md) fires if a pod, job "
+    "or program has the GPU meanwhile.",
     "communicating": "No alert on this class alone. [Stragglers](#stragglers) lists the alerts on ranks that wait for "
     "others.",
 }

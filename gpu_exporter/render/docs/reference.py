@@ -76,7 +76,9 @@ which reads all values anew. A GPU that is slow without reporting an error is he
   is no GPU, with 0 if all are healthy, and with 2 after wrong usage or an unexpected error.
 - **unknown**: no fault was found, but one of these values is supported and could not be read: uncorrectable ECC errors,
   row remapping or page retirement, the recovery action. The health is also unknown while the driver's library cannot be
-  used or the driver is released.
+  used, the driver is released, or all GPUs of the node stop to answer at the same moment without a reason (or while all
+  driver calls hang): that is a fault of the container, which may have lost its devices, or of the driver, and says
+  nothing about any GPU. `gpu_exporter_source_up` is 0 then, and `gpu-exporter remediate` does not drain the node.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
   none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action.
   - `none`: the cause is outside the GPU (cooling, power, fabric manager).
@@ -137,6 +139,10 @@ EXIT_CODES = (
         " `generate --check` could not do their work.",
     ),
     ("3", "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ."),
+    (
+        "4",
+        "`check --active`: another program uses a GPU, so there is no comparable result; no GPU is unfit.",
+    ),
     ("130", "Interrupted by Ctrl-C; `diagnose` then reports what it has seen by then, or exits with 2."),
     ("141", "The reader of stdout closed the pipe."),
 )

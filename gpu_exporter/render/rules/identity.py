@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
-from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER
+from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER, OWNERS_INFO
 
 # Every exporter exposes at least one of these for a GPU.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
@@ -45,7 +45,7 @@ def recorded() -> Iterator[tuple[str, str]]:
         for each in (ours, SCRAPED, f'{{__name__=~"{_OURS}", UUID!=""}}')
     ]
     yield (IDENTITY_INFO, "\nor on (cluster, UUID)\n".join(alternatives))
-    yield ("gpu:device_owners:info", _owners(owners))
+    yield (OWNERS_INFO, _owners(owners))
     yield (
         "gpu:device_parts:info",
         f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
@@ -56,7 +56,7 @@ def recorded() -> Iterator[tuple[str, str]]:
     # A GPU that several pods share has no single owner.
     yield (
         "gpu:device_owner:info",
-        f"gpu:device_owners:info\nand on ({device})\ncount by ({device}) (gpu:device_owners:info) == 1",
+        f"{OWNERS_INFO}\nand on ({device})\ncount by ({device}) ({OWNERS_INFO}) == 1",
     )
     yield (
         DEVICE_INFO,

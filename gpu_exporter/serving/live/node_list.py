@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.health import judge
+from gpu_exporter.model.snapshot import UNREAD
 from gpu_exporter.model.verdict import Health
-from gpu_exporter.serving.endpoint import Endpoint
+from gpu_exporter.serving.endpoint import NO_METRICS_YET, Endpoint
 
 # How many problems of a node are listed.
 MOST_PROBLEMS = 3
+NOT_READ = "not read yet"
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """One row. `words` says what is wrong, if anything is."""
+    """One row. `words` says what is wrong, if anything is. `read`: its GPUs were read once."""
 
     prefix: str
     name: str
     gpus: int | None
     health: Health
     words: str
+    read: bool = True
+
+    @property
+    def state(self) -> str:
+        """The health for people."""
+        return self.health.value if self.read else NOT_READ
 
 
 def values(endpoints: Mapping[str, Endpoint]) -> Mapping[str, str]:
@@ -30,12 +39,16 @@ def values(endpoints: Mapping[str, Endpoint]) -> Mapping[str, str]:
     nodes = sorted(
         (_node(prefix, endpoint) for prefix, endpoint in endpoints.items()), key=lambda node: node.health, reverse=True
     )
-    return {"summary": _summary([node.health for node in nodes]), "banner": _banner(endpoints), "rows": _rows(nodes)}
+    return {"summary": _summary(nodes), "banner": _banner(endpoints), "rows": _rows(nodes)}
 
 
 def _node(prefix: str, endpoint: Endpoint) -> _Node:
     snapshot, problem = endpoint.health.snapshot, endpoint.health.liveness_problem()
-    if snapshot is None or problem:
+    if snapshot is None or (snapshot.gpus and all(status.reason == UNREAD for status in snapshot.gpus)):
+        return _Node(
+            prefix, endpoint.node, None, Health.UNKNOWN, "" if problem == NO_METRICS_YET else problem, read=False
+        )
+    if problem:
         return _Node(prefix, endpoint.node, None, Health.UNKNOWN, problem)
     sick = [verdict for verdict in snapshot.verdicts if verdict.health is not Health.HEALTHY]
     sick.sort(key=lambda verdict: verdict.health, reverse=True)
@@ -56,10 +69,11 @@ def _node(prefix: str, endpoint: Endpoint) -> _Node:
     return _Node(prefix, endpoint.node, len(snapshot.gpus), worst, words)
 
 
-def _summary(healths: list[Health]) -> str:
-    counts = {health: healths.count(health) for health in reversed(Health)}
-    others = [f"{count} {health.value}" for health, count in counts.items() if count and health is not Health.HEALTHY]
-    return ", ".join([f"{counts[Health.HEALTHY]} of {len(healths)} nodes healthy", *others])
+def _summary(nodes: Sequence[_Node]) -> str:
+    counts = Counter(node.state for node in nodes)
+    states = [*(health.value for health in reversed(Health) if health is not Health.HEALTHY), NOT_READ]
+    others = [f"{counts[state]} {state}" for state in states if counts[state]]
+    return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy", *others])
 
 
 def _banner(endpoints: Mapping[str, Endpoint]) -> str:
@@ -73,7 +87,7 @@ def _banner(endpoints: Mapping[str, Endpoint]) -> str:
 def _rows(nodes: list[_Node]) -> str:
     return "".join(
         f'<tr><th scope="row"><a href="{html.escape(node.prefix[1:])}/">{html.escape(node.name)}</a></th>'
-        f'<td><span class="badge {node.health.value}">{node.health.value.capitalize()}</span></td>'
+        f'<td><span class="badge {node.health.value}">{node.state.capitalize()}</span></td>'
         f"<td>{'' if node.gpus is None else node.gpus}</td><td>{html.escape(node.words)}</td></tr>"
         for node in nodes
     )

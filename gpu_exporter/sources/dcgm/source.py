@@ -20,6 +20,7 @@ from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings
@@ -32,7 +33,7 @@ from gpu_exporter.sources.dcgm.session import Session, Table
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import EntityGroup
-from gpu_exporter.sources.nvml.driver import count_bound_gpus, reload_needed
+from gpu_exporter.sources.nvml.driver import gpus_on_bus, reload_needed
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +158,12 @@ class DcgmSource:
         return self._call(session, count, self.timeout)
 
     def expected(self) -> int | None:
-        """Return how many GPUs are bound to the driver, if the host engine is on this machine."""
-        return count_bound_gpus(self._sysfs) if self._hostengine.local else None
+        """Return how many GPUs are on the PCI bus, if the host engine is on this machine."""
+        return len(self.bus()) or None
+
+    def bus(self) -> Sequence[PciGpu]:
+        """Return the GPUs on the PCI bus, if the host engine is on this machine."""
+        return gpus_on_bus(self._sysfs) if self._hostengine.local else ()
 
     def reload_needed(self) -> bool | None:
         return reload_needed(self._sysfs, self._procfs) if self._hostengine.embedded else None

@@ -5,10 +5,17 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
+from gpu_exporter.model.pci import PciGpu, pci_bus_id
+
 LIBRARY = "libnvidia-ml.so."
+# NVIDIA in the registry of PCI vendors; VGA and 3D controllers; drivers that keep a function for a virtual machine.
+VENDOR = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+RESERVED = re.compile(r"vfio|^pci-stub$|^(xen-)?pciback$")
 
 
 def library_exists() -> bool:
@@ -49,18 +56,20 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     return installed != loaded if "." in installed else None
 
 
-def count_bound_gpus(sysfs: Path) -> int | None:
-    """Return the number of PCI functions of display class that are bound to the `nvidia` kernel driver.
+def gpus_on_bus(sysfs: Path) -> tuple[PciGpu, ...]:
+    """Return the NVIDIA GPUs on the PCI bus that the driver should list, also those that it could not initialise.
 
-    None if that is unknown, for example in a container that has only some of the GPUs.
+    Not those that are reserved for virtual machines, nor virtual functions of a GPU. Empty if that is unknown: in a
+    container that has only some of the GPUs, or without NVIDIA's kernel driver.
     """
-    if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all":
-        return None
-    folder = sysfs / "bus/pci/drivers/nvidia"
-    if not folder.is_dir():
-        return None
-    gpus = 0
-    for function in folder.glob("*:*:*.*"):
-        with suppress(OSError):
-            gpus += (function / "class").read_text().startswith("0x03")
-    return gpus or None
+    if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all" or not (sysfs / "bus/pci/drivers/nvidia").is_dir():
+        return ()
+    gpus = []
+    for function in sorted((sysfs / "bus/pci/devices").glob("*:*:*.*")):
+        with suppress(OSError):  # it was just removed
+            if (function / "vendor").read_text().strip() != VENDOR or (function / "physfn").exists():
+                continue
+            driver = os.path.basename(os.readlink(function / "driver")) if (function / "driver").is_symlink() else ""
+            if (function / "class").read_text().startswith(DISPLAY_CLASSES) and not RESERVED.search(driver):
+                gpus.append(PciGpu(pci_bus_id(function.name), driver))
+    return tuple(gpus)

@@ -15,9 +15,10 @@ import pynvml
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, detail
 from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
-from gpu_exporter.sources.nvml.driver import count_bound_gpus, reload_needed
+from gpu_exporter.sources.nvml.driver import gpus_on_bus, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.library import load, release
 from gpu_exporter.sources.nvml.lock import BRIEF, DriverLock
@@ -70,7 +71,11 @@ class NvmlSource:
         return self._count
 
     def expected(self) -> int | None:
-        return count_bound_gpus(self._sysfs)
+        return len(self.bus()) or None
+
+    def bus(self) -> Sequence[PciGpu]:
+        """Return the GPUs on the PCI bus that the driver should list."""
+        return gpus_on_bus(self._sysfs)
 
     def reload_needed(self) -> bool | None:
         return reload_needed(self._sysfs, self._procfs)

@@ -5,6 +5,7 @@ Each affects only what is broken, and recovery needs no restart.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.remediation import evidence
 from tests.conftest import Exporter, Page, Serve, run
 from tests.support.fakes.driver import FakeDriver, identity, steps
 
@@ -228,6 +230,28 @@ def test_all_gpus_lost(start: Start, gpus: Drive) -> None:
         driver.restore(1)
         driver.unset("Init")
     exporter.until(lambda page: states(page) == up(2) and profiled(page) == {"up"})
+
+
+def test_a_container_that_lost_its_devices(start: Start, gpus: Drive) -> None:
+    """All GPUs stop to answer at the same moment: the source is down, and no GPU is blamed or drained."""
+    driver = gpus(2)
+    exporter = start(driver)
+    with driver.batch():
+        driver.answer_unknown(0)
+        driver.answer_unknown(1)
+    page = exporter.until(lambda page: states(page) == dict.fromkeys(range(2), "unknown"))
+    assert page.value("gpu_exporter_source_up") == 0
+    assert page.value("gpu_exporter_source_down_reason", reason="unknown") == 1
+    assert page.values("gpu_health_state") == [0] * 6
+    assert not page.values("gpu_health_reason")
+    answer = exporter.get("/api/v1/node")[1].decode()
+    node = json.loads(answer)
+    found = evidence.judge(answer, node["node"], node["boot_id"], degraded=True)
+    assert (found.finding, found.faults) == (evidence.Finding.UNKNOWN, ())
+    driver.restore(1)
+    page = exporter.until(lambda page: states(page) == {0: "unknown", 1: "up"})
+    assert page.value("gpu_exporter_source_up") == 1
+    assert page.value("gpu_health_reason", gpu="0", reason="no_answer", action="drain") == 1
 
 
 def test_gpus_appear_and_vanish(start: Start, gpus: Drive) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import run
 from tests.support.fakes.driver import AMPERE, FakeDriver
+from tests.support.fakes.fabric import FakeFabric
 
 
 def test_healthy(tmp_path: Path) -> None:
@@ -121,6 +122,47 @@ def test_selected_gpus(tmp_path: Path, arguments: tuple[str, ...], code: int, sa
     ended = run("check", *arguments, env=driver.environment)
     assert ended.returncode == code
     assert said in ended.stdout
+
+
+def test_a_gpu_that_the_driver_could_not_initialise(tmp_path: Path) -> None:
+    """It is on the PCI bus, but the driver does not list it: all commands name its address."""
+    driver, fabric = FakeDriver(tmp_path, gpus=2), FakeFabric(tmp_path)
+    for bus in ("06", "07"):
+        fabric.gpu(f"pci0000:00/0000:{bus}:00.0")
+    fabric.function("pci0000:00/0000:3b:00.0", "0x10de", "0x030200", "")
+    fabric.function("pci0000:00/0000:3c:00.0", "0x10de", "0x030200", "vfio-pci")
+    environment = {**driver.environment, "NVIDIA_VISIBLE_DEVICES": "all"}
+    address = "00000000:3B:00.0, not bound to a driver"
+    results = {
+        ("check",): (3, f"missing: 1 of the expected GPUs ({address}) -> node_reboot\nGPUs: 2 healthy, 1 missing"),
+        ("check", "--expected-gpus", "2"): (0, "GPUs: 2 healthy\n"),
+        ("once",): (0, 'gpu_device_missing{pci_bus_id="00000000:3B:00.0"} 1'),
+        ("diagnose", "--for", "1s"): (1, address),
+        ("doctor",): (None, f"GPUs that answer: 2 of 3; missing: {address}"),
+    }
+    for arguments, (code, said) in results.items():
+        ended = run(*arguments, "--sysfs", str(fabric.sys), env=environment)
+        assert said in ended.stdout, (arguments, ended)
+        assert code in (None, ended.returncode), arguments
+
+
+def test_a_container_that_lost_its_devices(tmp_path: Path) -> None:
+    """Every call answers "unknown" for all GPUs: one finding about the node, and no drain."""
+    driver = FakeDriver(tmp_path, gpus=3)
+    for gpu in range(3):
+        driver.answer_unknown(gpu)
+    ended = run("check", env=driver.environment)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("every GPU: health unknown: no value for any metric: no GPU answers")
+    assert ended.stdout.endswith("GPUs: 3 unknown\n")
+    diagnosed = run("diagnose", "--for", "1s", env=driver.environment)
+    assert diagnosed.returncode == 1
+    assert "every GPU: no GPU answers" in diagnosed.stdout
+    assert "GpuLost" not in diagnosed.stdout
+    driver.restore(1)
+    ended = run("check", env=driver.environment)
+    assert ended.returncode == 3
+    assert "GPU 0: unhealthy: it does not answer, and the driver does not say why -> drain\n" in ended.stdout
 
 
 def test_json(tmp_path: Path) -> None:

@@ -98,6 +98,11 @@ def busy(driver: FakeDriver) -> None:
     driver.set("ComputeRunningProcesses", "4242:1048576")
 
 
+def held(driver: FakeDriver) -> None:
+    """A program in another container holds memory of the GPU: the driver lists no process here."""
+    driver.set("MemoryInfo.used", 5_000_000_000)
+
+
 def in_mig_mode(driver: FakeDriver) -> None:
     """The GPU is split into instances."""
     driver.set("MigMode.current", 1)
@@ -107,7 +112,13 @@ def in_mig_mode(driver: FakeDriver) -> None:
     ("prepare", "arguments", "code", "said"),
     [
         (without_cuda, (), 1, "start of CUDA: load: libcuda.so.1: no CUDA driver"),
-        (busy, (), 1, "GPU 0: health unknown: no value for active check: 1 process uses it: stop it, or use --force"),
+        (busy, (), 4, "GPU 0: in use by 1 process that is not visible here"),
+        (
+            held,
+            (),
+            4,
+            "PID namespace), with 5.0 GB of its memory: no comparable result",
+        ),
         (busy, ("--force",), 0, "GPUs: 1 healthy"),
         (in_mig_mode, ("--force",), 1, "it is in MIG mode: active checks need whole GPUs"),
     ],
@@ -121,6 +132,31 @@ def test_the_environment(
     ended, out, err = one.check(*arguments)
     assert (ended, err) == (code, "")
     assert said in out
+
+
+def test_beside_a_foreign_process(tmp_path: Path) -> None:
+    """It is named with its owner. A low rate beside it says nothing about the GPU, nor about others."""
+    two = machine(tmp_path / "machine", gpus=2)
+    proc = tmp_path / "proc"
+    for pid, name in {2: "kthreadd", 4242: "python3"}.items():
+        (proc / str(pid)).mkdir(parents=True)
+        (proc / str(pid) / "comm").write_text(f"{name}\n")
+    (proc / "4242/status").write_text("Name:\tpython3\nUid:\t4000000\t4000000\t4000000\t4000000\n")
+    (proc / "4242/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0\n")
+    two.nvml.set("ComputeRunningProcesses", "4242:1048576", gpu=1)
+    who = "GPU 1: in use by process 4242 (python3) of user 4000000, job 17: no comparable result -> end it\n"
+    code, out, _ = two.check("--procfs", str(proc))
+    assert (code, who in out) == (4, True)
+    assert out.endswith("GPUs: 1 healthy, 1 unknown\n")
+    two.cuda.set("Rate.bf16", 4.0e14, gpu=1)
+    code, out, _ = two.check("--procfs", str(proc), "--force")
+    assert (code, who in out, "degraded" in out) == (4, True, False)
+    code, out, _ = two.check("--procfs", str(proc), "--force", "--json")
+    answer = json.loads(out)
+    assert (code, [each["gpu"] for each in answer["in_use"]]) == (4, [1])
+    assert [gpu["health"] for gpu in answer["gpus"]] == ["healthy", "unknown"]
+    two.cuda.set("Rate.bf16", 4.0e14, gpu=0)
+    assert two.check("--procfs", str(proc), "--force")[0] == 3
 
 
 def test_its_own_past(tmp_path: Path) -> None:

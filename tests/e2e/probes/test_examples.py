@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,34 @@ def test_slurm_and_a_mig_instance(tmp_path: Path) -> None:
     slurm = node(tmp_path, machine(tmp_path / "machine"))
     for visible in ("MIG-00000000-0000-0000-0000-000000000000", "MIG-GPU-00000000-0000-0000-0000-000000000000/1/0"):
         assert (slurm.run(SLURM / "prolog.sh", "3", visible), slurm.reason) == (True, "")
+
+
+@pytest.mark.parametrize(("job", "ended"), [("", True), ("17", True), ("18", False)])
+def test_slurm_with_a_leftover_process(tmp_path: Path, job: str, ended: bool) -> None:
+    """The prolog ends it, unless its job is still on the node, and drains nothing: the GPU was not measured."""
+    one = machine(tmp_path / "machine")
+    slurm = node(tmp_path, one)
+    slurm.program("squeue", "#!/bin/sh\necho 18\n")
+    user = 65534 if os.getuid() == 0 else None
+    process = subprocess.Popen(["sleep", "600"], user=user)
+    try:
+        proc = tmp_path / "proc"
+        for pid, name in {2: "kthreadd", process.pid: "sleep"}.items():
+            (proc / str(pid)).mkdir(parents=True)
+            (proc / str(pid) / "comm").write_text(f"{name}\n")
+        (proc / str(process.pid) / "status").symlink_to(f"/proc/{process.pid}/status")
+        (proc / str(process.pid) / "cgroup").write_text(f"0::/slurm/uid_1/job_{job}/step_0\n" if job else "0::/\n")
+        one.nvml.set("ComputeRunningProcesses", f"{process.pid}:1048576")
+        script = tmp_path / "prolog.sh"
+        script.write_text((SLURM / "prolog.sh").read_text().replace("/proc/", f"{proc}/"))
+        script.chmod(0o755)
+        slurm.set("GPU_EXPORTER_PROCFS", str(proc))
+        threading.Thread(target=process.wait, daemon=True).start()  # no zombie: the script waits for its end
+        assert (slurm.run(script, "0"), slurm.reason) == (True, "")
+        assert (process.poll() == -signal.SIGTERM) is ended
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_slurm_without_a_driver(tmp_path: Path) -> None:

@@ -292,11 +292,16 @@ class FakeDriver:
         """Make the GPU answer only that it needs a reset."""
         self.set("Reset", 1, gpu)
 
+    def answer_unknown(self, gpu: int) -> None:
+        """Make every call on the GPU fail without a reason, as in a container that has lost its devices."""
+        self.set("Unknown", 1, gpu)
+
     def restore(self, gpu: int) -> None:
         """Bring the GPU back."""
         with self.batch():
             self.unset("Lost", gpu)
             self.unset("Reset", gpu)
+            self.unset("Unknown", gpu)
 
     def block(self, gpu: int) -> None:
         """Make every call on the GPU hang until `unblock`."""

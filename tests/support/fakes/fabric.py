@@ -79,11 +79,19 @@ class FakeFabric:
         self._link(f"bus/pci/devices/{path.rpartition('/')[2]}", place)
         return place
 
+    def function(self, path: str, vendor: str, kind: str, driver: str, node: int = 0) -> str:
+        """Add a PCI function of a vendor and a class, which a kernel driver has ("": none); return its directory."""
+        place = self.device(path, node)
+        self.put(f"{place}/vendor", f"{vendor}\n")
+        self.put(f"{place}/class", f"{kind}\n")
+        if driver:
+            self._link(f"{place}/driver", f"bus/pci/drivers/{driver}")
+        return place
+
     def gpu(self, path: str, node: int = 0) -> Gpu:
         """Add a GPU."""
-        place = self.device(path, node)
         address = path.rpartition("/")[2]
-        self._link(f"bus/pci/drivers/nvidia/{address}", place)
+        self._link(f"bus/pci/drivers/nvidia/{address}", self.function(path, "0x10de", "0x030200", "nvidia", node))
         self.gpus.append(Gpu(len(self.gpus), f"GPU-{len(self.gpus)}", f"0000{address.upper()}"))
         return self.gpus[-1]
 

@@ -26,7 +26,7 @@
  *                          library is uninitialised until the next nvmlInit
  *         * DeviceFile path  open from nvmlInit until as many nvmlShutdown, as the real library's /dev/nvidia*
  *         * Lock gpu       calls are serialised per GPU; "driver": all calls of the process are
- *         g Lost 1, g Reset 1          every call on this GPU returns 15, 16
+ *         g Lost 1, g Reset 1, g Unknown 1  every call on this GPU returns 15, 16, 999
  *         g Block 1        every call on this GPU hangs, holding its lock, until the line is gone
  *         g Delay.<Call> s that call takes s seconds, or until the line is gone
  *         * WaitingFile path  created when a call begins to hang or to take its time
@@ -304,6 +304,8 @@ static int enter(struct gpu *device, const char *call)
         return UNINITIALIZED;
     if (gpu == NO_GPU)
         return INVALID_ARGUMENT;
+    if (gpu >= 0 && setting(gpu, "Unknown", 0))
+        return 999;
     if (gpu >= 0 && setting(gpu, "Lost", 0))
         return GPU_IS_LOST;
     if (gpu >= 0 && setting(gpu, "Reset", 0))

@@ -32,6 +32,10 @@ class Slurmd:
         (self._bin / name).write_text(text)
         (self._bin / name).chmod(0o755)
 
+    def set(self, name: str, value: str) -> None:
+        """Set an environment variable of scripts."""
+        self._environment[name] = value
+
     def run(self, script: Path, gpus: str, visible: str = "") -> bool:
         """Run the prolog or epilog of a job with these GPUs, by minor number. Returns whether it succeeded.
 

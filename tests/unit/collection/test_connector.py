@@ -17,12 +17,18 @@ from gpu_exporter.collection.worker import Worker
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.sources.backoff import LONGEST_BACKOFF
 from tests.support.tools import LIMIT, until
 from tests.support.virtual_time import Clock, virtual
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
+
+
+def on_bus(*drivers: str) -> Sequence[PciGpu]:
+    """Return GPUs on the PCI bus that are bound to these drivers."""
+    return [PciGpu(f"00000000:{6 + place:02X}:00.0", driver) for place, driver in enumerate(drivers)]
 
 
 class Library(FakeSource):
@@ -33,7 +39,7 @@ class Library(FakeSource):
         self.calls: list[str] = []
         self.gpus = 1
         self.scans = 0
-        self.bus: int | None = None
+        self.on_bus: Sequence[PciGpu] = ()
         self.reload: bool | None = None
         self.error: SourceLost | None = None
 
@@ -50,7 +56,10 @@ class Library(FakeSource):
         return self.gpus
 
     def expected(self) -> int | None:
-        return self.bus
+        return len(self.on_bus) or None
+
+    def bus(self) -> Sequence[PciGpu]:
+        return self.on_bus
 
     def reload_needed(self) -> bool | None:
         return self.reload
@@ -94,7 +103,7 @@ def node() -> Iterator[Node]:
 
 def test_each_gpu_gets_a_worker(node: Node) -> None:
     """Also one that is added later; the highest number of GPUs is remembered."""
-    node.library.gpus, node.library.bus = 2, 3
+    node.library.gpus, node.library.on_bus = 2, on_bus("nvidia", "nvidia", "")
     node.run()
     assert (node.connection.up, len(node.workers.threads()), node.connector.most_gpus) == (True, 2, 3)
     node.library.gpus = 4
@@ -160,12 +169,13 @@ def test_a_library_that_is_lost_at_once_is_reopened_with_back_off(node: Node) ->
         until(lambda: opened() > before, what="a library that is open again")
 
 
-def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:
-    """Only a library that is opened again finds a GPU that was added."""
-    node.library.bus = 1
+@pytest.mark.parametrize("drivers", [("nvidia", "nvidia"), ("",)])
+def test_a_change_of_the_bus_restarts_the_library(node: Node, drivers: Sequence[str]) -> None:
+    """Only a library that is opened again finds a GPU that was added, or bound to another driver."""
+    node.library.on_bus = on_bus("nvidia")
     node.run()
     generation = node.connection.generation
-    node.library.bus = 2
+    node.library.on_bus = on_bus(*drivers)
     node.connection.wake()
     until(lambda: node.connection.generation > generation and node.connection.up, 10, "a library that is open again")
 
@@ -177,13 +187,13 @@ def test_a_change_of_the_bus_does_not_pause_gpus_beside_a_stuck_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library could not be reopened anyway: a call is inside it."""
-    node.library.bus = 1
+    node.library.on_bus = on_bus("nvidia")
     node.run()
     monkeypatch.setattr(Worker, "stalled", 5.0)
     monkeypatch.setattr(Worker, "busy", True)
     waits: list[float] = []
     monkeypatch.setattr(node.workers, "wait_idle", waits.append)
-    node.library.bus = 2
+    node.library.on_bus = on_bus("nvidia", "nvidia")
     scans = node.library.scans
     node.connection.wake()
     until(lambda: node.library.scans > scans, 10, "a scan")

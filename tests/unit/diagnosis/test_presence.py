@@ -66,6 +66,25 @@ def test_expected_gpus_that_are_not_listed() -> None:
     assert absent == [Absent("node-a", "6 of 8 GPUs", "expected, but the driver does not list them")]
 
 
+def test_a_fault_of_the_node_is_one_finding() -> None:
+    """No GPU is judged by it: it says nothing about any of them."""
+    down = [gpu(number, 0, "unknown") for number in range(2)]
+    source = [ScrapedSample("gpu_exporter_source_down_reason", {"source": "nvml", "reason": "unknown"}, 1)]
+    found, absent = present([scrape(0, *down, source)])
+    assert [(each.gpus, each.expected) for each in absent] == [("every GPU", False)]
+    assert "a container that has lost its devices" in absent[0].why
+    assert report.exit_code(diagnose(seen(found, {})), absent) == 1
+    assert not diagnose(seen(found, {}))
+
+
+def test_a_missing_gpu_is_named_by_its_address() -> None:
+    count = [ScrapedSample("gpu_devices_expected", {}, 2)]
+    missing = [ScrapedSample("gpu_device_missing", {"pci_bus_id": "00000000:3B:00.0", "driver": "nvidia"}, 1)]
+    absent = present([scrape(0, gpu(0), count, missing)]).absent
+    where = "00000000:3B:00.0, bound to nvidia"
+    assert absent == [Absent("", "1 of 2 GPUs", f"expected, but the driver does not list them: {where}")]
+
+
 def test_a_gpu_whose_series_ended() -> None:
     """With dcgm-exporter, or if an exporter has ended; a scrape without it is not enough."""
     a = [scrape(15.0 * n, *(gpu(i, None, instance="a:9400") for i in ((0, 1) if n < 3 else (0,)))) for n in range(8)]

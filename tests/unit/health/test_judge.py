@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -215,6 +215,13 @@ def test_unknown(values: Mapping[Metric, float | str], level: Health, said: list
     assert found.problems == ()
 
 
+def test_what_is_not_simulated_is_no_gap() -> None:
+    """Otherwise, no simulated GPU would ever be healthy."""
+    found = of({**H200, **dict.fromkeys((m.ECC_DBE_VOL, m.RECOVERY), "not_simulated")})
+    assert found.health is Health.HEALTHY
+    assert {(each.why, each.harmless) for each in found.unknown} == {("not_simulated", True)}
+
+
 def test_values_that_were_never_read_are_unknown() -> None:
     """No value and no outcome: it was never read."""
     assert of({}).health is Health.UNKNOWN
@@ -230,6 +237,38 @@ def test_a_problem_outweighs_unknown_values() -> None:
 def test_rows_are_cheap() -> None:
     """They need no profiling, so one read is enough."""
     assert not any(isinstance(row.nvml, Gpm) or row.nvml is None for row in judge.ROWS)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "of_node"),
+    [
+        ([("unknown", 99), ("unknown", 100)], [0, 1]),
+        ([("unknown", None), ("unknown", None)], [0, 1]),
+        ([("unknown", 100)], [0]),
+        ([("stalled", 100), ("stalled", 100)], [0, 1]),
+        ([("stalled", 100)], []),
+        ([("unknown", 100), ("", 101)], []),
+        ([("unknown", 100), ("stalled", 100)], []),
+        ([("lost", 100), ("lost", 100)], []),
+        ([("reset_required", 100), ("reset_required", 100)], []),
+        ([("unknown", 20), ("unknown", 100), ("unknown", 100)], [1, 2]),
+        ([("lost", 20), ("unknown", 100), ("unknown", 100)], [1, 2]),
+        ([("unknown", None), ("unknown", 100), ("unknown", 100)], [1, 2]),
+        ([("unread", None), ("unknown", None)], []),
+        ([], []),
+    ],
+)
+def test_faults_of_the_node(gpus: Sequence[tuple[str, float | None]], of_node: Sequence[int]) -> None:
+    """All GPUs that answered until now fail at the same moment; reasons and times of the last reads."""
+    statuses = [
+        GpuStatus(Gpu(index, uuid=f"GPU-{index}"), not reason, reason, read_at, 10.0 if reason == "stalled" else 0.0)
+        for index, (reason, read_at) in enumerate(gpus)
+    ]
+    found = judge.fault_of_node(statuses, 5.0)
+    assert sorted(status.gpu.index for status in found) == of_node
+    for status in found:
+        verdict = judge.judge(status, (), str, of_node=True)
+        assert (verdict.health, verdict.action, verdict.problems) == (Health.UNKNOWN, Action.NONE, ())
 
 
 # --- the report of `check` -----------------------------------------------------------------------------------------

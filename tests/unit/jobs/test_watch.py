@@ -78,6 +78,27 @@ def test_a_stranger_is_not_verified(watch: JobWatch, path: Path) -> None:
     until(lambda: verified(watch, 2**22 + 1) == ["false"], what="a rank")
 
 
+def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No process can be on a simulated or replayed GPU: a rank gets the GPU of its number. A real node logs why not."""
+    gpus = [GpuSamples(Gpu(index, f"GPU-{9 - index}"), None, (), {}) for index in range(4)]
+    stray = encoded(message(rank=6, world_size=8))
+    watch = JobWatch(path, live=False)
+    watch.samples(gpus)
+    assert watch.take(stray, os.getpid(), os.getuid()) is Result.ACCEPTED
+    watch.start()
+    until(lambda: any(sample.series.metric is m.JOB_STEPS for sample in watch.samples(gpus)), what="a rank")
+    assert {series.gpu for series, _ in watch.samples(gpus) if series.metric is m.JOB_STEPS} == {gpus[2].gpu}
+    watch.stop()
+    watch.join()
+    real = JobWatch(path.with_name("real.sock"))
+    real.samples(gpus)
+    assert real.take(stray, os.getpid(), os.getuid()) is Result.UNKNOWN_GPU
+    assert "neither process, UUID nor pod belongs to one GPU" in caplog.text
+    real.stop()
+    real.start()
+    real.join()
+
+
 def test_a_process_cannot_have_run_for_longer_than_the_machine(watch: JobWatch) -> None:
     values(watch)
     assert watch.take(packet(elapsed=9e7), 41, 1000) is Result.INVALID

@@ -192,3 +192,31 @@ def test_a_result_has_what_was_measured() -> None:
     assert (result.load, result.sustained, result.memory_test) == (load, sustained, test)
     assert (result.notes, [rated.value for rated in result.rates]) == (("a note",), [5.0])
     assert judged().notes == ()
+
+
+def rated(
+    index: int, copy: float, *, memory_test: Answer | None = None, failed: tuple[str, Answer] | None = None
+) -> Outcome:
+    """Return the outcome of a GPU of an unknown model."""
+    target = Target(index, f"GPU-{index}", f"0:{index}:0.0", "unknown")
+    return Outcome(target, alone={"memory_copy": {"value": copy}}, memory_test=memory_test, failed=failed)
+
+
+def test_a_gpu_that_another_program_used() -> None:
+    """It is not compared with others, nor they with it; only what that program cannot cause counts."""
+    wrong = {"bytes": 2**30, "passes": 1, "wrong": 1, "words": [{"address": "0x0", "actual": "1", "expected": "0"}]}
+    gpus = {index: Gpu(index, f"GPU-{index}") for index in range(2)}
+    for rates, in_use, found in (
+        ((3e12, 1e12), (), [[], ["slow_memory_copy"]]),
+        ((3e12, 1e12), (1,), [[], []]),
+        ((1e12, 3e12), (1,), [[], []]),
+    ):
+        outcomes = Outcomes([rated(index, rate) for index, rate in enumerate(rates)])
+        results = judge(outcomes, gpus, History(), {}, Counters(), in_use)
+        assert [reasons(result) for result in results] == found
+        assert [result.comparable for result in results] == [True, rates[0] < rates[1] or not in_use]
+    (result,) = judge(Outcomes([rated(0, 1e12, memory_test=wrong)]), gpus, History(), {}, Counters(), (0,))
+    assert (reasons(result), result.comparable) == (["memory_test"], True)
+    hung = rated(0, 1e12, failed=("bf16", {"error": "no answer", "hung": True}))
+    (result,) = judge(Outcomes([hung]), gpus, History(), {}, Counters(), (0,))
+    assert (reasons(result), result.comparable, result.verdict.health) == ([], False, Health.UNKNOWN)
