@@ -122,7 +122,7 @@ class Connector(threading.Thread):
         if self._source.count() == 0:
             fix = "check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
             raise SourceLost(f"source {self._source.name}: the driver lists no GPU", "no_gpu", fix=fix)
-        self._expected, self.bus = self._source.expected(), self._on_bus()
+        self._expected, self.bus = self._look()
         self._connection.opened()
 
     def _detach(self) -> bool:
@@ -142,8 +142,11 @@ class Connector(threading.Thread):
 
     def _needs_reopen(self) -> bool:
         """Return whether all GPUs are lost, or the PCI bus has changed: only a reopened library finds these GPUs."""
-        changed = (self._source.expected(), self._on_bus()) != (self._expected, self.bus)
-        return changed or self._workers.all_lost()
+        return self._look() != (self._expected, self.bus) or self._workers.all_lost()
 
-    def _on_bus(self) -> Sequence[PciGpu]:
-        return self._source.bus() if isinstance(self._source, OnBus) else ()
+    def _look(self) -> tuple[int | None, Sequence[PciGpu]]:
+        """Return how many GPUs should answer, and those on the PCI bus, without calling the driver."""
+        if not isinstance(self._source, OnBus):
+            return self._source.expected(), ()
+        bus = self._source.bus()
+        return len(bus) or None, bus

@@ -13,8 +13,8 @@ from gpu_exporter.model.pci import PciGpu, pci_bus_id
 
 LIBRARY = "libnvidia-ml.so."
 # NVIDIA in the registry of PCI vendors; VGA and 3D controllers; drivers that keep a function for a virtual machine.
-VENDOR = "0x10de"
-DISPLAY_CLASSES = ("0x0300", "0x0302")
+VENDOR = b"0x10de"
+DISPLAY_CLASSES = (b"0x0300", b"0x0302")
 RESERVED = re.compile(r"vfio|^pci-stub$|^(xen-)?pciback$")
 
 
@@ -64,12 +64,25 @@ def gpus_on_bus(sysfs: Path) -> tuple[PciGpu, ...]:
     """
     if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all" or not (sysfs / "bus/pci/drivers/nvidia").is_dir():
         return ()
-    gpus = []
-    for function in sorted((sysfs / "bus/pci/devices").glob("*:*:*.*")):
+    gpus, devices = [], f"{sysfs}/bus/pci/devices"
+    functions: list[str] = []
+    with suppress(OSError):  # /sys is not mounted completely
+        functions = sorted(os.listdir(devices))
+    for function in functions:
+        place = f"{devices}/{function}"
         with suppress(OSError):  # it was just removed
-            if (function / "vendor").read_text().strip() != VENDOR or (function / "physfn").exists():
+            # Raw reads: there may be hundreds of functions, and this runs every few seconds.
+            if _line(f"{place}/vendor") != VENDOR or not _line(f"{place}/class").startswith(DISPLAY_CLASSES):
                 continue
-            driver = os.path.basename(os.readlink(function / "driver")) if (function / "driver").is_symlink() else ""
-            if (function / "class").read_text().startswith(DISPLAY_CLASSES) and not RESERVED.search(driver):
-                gpus.append(PciGpu(pci_bus_id(function.name), driver))
+            driver = os.path.basename(os.readlink(f"{place}/driver")) if os.path.islink(f"{place}/driver") else ""
+            if not RESERVED.search(driver) and not os.path.exists(f"{place}/physfn"):
+                gpus.append(PciGpu(pci_bus_id(function), driver))
     return tuple(gpus)
+
+
+def _line(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 64).strip()
+    finally:
+        os.close(file)
