@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
 from gpu_exporter.catalogue.evaluate import Device, Points, latest
 from gpu_exporter.catalogue.signal import OWNERS_INFO, Derived, Read, Signal
-from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.catalogue.signals import ALLOCATED, SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName, reader
@@ -36,6 +36,9 @@ FAMILIES = tuple(
         + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name]
     )
 )
+
+# The engine activity by its names: a GPU without an owner is not allocated if it has one of these.
+ENGINES = frozenset(way.name for way in ALLOCATED.definitions if isinstance(way, Read) and way.name != OWNERS_INFO)
 
 Claims = set[tuple[str, str, str]]
 
@@ -221,7 +224,7 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, Claims] = {}
-        # Whether each device of the last scrape has an owner, as samples: 1 or 0.
+        # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
         self.allocated: Sequence[ScrapedSample] = ()
 
     def take(self, scrape: Scrape) -> None:
@@ -230,6 +233,7 @@ class Identities:
         from_classic: dict[DeviceKey, Claims] = defaultdict(set)
         from_job_info: dict[DeviceKey, Claims] = defaultdict(set)
         from_pod_info: dict[DeviceKey, Claims] = defaultdict(set)
+        measured: set[DeviceKey] = set()
         for sample in scrape.samples:
             if not sample.labels.get("UUID"):
                 continue
@@ -255,6 +259,8 @@ class Identities:
                 claim = owner(sample.name, sample.labels)
                 claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic
                 claims[key] |= {claim} if claim else set()
+            if sample.name in ENGINES:
+                measured.add(key)
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
             self.seen_at[device] = scrape.at
@@ -265,6 +271,7 @@ class Identities:
                 OWNERS_INFO, {"cluster": key.cluster, "UUID": key.uuid, "GPU_I_ID": key.instance}, bool(claims)
             )
             for key, claims in owners.items()
+            if claims or key in measured
         ]
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:

@@ -108,7 +108,7 @@ def test_gpus_with_another_resource_name(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("limit", "fires"), [(None, True), (3e11, False)])
 def test_changed_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float | None, fires: bool) -> None:
-    """An idle GPU with 20 GiB in use counts as hoarded, unless the limit is higher."""
+    """An idle GPU that nobody was allocated, with 20 GiB in use, counts as hoarded, unless the limit is higher."""
     use({"prometheusRule": {"limits": {"heldMemory": limit} if limit else {}}}, tmp_path, monkeypatch)
     mode = BY_NAME["GpuAllocatedIdle"]
     story = [minutes(15), injected(lasts(mode), mode.inject)]
@@ -116,4 +116,4 @@ def test_changed_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: f
         now_firing("idle", f', alertname="{mode.name}"', firing("idle", [mode.name] if fires else [])),
         never_fired("idle", (mode.name, *mode.implies)),
     ]
-    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.GPU_EXPORTER, rank("idle"))], found)])
+    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.GPU_EXPORTER)], found)])
