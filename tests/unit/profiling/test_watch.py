@@ -421,7 +421,7 @@ def test_what_is_remembered() -> None:
 
 
 def test_what_is_found_about_gpus() -> None:
-    """Memory decides the order; a process without memory is one, too. A GPU without UUID cannot be told from others."""
+    """Processes are ordered by memory; one without memory comes last. A GPU without a UUID is not distinguished."""
     samples = [
         Sample(Series(m.PROCESS_SM, GPU, (("pid", "3"),)), 99.0),
         Sample(Series(m.PROCESS_MEMORY, GPU, (("pid", "2"),)), 9.0),

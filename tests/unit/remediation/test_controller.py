@@ -295,7 +295,7 @@ def test_a_lost_answer_ends_the_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_leader_that_is_too_slow_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next node is left to whoever leads then."""
+    """A controller that stops leading leaves the next node to the new leader."""
     of = failed(POOL, "n0", "n1")
 
     def pass_by(*_: object) -> None:

@@ -260,9 +260,9 @@ def test_what_a_checkpoint_waits_for_in_words() -> None:
     """Until the last pod of a job is ready."""
     ranks = [pod(f"r{n}", annotations={CHECKPOINT: "10m", EVICT_AFTER: at(560 + n)}, **JOB) for n in range(2)]
     assert decide(draining(), Load((unit(*ranks),))).words == "2 pods of team/bert: 561 s left to write a checkpoint"
-    told = decide(draining(), Load((unit(pod(annotations={CHECKPOINT: "10m"})),)))
-    assert told.words == "announces the eviction to pod team/p"
-    assert (told.verb, told.reason, told.state) == (Verb.EVICT, Reason.FAULT, None)
+    decision = decide(draining(), Load((unit(pod(annotations={CHECKPOINT: "10m"})),)))
+    assert decision.words == "announces the eviction to pod team/p"
+    assert (decision.verb, decision.reason, decision.state) == (Verb.EVICT, Reason.FAULT, None)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_pods_that_cannot_be_listed(server: Server, what: str) -> None:
 
 
 def test_pods_go_before_the_first_job_that_can(server: Server) -> None:
-    """One job at a time, because the record of it changes the node; pods are told before anything is evicted."""
+    """One job at a time, because recording it changes the node; pods are warned before any is evicted."""
     server.node_object, wants = NODE_OBJECT, unit(pod_of("slow", **WANTS))
     server.listed = [{"metadata": {"name": "none"}, "spec": {"selector": {"matchLabels": {"job-name": "bert"}}}}]
     third = unit(pod_of("t0", labels={"job-name": "third"}), pod_of("t1", "m", labels={"job-name": "third"}))
