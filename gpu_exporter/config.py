@@ -10,9 +10,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.file_access import FileWorker, read
-from gpu_exporter.inputs import (
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.io.user_text import (
     MAX_FILE_BYTES,
     Address,
     Devices,
@@ -37,7 +37,7 @@ from gpu_exporter.inputs import (
 )
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
-from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
+from gpu_exporter.model.profile_reason import AUTOMATIC, ProfileReason
 from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
 ENV_PREFIX = "GPU_EXPORTER_"
@@ -52,7 +52,7 @@ MOST_UNKNOWN = 20
 T = TypeVar("T")
 
 
-class Group(Enum):
+class SettingGroup(Enum):
     """The sections of `serve --help` and of docs/configuration.md, in this order: what most users need comes first."""
 
     COMMON = "Common"
@@ -70,16 +70,18 @@ class Group(Enum):
 # For mypy: the annotation of a setting is the type that its parser returns, or None if there is no default.
 @overload
 def _setting(
-    group: Group, help: str, parse: Callable[[str], T], default: str, flag: str = "", *, many: bool = False
+    group: SettingGroup, help: str, parse: Callable[[str], T], default: str, flag: str = "", *, many: bool = False
 ) -> T: ...
 
 
 @overload
-def _setting(group: Group, help: str, parse: Callable[[str], T], *, flag: str = "", many: bool = False) -> T | None: ...
+def _setting(
+    group: SettingGroup, help: str, parse: Callable[[str], T], *, flag: str = "", many: bool = False
+) -> T | None: ...
 
 
 def _setting(
-    group: Group,
+    group: SettingGroup,
     help: str,
     parse: Callable[[str], Any],
     default: str | None = None,
@@ -104,7 +106,7 @@ def _setting(
     return field(default=value, metadata=metadata)
 
 
-COMMON, PODS, HEALTH, PROFILES, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = Group
+COMMON, PODS, HEALTH, PROFILES, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = SettingGroup
 
 
 # fmt: off
@@ -134,7 +136,7 @@ class Config:
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts, and the results of `check --active`.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
-    profile: frozenset[Reason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy automatically: {', '.join(reason.value for reason in AUTOMATIC)}, or several, separated by commas. Off by default; see docs/continuous-profiling.md.", reasons, "")
+    profile: frozenset[ProfileReason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy automatically: {', '.join(reason.value for reason in AUTOMATIC)}, or several, separated by commas. Off by default; see docs/continuous-profiling.md.", reasons, "")
     profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
     profile_users: tuple[str, ...] = _setting(PROFILES, "Users of --web.config.file who may see and request profiles, which show code, separated by commas.", names, "")
     profile_dir: Path         = _setting(PROFILES, "Directory for profiles, which only this user may read. The exporter creates it.", Path, "/var/lib/gpu-exporter/profiles")
@@ -205,7 +207,7 @@ check(fields(Config))
 
 def read_file(path: Path) -> dict[str, str]:
     """Return the settings of a YAML file as text, after validation. Raises GpuExporterError."""
-    from gpu_exporter.yaml_decoding import yaml_document
+    from gpu_exporter.io.yaml_decoding import yaml_document
 
     try:
         content = yaml_document(FileWorker("config").call(lambda: read(path, MAX_FILE_BYTES)))

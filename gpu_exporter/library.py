@@ -17,7 +17,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.readable import readable as readable_name
 from gpu_exporter.collection.monitor import Monitor, observe
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.metric import MetricSet

@@ -7,7 +7,7 @@ from typing import TypedDict, TypeVar
 
 from gpu_exporter.attribution import files
 from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.decoding import json_as
+from gpu_exporter.io.decoding import json_as
 from gpu_exporter.kubernetes import limits
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_exporter.file_access import FileWorker
+from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.model.lookup import LookupFailed
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpu_exporter.attribution import files
 from gpu_exporter.attribution.devices import parse
-from gpu_exporter.file_access import FILE_SECONDS, FileWorker
+from gpu_exporter.io.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.lookup import Incomplete, LookupFailed
 

@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 
 from gpu_exporter.attribution.listing import DRIVER, Allocated, Claimed, Listing
 from gpu_exporter.attribution.pod_resources import LIST, messages
-from gpu_exporter.decoding import printable
-from gpu_exporter.file_access import FileWorker
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.gpu_resources import is_gpu
 from gpu_exporter.model.lookup import Incomplete, LookupFailed

@@ -9,8 +9,8 @@ from pathlib import Path
 from gpu_exporter.attribution import files
 from gpu_exporter.attribution.cgroup import ProcessOwner, process_owner
 from gpu_exporter.attribution.containers import container_name
-from gpu_exporter.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.host.procfs import TICKS
+from gpu_exporter.io.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.model.lookup import LookupFailed
 
 LARGEST_FILE = 64 << 10

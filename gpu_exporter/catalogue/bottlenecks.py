@@ -13,7 +13,9 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.conditions.evaluate import Device, SignalWindow, class_of
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Classification,
@@ -27,8 +29,6 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     Unless,
 )
-from gpu_exporter.catalogue.evaluate import Device, Window, class_of
-from gpu_exporter.catalogue.signal import Signal
 
 WINDOW = 300.0
 CLASS = "gpu:bottleneck:class"
@@ -254,7 +254,7 @@ def bottleneck_is(name: str) -> Is:
     return Is(CLASSIFICATION, BY_NAME[name].name)
 
 
-def classify(window: Window, device: Device) -> Bottleneck | None:
+def classify(window: SignalWindow, device: Device) -> Bottleneck | None:
     """Return the first bottleneck that is known to match; None if none is."""
     name = class_of(CLASSIFICATION, window, device)
     return BY_NAME[name] if name else None

@@ -54,7 +54,7 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FaultState:
     """A state of a GPU, its links or its driver: one row of docs/health.md.
 
     `promql` selects the GPUs (or exporters) that are in this state, `hardware` says which hardware reports it.
@@ -89,31 +89,31 @@ NVLINK_GPUS = "GPUs with NVLink, Ampere and newer"
 
 # fmt: off
 STATES = (
-    State("GPU lost", "it does not answer; the reason is in `gpu_down_reason` (also while the driver is released, with the reason `released`)", f"{m.UP} == 0", ALL),
-    State("GPU missing", "it is on the PCI bus, or was seen before, and does not answer; `gpu_device_missing` has its address if the driver does not list it", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
-    State("Recovery action", "the driver requests a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
-    State("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
-    State("Corrected ECC errors, rate", "more than 10 an hour: watch the trend; the alert fires at more than 100", f"increase({m.ECC_SBE_VOL}[1h]) > 10", "all with ECC"),
-    State("SRAM threshold", "more uncorrectable SRAM errors than NVIDIA accepts", SRAM_EXCEEDED.promql, AMPERE),
-    State("Row remap pending", "a bad memory row is no longer used, and the next reset replaces it with a spare one", REMAP_PENDING.promql, AMPERE),
-    State("Row remap failed", "a bad memory row could not be replaced with a spare one", REMAP_FAILED.promql, AMPERE),
-    State("Spare rows low", "memory banks with few spare rows left, or none", f"{m.REMAP_HISTOGRAM[3]} + {m.REMAP_HISTOGRAM[4]} > 0", AMPERE),
-    State("Retired pages pending", "the next reboot retires bad memory pages", RETIREMENT_PENDING.promql, "before Ampere, with ECC"),
-    State("Repair pending", "the next reset repairs a memory channel or a processing cluster (TPC)", f"{m.CHANNEL_REPAIR} + {m.TPC_REPAIR} > 0", "Hopper and newer"),
-    State("InfoROM corrupt", "the GPU's stored settings and error records have wrong checksums", INFOROM_INVALID.promql, "GPUs with an InfoROM"),
-    State("PCIe link slow", "slower than GPU and slot support, while the GPU is busy (an idle link saves power)", f"({m.PCIE_GEN} < {m.PCIE_MAX_GEN} or {m.PCIE_WIDTH} < {m.PCIE_MAX_WIDTH}) and {m.GPU_UTIL} >= {BUSY} and {m.PSTATE} <= {FASTEST}", ALL),
-    State("PCIe replays", f"more than a bit error rate of 10^-12 explains (`{BIT_ERROR_LIMIT_TEXT} * 2 ^ (generation - 3) * lanes` per second: one in two seconds at generation 5 with 16 lanes)", f"rate({m.PCIE_REPLAY}[15m]) > {BIT_ERROR_LIMIT_TEXT} * 2 ^ (max_over_time({m.PCIE_GEN}[15m]) - 3) * max_over_time({m.PCIE_WIDTH}[15m])", ALL),
-    State("NVLink down", "some links are up and others are down; GPUs with NVLink bridges may have unconnected links", f"{m.NVLINK_COUNT} - {m.NVLINK_UP} > 0 and {m.NVLINK_UP} > 0", NVLINK_GPUS),
-    State("NVLink errors", "replays, recoveries or CRC errors within ten minutes; the alert looks at the last 15 minutes", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),
-    State("NVLink slow", "the total capacity of all links is below its maximum of the last day", f"{m.NVLINK_SPEED} < max_over_time({m.NVLINK_SPEED}[1d])", NVLINK_GPUS),
-    State("Fabric not ready", "the fabric manager has not added the GPU to the NVSwitch fabric: CUDA does not start", FABRIC_NOT_READY.promql, "Hopper and newer with NVSwitch"),
-    State("Fabric fault", "the fabric reports lost bandwidth or a broken route for the GPU", f"{m.FABRIC_FAULTS[0]} == 1", "Hopper and newer with NVSwitch"),
-    State("Thermal margin", f"{LOW_MARGIN} degrees or fewer until the GPU is throttled: the margin that the driver reports, otherwise slowdown temperature minus temperature", f"({m.TEMP_MARGIN} or ({m.SLOWDOWN_TEMP} - {m.GPU_TEMP})) <= {LOW_MARGIN}", "driver's margin: Hopper and newer; threshold: all"),
-    State("Slowed down by hardware", "the hardware lowered the clock because of heat or of the power supply", f'rate({m.CLOCK_EVENT_SECONDS[0]}{{reason=~"hw_.+"}}[5m]) > 0', "Ampere and newer"),
-    State("Power limit", "at its limit, which is normal at full load; compare the GPUs of one job", f"{m.POWER} / {m.POWER_LIMIT} > 0.98", ALL),
-    State("Persistence mode off", "the driver unloads when nothing uses the GPU, and each start takes seconds", f"{m.PERSISTENCE} == 0", ALL),
-    State("Driver reload needed", "driver library and kernel module have different versions, as after an upgrade without a reboot: new programs fail", f"{m.RELOAD_NEEDED} == 1", ALL),
-    State("Health not known", "a value that the verdict needs could not be read", f"sum without (state) ({m.HEALTH_STATE[0]}) == 0", ALL),
+    FaultState("GPU lost", "it does not answer; the reason is in `gpu_down_reason` (also while the driver is released, with the reason `released`)", f"{m.UP} == 0", ALL),
+    FaultState("GPU missing", "it is on the PCI bus, or was seen before, and does not answer; `gpu_device_missing` has its address if the driver does not list it", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
+    FaultState("Recovery action", "the driver requests a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
+    FaultState("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
+    FaultState("Corrected ECC errors, rate", "more than 10 an hour: watch the trend; the alert fires at more than 100", f"increase({m.ECC_SBE_VOL}[1h]) > 10", "all with ECC"),
+    FaultState("SRAM threshold", "more uncorrectable SRAM errors than NVIDIA accepts", SRAM_EXCEEDED.promql, AMPERE),
+    FaultState("Row remap pending", "a bad memory row is no longer used, and the next reset replaces it with a spare one", REMAP_PENDING.promql, AMPERE),
+    FaultState("Row remap failed", "a bad memory row could not be replaced with a spare one", REMAP_FAILED.promql, AMPERE),
+    FaultState("Spare rows low", "memory banks with few spare rows left, or none", f"{m.REMAP_HISTOGRAM[3]} + {m.REMAP_HISTOGRAM[4]} > 0", AMPERE),
+    FaultState("Retired pages pending", "the next reboot retires bad memory pages", RETIREMENT_PENDING.promql, "before Ampere, with ECC"),
+    FaultState("Repair pending", "the next reset repairs a memory channel or a processing cluster (TPC)", f"{m.CHANNEL_REPAIR} + {m.TPC_REPAIR} > 0", "Hopper and newer"),
+    FaultState("InfoROM corrupt", "the GPU's stored settings and error records have wrong checksums", INFOROM_INVALID.promql, "GPUs with an InfoROM"),
+    FaultState("PCIe link slow", "slower than GPU and slot support, while the GPU is busy (an idle link saves power)", f"({m.PCIE_GEN} < {m.PCIE_MAX_GEN} or {m.PCIE_WIDTH} < {m.PCIE_MAX_WIDTH}) and {m.GPU_UTIL} >= {BUSY} and {m.PSTATE} <= {FASTEST}", ALL),
+    FaultState("PCIe replays", f"more than a bit error rate of 10^-12 explains (`{BIT_ERROR_LIMIT_TEXT} * 2 ^ (generation - 3) * lanes` per second: one in two seconds at generation 5 with 16 lanes)", f"rate({m.PCIE_REPLAY}[15m]) > {BIT_ERROR_LIMIT_TEXT} * 2 ^ (max_over_time({m.PCIE_GEN}[15m]) - 3) * max_over_time({m.PCIE_WIDTH}[15m])", ALL),
+    FaultState("NVLink down", "some links are up and others are down; GPUs with NVLink bridges may have unconnected links", f"{m.NVLINK_COUNT} - {m.NVLINK_UP} > 0 and {m.NVLINK_UP} > 0", NVLINK_GPUS),
+    FaultState("NVLink errors", "replays, recoveries or CRC errors within ten minutes; the alert looks at the last 15 minutes", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),
+    FaultState("NVLink slow", "the total capacity of all links is below its maximum of the last day", f"{m.NVLINK_SPEED} < max_over_time({m.NVLINK_SPEED}[1d])", NVLINK_GPUS),
+    FaultState("Fabric not ready", "the fabric manager has not added the GPU to the NVSwitch fabric: CUDA does not start", FABRIC_NOT_READY.promql, "Hopper and newer with NVSwitch"),
+    FaultState("Fabric fault", "the fabric reports lost bandwidth or a broken route for the GPU", f"{m.FABRIC_FAULTS[0]} == 1", "Hopper and newer with NVSwitch"),
+    FaultState("Thermal margin", f"{LOW_MARGIN} degrees or fewer until the GPU is throttled: the margin that the driver reports, otherwise slowdown temperature minus temperature", f"({m.TEMP_MARGIN} or ({m.SLOWDOWN_TEMP} - {m.GPU_TEMP})) <= {LOW_MARGIN}", "driver's margin: Hopper and newer; threshold: all"),
+    FaultState("Slowed down by hardware", "the hardware lowered the clock because of heat or of the power supply", f'rate({m.CLOCK_EVENT_SECONDS[0]}{{reason=~"hw_.+"}}[5m]) > 0', "Ampere and newer"),
+    FaultState("Power limit", "at its limit, which is normal at full load; compare the GPUs of one job", f"{m.POWER} / {m.POWER_LIMIT} > 0.98", ALL),
+    FaultState("Persistence mode off", "the driver unloads when nothing uses the GPU, and each start takes seconds", f"{m.PERSISTENCE} == 0", ALL),
+    FaultState("Driver reload needed", "driver library and kernel module have different versions, as after an upgrade without a reboot: new programs fail", f"{m.RELOAD_NEEDED} == 1", ALL),
+    FaultState("Health not known", "a value that the verdict needs could not be read", f"sum without (state) ({m.HEALTH_STATE[0]}) == 0", ALL),
 )
 # fmt: on
 _STATE = {state.name: state for state in STATES}
@@ -133,7 +133,7 @@ class Fault:
     health: Health
     action: Action
     words: str
-    state: State
+    state: FaultState
     mode: str
     xids: tuple[int, ...] = ()
     why_other_action: str = ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import bottlenecks as c
-from gpu_exporter.catalogue.conditions import And
-from gpu_exporter.catalogue.evaluate import Device, Window, holds, value
+from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
+from gpu_exporter.conditions.tree import And
 
 # What the best kernels reach: copies 0.9 of the memory bandwidth, matrix products 0.93 to 0.97 of their pipe.
 DRAM_PEAK, PIPE_PEAK = 0.9, 1.0
@@ -34,7 +34,7 @@ class Headroom:
 _WORKS = And(c.BUSY, c.FILLED)
 
 
-def headroom(window: Window, device: Device) -> Headroom | None:
+def headroom(window: SignalWindow, device: Device) -> Headroom | None:
     """Return the headroom of a GPU whose kernels fill it; None for any other, and if it is unknown."""
     if holds(_WORKS, window, device) is not True:
         return None

@@ -6,7 +6,7 @@ The rules that compare the ranks of a job are in `render/rules/training_jobs.py`
 from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.signal import Read, Signal
+from gpu_exporter.conditions.signal import Read, Signal
 from gpu_exporter.model.job_message import ACTIVITIES, TRAINING
 
 PAUSES = tuple(activity for activity in ACTIVITIES if activity != TRAINING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.conditions.signal import Derived, Read, Signal
 
 
 def _signal(name: str, unit: str, help: str, plain: str, made: Read | Derived) -> Signal:

@@ -13,10 +13,9 @@ from dataclasses import replace
 from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
-from gpu_exporter.catalogue.distributions import Spread, Within
 from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT
-from gpu_exporter.catalogue.signal import OWNERS_INFO, Derived, Read, Signal
 from gpu_exporter.catalogue.xids import XidKind, load
+from gpu_exporter.conditions.signal import OWNERS_INFO, Derived, Read, Signal, Spread, Within
 from gpu_exporter.model.metric import Metric
 
 

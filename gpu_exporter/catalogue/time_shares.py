@@ -24,10 +24,9 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW, mean
 from gpu_exporter.catalogue.causes import SHARES, Cause
-from gpu_exporter.catalogue.conditions import And, Compare, Fn, Limit, Or, Over, PeerShare
-from gpu_exporter.catalogue.evaluate import Device, Window
 from gpu_exporter.catalogue.failure_modes.distributed import HANGS, SPINS
-from gpu_exporter.catalogue.formulas import (
+from gpu_exporter.conditions.evaluate import Device, SignalWindow
+from gpu_exporter.conditions.formulas import (
     Arithmetic,
     Choice,
     Formula,
@@ -39,6 +38,7 @@ from gpu_exporter.catalogue.formulas import (
     Recorded,
     result,
 )
+from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over, PeerShare
 
 RECORD, LABEL = "gpu:time:ratio", "cause"
 # fmt: off
@@ -113,7 +113,7 @@ TIME_SHARES: Mapping[Cause, Recorded] = {
 }
 
 
-def time_shares(window: Window, device: Device) -> Mapping[Cause, float]:
+def time_shares(window: SignalWindow, device: Device) -> Mapping[Cause, float]:
     """Return the shares of a device's time by cause, which add up to 1; empty if they are unknown."""
     shares = {cause: result(TIME_SHARES[cause], window, device) for cause in SHARES}
     known = {cause: share for cause, share in shares.items() if share is not None}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from gpu_exporter.io.yaml_decoding import yaml_root
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.yaml_decoding import yaml_root
 
 
 def cells(path: Path, content: str) -> Iterator[tuple[str, str, str, str]]:

@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_exporter.file_access import FileWorker, read
-from gpu_exporter.inputs import MAX_FILE_BYTES, boolean, choice, nearest
+from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.io.user_text import MAX_FILE_BYTES, boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
 

@@ -9,7 +9,7 @@ import click
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, parsed
-from gpu_exporter.inputs import duration, quoted
+from gpu_exporter.io.user_text import duration, quoted
 from gpu_exporter.render import bundle
 
 # Signals are means over two minutes: with a longer interval, nobody sees the time in between.

@@ -17,7 +17,7 @@ from gpu_exporter.cli.stop import leave
 from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import Config
 from gpu_exporter.health import check, judge
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.sources.choice import only
 
 

@@ -13,7 +13,7 @@ from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.diagnosis.remote import Remote, exporter_url
 from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.records import ProfiledProcess, Summary, in_words
 from gpu_exporter.profiling.samples import SHOWN_SECONDS, latest_of

@@ -22,13 +22,13 @@ from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report, terminal_report
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import Window, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unread

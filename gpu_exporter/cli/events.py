@@ -15,11 +15,11 @@ from gpu_exporter.catalogue.xids import Catalogue, load
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, settings
 from gpu_exporter.config import Config
-from gpu_exporter.file_access import FileWorker
 from gpu_exporter.health.event_state import KEPT, Event
 from gpu_exporter.health.kernel_log_entry import SxidLine
 from gpu_exporter.health.kernel_log_reader import KernelLog
 from gpu_exporter.health.saved_kernel_log import SavedEntry, SavedLog, read_saved
+from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.model.errors import GpuExporterError
 
 FORMS = "the output of dmesg or journalctl, or a syslog file with messages of the kernel"

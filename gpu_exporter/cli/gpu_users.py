@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from gpu_exporter.attribution.cgroup import process_owner
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.probes.load import readings

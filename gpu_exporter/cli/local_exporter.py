@@ -16,8 +16,8 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FL
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
 from gpu_exporter.cli.options import Command, F
 from gpu_exporter.config import ENV_PREFIX, Config, flag
-from gpu_exporter.file_access import FileWorker, read
-from gpu_exporter.inputs import MAX_FILE_BYTES, Address
+from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.greeting import base_url
 from gpu_exporter.serving.security.web_config import parse

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.cli import tables
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, parsed
-from gpu_exporter.inputs import metric_set
+from gpu_exporter.io.user_text import metric_set
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from gpu_exporter.cli.failure import Failure
-from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
-from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest, ratio, release_duration
+from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, read_file, unknown_variables
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import address, boolean, duration, interval, near, nearest, ratio, release_duration
 from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ class _Switch(click.types.BoolParamType):
 class SettingOption(click.Option):
     """An option of a setting, which help lists in its group, without its environment variable."""
 
-    def __init__(self, *arguments: Any, group: Group, **attributes: Any) -> None:
+    def __init__(self, *arguments: Any, group: SettingGroup, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.group = group
 
@@ -146,7 +146,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the command, then its settings in groups; for `serve`, the settings first."""
         general: list[tuple[str, str]] = []
-        groups: dict[Group, list[tuple[str, str]]] = {group: [] for group in Group}
+        groups: dict[SettingGroup, list[tuple[str, str]]] = {group: [] for group in SettingGroup}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
                 (groups[param.group] if isinstance(param, SettingOption) else general).append(record)

@@ -19,7 +19,7 @@ from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.cli.trace_files import require_numpy
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:

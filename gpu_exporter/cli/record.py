@@ -13,7 +13,7 @@ from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave, stop_event
 from gpu_exporter.collection import record
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import duration, interval
+from gpu_exporter.io.user_text import duration, interval
 from gpu_exporter.sources.choice import only
 
 

@@ -9,7 +9,7 @@ import click
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, remote_of, remote_options
 from gpu_exporter.cli.options import parsed, settings
-from gpu_exporter.inputs import release_duration
+from gpu_exporter.io.user_text import release_duration
 
 
 @command("release", LocalCommand)

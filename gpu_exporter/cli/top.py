@@ -14,7 +14,7 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, OF_SIMULATED, REPLAY
 

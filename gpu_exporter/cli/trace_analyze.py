@@ -11,7 +11,7 @@ import click
 
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed
 from gpu_exporter.cli.trace_files import read_all, require_numpy
-from gpu_exporter.inputs import ratio
+from gpu_exporter.io.user_text import ratio
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.result import AnalysisResult

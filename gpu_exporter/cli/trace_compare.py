@@ -12,7 +12,7 @@ import click
 
 from gpu_exporter.cli.options import COULD_NOT_TELL, Command
 from gpu_exporter.cli.trace_files import read_all, require_numpy
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.kernel_reports import KernelReport

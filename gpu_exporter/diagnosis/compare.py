@@ -9,7 +9,6 @@ from typing import Any
 
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.comparison import (
     PRESENCE,
     Agreement,
@@ -20,6 +19,7 @@ from gpu_exporter.diagnosis.comparison import (
     compared,
 )
 from gpu_exporter.exposition.renderer import number
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpu_exporter.catalogue.evaluate import holds
 from gpu_exporter.catalogue.failure_modes import distributed as d
+from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey

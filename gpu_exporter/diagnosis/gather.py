@@ -16,10 +16,10 @@ from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.histograms import Histogram
 from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.health.events import EventLog
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, MetricSet

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import Bottleneck, classify
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
+from gpu_exporter.catalogue.headroom import Headroom, headroom
+from gpu_exporter.catalogue.roofline import Position, position
+from gpu_exporter.catalogue.signals import UP
+from gpu_exporter.catalogue.time_shares import time_shares
+from gpu_exporter.conditions.evaluate import holds, value
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import (
     And,
     Compare,
     Condition,
@@ -23,15 +30,8 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     no_case,
+    terms,
 )
-from gpu_exporter.catalogue.evaluate import holds, value
-from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
-from gpu_exporter.catalogue.headroom import Headroom, headroom
-from gpu_exporter.catalogue.roofline import Position, position
-from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.catalogue.signals import UP
-from gpu_exporter.catalogue.time_shares import time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 

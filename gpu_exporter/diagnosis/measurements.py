@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
-from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
+from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.averages import median
+from gpu_exporter.conditions.averages import median
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.diagnosis.remote import Remote, Unreachable
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import cut
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 
 # A Prometheus may take longer than an exporter: it reads its disk.

@@ -14,8 +14,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpu_exporter.decoding import gunzip, json_as, printable
-from gpu_exporter.file_access import FileWorker
+from gpu_exporter.io.decoding import gunzip, json_as, printable
+from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.model.errors import GpuExporterError
 
 # For a whole exchange, from name resolution to the last byte. Longer than `release` and `resume` take to report that a

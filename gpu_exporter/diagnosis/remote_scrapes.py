@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, prometheus
 from gpu_exporter.diagnosis.remote import Remote, exporter_url
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 
 # A Prometheus may scrape only once a minute, and a rate needs two scrapes.

@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from gpu_exporter.catalogue.conditions import OfRanks
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.headroom import Headroom
 from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Position
-from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.decoding import printable
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import OfRanks
 from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.diagnosis.words import series, statement, subject
+from gpu_exporter.io.decoding import printable
 
 # Names of pods have at most 253 characters.
 LONGEST_NAME = 256

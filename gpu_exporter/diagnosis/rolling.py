@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.evaluate import Device, Points
-from gpu_exporter.catalogue.signal import Derived, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.conditions.evaluate import Device, Points
+from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import DeviceIdentity, SignalReaders, Window, latest_of

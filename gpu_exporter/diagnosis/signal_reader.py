@@ -11,9 +11,8 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
-from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
-from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
+from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
 from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, ScrapedSample, key_of, plausible
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import WORDS
-from gpu_exporter.catalogue.evaluate import value
 from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.decoding import printable
+from gpu_exporter.conditions.evaluate import value
+from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.diagnosis.judge import Diagnosis
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.io.decoding import printable
 
 HEAD = ("GPU", "MODEL", "CLASS", "SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOST", "MOSTLY", "FINDING", "OWNER")
 RIGHT = frozenset(("SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOST"))

@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.conditions import Limits
-from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
-from gpu_exporter.catalogue.evaluate import Device, Points, latest
-from gpu_exporter.catalogue.signal import OWNERS_INFO, Derived, Read, Signal
 from gpu_exporter.catalogue.signals import ALLOCATED, SIGNALS
 from gpu_exporter.catalogue.workloads import owner
+from gpu_exporter.conditions.evaluate import Device, Points, latest
+from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
+from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName, reader
 from gpu_exporter.model.gpu import Series

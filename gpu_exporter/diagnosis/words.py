@@ -9,8 +9,8 @@ from gpu_exporter.catalogue import host_signals as h
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
-from gpu_exporter.catalogue.conditions import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
-from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
 
 IDLE = "GPU idle {} of the time"
 VARYING: Mapping[Signal, str] = {

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.inputs import nearest
+from gpu_exporter.io.user_text import nearest
 
 TYPES = ("gauge", "counter", "histogram", "summary", "label")
 # The most lines of a quoted help text, so that a quote that is never closed does not hide the rest of the file.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.config import Config
-from gpu_exporter.file_access import FileWorker
-from gpu_exporter.inputs import file_content
+from gpu_exporter.io.file_access import FileWorker
+from gpu_exporter.io.user_text import file_content
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 

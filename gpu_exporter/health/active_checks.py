@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpu_exporter.decoding import json_as
-from gpu_exporter.file_access import FileWorker, open_regular
+from gpu_exporter.io.decoding import json_as
+from gpu_exporter.io.file_access import FileWorker, open_regular
 from gpu_exporter.model.verdict import Action, Health
 
 FILE = "active-checks.json"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
-from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.health.kernel_log_entry import XidLine
 from gpu_exporter.health.xid_counts import ELSEWHERE, EPOCHS
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.pci import pci_bus_id
 
 # What the limits on counts and events allow at most is about 5 MiB.

@@ -14,9 +14,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.file_access import FileWorker, open_regular
 from gpu_exporter.health.event_state import LARGEST_STATE, Event, decode
 from gpu_exporter.health.events import EventLog
+from gpu_exporter.io.file_access import FileWorker, open_regular
 
 log = logging.getLogger(__name__)
 

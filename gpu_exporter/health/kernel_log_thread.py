@@ -7,12 +7,12 @@ import logging
 import threading
 from pathlib import Path
 
-from gpu_exporter.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_entry import LogEntry
 from gpu_exporter.health.kernel_log_reader import KernelLog
 from gpu_exporter.health.moment import SLACK_SECONDS, Clocks, Moment, Now, read_clocks
+from gpu_exporter.io.file_access import FILE_SECONDS, FileWorker
 
 log = logging.getLogger(__name__)
 

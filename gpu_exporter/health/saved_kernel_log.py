@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from gpu_exporter.file_access import FileWorker
 from gpu_exporter.health.event_state import KEPT
 from gpu_exporter.health.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.health.kernel_log_parser import (
@@ -26,6 +25,7 @@ from gpu_exporter.health.kernel_log_parser import (
     unix_time,
 )
 from gpu_exporter.health.kernel_log_reader import CHUNK, LONGEST_LINE
+from gpu_exporter.io.file_access import FileWorker
 
 GZIP = b"\x1f\x8b"
 # A text that begins with one of these has two bytes for a character.

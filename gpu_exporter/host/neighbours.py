@@ -6,9 +6,9 @@ import os
 import time
 from typing import NamedTuple
 
-from gpu_exporter.decoding import printable
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 
 SECONDS = 1.0
 # A process that uses less than this share of a CPU is no competitor.

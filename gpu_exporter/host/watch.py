@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
 from gpu_exporter.host import limits, procfs
 from gpu_exporter.host.files import MACHINE_BYTES, HostFiles
 from gpu_exporter.host.gpu import GpuHost, Machine
 from gpu_exporter.host.row_thread import RowThread
 from gpu_exporter.host.topology import topology
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import GpuSamples, Row

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
-from gpu_exporter.decoding import json_as
+from gpu_exporter.io.decoding import json_as
 from gpu_exporter.model.job_message import (
     ACTIVITIES,
     AMOUNT,

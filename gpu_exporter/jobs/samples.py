@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.peaks import peak
+from gpu_exporter.catalogue.gpu_models import peak
 from gpu_exporter.jobs.message import Sums
 from gpu_exporter.jobs.places import PROFILE
 from gpu_exporter.jobs.store import RankKey, RankState

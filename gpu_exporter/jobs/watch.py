@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.jobs.connections import Connections
 from gpu_exporter.jobs.family import Family
 from gpu_exporter.jobs.message import Message, UnknownVersion, decode

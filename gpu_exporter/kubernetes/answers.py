@@ -5,7 +5,7 @@ from __future__ import annotations
 from http.client import HTTPResponse
 from typing import TypeVar
 
-from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.kubernetes.objects import Event, EventHead, Failure, FailureEvent
 from gpu_exporter.model.lookup import LookupFailed
 

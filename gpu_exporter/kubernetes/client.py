@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.file_access import FileWorker, read
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.answers import decoded, event, refused, too_large
 from gpu_exporter.kubernetes.objects import Event, ListHead, Object, ObjectList

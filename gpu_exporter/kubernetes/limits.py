@@ -5,7 +5,7 @@ What exceeds a limit is dropped and counted; everything else of the same answer 
 
 from __future__ import annotations
 
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.lookup import Incomplete
 
 # Lengths in characters. Kubernetes does not limit device ids of plugins.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Reason(Enum):
+class ProfileReason(Enum):
     """Why a profile is taken, the most urgent first. `value` is the name in `--profile` and the label `reason`."""
 
     STALL = "stall"
@@ -16,4 +16,4 @@ class Reason(Enum):
     REQUEST = "request"
 
 
-AUTOMATIC = tuple(reason for reason in Reason if reason is not Reason.REQUEST)
+AUTOMATIC = tuple(reason for reason in ProfileReason if reason is not ProfileReason.REQUEST)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.catalogue.capabilities import Quantity, reference
-from gpu_exporter.decoding import printable
 from gpu_exporter.host.fabric.reader import FabricReader
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.probes.collective_judge import Collective, Fabric, Measured, Rank, bus_bandwidth, rounds
 

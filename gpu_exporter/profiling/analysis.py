@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.trace_file import MOST_TRACE_BYTES
 from gpu_exporter.profiling.trace_session import TakenTrace

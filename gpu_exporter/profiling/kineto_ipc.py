@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 
 _HEAD = struct.Struct("=Q32s")
 _CONTEXT = struct.Struct("=iiq")

@@ -18,9 +18,9 @@ from enum import Enum
 from math import ceil
 from pathlib import Path
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.file_access import read
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import read
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.processes import Process, is_alive
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
-from gpu_exporter.decoding import gunzip, json_as
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.io.decoding import gunzip, json_as
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
 from gpu_exporter.profiling.ranks import odd_ones
@@ -99,7 +99,7 @@ class Summary:
 
     id: str
     at: float
-    reason: Reason
+    reason: ProfileReason
     finding: str
     uuids: tuple[str, ...]
     gpus: tuple[int, ...]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling

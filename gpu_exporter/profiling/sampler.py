@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import SLACK_SECONDS, Failure, NotSampled, Sampling

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure
@@ -22,13 +22,13 @@ class ProfileSeries:
     """Counts profiles, and makes samples. A series is the same object each time."""
 
     def __init__(self) -> None:
-        self._taken = Counter[Reason]()
+        self._taken = Counter[ProfileReason]()
         self._failures = Counter[Failure]()
         # Seconds in traces, by UUID and kernel class.
         self._kernels: dict[tuple[str, str], float] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
 
-    def count(self, reason: Reason, failed: Sequence[tuple[Process, Failure]], *, succeeded: bool) -> None:
+    def count(self, reason: ProfileReason, failed: Sequence[tuple[Process, Failure]], *, succeeded: bool) -> None:
         """Count a profile, and the processes that it has no stacks of."""
         if succeeded:
             self._taken[reason] += 1
@@ -57,7 +57,7 @@ class ProfileSeries:
     def _rows(
         self, gpus: Sequence[GpuSamples], summaries: Sequence[Summary], now: float
     ) -> Iterator[tuple[Metric, Gpu | None, Labels, float]]:
-        for reason in Reason:
+        for reason in ProfileReason:
             yield m.PROFILES, None, (("reason", reason.value),), self._taken[reason]
         for failure in Failure:
             yield m.PROFILE_FAILURES, None, (("reason", failure.value),), self._failures[failure]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.traces.frames import PYTHON_FRAME, is_user_frame, stack_cause_of
 
 MAIN = "MainThread"

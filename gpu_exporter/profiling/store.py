@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.file_access import read
+from gpu_exporter.io.file_access import read
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.private_file import write_private
 from gpu_exporter.profiling.pyspy import SCRATCH_PREFIX

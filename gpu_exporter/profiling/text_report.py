@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, WORKER_WORDS
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 from gpu_exporter.profiling.stacks import MAIN, ThreadProfile

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from gpu_exporter.decoding import printable
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import kineto_ipc
 from gpu_exporter.profiling.daemon_socket import DaemonSocket, Peer

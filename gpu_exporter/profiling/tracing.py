@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.decoding import json_as
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import json_as
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import analysis
 from gpu_exporter.profiling.daemon_socket import DaemonSocket

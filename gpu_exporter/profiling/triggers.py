@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, Sampling
 
@@ -41,7 +41,7 @@ class Device:
     index: int
     pids: tuple[int, ...] = ()
     job: str = ""
-    findings: Mapping[Reason, str] = field(default_factory=dict)
+    findings: Mapping[ProfileReason, str] = field(default_factory=dict)
     is_waited_for: bool = False
     owners: frozenset[str] = frozenset()
 
@@ -50,7 +50,7 @@ class Device:
 class Rules:
     """Which reasons are on, and how long a finding must last."""
 
-    reasons: frozenset[Reason]
+    reasons: frozenset[ProfileReason]
     after: float = 300.0
 
 
@@ -84,7 +84,7 @@ class Refusal:
 class Request:
     """A profile to take now. `finding` is the name of what was found; empty for the schedule, and if it is `asked`."""
 
-    reason: Reason
+    reason: ProfileReason
     finding: str
     devices: tuple[Device, ...]
     asked: Asked | None = None
@@ -94,7 +94,7 @@ class Request:
         """How long to sample."""
         if self.asked:
             return self.asked.seconds
-        return SCHEDULED_SECONDS if self.reason is Reason.SCHEDULE else SECONDS
+        return SCHEDULED_SECONDS if self.reason is ProfileReason.SCHEDULE else SECONDS
 
     @property
     def pids(self) -> Mapping[int, tuple[int, ...]]:
@@ -126,7 +126,7 @@ class State:
     `avoided` are programs, by user and command, and `ended` those of which a process ended while it was sampled.
     """
 
-    since: Mapping[tuple[str, Reason], float] = field(default_factory=dict)
+    since: Mapping[tuple[str, ProfileReason], float] = field(default_factory=dict)
     profiled: Mapping[str, float] = field(default_factory=dict)
     stalled: Mapping[str, float] = field(default_factory=dict)
     traced: Mapping[str, float] = field(default_factory=dict)
@@ -157,21 +157,21 @@ def observe(state: State, devices: Sequence[Device], now: float) -> State:
 def due(state: State, devices: Sequence[Device], rules: Rules, now: float) -> Request | None:
     """Return the most urgent profile to take now; None if there is none. Call `observe` before."""
     held = [device for device in devices if device.pids]
-    for reason in Reason:
+    for reason in ProfileReason:
         if reason in rules.reasons:
             waiting = [device for device in held if _is_due(state, device, reason, rules, now)]
             if waiting:
                 first = min(waiting, key=lambda device: (state.profiled.get(device.uuid, float("-inf")), device.index))
                 finding = first.findings.get(reason, "")
-                return Request(reason, finding, _together(first, held) if reason is Reason.STALL else (first,))
+                return Request(reason, finding, _together(first, held) if reason is ProfileReason.STALL else (first,))
     return None
 
 
-def _is_due(state: State, device: Device, reason: Reason, rules: Rules, now: float) -> bool:
-    last = (state.stalled if reason is Reason.STALL else state.profiled).get(device.uuid)
+def _is_due(state: State, device: Device, reason: ProfileReason, rules: Rules, now: float) -> bool:
+    last = (state.stalled if reason is ProfileReason.STALL else state.profiled).get(device.uuid)
     if last is not None and now - last < GAP_SECONDS:
         return False
-    if reason is Reason.SCHEDULE:
+    if reason is ProfileReason.SCHEDULE:
         return True
     since = state.since.get((device.uuid, reason))
     return since is not None and now - since >= rules.after
@@ -188,7 +188,7 @@ def requested(state: State, devices: Sequence[Device], asked: Asked, now: float)
         if waited < GAP_SECONDS:
             ago, wait = f"GPU {device.index} was profiled {waited:.0f} s ago", GAP_SECONDS - waited
             return Refusal(f"{ago}, and is at most once in {GAP_SECONDS / 60:.0f} min: wait {wait:.0f} s", wait)
-    return Request(Reason.REQUEST, "", held, asked)
+    return Request(ProfileReason.REQUEST, "", held, asked)
 
 
 def _is_wanted(device: Device, asked: Asked) -> bool:
@@ -204,7 +204,7 @@ def _together(first: Device, devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(
         device
         for device in devices
-        if device is first or (device.job == first.job if first.job else Reason.STALL in device.findings)
+        if device is first or (device.job == first.job if first.job else ProfileReason.STALL in device.findings)
     )
 
 
@@ -215,7 +215,7 @@ def finish(state: State, request: Request, failed: Sequence[tuple[Process, Failu
     ended = {(process.uid, process.command) for process, failure in failed if failure is Failure.ENDED}
     avoided = tuple(dict.fromkeys((*state.avoided, *bad, *(ended & {*state.ended}))))[-MOST_AVOIDED:]
     once = tuple(dict.fromkeys((*state.ended, *ended)))[-MOST_AVOIDED:]
-    stalled = {**state.stalled, **took} if request.reason is Reason.STALL else state.stalled
+    stalled = {**state.stalled, **took} if request.reason is ProfileReason.STALL else state.stalled
     is_trace = request.asked is not None and request.asked.trace
     traced = {**state.traced, **took} if is_trace else state.traced
     return replace(

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.gpu import Sample, Series
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import audit, records, triggers
 from gpu_exporter.profiling.processes import Process
@@ -46,7 +46,7 @@ class GpuFindings:
     GPUs of its job wait for it, and the names of its pod and job."""
 
     job: str
-    findings: Mapping[Reason, str]
+    findings: Mapping[ProfileReason, str]
     is_waited_for: bool = False
     owners: frozenset[str] = frozenset()
 

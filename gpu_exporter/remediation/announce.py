@@ -14,8 +14,8 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.file_access import FileWorker, read
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import Finding

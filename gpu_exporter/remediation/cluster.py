@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.node_objects import (
     BudgetList,

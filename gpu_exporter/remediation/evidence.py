@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from gpu_exporter.decoding import json_as
+from gpu_exporter.io.decoding import json_as
 from gpu_exporter.model.verdict import Action, Health
 
 VERSION = 1

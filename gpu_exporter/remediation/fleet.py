@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.remediation.evidence import Finding
 from gpu_exporter.remediation.ledger import Ledger
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.kubernetes.node_objects import LeaseObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation.state import PREFIX

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from gpu_exporter.decoding import json_as
+from gpu_exporter.io.decoding import json_as
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence

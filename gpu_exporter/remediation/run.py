@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from gpu_exporter.inputs import address, duration
+from gpu_exporter.io.user_text import address, duration
 from gpu_exporter.kubernetes.client import server_address
 from gpu_exporter.kubernetes.writer import Writer
 from gpu_exporter.model.errors import GpuExporterError

@@ -18,9 +18,9 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from gpu_exporter.decoding import json_as
-from gpu_exporter.file_access import FileWorker, read
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.decoding import json_as
+from gpu_exporter.io.file_access import FileWorker, read
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import Metrics
 

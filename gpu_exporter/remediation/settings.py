@@ -9,11 +9,11 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import address, duration, file_content
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import address, duration, file_content
+from gpu_exporter.io.yaml_decoding import yaml_as
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.windows import window
-from gpu_exporter.yaml_decoding import yaml_as
 
 _LABEL = re.compile(r"(!?)([\w./-]{1,317})(?:(!?=)([\w.-]{0,63}))?", re.ASCII)
 # Labels by which pods belong to one job, which cannot go on without one of them.

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 
 from gpu_exporter.catalogue import project
-from gpu_exporter.catalogue.conditions import Limits, duration
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
-from gpu_exporter.decoding import json_as
-from gpu_exporter.file_access import read
-from gpu_exporter.inputs import near, quoted
+from gpu_exporter.conditions.tree import Limits, duration
+from gpu_exporter.io.decoding import json_as
+from gpu_exporter.io.file_access import read
+from gpu_exporter.io.user_text import near, quoted
+from gpu_exporter.io.yaml_decoding import MOST_YAML_BYTES, yaml_document
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.render.chart.values import limit
 from gpu_exporter.render.docs import runbooks
@@ -28,7 +29,6 @@ from gpu_exporter.render.docs.markdown import relinked
 from gpu_exporter.render.rules import alertmanager, dcgm_exporter_csv, rules
 from gpu_exporter.render.rules.levels import Level
 from gpu_exporter.version import __version__
-from gpu_exporter.yaml_decoding import MOST_YAML_BYTES, yaml_document
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 # Lists the files of a bundle in its folder, so that the next version can remove those that it no longer has.

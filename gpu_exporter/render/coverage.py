@@ -9,8 +9,11 @@ from enum import Enum, IntEnum
 
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.condition_walks import children, signals_of, terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
+from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
+from gpu_exporter.conditions.signal import Derived, Read, Signal
+from gpu_exporter.conditions.tree import (
     And,
     Compare,
     Condition,
@@ -24,12 +27,11 @@ from gpu_exporter.catalogue.conditions import (
     PeerMin,
     PeerShare,
     Unless,
+    children,
     no_case,
+    signals_of,
+    terms,
 )
-from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
-from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.model.metric import Kind, Metric, MetricSet
 
 _NAMES_4_8: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}

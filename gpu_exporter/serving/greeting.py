@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 
 EVERYWHERE = ("", "0.0.0.0", "::")
 

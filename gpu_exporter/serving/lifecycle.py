@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.inputs import release_duration
+from gpu_exporter.io.user_text import release_duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.security.guard import Guard

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpu_exporter.config import Config
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.current import STRAGGLERS, Current, RankState
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.inputs import boolean, duration
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import boolean, duration
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.source import Source
 from gpu_exporter.profiling.sampler import RemoteSampler, local_sampler
 from gpu_exporter.profiling.store import Bounds, ProfileStore
@@ -33,10 +33,10 @@ from gpu_exporter.sources.choice import is_remote
 HOST_BOUND_CLASSES = frozenset({"host-bound", "data-loading-bound"})
 # The failure modes that are reasons. A straggler that computes more slowly is one, too: its stacks tell more work from
 # a slower chip.
-REASON_OF: Mapping[str, Reason] = {
-    "GpuCollectiveStall": Reason.STALL,
-    **dict.fromkeys(STRAGGLERS, Reason.STRAGGLER),
-    "GpuLaunchBound": Reason.HOST_BOUND,
+REASON_OF: Mapping[str, ProfileReason] = {
+    "GpuCollectiveStall": ProfileReason.STALL,
+    **dict.fromkeys(STRAGGLERS, ProfileReason.STRAGGLER),
+    "GpuLaunchBound": ProfileReason.HOST_BOUND,
 }
 
 # What a URL that asks for a profile may say, and the outputs of the analysis of a trace.
@@ -69,7 +69,7 @@ def profile_watch(source: Source, config: Config, monitor: Monitor | None, *, al
 def findings(current: Current) -> Mapping[str, GpuFindings]:
     """Return what is a reason to profile a GPU now, by UUID. MIG instances count as their GPU."""
     jobs = {rank.device.uuid: (name, rank.state) for name, ranks in current.jobs.items() for rank in ranks}
-    found: defaultdict[str, dict[Reason, str]] = defaultdict(dict)
+    found: defaultdict[str, dict[ProfileReason, str]] = defaultdict(dict)
     owners: defaultdict[str, set[str]] = defaultdict(set)
     for device, diagnosis in current.diagnoses.items():
         about = diagnosis.identity
@@ -77,7 +77,7 @@ def findings(current: Current) -> Mapping[str, GpuFindings]:
         owners[device.uuid] |= {about.workload} if about.workload else set()
         reasons = found[device.uuid]
         if diagnosis.bottleneck and diagnosis.bottleneck.name in HOST_BOUND_CLASSES:
-            reasons[Reason.HOST_BOUND] = diagnosis.bottleneck.name
+            reasons[ProfileReason.HOST_BOUND] = diagnosis.bottleneck.name
         for match in diagnosis.matches:
             if match.mode.name in REASON_OF:
                 reasons[REASON_OF[match.mode.name]] = match.mode.name

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tornado.netutil import bind_sockets
 from tornado.web import Application
 
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.admission import FEW_PER_ADDRESS, Admission, most_connections
 from gpu_exporter.serving.connections import BoundedServer

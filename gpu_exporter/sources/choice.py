@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import Hostengine, choice, nearest
+from gpu_exporter.io.user_text import Hostengine, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS

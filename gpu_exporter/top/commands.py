@@ -6,8 +6,8 @@ import queue
 import threading
 import time
 
-from gpu_exporter.decoding import printable
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 
 LONGEST = 400
 # A PID may be reused, so its command is read again after this time.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.top.state import ProcessRow
 
 LONGEST_COMMAND, LONGEST_OWNER = 400, 120

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
@@ -17,6 +16,7 @@ from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window, samples_by_name
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
 from gpu_exporter.top.owners import Holders, holders
 from gpu_exporter.top.state import UNKNOWN, GpuRow, View

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.traces.text_report import duration
 from gpu_exporter.traces.totals import CAUSE, CLASS, FRAME, IDLE_FRAME, KERNEL, OPERATOR, Total, Totals
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.decoding import json_as
-from gpu_exporter.file_access import read
-from gpu_exporter.inputs import quoted
+from gpu_exporter.io.decoding import json_as
+from gpu_exporter.io.file_access import read
+from gpu_exporter.io.user_text import quoted
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 

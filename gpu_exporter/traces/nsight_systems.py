@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.assemble import Parts, assemble
 from gpu_exporter.traces.chunks import Progress

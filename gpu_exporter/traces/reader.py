@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from gpu_exporter.file_access import open_regular
+from gpu_exporter.io.file_access import open_regular
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.chunks import Progress
 from gpu_exporter.traces.model import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 from gpu_exporter.traces.straggler import rank_step

@@ -52,7 +52,7 @@ SLOW_STORAGE: Values = {
 }
 # A server that generates tokens in large batches: estimated, not measured.
 DECODING: Values = {
-    **profiles.Load(
+    **profiles.MeasuredLoad(
         util=100, engine=0.98, sm=0.68, tensor=0.11, dram=0.71, watts=540, occupancy=0.12, nvlink=8e9
     ).values(),
     m.FB_USED: 126_000.0,

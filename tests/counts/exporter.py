@@ -26,7 +26,7 @@ from typing import Any
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.fields_in_force import Fields
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.watch import JobWatch
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.serving.node import Node, ProcessMetrics

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import pytest
 
-from gpu_exporter.inputs import Hostengine, hostengine
+from gpu_exporter.io.user_text import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm import source as source_module
 from gpu_exporter.sources.dcgm.source import DcgmSource

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.inputs import Hostengine, device_list, hostengine
+from gpu_exporter.io.user_text import Hostengine, device_list, hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace

@@ -229,7 +229,7 @@ MISTAKES = (
         "fix: compare a share, or pass the reason as `any_model`",
     ),
     (
-        "gpu_exporter/catalogue/conditions.py",
+        "gpu_exporter/conditions/tree.py",
         '        "gpu:fb_used:max5m",\n',
         '        "gpu:fb_used:max5m",\n        "gpu:gr_active:mean5m",\n',
         "fix: remove it from READ_ONCE",

@@ -12,11 +12,11 @@ import yaml
 
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import FILES, MODES, cost
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.cli.commands import SUMMARIES
+from gpu_exporter.conditions.tree import Limit
 from gpu_exporter.render.artifacts import ARTIFACTS
 from gpu_exporter.render.docs import failure_modes as failure_pages
 from gpu_exporter.render.docs import runbooks

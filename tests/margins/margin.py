@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.conditions.evaluate import COMPARE, Device, SignalWindow, bound, value
+from gpu_exporter.conditions.tree import (
     And,
     Compare,
     Condition,
@@ -23,8 +23,8 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     no_case,
+    terms,
 )
-from gpu_exporter.catalogue.evaluate import COMPARE, Device, Window, bound, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ DISCRETE = ("bool", "action", "status", "lanes", "generation", "links", "banks",
 UNKNOWN = Margin(None, math.inf)
 
 
-def margin(of: Condition, window: Window, device: Device) -> Margin:
+def margin(of: Condition, window: SignalWindow, device: Device) -> Margin:
     """Return the margin of a condition for a device."""
     match of:
         case Compare():
@@ -75,7 +75,7 @@ def margin(of: Condition, window: Window, device: Device) -> Margin:
             raise no_case(of)
 
 
-def _of_compare(of: Compare, window: Window, device: Device) -> Margin:
+def _of_compare(of: Compare, window: SignalWindow, device: Device) -> Margin:
     left, right = value(of.left, window, device), bound(of, window, device)
     if left is None or right is None:
         return UNKNOWN

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, classify
-from gpu_exporter.catalogue.conditions import Compare, Limit, Over
-from gpu_exporter.catalogue.evaluate import Device, Window
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope
-from gpu_exporter.render.prose import term
+from gpu_exporter.conditions.evaluate import Device, SignalWindow
+from gpu_exporter.conditions.prose import term
+from gpu_exporter.conditions.tree import Compare, Limit, Over
 from tests.margins.margin import Margin, margin
 from tests.support import phases
 
@@ -106,7 +106,7 @@ def rows(path: Path, phase: str) -> Iterator[Row]:
                 yield Row(path.name.partition(".")[0], phase, index, judged, found)
 
 
-def _of_device(window: Window, device: Device) -> Iterator[tuple[str, Margin]]:
+def _of_device(window: SignalWindow, device: Device) -> Iterator[tuple[str, Margin]]:
     bottleneck = classify(window, device)
     for each in BOTTLENECKS:
         of_class = margin(each.condition, window, device)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import Over
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Ramp, Scope, Wave
 from gpu_exporter.catalogue.failure_modes.mode import Values as Injected
 from gpu_exporter.catalogue.signals import UTIL
+from gpu_exporter.conditions.tree import Over, terms
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 from tests.operation.fleet import HOUR, Fleet, Timeline, Truth, steps

@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.gpu import Owner, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, MetricSet
 from gpu_exporter.serving.node import Node, ProcessMetrics

@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, expect
 
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.records import (
     CauseShare,
     KernelTime,
@@ -42,18 +42,18 @@ def started(serve: Serve, driver: FakeDriver, folder: Path) -> Exporter:
     process = ProfiledProcess(4711, 1000, HOSTILE, "0", (UUID,), 250, (cause,))
     odd = OddRank(4713, "2", "/home/mia/train.py(71): evaluate", 3, FRAME)
     name, found = str(round(now * 1000)), "data-loading-bound"
-    summary = Summary(name, now, Reason.HOST_BOUND, found, (UUID,), (0,), 5.0, 50, (process,), odd=(odd,))
+    summary = Summary(name, now, ProfileReason.HOST_BOUND, found, (UUID,), (0,), 5.0, 50, (process,), odd=(odd,))
     stacks = {f"main thread;<b>main</b>;{FRAME}": 4.3, "main thread;<b>main</b>": 0.7}
     store = ProfileStore(folder / "profiles", Bounds())
     # Ten minutes before, another process of the same program loaded its data faster.
-    earlier = replace(summary, id=str(round(now * 1000) - 600_000), at=now - 600, reason=Reason.SCHEDULE, odd=())
+    earlier = replace(summary, id=str(round(now * 1000) - 600_000), at=now - 600, reason=ProfileReason.SCHEDULE, odd=())
     earlier = replace(earlier, processes=(replace(process, pid=4700),))
     store.add(
         earlier, [ProcessStacks(4700, (0,), {f"main thread;<b>main</b>;{FRAME}": 0.3, "main thread;<b>main</b>": 0.7})]
     )
     traced = replace(process, samples=0, causes=())
     kernels = (KernelTime(UUID, "gemm", 0.03), KernelTime(UUID, "communication", 0.01))
-    trace = replace(earlier, id=str(round(now * 1000) - 300_000), at=now - 300, reason=Reason.REQUEST)
+    trace = replace(earlier, id=str(round(now * 1000) - 300_000), at=now - 300, reason=ProfileReason.REQUEST)
     trace = replace(trace, processes=(traced,), kernels=kernels)
     store.add(trace, [ProcessStacks(4711, (0,), {"train;<i>launch</i>;sgemm": 0.04}, kind=StackKind.GPU)])
     store.add(summary, [ProcessStacks(4711, (0,), stacks)])

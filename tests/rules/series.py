@@ -14,11 +14,10 @@ from math import inf
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import xids
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
-from gpu_exporter.catalogue.distributions import Within
 from gpu_exporter.catalogue.failure_modes.mode import Inject, Ramp, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
-from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import DRAIN_CODES, SIGNALS
+from gpu_exporter.conditions.signal import Read, Within
 from gpu_exporter.model.metric import Metric
 from tests.rules.shapes import REBOOT, STEP, Integral, Part, Shape, notation, scaled
 

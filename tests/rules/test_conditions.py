@@ -24,17 +24,17 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.catalogue import evaluate, time_shares
+from gpu_exporter.catalogue import time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import Condition, Leaf, Limits, OfRanks, Over
-from gpu_exporter.catalogue.evaluate import Device, Points, holds, marked
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
-from gpu_exporter.catalogue.formulas import parts, result
-from gpu_exporter.catalogue.signal import OWNER, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
+from gpu_exporter.conditions import evaluate
+from gpu_exporter.conditions.evaluate import Device, Points, holds, marked
+from gpu_exporter.conditions.formulas import parts, result
+from gpu_exporter.conditions.signal import OWNER, Signal
+from gpu_exporter.conditions.tree import Condition, Leaf, Limits, OfRanks, Over, terms
 from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from tests import ROOT

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.distributions import WINDOW_SECONDS, Spread, Within
-from gpu_exporter.catalogue.signal import Read, Signal
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
+from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read, Signal, Spread, Within
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.model.metric import Metric

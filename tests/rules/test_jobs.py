@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue.failure_modes import loops
-from gpu_exporter.catalogue.failure_modes.loop_series import STEP_SECONDS, TrainingLoop
+from gpu_exporter.catalogue.failure_modes.loops import STEP_SECONDS, TrainingLoop
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
 from tests.rules.loops import BUSY, Loop, Story, Stretch, changed, devices, paused, rules, scaled, series

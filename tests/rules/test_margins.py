@@ -8,8 +8,8 @@ from types import MappingProxyType
 import pytest
 
 from gpu_exporter.catalogue.bottlenecks import WINDOW
-from gpu_exporter.catalogue.conditions import And, Compare, Condition, Fn, Or, Over, Unless
 from gpu_exporter.catalogue.signals import DRAM_ACTIVE, GR_ACTIVE, SM_ACTIVE
+from gpu_exporter.conditions.tree import And, Compare, Condition, Fn, Or, Over, Unless
 from tests.margins.margin import margin
 from tests.margins.table import REASONS, SMALLEST, rows
 from tests.support.tools import is_long

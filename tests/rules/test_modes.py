@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.catalogue.condition_walks import children, terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.conditions.signal import Derived, Read, Signal
+from gpu_exporter.conditions.tree import (
     And,
     Compare,
     Condition,
@@ -22,12 +25,10 @@ from gpu_exporter.catalogue.conditions import (
     PeerMin,
     PeerShare,
     Unless,
+    children,
     no_case,
+    terms,
 )
-from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode
-from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
 from tests.support.tools import is_long

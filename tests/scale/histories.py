@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.loop_series import TrainingLoop
+from gpu_exporter.catalogue.failure_modes.loops import TrainingLoop
 from tests.rules.loops import Stretch as Said
 from tests.rules.loops import parts as said_parts
 from tests.rules.series import Device, Key, injected, minutes, of_peers, parts_of, rank

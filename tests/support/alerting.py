@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gpu_exporter.catalogue.signal import RATE_WINDOW
+from gpu_exporter.conditions.signal import RATE_WINDOW
 from tests import ROOT
 from tests.support.tools import LIMIT, free_port, tool, until
 

@@ -30,7 +30,7 @@ PRELOADED = (
     "gpu_exporter.serving.watch.thread",
     "gpu_exporter.sources.nvml.source",
     "gpu_exporter.sources.simulated.source",
-    "gpu_exporter.yaml_decoding",
+    "gpu_exporter.io.yaml_decoding",
     "msgspec",
     "tornado.platform.asyncio",
 )

@@ -18,15 +18,15 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks, evaluate, job_signals, nic_signals
+from gpu_exporter.catalogue import bottlenecks, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.roofline import ROOFS
-from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
+from gpu_exporter.conditions import evaluate
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_exporter.inputs import duration
+from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes.node_objects import BudgetObject, PodObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed

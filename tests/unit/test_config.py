@@ -16,52 +16,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import inputs
-from gpu_exporter.config import ENV_PREFIX, SERVICE_LINK, Config, Group, _setting, check, read_file, unknown_variables
-from gpu_exporter.inputs import Address
+from gpu_exporter.config import (
+    ENV_PREFIX,
+    SERVICE_LINK,
+    Config,
+    SettingGroup,
+    _setting,
+    check,
+    read_file,
+    unknown_variables,
+)
+from gpu_exporter.io import user_text
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from tests import ROOT
 
 # The fix for a setting without effect.
 READ = "each as an attribute of `config` where it matters, or remove it from gpu_exporter/config.py"
-CHOICE = inputs.choice("nvml", "replay")
+CHOICE = user_text.choice("nvml", "replay")
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
-        (inputs.address, ":9400", Address("", 9400)),
-        (inputs.address, "9400", Address("", 9400)),
-        (inputs.address, ":0", Address("", 0)),
-        (inputs.address, "127.0.0.1:65535", Address("127.0.0.1", 65535)),
-        (inputs.address, "node-7:80", Address("node-7", 80)),
-        (inputs.address, "[::1]:9400", Address("::1", 9400)),
-        (inputs.address, "[::]:9400", Address("::", 9400)),
-        (inputs.duration, "1s", 1.0),
-        (inputs.duration, "100ms", 0.1),
-        (inputs.duration, "2m", 120.0),
-        (inputs.duration, "1h", 3600.0),
-        (inputs.duration, "1.5", 1.5),
-        (inputs.duration, " 15 ", 15.0),
-        (inputs.interval, "100ms", 0.1),
-        (inputs.interval, "0.1", 0.1),
-        (inputs.interval, "1h", 3600.0),
-        (inputs.speed, "0.5", 0.5),
-        (inputs.speed, "1e3", 1000.0),
-        (inputs.count, "0", 0),
-        (inputs.count, "8", 8),
-        (inputs.positive, "1", 1),
-        (inputs.positive, "9999", 9999),
-        (inputs.whole, "-7", -7),
-        *((inputs.boolean, text, True) for text in ("true", "True", "YES", "on", "1")),
-        *((inputs.boolean, text, False) for text in ("false", "False", "NO", "off", "0")),
+        (user_text.address, ":9400", Address("", 9400)),
+        (user_text.address, "9400", Address("", 9400)),
+        (user_text.address, ":0", Address("", 0)),
+        (user_text.address, "127.0.0.1:65535", Address("127.0.0.1", 65535)),
+        (user_text.address, "node-7:80", Address("node-7", 80)),
+        (user_text.address, "[::1]:9400", Address("::1", 9400)),
+        (user_text.address, "[::]:9400", Address("::", 9400)),
+        (user_text.duration, "1s", 1.0),
+        (user_text.duration, "100ms", 0.1),
+        (user_text.duration, "2m", 120.0),
+        (user_text.duration, "1h", 3600.0),
+        (user_text.duration, "1.5", 1.5),
+        (user_text.duration, " 15 ", 15.0),
+        (user_text.interval, "100ms", 0.1),
+        (user_text.interval, "0.1", 0.1),
+        (user_text.interval, "1h", 3600.0),
+        (user_text.speed, "0.5", 0.5),
+        (user_text.speed, "1e3", 1000.0),
+        (user_text.count, "0", 0),
+        (user_text.count, "8", 8),
+        (user_text.positive, "1", 1),
+        (user_text.positive, "9999", 9999),
+        (user_text.whole, "-7", -7),
+        *((user_text.boolean, text, True) for text in ("true", "True", "YES", "on", "1")),
+        *((user_text.boolean, text, False) for text in ("false", "False", "NO", "off", "0")),
         (CHOICE, "replay", "replay"),
-        (inputs.names, "", ()),
-        (inputs.names, "a/b, c,,a/b", ("a/b", "c")),
-        (inputs.patterns, "team,app/.*", (re.compile("team"), re.compile("app/.*"))),
-        (inputs.metric_set, "full", MetricSet.FULL),
-        (inputs.metric_set, "default", MetricSet.DEFAULT),
+        (user_text.names, "", ()),
+        (user_text.names, "a/b, c,,a/b", ("a/b", "c")),
+        (user_text.patterns, "team,app/.*", (re.compile("team"), re.compile("app/.*"))),
+        (user_text.metric_set, "full", MetricSet.FULL),
+        (user_text.metric_set, "default", MetricSet.DEFAULT),
     ],
 )
 def test_accepted(parse: Callable[[str], Any], text: str, expected: object) -> None:
@@ -74,49 +83,49 @@ def test_accepted(parse: Callable[[str], Any], text: str, expected: object) -> N
 @pytest.mark.parametrize(
     ("parse", "text", "why"),
     [
-        (inputs.address, "", "host:port"),
-        (inputs.address, ":", "host:port"),
-        (inputs.address, "localhost", "host:port"),
-        (inputs.address, "localhost:", "host:port"),
-        (inputs.address, ":65536", "from 0 to 65535"),
-        (inputs.address, ":-1", "host:port"),
-        (inputs.address, ":94 00", "host:port"),
-        (inputs.address, "tcp://1.2.3.4:9400/", "host:port"),
-        (inputs.address, "[::1]", "host:port"),
-        (inputs.patterns, "(b", "is not a regular expression: missing"),
-        (inputs.patterns, "[0--", "not a regular expression"),
-        (inputs.duration, "", "for example 1s"),
-        (inputs.duration, "s", "for example 1s"),
-        (inputs.duration, "0", "for example 1s"),
-        (inputs.duration, "0.00ms", "for example 1s"),
-        (inputs.duration, "-1s", "for example 1s"),
-        (inputs.duration, "1d", "for example 1s"),
-        (inputs.duration, "1m30s", "for example 1s"),
-        (inputs.duration, "1,5s", "for example 1s"),
-        (inputs.duration, "inf", "for example 1s"),
-        (inputs.duration, "nan", "for example 1s"),
-        (inputs.interval, "99ms", "100ms to 1h"),
-        (inputs.interval, "3601", "100ms to 1h"),
-        (inputs.interval, "soon", "for example 1s"),
-        (inputs.speed, "0", "positive"),
-        (inputs.speed, "-1", "positive"),
-        (inputs.speed, "nan", "positive"),
-        (inputs.speed, "inf", "positive"),
-        (inputs.speed, "1e6", "positive"),
-        (inputs.speed, "fast", "positive"),
-        (inputs.count, "", "number of GPUs"),
-        (inputs.count, "-1", "number of GPUs"),
-        (inputs.count, "1.5", "number of GPUs"),
-        (inputs.count, "two", "number of GPUs"),
-        (inputs.positive, "0", "from 1 to 9999"),
-        (inputs.positive, "10000", "from 1 to 9999"),
-        (inputs.whole, "1.5", "whole number"),
-        (inputs.boolean, "", "neither true nor false"),
-        (inputs.boolean, "2", "neither true nor false"),
-        (inputs.boolean, "y", "neither true nor false"),
+        (user_text.address, "", "host:port"),
+        (user_text.address, ":", "host:port"),
+        (user_text.address, "localhost", "host:port"),
+        (user_text.address, "localhost:", "host:port"),
+        (user_text.address, ":65536", "from 0 to 65535"),
+        (user_text.address, ":-1", "host:port"),
+        (user_text.address, ":94 00", "host:port"),
+        (user_text.address, "tcp://1.2.3.4:9400/", "host:port"),
+        (user_text.address, "[::1]", "host:port"),
+        (user_text.patterns, "(b", "is not a regular expression: missing"),
+        (user_text.patterns, "[0--", "not a regular expression"),
+        (user_text.duration, "", "for example 1s"),
+        (user_text.duration, "s", "for example 1s"),
+        (user_text.duration, "0", "for example 1s"),
+        (user_text.duration, "0.00ms", "for example 1s"),
+        (user_text.duration, "-1s", "for example 1s"),
+        (user_text.duration, "1d", "for example 1s"),
+        (user_text.duration, "1m30s", "for example 1s"),
+        (user_text.duration, "1,5s", "for example 1s"),
+        (user_text.duration, "inf", "for example 1s"),
+        (user_text.duration, "nan", "for example 1s"),
+        (user_text.interval, "99ms", "100ms to 1h"),
+        (user_text.interval, "3601", "100ms to 1h"),
+        (user_text.interval, "soon", "for example 1s"),
+        (user_text.speed, "0", "positive"),
+        (user_text.speed, "-1", "positive"),
+        (user_text.speed, "nan", "positive"),
+        (user_text.speed, "inf", "positive"),
+        (user_text.speed, "1e6", "positive"),
+        (user_text.speed, "fast", "positive"),
+        (user_text.count, "", "number of GPUs"),
+        (user_text.count, "-1", "number of GPUs"),
+        (user_text.count, "1.5", "number of GPUs"),
+        (user_text.count, "two", "number of GPUs"),
+        (user_text.positive, "0", "from 1 to 9999"),
+        (user_text.positive, "10000", "from 1 to 9999"),
+        (user_text.whole, "1.5", "whole number"),
+        (user_text.boolean, "", "neither true nor false"),
+        (user_text.boolean, "2", "neither true nor false"),
+        (user_text.boolean, "y", "neither true nor false"),
         (CHOICE, "NVML", "not one of nvml, replay"),
         (CHOICE, "repaly", "did you mean replay?"),
-        (inputs.metric_set, "all", "not one of default, full"),
+        (user_text.metric_set, "all", "not one of default, full"),
     ],
 )
 def test_refused(parse: Callable[[str], Any], text: str, why: str) -> None:
@@ -134,7 +143,7 @@ def test_refused(parse: Callable[[str], Any], text: str, why: str) -> None:
 def test_address_reads_back(given: Address, text: str) -> None:
     """An address is printed in the form in which it is written."""
     assert str(given) == text
-    assert inputs.address(text) == given
+    assert user_text.address(text) == given
 
 
 PARSERS = [setting.metadata["parse"] for setting in fields(Config) if setting.name not in ("recording", "node_name")]
@@ -164,7 +173,7 @@ def test_any_text(text: str) -> None:
 )
 def test_nearest(name: str, known: list[str], expected: str) -> None:
     """Only similar words are suggested."""
-    assert inputs.nearest(name, known) == expected
+    assert user_text.nearest(name, known) == expected
 
 
 def test_defaults() -> None:
@@ -307,7 +316,7 @@ def test_unknown_variables(name: str, unknown: bool) -> None:
 )
 def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> None:
     """The module checks its own settings when it is imported; the error names the setting."""
-    faulty: Any = _setting(Group.COMMON, "Where to listen.", inputs.address, default, flag)
+    faulty: Any = _setting(SettingGroup.COMMON, "Where to listen.", user_text.address, default, flag)
     faulty.name = "listen"
 
     with pytest.raises(ValueError, match=rf"^config\.py: listen: {message}$"):

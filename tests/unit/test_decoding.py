@@ -8,8 +8,8 @@ from typing import TypedDict
 
 import pytest
 
-from gpu_exporter.decoding import gunzip, json_as, printable
-from gpu_exporter.yaml_decoding import yaml_document
+from gpu_exporter.io.decoding import gunzip, json_as, printable
+from gpu_exporter.io.yaml_decoding import yaml_document
 
 
 class Answer(TypedDict):

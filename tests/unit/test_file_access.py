@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.file_access import FileWorker, open_regular, read
+from gpu_exporter.io.file_access import FileWorker, open_regular, read
 from tests.support.tools import LIMIT
 
 

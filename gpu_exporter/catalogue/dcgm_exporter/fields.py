@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.inputs import nearest
+from gpu_exporter.io.user_text import nearest
 
 PACKAGED = Path(__file__).with_name("fields.csv")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from gpu_exporter.config import ENV_PREFIX, SERVICE_LINK, Config, flag
-from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import boolean
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import boolean
 from gpu_exporter.model.source_kind import AUTO, DCGM
 
 PREFIX = "DCGM_EXPORTER_"

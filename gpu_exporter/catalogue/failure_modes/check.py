@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.condition_walks import limits_of
-from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.conditions.tree import Limit, limits_of
 
 
 def check(modes: Sequence[FailureMode]) -> None:

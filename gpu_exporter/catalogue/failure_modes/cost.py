@@ -7,9 +7,9 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import IDLE_ENGINE, MOVING, QUIET_PCIE
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
+from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0

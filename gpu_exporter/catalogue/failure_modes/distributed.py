@@ -15,7 +15,9 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.failure_modes import profiles
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Compare,
@@ -31,8 +33,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
 )
-from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0

@@ -6,10 +6,10 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
-from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0

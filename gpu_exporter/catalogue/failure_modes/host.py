@@ -12,9 +12,9 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import And, Calc, Compare, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Severity, Values
+from gpu_exporter.conditions.tree import And, Calc, Compare, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0

@@ -7,9 +7,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.condition_walks import signals_of
-from gpu_exporter.catalogue.conditions import And, Calc, Compare, Condition, Is, Or, OrIfKnown, Over, Unless, no_case
-from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import (
+    And,
+    Calc,
+    Compare,
+    Condition,
+    Is,
+    Or,
+    OrIfKnown,
+    Over,
+    Unless,
+    no_case,
+    signals_of,
+)
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 

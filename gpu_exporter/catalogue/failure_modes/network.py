@@ -8,10 +8,10 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Mark, Or, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import ALL_RANKS, SAME_ENGINE
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Values
+from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Mark, Or, Over, PeerMedian, PeerShare
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0

@@ -12,7 +12,7 @@ GIB = 1024.0  # MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class MeasuredLoad:
     """The load of one kind of work: means as the exporter reads them. The defaults are those of an ordinary kernel."""
 
     util: float
@@ -53,26 +53,26 @@ class Load:
 
 
 # fmt: off
-IDLE         = Load(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=121, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
-GEMM         = Load(util=100, engine=0.995, sm=0.96,  tensor=0.93,  dram=0.17,  watts=689, occupancy=0.14, clock=1458).values()
-FP32_GEMM    = Load(util=100, engine=0.998, sm=0.97,  tensor=0.0,   dram=0.05,  watts=682, occupancy=0.12, fp32=0.77).values()
-COPY         = Load(util=99,  engine=0.994, sm=0.99,  tensor=0.0,   dram=0.887, watts=653, occupancy=0.8).values()
-ONE_THREAD   = Load(util=100, engine=0.999, sm=0.008, tensor=0.0,   dram=0.0,   watts=123, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
-TINY_KERNELS = Load(util=24,  engine=0.24,  sm=0.0,   tensor=0.0,   dram=0.0,   watts=123, occupancy=0.0, fp32=0.0, rx=2e8, tx=2.5e7).values()
-SLEEPY       = Load(util=48,  engine=0.48,  sm=0.41,  tensor=0.33,  dram=0.13,  watts=508, occupancy=0.09, rx=1.8e7, tx=6e6, clock=1920).values()
-LAUNCHING    = Load(util=77,  engine=0.77,  sm=0.147, tensor=0.0,   dram=0.003, watts=178, occupancy=0.036, fp32=0.0, rx=8.5e7, tx=1e7, nvlink=2.18e9).values()
-LAUNCHING_LATE = Load(util=12, engine=0.114, sm=0.017, tensor=0.0,  dram=0.003, watts=162, occupancy=0.003, fp32=0.0, rx=8.2e7, tx=9e6, nvlink=2.18e9).values()
-HOST_COPY    = Load(util=100, engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.011, watts=133, occupancy=0.0, fp32=0.0, rx=5.86e10, tx=3.5e9).values()
-SLOW_LOADER  = Load(util=24,  engine=0.08,  sm=0.07,  tensor=0.02,  dram=0.03,  watts=162, occupancy=0.03, rx=9.4e9, tx=5e8).values()
-SMALL_DECODE = Load(util=100, engine=0.99,  sm=0.36,  tensor=0.015, dram=0.38,  watts=350, occupancy=0.1).values()
-ALL_REDUCE   = Load(util=97,  engine=0.94,  sm=0.16,  tensor=0.0,   dram=0.21,  watts=270, occupancy=0.04, nvlink=3e11).values()
-BALANCED     = Load(util=96,  engine=0.95,  sm=0.78,  tensor=0.31,  dram=0.34,  watts=670, occupancy=0.3, rx=9e7, nvlink=2.5e10, clock=1950).values()
-STARVED      = Load(util=33,  engine=0.33,  sm=0.27,  tensor=0.11,  dram=0.12,  watts=334, occupancy=0.11, nvlink=8.85e9).values()
-OF_STARVED   = Load(util=98,  engine=0.98,  sm=0.40,  tensor=0.11,  dram=0.12,  watts=445, occupancy=0.14, nvlink=8.75e9).values()
-SLOW         = Load(util=99,  engine=0.98,  sm=0.89,  tensor=0.62,  dram=0.25,  watts=675, occupancy=0.24, nvlink=1.24e10, clock=1605).values()
-OF_SLOW      = Load(util=98,  engine=0.98,  sm=0.50,  tensor=0.15,  dram=0.17,  watts=500, occupancy=0.18, nvlink=1.23e10).values()
-HANGING      = Load(util=100, engine=1.0,   sm=0.18,  tensor=0.0,   dram=0.0,   watts=127, occupancy=0.05, fp32=0.0, rx=1e6, tx=1e6).values()
-ABSENT       = Load(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=126, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
+IDLE         = MeasuredLoad(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=121, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
+GEMM         = MeasuredLoad(util=100, engine=0.995, sm=0.96,  tensor=0.93,  dram=0.17,  watts=689, occupancy=0.14, clock=1458).values()
+FP32_GEMM    = MeasuredLoad(util=100, engine=0.998, sm=0.97,  tensor=0.0,   dram=0.05,  watts=682, occupancy=0.12, fp32=0.77).values()
+COPY         = MeasuredLoad(util=99,  engine=0.994, sm=0.99,  tensor=0.0,   dram=0.887, watts=653, occupancy=0.8).values()
+ONE_THREAD   = MeasuredLoad(util=100, engine=0.999, sm=0.008, tensor=0.0,   dram=0.0,   watts=123, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
+TINY_KERNELS = MeasuredLoad(util=24,  engine=0.24,  sm=0.0,   tensor=0.0,   dram=0.0,   watts=123, occupancy=0.0, fp32=0.0, rx=2e8, tx=2.5e7).values()
+SLEEPY       = MeasuredLoad(util=48,  engine=0.48,  sm=0.41,  tensor=0.33,  dram=0.13,  watts=508, occupancy=0.09, rx=1.8e7, tx=6e6, clock=1920).values()
+LAUNCHING    = MeasuredLoad(util=77,  engine=0.77,  sm=0.147, tensor=0.0,   dram=0.003, watts=178, occupancy=0.036, fp32=0.0, rx=8.5e7, tx=1e7, nvlink=2.18e9).values()
+LAUNCHING_LATE = MeasuredLoad(util=12, engine=0.114, sm=0.017, tensor=0.0,  dram=0.003, watts=162, occupancy=0.003, fp32=0.0, rx=8.2e7, tx=9e6, nvlink=2.18e9).values()
+HOST_COPY    = MeasuredLoad(util=100, engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.011, watts=133, occupancy=0.0, fp32=0.0, rx=5.86e10, tx=3.5e9).values()
+SLOW_LOADER  = MeasuredLoad(util=24,  engine=0.08,  sm=0.07,  tensor=0.02,  dram=0.03,  watts=162, occupancy=0.03, rx=9.4e9, tx=5e8).values()
+SMALL_DECODE = MeasuredLoad(util=100, engine=0.99,  sm=0.36,  tensor=0.015, dram=0.38,  watts=350, occupancy=0.1).values()
+ALL_REDUCE   = MeasuredLoad(util=97,  engine=0.94,  sm=0.16,  tensor=0.0,   dram=0.21,  watts=270, occupancy=0.04, nvlink=3e11).values()
+BALANCED     = MeasuredLoad(util=96,  engine=0.95,  sm=0.78,  tensor=0.31,  dram=0.34,  watts=670, occupancy=0.3, rx=9e7, nvlink=2.5e10, clock=1950).values()
+STARVED      = MeasuredLoad(util=33,  engine=0.33,  sm=0.27,  tensor=0.11,  dram=0.12,  watts=334, occupancy=0.11, nvlink=8.85e9).values()
+OF_STARVED   = MeasuredLoad(util=98,  engine=0.98,  sm=0.40,  tensor=0.11,  dram=0.12,  watts=445, occupancy=0.14, nvlink=8.75e9).values()
+SLOW         = MeasuredLoad(util=99,  engine=0.98,  sm=0.89,  tensor=0.62,  dram=0.25,  watts=675, occupancy=0.24, nvlink=1.24e10, clock=1605).values()
+OF_SLOW      = MeasuredLoad(util=98,  engine=0.98,  sm=0.50,  tensor=0.15,  dram=0.17,  watts=500, occupancy=0.18, nvlink=1.23e10).values()
+HANGING      = MeasuredLoad(util=100, engine=1.0,   sm=0.18,  tensor=0.0,   dram=0.0,   watts=127, occupancy=0.05, fp32=0.0, rx=1e6, tx=1e6).values()
+ABSENT       = MeasuredLoad(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=126, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
 # fmt: on
 
 # The state of a healthy GPU, whatever runs on it.

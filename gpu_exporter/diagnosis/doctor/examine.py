@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.collection.monitor import observe
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.doctor import machine
 from gpu_exporter.health import judge as health
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu

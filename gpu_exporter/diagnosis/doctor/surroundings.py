@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpu_exporter.diagnosis.doctor.machine import ROOT, read
 from gpu_exporter.diagnosis.remote import unverified_tls
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, Level
 

@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 
 from gpu_exporter.catalogue.causes import COLOURS, WORDS, Cause
-from gpu_exporter.catalogue.evaluate import Points
+from gpu_exporter.conditions.evaluate import Points
 from gpu_exporter.diagnosis.measurements import SHARE, Measurement, amount
 
 WIDTH, HEIGHT = 360, 110

@@ -10,7 +10,6 @@ from html import escape
 from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.html_report.charts import chart, time_bar
 from gpu_exporter.diagnosis.html_report.style import STYLE
@@ -21,6 +20,7 @@ from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.io.decoding import printable
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 # The time that the charts show at most; classes use means over the last 5 minutes.

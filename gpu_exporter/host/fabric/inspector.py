@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.file_access import open_regular
 from gpu_exporter.host.fabric.inspector_file import Key, bandwidths
 from gpu_exporter.host.row_thread import RowThread
+from gpu_exporter.io.file_access import open_regular
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import Row
 

@@ -16,7 +16,7 @@ from statistics import geometric_mean
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.metric import Labels, Metric
 
 Key = tuple[Metric, Labels]

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_exporter.decoding import printable
 from gpu_exporter.host.fabric.counters import DETAILS, DOWNED, KIND_OF, TRAFFIC
 from gpu_exporter.host.fabric.distance import Place, place
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 
 log = logging.getLogger(__name__)
 

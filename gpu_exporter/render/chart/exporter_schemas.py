@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from gpu_exporter import inputs
 from gpu_exporter.catalogue import xids
 from gpu_exporter.catalogue.xids import XidKind
 from gpu_exporter.config import Config
+from gpu_exporter.io import user_text
 from gpu_exporter.model.metric import Schema as NameSchema
 from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.model.verdict import Action
@@ -46,14 +46,14 @@ _DEVICE = "([0-9]{1,6}( *- *[0-9]{1,6})?|(GPU|MIG)-[0-9A-Za-z-]+)"
 _DEVICES = text(f"f|[gi]( *: *{_DEVICE}( *, *{_DEVICE})*)?")
 # By the parser of a setting. Settings with another parser are any text.
 _PARSED: Mapping[Callable[[str], Any], Schema] = {
-    inputs.boolean: _BOOLEAN,
-    inputs.count: _COUNT,
-    inputs.positive: _POSITIVE,
-    inputs.whole: _WHOLE,
-    inputs.speed: _FACTOR,
-    inputs.duration: DURATION,
-    inputs.device_list: _DEVICES,
-    inputs.schema: one_of(*(each.value for each in NameSchema)),
+    user_text.boolean: _BOOLEAN,
+    user_text.count: _COUNT,
+    user_text.positive: _POSITIVE,
+    user_text.whole: _WHOLE,
+    user_text.speed: _FACTOR,
+    user_text.duration: DURATION,
+    user_text.device_list: _DEVICES,
+    user_text.schema: one_of(*(each.value for each in NameSchema)),
 }
 _NAMED: Mapping[str, Schema] = {"source": one_of(*SOURCE_KINDS), "log_format": one_of("text", "json")}
 

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from gpu_exporter.catalogue import project
-from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.render import banner
 from gpu_exporter.render.chart import readme as readme_text
 from gpu_exporter.render.chart import values as v

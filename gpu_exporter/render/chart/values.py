@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_exporter.catalogue.conditions import Limit, duration
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
+from gpu_exporter.conditions.tree import Limit, duration
+from gpu_exporter.model.profile_reason import AUTOMATIC, ProfileReason
 from gpu_exporter.render.boards import BOARDS
 from gpu_exporter.render.chart import exporter_schemas, schemas
 from gpu_exporter.render.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, listed, one_of
@@ -137,7 +137,7 @@ ATTRIBUTION = (
     Value("jobSocket.path", "/run/gpu-exporter-jobs", schemas.FOLDER, "Folder of the node for that socket; it is created if it does not exist. Pods of jobs mount it, too."),
     Value("ncclInspector.path", "", schemas.NO_FOLDER, "Folder of the node in which NCCL's Inspector plugin writes its files for Prometheus (*hostPath*); it is created if it does not exist. Pods of jobs mount it, too, writable."),
     Value("profile.enabled", False, BOOL, "Whether to sample the stacks of processes on GPUs that wait for their host, with py-spy in a container of its own, `sampler` (*SYS_PTRACE, hostPID and uid 0 in that container*). Its image needs the extra `profile`: see *Profiles*."),
-    Value("profile.reasons", [reason.value for reason in AUTOMATIC if reason is not Reason.SCHEDULE], {"type": "array", "minItems": 1, "uniqueItems": True, "items": one_of(*(reason.value for reason in AUTOMATIC))}, "When to take a profile: `stall`, `straggler`, `host-bound`, and `schedule` (every GPU, every ten minutes)."),
+    Value("profile.reasons", [reason.value for reason in AUTOMATIC if reason is not ProfileReason.SCHEDULE], {"type": "array", "minItems": 1, "uniqueItems": True, "items": one_of(*(reason.value for reason in AUTOMATIC))}, "When to take a profile: `stall`, `straggler`, `host-bound`, and `schedule` (every GPU, every ten minutes)."),
     Value("profile.users", [], TEXTS, "Users of `web.config` who may see profiles, which show code. Without any, only the metrics show them."),
     Value("profile.resources", {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}, schemas.RESOURCES, "Requests and limits of the container `sampler`."),
     Value("kernelLog.mode", "none", one_of("none", "file", "kmsg"), "Where XIDs are read in addition to the driver: `none`, `kernelLog.path` (`file`; *hostPath*), or /dev/kmsg (`kmsg`; *privileged*)."),

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.signal import DEVICE
+from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q

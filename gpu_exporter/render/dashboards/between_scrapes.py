@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW
-from gpu_exporter.catalogue.conditions import Fn, Over
+from gpu_exporter.conditions.tree import Fn, Over
 from gpu_exporter.render.boards import JOB, Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow

@@ -12,7 +12,7 @@ from grafanalib._gen import DashboardEncoder
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
-from gpu_exporter.catalogue.signal import DEVICE_INFO
+from gpu_exporter.conditions.signal import DEVICE_INFO
 from gpu_exporter.render.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node, runbooks
 from gpu_exporter.render.dashboards import queries as q

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.catalogue.signal import DEVICE
+from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.queries import Query

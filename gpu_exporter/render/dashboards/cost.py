@@ -8,8 +8,8 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import COLOURS, SHARES
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
+from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import loops
 from gpu_exporter.render.dashboards import queries as q

@@ -10,17 +10,16 @@ from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import nic_signals
-from gpu_exporter.catalogue.condition_walks import comparisons
-from gpu_exporter.catalogue.conditions import Fn, Limit, Over
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.conditions.prose import title
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import Fn, Limit, Over, comparisons
 from gpu_exporter.render.boards import Board, runbook
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ABSENT, GREEN, ORANGE, RED, TO_GPU, About, BoardRow
 from gpu_exporter.render.dashboards.graphs import NAMES, WIDE_NAMES, Style, lines
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, table
-from gpu_exporter.render.prose import title
 
 # The series of an XID begins with its first occurrence, that of an alert when it fires.
 NONE_REPORTED, SILENT = "none reported", "not firing"

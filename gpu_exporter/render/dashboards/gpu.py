@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.health import STALE
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.render import prose
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes, classes
 from gpu_exporter.render.dashboards import queries as q

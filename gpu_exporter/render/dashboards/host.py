@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpu_exporter.catalogue import host_signals as s
-from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import host as h
-from gpu_exporter.render import prose
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.tree import Limit
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ABSENT, About, BoardRow

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Named, PeerMedian, PeerShare, duration
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode
-from gpu_exporter.catalogue.signal import DEVICE
-from gpu_exporter.render import prose
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.signal import DEVICE
+from gpu_exporter.conditions.tree import Named, PeerMedian, PeerShare, duration
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, classes, host, loops
 from gpu_exporter.render.dashboards import queries as q

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue.failure_modes import loops
-from gpu_exporter.render import prose
+from gpu_exporter.conditions import prose
 from gpu_exporter.render.boards import COST, JOB
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import BLUE, GREEN, GREY, ORANGE, PURPLE, About, BoardRow

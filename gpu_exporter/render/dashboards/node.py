@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.conditions.prose import title
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.alert_table import firing
@@ -14,7 +15,6 @@ from gpu_exporter.render.dashboards.graphs import Style, gpu_colours, lines
 from gpu_exporter.render.dashboards.panels import HOT, VERDICTS, class_timeline, number, pair, reachable, verdict
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import Columns, table
-from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules import roofline
 

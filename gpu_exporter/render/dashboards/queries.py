@@ -9,11 +9,11 @@ from enum import Enum
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.conditions import Mark, Named, Over, PeerMedian, PeerShare, record_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY, OWNER, Signal
+from gpu_exporter.conditions.tree import Mark, Named, Over, PeerMedian, PeerShare, record_of
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.boards import Board, page, panel_id
 from gpu_exporter.render.rules.aggregates import SHARE, Aggregate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpu_exporter.catalogue.signal import Derived, Signal
-from gpu_exporter.render.prose import title
+from gpu_exporter.conditions.prose import title
+from gpu_exporter.conditions.signal import Derived, Signal
 
 
 def derivation(of: Signal | Derived | float) -> str:

@@ -9,12 +9,12 @@ import yaml
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import failure_modes as catalogued_modes
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
-from gpu_exporter.catalogue.condition_walks import limits_of
-from gpu_exporter.catalogue.conditions import Is, Limit, Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
-from gpu_exporter.render import banner, prose
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.tree import Is, Limit, Limits, limits_of
+from gpu_exporter.render import banner
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import code, table
 from gpu_exporter.render.rules import rules

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpu_exporter.catalogue import gpu_models, model_assumptions, model_expectations, peaks
+from gpu_exporter.catalogue import gpu_models, model_assumptions, model_expectations
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.gpu_models import SLICES, WHOLE, GpuModel, Profiling
-from gpu_exporter.catalogue.limits import IDLE_EDGE, fixed_numbers, limits
 from gpu_exporter.catalogue.model_assumptions import ASSUMPTIONS
 from gpu_exporter.catalogue.model_expectations import (
     EXPECTATIONS,
+    IDLE_EDGE,
     MARGIN,
     Exempt,
     Expectation,
+    fixed_numbers,
+    limits,
     narrow,
     recognised_waiting,
 )
-from gpu_exporter.catalogue.signal import Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.conditions.prose import quantity, title
+from gpu_exporter.conditions.signal import Read, Signal
 from gpu_exporter.render import banner, coverage
 from gpu_exporter.render.coverage import Detectability
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import bullets, table, ticked
-from gpu_exporter.render.prose import quantity, title
 
 HEAD = """# GPU models
 
@@ -99,10 +101,10 @@ def page() -> str:
     """Return docs/gpu-models.md."""
     per_instance = ", ".join(title(each) for each in _per_instance())
     parts = (
-        banner.markdown(gpu_models, model_assumptions, model_expectations, peaks) + HEAD,
+        banner.markdown(gpu_models, model_assumptions, model_expectations, gpu_models) + HEAD,
         table(_MODEL_COLUMNS, map(_model, WHOLE)),
         PEAKS_HEAD,
-        table(("model", *peaks.DTYPES), map(_peaks, WHOLE)),
+        table(("model", *gpu_models.DTYPES), map(_peaks, WHOLE)),
         SLICES_HEAD.format(per_instance),
         table(("slice", "SMs", "memory", "memory bandwidth"), map(_slice, SLICES)),
         ASSUMPTIONS_HEAD,
@@ -154,7 +156,7 @@ def _model(model: GpuModel) -> tuple[str, ...]:
 
 
 def _peaks(model: GpuModel) -> tuple[str, ...]:
-    highest = (peaks.peak_of(model, dtype) for dtype in peaks.DTYPES)
+    highest = (gpu_models.peak_of(model, dtype) for dtype in gpu_models.DTYPES)
     return (model.name, *("" if peak is None else f"{peak / gpu_models.TFLOP:g}" for peak in highest))
 
 

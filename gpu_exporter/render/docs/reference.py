@@ -11,11 +11,11 @@ from gpu_exporter import config
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
-from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, State
+from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, FaultState
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
 from gpu_exporter.catalogue.xids import PACKAGED, load
-from gpu_exporter.config import ENV_PREFIX, Config, Group, flag
+from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag
 from gpu_exporter.model.metric import (
     Buffered,
     Call,
@@ -221,7 +221,7 @@ def _reason(fault: Fault) -> tuple[str, ...]:
     return f"`{fault.reason}`", fault.health.value, fault.action.value, words, xids, alert
 
 
-def _obtained(state: State) -> str:
+def _obtained(state: FaultState) -> str:
     rows = state.metrics
     full = " (`--metrics full`)" if any(row.set is MetricSet.FULL for row in rows) else ""
     return "; ".join(dict.fromkeys(_read_from(row) for row in rows)) + full
@@ -235,7 +235,7 @@ def configuration() -> str:
     """Return docs/configuration.md: one table per group, one row per setting."""
     head = ("flag", "environment", "key", "default", "meaning")
     tables = []
-    for group in Group:
+    for group in SettingGroup:
         rows = []
         for setting in fields(Config):
             if setting.metadata["group"] is group:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_exporter.catalogue import failure_modes
-from gpu_exporter.catalogue.condition_walks import limits_of
-from gpu_exporter.catalogue.conditions import Condition, Limit, Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.signal import Derived, Read, Signal
+from gpu_exporter.conditions.tree import Condition, Limit, Limits, limits_of
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.render import banner, coverage, prose
+from gpu_exporter.render import banner, coverage
 from gpu_exporter.render.coverage import Detectability
 from gpu_exporter.render.docs import markdown
 from gpu_exporter.render.docs.derivations import derivation, with_roots
@@ -237,7 +237,7 @@ def condition(of: Condition, limits: Limits) -> str:
     return _bullets(prose.lines(of, limits))
 
 
-def _bullets(lines: Iterable[prose.Line]) -> str:
+def _bullets(lines: Iterable[prose.ConditionLine]) -> str:
     return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in lines)
 
 

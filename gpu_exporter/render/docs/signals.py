@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpu_exporter.catalogue import signals as catalogued_signals
-from gpu_exporter.catalogue.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.render import banner, prose
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
+from gpu_exporter.render import banner
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import table, ticked
 from gpu_exporter.render.rules import allocation, remediation, roofline, rules, serving, training_jobs

@@ -8,8 +8,8 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import SHARES, Cause
-from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, RATE_WINDOW, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, RATE_WINDOW, Signal
 
 _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
 

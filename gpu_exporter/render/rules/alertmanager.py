@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import PeerShare
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.distributed import WAITS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
+from gpu_exporter.conditions.tree import PeerShare, terms
 from gpu_exporter.render import banner
 
 NOTE = """\

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
-from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER, OWNERS_INFO
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER, OWNERS_INFO
 
 # Every exporter exposes at least one of these for a GPU.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)

@@ -13,7 +13,7 @@ from enum import Enum
 
 import yaml
 
-from gpu_exporter.catalogue.signal import JOB
+from gpu_exporter.conditions.signal import JOB
 from gpu_exporter.render.rules import allocation, rank_parts, remediation, training_jobs
 from gpu_exporter.render.rules.aggregates import Aggregate
 from gpu_exporter.render.rules.groups import Group, Groups, Rule

@@ -7,10 +7,18 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from gpu_exporter.catalogue import bottlenecks, failure_modes, promql
+from gpu_exporter.catalogue import bottlenecks, failure_modes
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.condition_walks import nodes, shared, terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.cost import PRICES
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Severity
+from gpu_exporter.catalogue.time_shares import TIME_SHARES
+from gpu_exporter.conditions import promql
+from gpu_exporter.conditions.formulas import expression as expression_of
+from gpu_exporter.conditions.formulas import parts
+from gpu_exporter.conditions.prose import spoken, title
+from gpu_exporter.conditions.signal import DEVICE, Read, Signal
+from gpu_exporter.conditions.tree import (
     Condition,
     Fn,
     Is,
@@ -23,17 +31,12 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerShare,
     duration,
+    nodes,
     record_of,
+    shared,
+    terms,
 )
-from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Severity
-from gpu_exporter.catalogue.formulas import expression as expression_of
-from gpu_exporter.catalogue.formulas import parts
-from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
-from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
-from gpu_exporter.render.prose import spoken, title
 from gpu_exporter.render.rules import (
     aggregates,
     allocation,

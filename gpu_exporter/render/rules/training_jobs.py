@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.job_signals import PAUSES
-from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
 from gpu_exporter.model.job_message import TRAINING
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.rules.aggregates import Aggregate

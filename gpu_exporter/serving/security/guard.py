@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from gpu_exporter.file_access import FileWorker
-from gpu_exporter.inputs import file_content
+from gpu_exporter.io.file_access import FileWorker
+from gpu_exporter.io.user_text import file_content
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.security.login import Login, Refusal, too_many
 from gpu_exporter.serving.security.tls import context

@@ -9,7 +9,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_exporter.file_access import FileWorker, open_regular, read
+from gpu_exporter.io.file_access import FileWorker, open_regular, read
 from gpu_exporter.model.errors import GpuExporterError
 
 # How long the token file may take to be removed at the end.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import boolean, choice, duration, nearest
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import boolean, choice, duration, nearest
 from gpu_exporter.serving.security.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
 
 # Each step doubles the time of bcrypt. 16 takes seconds, and a check cannot be interrupted.
@@ -58,7 +58,7 @@ Read = Callable[[Path], bytes]
 
 def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
     """Parse the file. Raises ValueError, with the key and the fix."""
-    from gpu_exporter.yaml_decoding import yaml_document
+    from gpu_exporter.io.yaml_decoding import yaml_document
 
     if len(content) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 10} KiB; keep certificates in files of their own")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, DcgmError
 from gpu_exporter.sources.dcgm.health_and_peers import Incident
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer

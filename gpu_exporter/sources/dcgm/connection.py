@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.errors import SEE_LOG, SOURCE_LOST, DcgmError, source_lost

@@ -5,7 +5,7 @@ The codes are from `dcgm_structs.h`, the same in DCGM 3.3 and 4. The texts are n
 
 from __future__ import annotations
 
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 
 OK = 0

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.metric import Pace
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.calls import Calls

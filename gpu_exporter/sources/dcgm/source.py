@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent

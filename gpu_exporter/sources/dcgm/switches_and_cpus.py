@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.inputs import Devices
+from gpu_exporter.io.user_text import Devices
 from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.groups import Watch, WatchRequest

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn, cast
 
-from gpu_exporter.file_access import open_regular
+from gpu_exporter.io.file_access import open_regular
 from gpu_exporter.model.errors import GpuExporterError
 
 # Eight GPUs recorded ten times a second reach this after about twenty minutes, a single one after almost three hours.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_exporter.inputs import duration, nearest
+from gpu_exporter.io.user_text import duration, nearest
 from gpu_exporter.model.errors import GpuExporterError
 
 LOST, WEDGED, SLOW, RELOAD = KINDS = ("lost", "wedged", "slow", "reload")

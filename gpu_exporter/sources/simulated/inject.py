@@ -16,7 +16,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
-from gpu_exporter.inputs import nearest
+from gpu_exporter.io.user_text import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Kind, Metric
 from gpu_exporter.sources.simulated import faults as script

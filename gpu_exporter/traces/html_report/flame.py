@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from zlib import crc32
 
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 
 WIDTH, ROW = 1000.0, 18
 # Narrower frames are not drawn, and deeper ones neither.

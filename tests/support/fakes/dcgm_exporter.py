@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
-from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.conditions.signal import Read
 from gpu_exporter.model.metric import Metric
 
 # The rows of its default CSV that the catalogue has.

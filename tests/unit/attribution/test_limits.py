@@ -20,7 +20,7 @@ from gpu_exporter.attribution.owners import LookupAnswers, owners
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.attribution.processes import ProcessLookup
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.inputs import patterns
+from gpu_exporter.io.user_text import patterns
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api
 from gpu_exporter.kubernetes.objects import Device, Event, Object

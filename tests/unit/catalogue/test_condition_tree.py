@@ -11,11 +11,13 @@ from typing import Any, get_args
 
 import pytest
 
-from gpu_exporter.catalogue import evaluate, promql
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
-from gpu_exporter.catalogue.condition_walks import children, leaves, limits_of, shared, signals_of, terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity
+from gpu_exporter.conditions import evaluate, promql, prose
+from gpu_exporter.conditions.evaluate import Device, Points
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Compare,
@@ -33,13 +35,16 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Term,
     Unless,
+    children,
+    leaves,
+    limits_of,
     no_case,
+    shared,
+    signals_of,
+    terms,
 )
-from gpu_exporter.catalogue.evaluate import Device, Points
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity
-from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.verdict import Action
-from gpu_exporter.render import coverage, prose
+from gpu_exporter.render import coverage
 from gpu_exporter.render.coverage import Detectability
 from tests import ROOT
 
@@ -160,13 +165,13 @@ class Xor:
 Condition = Xor | '''
 # Every function that distinguishes kinds of conditions.
 DISPATCHES = {
-    "gpu_exporter/catalogue/condition_walks.py",
-    "gpu_exporter/catalogue/promql.py",
-    "gpu_exporter/catalogue/evaluate.py",
+    "gpu_exporter/conditions/tree.py",
+    "gpu_exporter/conditions/promql.py",
+    "gpu_exporter/conditions/evaluate.py",
     "gpu_exporter/catalogue/failure_modes/mode.py",
     "gpu_exporter/diagnosis/judge.py",
     "gpu_exporter/render/coverage.py",
-    "gpu_exporter/render/prose.py",
+    "gpu_exporter/conditions/prose.py",
 }
 
 
@@ -174,7 +179,7 @@ DISPATCHES = {
 def test_mypy_reports_a_missing_case(tmp_path: Path) -> None:
     """Add a kind of condition to a copy of the package: each dispatch without a case for it is an error."""
     shutil.copytree(ROOT / "gpu_exporter", tmp_path / "gpu_exporter", ignore=shutil.ignore_patterns("__pycache__"))
-    tree = tmp_path / "gpu_exporter/catalogue/conditions.py"
+    tree = tmp_path / "gpu_exporter/conditions/tree.py"
     text = tree.read_text()
     assert text.count("\nCondition = ") == 1
     tree.write_text(text.replace("\nCondition = ", NODE))

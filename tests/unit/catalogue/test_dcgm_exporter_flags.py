@@ -19,7 +19,7 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import (
 )
 from gpu_exporter.cli.group import cli
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import Devices, device_list, hostengine
+from gpu_exporter.io.user_text import Devices, device_list, hostengine
 from gpu_exporter.sources.choice import node_name
 
 ALLOWED = "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"

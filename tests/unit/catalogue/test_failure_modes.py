@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_exporter.catalogue.conditions import Compare, Limit, Over
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.signals import SM_ACTIVE
+from gpu_exporter.conditions.tree import Compare, Limit, Over
 
 SWING = Limit("swing", 0.2, "ratio", "how much it swings")
 

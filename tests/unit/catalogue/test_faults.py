@@ -20,7 +20,7 @@ from gpu_exporter.catalogue.faults import (
     RECOVERY,
     STATES,
     Fault,
-    State,
+    FaultState,
     recovery_action,
 )
 from gpu_exporter.catalogue.metrics import METRICS
@@ -101,7 +101,7 @@ def test_every_expression_parses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
-def test_every_metric_is_in_the_catalogue(state: State) -> None:
+def test_every_metric_is_in_the_catalogue(state: FaultState) -> None:
     """Prometheus selects nothing for a misspelt or removed name, without an error."""
     names = set(METRIC_NAME.findall(state.promql))
     assert names

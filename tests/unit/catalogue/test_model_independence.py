@@ -8,23 +8,25 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.condition_walks import leaves
-from gpu_exporter.catalogue.conditions import And, Calc, Compare, Condition, Fn, Limit, Mark, Over, PeerShare, Term
 from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
-from gpu_exporter.catalogue.limits import all_comparisons, conditions, fixed_numbers, limits
 from gpu_exporter.catalogue.model_assumptions import ASSUMPTIONS
 from gpu_exporter.catalogue.model_expectations import (
     EXPECTATIONS,
     MARGIN,
     Exempt,
     Expectation,
+    all_comparisons,
+    conditions,
+    fixed_numbers,
+    limits,
     narrow,
     recognised_waiting,
 )
-from gpu_exporter.catalogue.signal import Derived, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.conditions.signal import Derived, Signal
+from gpu_exporter.conditions.tree import And, Calc, Compare, Condition, Fn, Limit, Mark, Over, PeerShare, Term, leaves
 from gpu_exporter.render.coverage import Detectability
 from gpu_exporter.render.docs.gpu_models import detectability
 
@@ -52,7 +54,7 @@ UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuStragglerSlow": (SLICES, "the traffic of slices is not measured"),
     "GpuPowerOscillation": (SLICES, "slices have no power of their own"),
 }
-ABSOLUTE = "fix: compare a share, or pass the reason as `any_model` to the Limit (gpu_exporter/catalogue/conditions.py)"
+ABSOLUTE = "fix: compare a share, or pass the reason as `any_model` to the Limit (gpu_exporter/conditions/tree.py)"
 NO_POWER = "fix: compare another quantity: which share of its limit a GPU draws differs by model, cooling and clock"
 ASSUMES = "fix: pass `assumes` to the Limit, one of gpu_exporter/catalogue/model_assumptions.py"
 EXEMPT = "fix: change the limit, or add an Exempt with its consequence in gpu_exporter/catalogue/model_expectations.py"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.catalogue.gpu_models import MODELS
-from gpu_exporter.catalogue.peaks import DTYPES, peak, peak_of
+from gpu_exporter.catalogue.gpu_models import DTYPES, MODELS, peak, peak_of
 
 
 @pytest.mark.parametrize(

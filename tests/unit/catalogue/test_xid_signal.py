@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.conditions.signal import Read
 
 
 @pytest.mark.parametrize("read", [each for each in s.XID_FATAL.definitions if isinstance(each, Read) and each.codes])

@@ -16,8 +16,8 @@ import pytest
 from gpu_exporter.cli.commands import SECTIONS, SUMMARIES
 from gpu_exporter.cli.group import cli
 from gpu_exporter.cli.options import SettingOption, variable_warnings
-from gpu_exporter.config import Config, Group, flag
-from gpu_exporter.inputs import boolean
+from gpu_exporter.config import Config, SettingGroup, flag
+from gpu_exporter.io.user_text import boolean
 
 DECORATED = re.compile(r'^@command\("(\w+)"', re.MULTILINE)
 COMMAND_LINE = re.compile(rf"^  (?:{'|'.join(SUMMARIES)}) .*", re.MULTILINE)
@@ -43,7 +43,7 @@ def parsed(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
 def test_help_lists_every_setting_in_its_group() -> None:
     """Common settings first, advanced ones last, in the groups of the table of settings."""
     text = context("serve").get_help()
-    titles = [group.value for group in Group]
+    titles = [group.value for group in SettingGroup]
     positions = [text.index(f"\n{title}:\n") for title in titles]
     assert positions == sorted(positions)
     assert (titles[0], titles[-1]) == ("Common", "Advanced")
@@ -57,7 +57,7 @@ def test_help_lists_every_setting_in_its_group() -> None:
 @pytest.mark.drift
 def test_each_group_of_settings_can_be_read_at_a_glance() -> None:
     sizes = Counter(setting.metadata["group"] for setting in fields(Config))
-    crowded = [f"{group.value} has {sizes[group]} settings" for group in Group if not 0 < sizes[group] <= 10]
+    crowded = [f"{group.value} has {sizes[group]} settings" for group in SettingGroup if not 0 < sizes[group] <= 10]
     assert crowded == [], (
         f"{crowded}; fix: use another member of Group in gpu_exporter/config.py for the setting that others need least"
     )

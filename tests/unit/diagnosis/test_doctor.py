@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.diagnosis.doctor import examine, machine, surroundings
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level, as_dict
 from gpu_exporter.model.source import Source

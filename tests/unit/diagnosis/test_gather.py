@@ -15,12 +15,11 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import Over, PeerMedian, PeerShare
-from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.cli import diagnose_run
 from gpu_exporter.cli.diagnose_run import Request, diagnosis
+from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS
+from gpu_exporter.conditions.tree import Over, PeerMedian, PeerShare, terms
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order

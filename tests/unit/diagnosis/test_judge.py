@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.catalogue import evaluate
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import And, Compare, Fn, Or, Over, Unless
-from gpu_exporter.catalogue.evaluate import value
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner, workload_of
+from gpu_exporter.conditions import evaluate
+from gpu_exporter.conditions.evaluate import value
+from gpu_exporter.conditions.signal import Read
+from gpu_exporter.conditions.tree import And, Compare, Fn, Or, Over, Unless
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, exit_code, lines

@@ -11,13 +11,13 @@ from collections.abc import Callable
 import pytest
 
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.decoding import json_as
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, lines
 from gpu_exporter.diagnosis.scrape import LARGEST, Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, seen
+from gpu_exporter.io.decoding import json_as
 
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "40"))
 NAMES = FAMILIES

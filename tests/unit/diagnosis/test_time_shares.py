@@ -10,9 +10,9 @@ import pytest
 
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.evaluate import value
 from gpu_exporter.catalogue.signals import SM_CLOCK
 from gpu_exporter.catalogue.time_shares import time_shares
+from gpu_exporter.conditions.evaluate import value
 from tests.support import phases
 from tests.support.table import table_test
 from tests.support.truth import MORE, PHASES

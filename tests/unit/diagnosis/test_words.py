@@ -6,13 +6,12 @@ import pytest
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.conditions.prose import title
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.diagnosis.words import NOUNS, series, statement, subject
-from gpu_exporter.render.prose import title
 
 WAITS = Mark("waits", BOTTLENECKS[0].condition)
 STALLED = Mark("stalled", BOTTLENECKS[0].condition)
@@ -77,7 +76,7 @@ def test_every_signal_has_a_name() -> None:
     assert len(set(names)) == len(names)
     for signal, noun in NOUNS.items():
         assert noun == title(signal), (
-            "fix: use one name in gpu_exporter/diagnosis/words.py and gpu_exporter/render/words.py"
+            "fix: use one name in gpu_exporter/diagnosis/words.py and gpu_exporter/conditions/words.py"
         )
 
 

@@ -16,9 +16,9 @@ from typing import cast
 
 import pytest
 
-from gpu_exporter import file_access
 from gpu_exporter.attribution import pods, resource_slices
 from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.io import file_access
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api, in_cluster
 from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
@@ -188,7 +188,7 @@ def test_service_account_that_hangs(server: FakeApiServer, monkeypatch: pytest.M
         return real(path, most)
 
     monkeypatch.setattr("gpu_exporter.kubernetes.client.read", hang)
-    monkeypatch.setattr("gpu_exporter.file_access.FileWorker.call.__defaults__", (0.3,))
+    monkeypatch.setattr("gpu_exporter.io.file_access.FileWorker.call.__defaults__", (0.3,))
     client = api(server)
     try:
         for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import records
 from gpu_exporter.profiling.processes import Process
@@ -108,7 +108,7 @@ def summary(
     kernels: Sequence[KernelTime] = (),
 ) -> Summary:
     return Summary(
-        f"{number:013}", at, Reason.STALL, "", ("a",), (0,), 5.0, 50, tuple(processes), kernels=tuple(kernels)
+        f"{number:013}", at, ProfileReason.STALL, "", ("a",), (0,), 5.0, 50, tuple(processes), kernels=tuple(kernels)
     )
 
 
@@ -159,9 +159,9 @@ def test_the_latest_profile_of_a_gpu() -> None:
 def test_series_of_profiles() -> None:
     """GPUs that are gone have none. The same series is the same object each time."""
     series, gpus = ProfileSeries(), [GpuSamples(Gpu(index, uuid), 1.0, (), {}) for index, uuid in enumerate("ab")]
-    series.count(Reason.STALL, [(PROCESS, Failure.ENDED), (PROCESS, Failure.ENDED)], succeeded=True)
-    series.count(Reason.STALL, [], succeeded=True)
-    series.count(Reason.SCHEDULE, [], succeeded=False)
+    series.count(ProfileReason.STALL, [(PROCESS, Failure.ENDED), (PROCESS, Failure.ENDED)], succeeded=True)
+    series.count(ProfileReason.STALL, [], succeeded=True)
+    series.count(ProfileReason.SCHEDULE, [], succeeded=False)
     series.count_failure(Failure.DISK)
     for seconds in (0.1234564, 1.0):
         series.add_kernels(summary(kernels=[KernelTime("b", "gemm", seconds), KernelTime("gone", "gemm", 5.0)]))
@@ -183,7 +183,7 @@ def test_series_of_profiles() -> None:
         (m.IDLE_CAUSE.name, "a", "python"): 0.3333,
         (m.IDLE_CAUSE.name, "a", "copies"): 0.6667,
     }
-    assert {label for name, _, label in found if name == m.PROFILES.name} == {reason.value for reason in Reason}
+    assert {label for name, _, label in found if name == m.PROFILES.name} == {reason.value for reason in ProfileReason}
     assert {label for name, _, label in found if name == m.PROFILE_FAILURES.name} == {each.value for each in Failure}
     first, again = (series.samples(gpus, stored, 1000.0) for _ in range(2))
     assert all(one.series is other.series for one, other in zip(first, again, strict=True))

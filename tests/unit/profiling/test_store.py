@@ -10,7 +10,7 @@ import pytest
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling import private_file, records, store
 from gpu_exporter.profiling.pyspy import Failure
 from gpu_exporter.profiling.records import CauseShare, FailedProcess, Line, ProcessStacks, ProfiledProcess, Summary
@@ -23,7 +23,7 @@ def summary(number: int = 0, at: float = 1000.0) -> Summary:
     cause = CauseShare(TraceCause.DATA_LOADING, "waiting", 4.5, 0.9, (Line("/a.py(3): load_batch", 0.9),))
     process = ProfiledProcess(7, 1000, HOSTILE, "0", ("GPU-0",), 250, (cause,))
     failed = FailedProcess(8, 1000, "sleep", Failure.NOT_PYTHON, "no Python")
-    return Summary(f"{number:013}", at, Reason.STALL, "x", ("GPU-0",), (0,), 5.0, 50, (process,), (failed,))
+    return Summary(f"{number:013}", at, ProfileReason.STALL, "x", ("GPU-0",), (0,), 5.0, 50, (process,), (failed,))
 
 
 STACKS = (ProcessStacks(7, (0,), {"main thread;/a.py(3): load_batch": 4.5}),)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Failure, Sampling
 from gpu_exporter.profiling.triggers import (
@@ -30,13 +30,13 @@ from gpu_exporter.profiling.triggers import (
     sampling_of,
 )
 
-ALL = Rules(frozenset(Reason))
-HOST_BOUND = {Reason.HOST_BOUND: "data-loading-bound"}
-STALLED = {Reason.STALL: "GpuCollectiveStall"}
+ALL = Rules(frozenset(ProfileReason))
+HOST_BOUND = {ProfileReason.HOST_BOUND: "data-loading-bound"}
+STALLED = {ProfileReason.STALL: "GpuCollectiveStall"}
 
 
 def gpu(
-    index: int, findings: dict[Reason, str] | None = None, *, pids: tuple[int, ...] = (1,), job: str = ""
+    index: int, findings: dict[ProfileReason, str] | None = None, *, pids: tuple[int, ...] = (1,), job: str = ""
 ) -> Device:
     return Device(f"GPU-{index}", index, tuple(100 * index + pid for pid in pids), job, findings or {})
 
@@ -51,21 +51,21 @@ def after(seconds: float, *devices: Device, rules: Rules = ALL, state: State | N
     return due(observe(first, devices, seconds), devices, rules, seconds)
 
 
-WITHOUT_SCHEDULE = Rules(ALL.reasons - {Reason.SCHEDULE})
+WITHOUT_SCHEDULE = Rules(ALL.reasons - {ProfileReason.SCHEDULE})
 
 
 def test_a_finding_must_last() -> None:
     device = gpu(0, HOST_BOUND)
     assert after(299, device, rules=WITHOUT_SCHEDULE) is None
     request = after(300, device, rules=WITHOUT_SCHEDULE)
-    assert request == Request(Reason.HOST_BOUND, "data-loading-bound", (device,))
+    assert request == Request(ProfileReason.HOST_BOUND, "data-loading-bound", (device,))
     assert (request.seconds, request.pids) == (5.0, {1: (0,)})
 
 
 def test_another_class_of_the_same_reason_goes_on() -> None:
     """A GPU may alternate between host-bound and data-loading-bound."""
     state = observe(State(), [gpu(0, HOST_BOUND)], 0.0)
-    changed = gpu(0, {Reason.HOST_BOUND: "host-bound"})
+    changed = gpu(0, {ProfileReason.HOST_BOUND: "host-bound"})
     request = due(observe(state, [changed], 300.0), [changed], WITHOUT_SCHEDULE, 300.0)
     assert request
     assert request.finding == "host-bound"
@@ -78,7 +78,7 @@ def test_an_interruption_begins_anew() -> None:
 
 
 def test_only_reasons_that_are_on() -> None:
-    assert after(1e6, gpu(0, HOST_BOUND), rules=Rules(frozenset({Reason.STALL}))) is None
+    assert after(1e6, gpu(0, HOST_BOUND), rules=Rules(frozenset({ProfileReason.STALL}))) is None
     assert after(1e6, gpu(0, HOST_BOUND), rules=Rules(frozenset())) is None
 
 
@@ -91,7 +91,7 @@ def test_a_stall_takes_all_ranks_of_the_job() -> None:
     ranks = [gpu(index, STALLED if index != 2 else None, job="ml/a") for index in range(4)]
     request = after(300, *ranks, gpu(4, HOST_BOUND, job="ml/b"))
     assert request
-    assert (request.reason, [device.index for device in request.devices]) == (Reason.STALL, [0, 1, 2, 3])
+    assert (request.reason, [device.index for device in request.devices]) == (ProfileReason.STALL, [0, 1, 2, 3])
     assert request.pids == {1: (0,), 101: (1,), 201: (2,), 301: (3,)}
 
 
@@ -103,18 +103,18 @@ def test_a_stall_of_an_unknown_job_takes_all_gpus_that_stall() -> None:
 
 def test_a_gpu_is_profiled_once_in_ten_minutes() -> None:
     device = gpu(0, HOST_BOUND)
-    state = finish(State(), Request(Reason.SCHEDULE, "", (device,)), (), 0.0)
+    state = finish(State(), Request(ProfileReason.SCHEDULE, "", (device,)), (), 0.0)
     assert after(GAP_SECONDS - 1, device, state=state) is None
     again = after(GAP_SECONDS, device, state=state)
     assert again
-    assert again.reason is Reason.HOST_BOUND
+    assert again.reason is ProfileReason.HOST_BOUND
 
 
 def test_a_stall_waits_only_for_earlier_stalls() -> None:
     device = gpu(0, STALLED)
-    other = finish(State(), Request(Reason.HOST_BOUND, "", (device,)), (), 100.0)
+    other = finish(State(), Request(ProfileReason.HOST_BOUND, "", (device,)), (), 100.0)
     assert after(300, device, state=other)
-    same = finish(State(), Request(Reason.STALL, "", (device,)), (), 100.0)
+    same = finish(State(), Request(ProfileReason.STALL, "", (device,)), (), 100.0)
     assert after(300, device, state=same) is None
 
 
@@ -126,26 +126,26 @@ def test_the_schedule_takes_gpus_in_turn() -> None:
         if request:
             taken.append(request.devices[0].index)
             state = finish(state, request, (), now)
-            assert (request.reason, request.seconds) == (Reason.SCHEDULE, 1.0)
+            assert (request.reason, request.seconds) == (ProfileReason.SCHEDULE, 1.0)
     assert taken == [0, 1, 2, 0]
 
 
 def test_of_many_processes_the_largest_of_each_gpu_are_taken() -> None:
     devices = (gpu(0, pids=tuple(range(1, 201))), gpu(1, pids=(1,)))
-    pids = list(Request(Reason.SCHEDULE, "", devices).pids)
+    pids = list(Request(ProfileReason.SCHEDULE, "", devices).pids)
     assert len(pids) == MOST_PROCESSES
     assert pids[:3] == [1, 101, 2]
 
 
 def test_a_process_on_two_gpus_is_sampled_once() -> None:
     devices = (Device("a", 0, (7,)), Device("b", 1, (7,)))
-    assert Request(Reason.STALL, "", devices).pids == {7: (0, 1)}
+    assert Request(ProfileReason.STALL, "", devices).pids == {7: (0, 1)}
 
 
 @pytest.mark.parametrize("failure", list(Failure))
 def test_a_program_that_responded_badly_is_left_alone(failure: Failure) -> None:
     """Not if the reason is on the side of the exporter."""
-    state = finish(State(), Request(Reason.SCHEDULE, "", (gpu(0),)), [(process(), failure)], 0.0)
+    state = finish(State(), Request(ProfileReason.SCHEDULE, "", (gpu(0),)), [(process(), failure)], 0.0)
     bad = failure in (Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED)
     assert state.avoids(process()) is bad
     assert not state.avoids(process("python other.py"))
@@ -153,24 +153,24 @@ def test_a_program_that_responded_badly_is_left_alone(failure: Failure) -> None:
 
 def test_a_program_that_ends_twice_while_it_is_sampled_is_left_alone() -> None:
     """Once may be by chance; the ranks of one job that end together count once."""
-    state, request = State(), Request(Reason.SCHEDULE, "", (gpu(0),))
+    state, request = State(), Request(ProfileReason.SCHEDULE, "", (gpu(0),))
     for avoided in (False, True):
         state = finish(state, request, [(process(), Failure.ENDED)] * 2, 0.0)
         assert state.avoids(process()) is avoided
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Reason)), st.integers(0, 3), st.floats(0, 100)), max_size=40))
-def test_the_budget_holds_for_any_history(steps: list[tuple[Reason, int, float]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(list(ProfileReason)), st.integers(0, 3), st.floats(0, 100)), max_size=40))
+def test_the_budget_holds_for_any_history(steps: list[tuple[ProfileReason, int, float]]) -> None:
     """Of each GPU there is at most one profile in ten minutes, apart from stalls."""
     now, state = 0.0, State()
     last: dict[int, float] = {}
     for reason, index, passed in steps:
         now += passed
-        devices = [gpu(index, {reason: "x"} if reason is not Reason.SCHEDULE else None)]
+        devices = [gpu(index, {reason: "x"} if reason is not ProfileReason.SCHEDULE else None)]
         state = observe(state, devices, now)
         request = due(state, devices, ALL, now)
         if request:
-            if request.reason is not Reason.STALL:
+            if request.reason is not ProfileReason.STALL:
                 assert now - last.get(index, -1e9) >= GAP_SECONDS
             last[index] = now
             state = finish(state, request, (), now)
@@ -196,7 +196,7 @@ def test_what_a_person_asks_for(asked: Asked, pids: dict[int, tuple[int, ...]] |
 
 def test_a_person_has_the_same_budget() -> None:
     device = gpu(0)
-    state = finish(State(), Request(Reason.SCHEDULE, "", (device,)), (), 100.0)
+    state = finish(State(), Request(ProfileReason.SCHEDULE, "", (device,)), (), 100.0)
     refusal = requested(state, [device, gpu(1)], Asked("mia"), 400.0)
     assert isinstance(refusal, Refusal)
     assert (refusal.why.startswith("GPU 0 was profiled 300 s ago"), refusal.retry_seconds) == (True, 300.0)
@@ -206,7 +206,7 @@ def test_a_person_has_the_same_budget() -> None:
 def test_a_trace_counts_only_against_traces() -> None:
     """A person asks for it because of the stacks that were just sampled."""
     device, asked = gpu(0), Asked("mia", trace=True)
-    state = finish(State(), Request(Reason.HOST_BOUND, "host-bound", (device,)), (), 100.0)
+    state = finish(State(), Request(ProfileReason.HOST_BOUND, "host-bound", (device,)), (), 100.0)
     request = requested(state, [device], asked, 101.0)
     assert isinstance(request, Request)
     state = finish(state, request, (), 110.0)
@@ -226,22 +226,22 @@ def test_what_py_spy_may_write(processes: int, most: int) -> None:
 
 def test_how_long_is_sampled() -> None:
     """The schedule costs less than a finding; a person decides."""
-    assert Request(Reason.SCHEDULE, "", ()).seconds < Request(Reason.STALL, "", ()).seconds
-    assert Request(Reason.REQUEST, "", (), Asked("mia", seconds=2.5)).seconds == 2.5
+    assert Request(ProfileReason.SCHEDULE, "", ()).seconds < Request(ProfileReason.STALL, "", ()).seconds
+    assert Request(ProfileReason.REQUEST, "", (), Asked("mia", seconds=2.5)).seconds == 2.5
 
 
 def test_processes_that_are_left_out() -> None:
     """Beyond the most that are sampled, of those that somebody asks for."""
     device = gpu(0, pids=tuple(range(1, MOST_PROCESSES + 4)))
-    assert Request(Reason.SCHEDULE, "", (device,)).left_out == 3
+    assert Request(ProfileReason.SCHEDULE, "", (device,)).left_out == 3
     asked = Asked("mia", pids=(2, 3, 99))
-    request = Request(Reason.REQUEST, "", (device,), asked)
+    request = Request(ProfileReason.REQUEST, "", (device,), asked)
     assert (request.left_out, dict(request.pids)) == (0, {2: (0,), 3: (0,)})
 
 
 def test_processes_that_are_waited_for() -> None:
     waiting, waited_for = gpu(0, pids=(1, 2)), replace(gpu(1, pids=(1, 2)), is_waited_for=True)
-    assert Request(Reason.STALL, "", (waiting, waited_for)).waited_for == {101, 102}
+    assert Request(ProfileReason.STALL, "", (waiting, waited_for)).waited_for == {101, 102}
 
 
 def test_the_most_urgent_reason_and_gpu() -> None:
@@ -249,7 +249,7 @@ def test_the_most_urgent_reason_and_gpu() -> None:
     devices = [gpu(0, HOST_BOUND), gpu(1, STALLED | HOST_BOUND), gpu(2, STALLED)]
     request = after(300, *devices, rules=WITHOUT_SCHEDULE)
     assert request
-    assert (request.reason, request.finding) == (Reason.STALL, "GpuCollectiveStall")
+    assert (request.reason, request.finding) == (ProfileReason.STALL, "GpuCollectiveStall")
     state = State(profiled={"GPU-0": -2000.0, "GPU-1": -1000.0})
     for known, first in ((state, 2), (replace(state, profiled={**state.profiled, "GPU-2": -3000.0}), 2), (State(), 0)):
         request = after(300, *(gpu(index, HOST_BOUND) for index in range(3)), rules=WITHOUT_SCHEDULE, state=known)
@@ -259,7 +259,7 @@ def test_the_most_urgent_reason_and_gpu() -> None:
 
 def test_how_much_is_remembered() -> None:
     """Of programs to avoid, the latest ones."""
-    request = Request(Reason.SCHEDULE, "", (gpu(0),))
+    request = Request(ProfileReason.SCHEDULE, "", (gpu(0),))
     programs = [process(f"python {number}.py") for number in range(MOST_AVOIDED + 1)]
     state = finish(State(), request, [(program, Failure.TIMEOUT) for program in programs], 0.0)
     assert [state.avoids(program) for program in (programs[0], programs[1], programs[-1])] == [False, True, True]
@@ -271,10 +271,10 @@ def test_budgets_that_a_profile_uses_up() -> None:
     """Every profile that of the GPU; a stall and a trace their own besides."""
     device, at = gpu(0), {"GPU-0": 5.0}
     for request, stalled, traced in (
-        (Request(Reason.SCHEDULE, "", (device,)), {}, {}),
-        (Request(Reason.STALL, "", (device,)), at, {}),
-        (Request(Reason.REQUEST, "", (device,), Asked("mia")), {}, {}),
-        (Request(Reason.REQUEST, "", (device,), Asked("mia", trace=True)), {}, at),
+        (Request(ProfileReason.SCHEDULE, "", (device,)), {}, {}),
+        (Request(ProfileReason.STALL, "", (device,)), at, {}),
+        (Request(ProfileReason.REQUEST, "", (device,), Asked("mia")), {}, {}),
+        (Request(ProfileReason.REQUEST, "", (device,), Asked("mia", trace=True)), {}, at),
     ):
         state = finish(State(), request, (), 5.0)
         assert (state.profiled, state.stalled, state.traced) == (at, stalled, traced)

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import tracing
 from gpu_exporter.profiling import watch as watching
@@ -74,9 +74,11 @@ def make(tmp_path: Path) -> Make:
     """Return what makes a thread, which is not started: the test calls `tick`."""
 
     def made(
-        sampler: FakeSampler, reason: Reason = Reason.SCHEDULE, clock: Callable[[], float] = lambda: 0.0
+        sampler: FakeSampler, reason: ProfileReason = ProfileReason.SCHEDULE, clock: Callable[[], float] = lambda: 0.0
     ) -> ProfileWatch:
-        findings = {"GPU-0": GpuFindings("", {reason: "data-loading-bound"} if reason is not Reason.SCHEDULE else {})}
+        findings = {
+            "GPU-0": GpuFindings("", {reason: "data-loading-bound"} if reason is not ProfileReason.SCHEDULE else {})
+        }
         store = ProfileStore(tmp_path / "profiles", Bounds())
         rules = Rules(frozenset({reason}), after=10.0)
         files = HostFiles(tmp_path / "proc", Path("/sys"))
@@ -96,7 +98,7 @@ def ticked(watch: ProfileWatch, gpus: list[GpuSamples]) -> dict[str, float]:
 def test_a_profile_has_samples(make: Make, tmp_path: Path) -> None:
     proc(tmp_path / "proc", 7)
     sampler, now = FakeSampler(), [0.0]
-    watch = make(sampler, Reason.HOST_BOUND, lambda: now[0])
+    watch = make(sampler, ProfileReason.HOST_BOUND, lambda: now[0])
     for now[0] in (0.0, 9.9):
         assert ticked(watch, seen(7))["gpu_exporter_profiles_total,host-bound"] == 0
     for now[0] in (10.0, 11.0):
@@ -248,7 +250,7 @@ def test_a_request_of_a_person(make: Make, tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level("INFO")
     proc(tmp_path / "proc", 7)
     sampler = FakeSampler(fails(Failure.NOT_PERMITTED))
-    watch = make(sampler, Reason.STRAGGLER)
+    watch = make(sampler, ProfileReason.STRAGGLER)
     failed, refused = watch.ask(Asked("mia")), watch.ask(Asked("eve"))
     assert isinstance(refused.result(0), Refusal)
     ticked(watch, seen(7))
@@ -285,7 +287,7 @@ def test_a_trace_that_a_person_asks_for(
         return Traced({"text": b"x"}, processes, (KernelTime("GPU-0", "gemm", 2.0),), stacks, (), True)
 
     monkeypatch.setattr(tracing, "trace", trace)
-    watch = make(FakeSampler(), Reason.STRAGGLER)
+    watch = make(FakeSampler(), ProfileReason.STRAGGLER)
     answer = watch.ask(Asked("mia", seconds=0.5, trace=True, frames=False, outputs=("text",)))
     found = ticked(watch, seen(7))
     given = answer.result(0)
@@ -345,7 +347,7 @@ def test_somebody_who_asks_while_a_tool_uses_the_counters(make: Make, tmp_path: 
 def test_somebody_who_has_gone(make: Make, tmp_path: Path) -> None:
     proc(tmp_path / "proc", 7)
     sampler = FakeSampler()
-    watch = make(sampler, Reason.STRAGGLER)
+    watch = make(sampler, ProfileReason.STRAGGLER)
     assert watch.ask(Asked("mia")).cancel()
     ticked(watch, seen(7))
     assert not sampler.asked
@@ -357,7 +359,7 @@ def test_an_error_is_also_the_answer(make: Make, tmp_path: Path) -> None:
     def broken(process: Process) -> str:
         raise ZeroDivisionError
 
-    watch = make(FakeSampler(broken), Reason.STRAGGLER)
+    watch = make(FakeSampler(broken), ProfileReason.STRAGGLER)
     answer = watch.ask(Asked("mia"))
     with pytest.raises(ZeroDivisionError):
         ticked(watch, seen(7))
@@ -411,9 +413,9 @@ def test_profiles_that_cannot_be_read(
 
 def test_what_is_remembered() -> None:
     """Stalls and traces have budgets of their own. A clock that was set back means now, not the future."""
-    stall = Summary("1", 1000.0, Reason.STALL, "", ("a", "b"), (0, 1), 5.0, rate=50)
-    trace = Summary("2", 1100.0, Reason.REQUEST, "", ("a", "b"), (0, 1), 5.0, rate=0)
-    future = Summary("3", 9000.0, Reason.SCHEDULE, "", ("a",), (0,), 5.0, rate=50)
+    stall = Summary("1", 1000.0, ProfileReason.STALL, "", ("a", "b"), (0, 1), 5.0, rate=50)
+    trace = Summary("2", 1100.0, ProfileReason.REQUEST, "", ("a", "b"), (0, 1), 5.0, rate=0)
+    future = Summary("3", 9000.0, ProfileReason.SCHEDULE, "", ("a",), (0,), 5.0, rate=50)
     state = remembered([stall, trace], 1200.0, 5000.0)
     assert state.profiled == state.traced == {"a": 4900.0, "b": 4900.0}
     assert state.stalled == {"a": 4800.0, "b": 4800.0}
@@ -428,7 +430,7 @@ def test_what_is_found_about_gpus() -> None:
         Sample(Series(m.PROCESS_SM, GPU, (("pid", "2"),)), 1.0),
         Sample(Series(m.FB_USED, GPU, ()), 1.0),
     ]
-    about = GpuFindings("ml/a", {Reason.STALL: "x"}, True, frozenset({"ml/a"}))
+    about = GpuFindings("ml/a", {ProfileReason.STALL: "x"}, True, frozenset({"ml/a"}))
     nameless = GpuSamples(Gpu(1, ""), 1.0, samples, {})
     found = devices([GpuSamples(GPU, 1.0, samples, {}), nameless], {"GPU-0": about})
-    assert found == [Device("GPU-0", 0, (2, 3), "ml/a", {Reason.STALL: "x"}, True, frozenset({"ml/a"}))]
+    assert found == [Device("GPU-0", 0, (2, 3), "ml/a", {ProfileReason.STALL: "x"}, True, frozenset({"ml/a"}))]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.kubernetes.writer import Writer
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.server import ControllerServer, Hints, Webhook, nodes_of

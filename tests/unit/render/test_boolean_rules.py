@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpu_exporter.catalogue import promql
-from gpu_exporter.catalogue.conditions import Mark
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import GR_ACTIVE
+from gpu_exporter.conditions import promql
+from gpu_exporter.conditions.tree import Mark
 
 
 @pytest.mark.parametrize("mark", [d.WAITS, d.SPINS, d.STALLED, d.TALKS], ids=lambda mark: mark.name)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
+from gpu_exporter.conditions.tree import Limit
 from gpu_exporter.render.chart import values
 from gpu_exporter.render.rules import allocation, rules
 from gpu_exporter.render.rules.levels import Level

@@ -9,16 +9,15 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.condition_walks import terms
-from gpu_exporter.catalogue.conditions import Over
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.conditions.signal import Read
+from gpu_exporter.conditions.tree import Over, terms
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen

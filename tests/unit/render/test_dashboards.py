@@ -19,9 +19,9 @@ from grafana_foundation_sdk.models import units
 from gpu_exporter.catalogue import bottlenecks, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import record_of
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.signal import DEVICE_INFO
+from gpu_exporter.conditions.signal import DEVICE_INFO
+from gpu_exporter.conditions.tree import record_of
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import artifacts, boards
 from gpu_exporter.render.dashboards import build as dashboards

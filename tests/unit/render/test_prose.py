@@ -9,8 +9,10 @@ import pytest
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
-from gpu_exporter.catalogue.condition_walks import limits_of, terms
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.conditions import prose
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Compare,
@@ -23,13 +25,12 @@ from gpu_exporter.catalogue.conditions import (
     PeerMedian,
     PeerShare,
     Unless,
+    limits_of,
+    terms,
 )
-from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.render import prose
+from gpu_exporter.conditions.words import CLAUSES, STATES
 from gpu_exporter.render.docs.derivations import derivation, with_roots
 from gpu_exporter.render.rules import rules
-from gpu_exporter.render.words import CLAUSES, STATES
 from tests.support.table import table_test
 
 BUSY = Limit("busy", 0.85, "ratio", "")
@@ -195,7 +196,9 @@ def test_titles_are_unique() -> None:
     """No two signals have the same title."""
     titles = [prose.title(signal) for signal in SIGNALS]
 
-    assert len(set(titles)) == len(titles), "fix: give one of the signals another title in gpu_exporter/render/prose.py"
+    assert len(set(titles)) == len(titles), (
+        "fix: give one of the signals another title in gpu_exporter/conditions/prose.py"
+    )
 
 
 def test_limits_of_nested_conditions() -> None:
@@ -234,5 +237,5 @@ def test_shared_conditions_are_referred_to_and_defined_once() -> None:
 
 def test_every_shared_condition_has_a_clause() -> None:
     assert {condition.name for condition in rules.shared_conditions().values()} == set(CLAUSES), (
-        "fix: add or delete the clause in gpu_exporter/render/words.py"
+        "fix: add or delete the clause in gpu_exporter/conditions/words.py"
     )

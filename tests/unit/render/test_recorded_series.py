@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from gpu_exporter.catalogue import conditions
 from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.conditions import tree
 from gpu_exporter.render.rules import rules
 from gpu_exporter.render.rules.groups import Group
 from gpu_exporter.render.rules.levels import recorded_names
@@ -45,14 +45,14 @@ def test_every_series_is_read() -> None:
 def test_dashboards_read_what_is_recorded() -> None:
     """No dashboard reads a term that is not recorded any more."""
     assert {name for name in DASHBOARDS if name.startswith(("gpu:", "rank:"))} <= RECORDED
-    assert not conditions.READ_ONCE & RECORDED
+    assert not tree.READ_ONCE & RECORDED
 
 
 @pytest.mark.drift
 def test_terms_of_a_single_rule_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are part of that rule. A series is recorded for each GPU, so it has to have two readers."""
-    listed = conditions.READ_ONCE
-    monkeypatch.setattr(conditions, "READ_ONCE", frozenset())
+    listed = tree.READ_ONCE
+    monkeypatch.setattr(tree, "READ_ONCE", frozenset())
     expressions: dict[str, str] = defaultdict(str)
     for rule in (rule for group in rules.groups({}) for rule in group.rules):
         expressions[rule.get("record") or rule["alert"]] += f"{rule['expr']}\n"
@@ -66,9 +66,9 @@ def test_terms_of_a_single_rule_are_not_recorded(monkeypatch: pytest.MonkeyPatch
     missing = {term for term in terms - DASHBOARDS - selected if reads[term] == [1]} - listed
     wrong = {term for term in listed if term in selected or len(reads.get(term, ())) != 1}
 
-    assert missing == set(), "one rule reads it, once; fix: add it to READ_ONCE of gpu_exporter/catalogue/conditions.py"
+    assert missing == set(), "one rule reads it, once; fix: add it to READ_ONCE of gpu_exporter/conditions/tree.py"
     assert wrong == set(), (
-        "no term, or read by several rules; fix: remove it from READ_ONCE of gpu_exporter/catalogue/conditions.py"
+        "no term, or read by several rules; fix: remove it from READ_ONCE of gpu_exporter/conditions/tree.py"
     )
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue import promql
-from gpu_exporter.catalogue.condition_walks import shared
-from gpu_exporter.catalogue.conditions import And, Compare, Or, Over, Unless
 from gpu_exporter.catalogue.signals import SM_ACTIVE, UTIL
+from gpu_exporter.conditions import promql
+from gpu_exporter.conditions.tree import And, Compare, Or, Over, Unless, shared
 from gpu_exporter.render.rules import rules
 
 

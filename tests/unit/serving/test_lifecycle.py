@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.inputs import release_duration
+from gpu_exporter.io.user_text import release_duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.lifecycle import Lifecycle, is_cross_site
 from gpu_exporter.serving.security.guard import Guard

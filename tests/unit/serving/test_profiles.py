@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.model.profile_reason import Reason
+from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.triggers import Asked
 from gpu_exporter.serving.profiles import asked, findings
 from tests.unit.diagnosis.test_current import GPUS, snapshots, watched
@@ -17,7 +17,7 @@ def test_two_ranks_of_slurm_that_hang() -> None:
     waits, missing = (findings(watched(taken).current)[gpu.uuid] for gpu in GPUS[:2])
     assert (waits.job, waits.owners, waits.is_waited_for) == ("4711", frozenset({"4711"}), False)
     assert (missing.job, missing.owners, missing.is_waited_for) == ("4711", frozenset({"4711"}), True)
-    assert waits.findings[Reason.STALL] == "GpuCollectiveStall"
+    assert waits.findings[ProfileReason.STALL] == "GpuCollectiveStall"
 
 
 def test_the_owners_of_a_gpu() -> None:

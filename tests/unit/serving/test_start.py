@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from gpu_exporter.inputs import Address
+from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving import systemd
 from gpu_exporter.serving.server import Server

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import Devices
+from gpu_exporter.io.user_text import Devices
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import SOURCE_KINDS, SourceKind
 from gpu_exporter.sources.choice import FACTORIES, RESERVED, checked, chosen, named, only

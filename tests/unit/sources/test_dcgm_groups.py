@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Pace
 from gpu_exporter.sources.dcgm.bindings import MOST_FIELDS, Bindings

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Pace
 from gpu_exporter.sources.dcgm import source as source_module

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.inputs import Hostengine, hostengine
+from gpu_exporter.io.user_text import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace

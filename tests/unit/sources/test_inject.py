@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.evaluate import holds
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Wave
 from gpu_exporter.catalogue.metrics import histograms, selected
@@ -23,6 +22,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.composer import Context
 from gpu_exporter.collection.settings import CollectionSettings
+from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import as_scrape, seen
 from gpu_exporter.health.events import EventLog

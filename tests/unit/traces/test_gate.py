@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.inputs import ratio
+from gpu_exporter.io.user_text import ratio
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces import gate
 from gpu_exporter.traces.analysis import analyze

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue import promql
-from gpu_exporter.catalogue.condition_walks import leaves
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.signals import GR_ACTIVE
+from gpu_exporter.conditions import promql
+from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
+from gpu_exporter.conditions.signal import DEVICE, OPERATORS
+from gpu_exporter.conditions.tree import (
     Calc,
     Condition,
     Leaf,
@@ -23,11 +25,9 @@ from gpu_exporter.catalogue.conditions import (
     PeerMedian,
     PeerMin,
     PeerShare,
+    leaves,
     no_case,
 )
-from gpu_exporter.catalogue.evaluate import Device, Window, holds, value
-from gpu_exporter.catalogue.signal import DEVICE, OPERATORS
-from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 _ENGINE = Over(GR_ACTIVE)
 _TERMS = Leaf | Calc
@@ -125,7 +125,7 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
             raise no_case(of)
 
 
-def result(of: Formula, window: Window, device: Device) -> float | None:
+def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
     """Return the value of a formula for a device; None if it is unknown."""
     match of:
         case float() | int():
@@ -159,14 +159,14 @@ def result(of: Formula, window: Window, device: Device) -> float | None:
             raise no_case(of)
 
 
-def _computed(of: Arithmetic, window: Window, device: Device) -> float | None:
+def _computed(of: Arithmetic, window: SignalWindow, device: Device) -> float | None:
     left, right = result(of.left, window, device), result(of.right, window, device)
     if left is None or right is None or (of.operator == "/" and right == 0):
         return None
     return OPERATORS[of.operator](left, right)
 
 
-def _memoised(of: Recorded, window: Window, device: Device) -> float | None:
+def _memoised(of: Recorded, window: SignalWindow, device: Device) -> float | None:
     key = (of, device)
     if key not in window.memo:
         window.memo[key] = result(of.of, window, device)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.signals import GR_ACTIVE
+from gpu_exporter.conditions.signal import JOB, OWNER
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Classification,
@@ -34,8 +36,6 @@ from gpu_exporter.catalogue.conditions import (
     no_case,
     record_of,
 )
-from gpu_exporter.catalogue.signal import JOB, OWNER
-from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 _AGGREGATES: Mapping[Fn, str] = {
     Fn.MEAN: "avg_over_time",

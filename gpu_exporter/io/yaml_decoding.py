@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gpu_exporter.decoding import printable
+from gpu_exporter.io.decoding import printable
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.decoding import printable
-from gpu_exporter.file_access import read
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import read
 from gpu_exporter.model.metric import MetricSet, Schema
-from gpu_exporter.model.profile_reason import AUTOMATIC, Reason
+from gpu_exporter.model.profile_reason import AUTOMATIC, ProfileReason
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
@@ -201,10 +201,10 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for item in text.split(",") if (name := item.strip())))
 
 
-def reasons(text: str) -> frozenset[Reason]:
+def reasons(text: str) -> frozenset[ProfileReason]:
     """Parse reasons to profile, separated by commas."""
     parse = choice(*(reason.value for reason in AUTOMATIC))
-    return frozenset(Reason(parse(name)) for name in names(text))
+    return frozenset(ProfileReason(parse(name)) for name in names(text))
 
 
 def patterns(text: str) -> tuple[re.Pattern[str], ...]:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, Protocol
 
-from gpu_exporter.catalogue.averages import deviation, line, mean, median
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.catalogue.signals import GR_ACTIVE
+from gpu_exporter.conditions.averages import deviation, line, mean, median
+from gpu_exporter.conditions.signal import OPERATORS, Signal
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Classification,
@@ -32,8 +34,6 @@ from gpu_exporter.catalogue.conditions import (
     Unless,
     no_case,
 )
-from gpu_exporter.catalogue.signal import OPERATORS, Signal
-from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 Device = Hashable
 Points = Sequence[tuple[float, float]]
@@ -41,7 +41,7 @@ Points = Sequence[tuple[float, float]]
 LOOKBACK_SECONDS = 300.0
 
 
-class Window(Protocol):
+class SignalWindow(Protocol):
     """The points of each signal of some devices until `now` (unix seconds), and which devices belong to the same
     job.
 
@@ -71,7 +71,7 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<":
 # --- terms -----------------------------------------------------------------------------------------------------------
 
 
-def value(of: Term, window: Window, device: Device) -> float | None:
+def value(of: Term, window: SignalWindow, device: Device) -> float | None:
     """Return the value of a term; None if it is unknown."""
     match of:
         case Over():
@@ -98,7 +98,7 @@ def latest(points: Points, t: float) -> float | None:
     return points[place - 1][1] if place and t - points[place - 1][0] < LOOKBACK_SECONDS else None
 
 
-def _over(of: Over, window: Window, device: Device) -> float | None:
+def _over(of: Over, window: SignalWindow, device: Device) -> float | None:
     points, now = window.points(device, of.signal), window.now
     last = latest(points, now)
     if last is None or (of.whole and latest(points, now - of.window) is None):
@@ -129,7 +129,7 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
     return intercept + slope * ahead
 
 
-def _calc(of: Calc, window: Window, device: Device) -> float | None:
+def _calc(of: Calc, window: SignalWindow, device: Device) -> float | None:
     left, right = value(of.left, window, device), value(of.right, window, device)
     if left is None or right is None:
         return None
@@ -138,14 +138,14 @@ def _calc(of: Calc, window: Window, device: Device) -> float | None:
     return OPERATORS[of.operator](left, right)
 
 
-def _share(of: PeerShare, window: Window, device: Device) -> float | None:
+def _share(of: PeerShare, window: SignalWindow, device: Device) -> float | None:
     if not _has_engine_activity(window, device):
         return None
     others = [rank for rank in window.ranks(device) if rank != device and _has_engine_activity(window, rank)]
     return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
 
 
-def _of_ranks(of: PeerMedian | PeerMin, window: Window, device: Device) -> float | None:
+def _of_ranks(of: PeerMedian | PeerMin, window: SignalWindow, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
     numbers = list(_of_marked(of, window, window.ranks(device)))
@@ -154,21 +154,21 @@ def _of_ranks(of: PeerMedian | PeerMin, window: Window, device: Device) -> float
     return min(numbers) if isinstance(of, PeerMin) else median(numbers)
 
 
-def _mean(of: PeerMean, window: Window, device: Device) -> float | None:
+def _mean(of: PeerMean, window: SignalWindow, device: Device) -> float | None:
     if value(of.of, window, device) is None or not _has_engine_activity(window, device):
         return None
     numbers = list(_of_marked(of, window, [rank for rank in window.ranks(device) if rank != device]))
     return mean(numbers) if numbers else None
 
 
-def _of_marked(of: OfRanks, window: Window, ranks: Iterable[Device]) -> Iterator[float]:
+def _of_marked(of: OfRanks, window: SignalWindow, ranks: Iterable[Device]) -> Iterator[float]:
     """Yield the values of those ranks for which the mark is true."""
     for rank in ranks:
         if marked(of.mark, window, rank) and (number := value(of.of, window, rank)) is not None:
             yield number
 
 
-def marked(mark: Mark, window: Window, device: Device) -> bool:
+def marked(mark: Mark, window: SignalWindow, device: Device) -> bool:
     """Return whether a mark is known to be true of a device whose engine activity is known."""
     key = (mark, device)
     if key not in window.memo:
@@ -176,14 +176,14 @@ def marked(mark: Mark, window: Window, device: Device) -> bool:
     return bool(window.memo[key])
 
 
-def _has_engine_activity(window: Window, device: Device) -> bool:
+def _has_engine_activity(window: SignalWindow, device: Device) -> bool:
     return value(Over(GR_ACTIVE), window, device) is not None
 
 
 # --- conditions ------------------------------------------------------------------------------------------------------
 
 
-def holds(of: Condition, window: Window, device: Device) -> bool | None:
+def holds(of: Condition, window: SignalWindow, device: Device) -> bool | None:
     """Return whether a condition is true of a device; None if that is unknown."""
     match of:
         case Compare():
@@ -206,7 +206,7 @@ def holds(of: Condition, window: Window, device: Device) -> bool | None:
             raise no_case(of)
 
 
-def bound(of: Compare, window: Window, device: Device) -> float | None:
+def bound(of: Compare, window: SignalWindow, device: Device) -> float | None:
     """Return the value that the left side is compared with."""
     match of.right:
         case Limit(name, default):
@@ -216,7 +216,7 @@ def bound(of: Compare, window: Window, device: Device) -> float | None:
     return value(of.right, window, device)
 
 
-def _all(of: And, window: Window, device: Device) -> bool | None:
+def _all(of: And, window: SignalWindow, device: Device) -> bool | None:
     unknown = False
     for child in of.conditions:
         answer = holds(child, window, device)
@@ -226,7 +226,7 @@ def _all(of: And, window: Window, device: Device) -> bool | None:
     return None if unknown else True
 
 
-def class_of(of: Classification, window: Window, device: Device) -> str | None:
+def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
     """Return the name of the first class whose condition is known to be true; None if none is."""
     key = (of, device)
     if key not in window.memo:

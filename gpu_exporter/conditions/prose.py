@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue.condition_walks import children, leaves, marks_of, shared
-from gpu_exporter.catalogue.conditions import (
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import (
     And,
     Calc,
     Compare,
@@ -26,14 +26,17 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Term,
     Unless,
+    children,
+    leaves,
+    marks_of,
     no_case,
+    shared,
 )
-from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.render.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES
+from gpu_exporter.conditions.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ConditionLine:
     """One line of a condition in words, `depth` levels below the first."""
 
     depth: int
@@ -250,7 +253,7 @@ def _clause(condition: Condition) -> str:
     return CLAUSES.get(condition.name, "") if isinstance(condition, Named) else ""
 
 
-def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tuple[str, Sequence[Line]]]:
+def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tuple[str, Sequence[ConditionLine]]]:
     """Yield the marks and shared conditions that conditions refer to: what is true, and if what."""
     marks = dict.fromkeys(mark for condition in conditions for mark in marks_of(condition))
     for mark in marks:
@@ -271,34 +274,38 @@ _UNLESS: Mapping[type, str] = {
 }
 
 
-def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line]:
+def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[ConditionLine]:
     """Yield a condition, one comparison a line; a shared condition within it as its clause (see `definitions`)."""
     if depth and _clause(condition):
-        yield Line(depth, _clause(condition))
+        yield ConditionLine(depth, _clause(condition))
         return
     match condition:
         case Compare():
-            yield Line(depth, compare(condition, limits))
+            yield ConditionLine(depth, compare(condition, limits))
         case And() | Or():
-            yield Line(depth, "all of these are true:" if isinstance(condition, And) else "any of these is true:")
+            yield ConditionLine(
+                depth, "all of these are true:" if isinstance(condition, And) else "any of these is true:"
+            )
             for child in _flat(condition):
                 yield from lines(child, limits, depth + 1)
         case Unless(inner, other):
-            yield Line(depth, "all of these are true:")
+            yield ConditionLine(depth, "all of these are true:")
             for child in _flat(inner) if isinstance(inner, And) else (inner,):
                 yield from lines(child, limits, depth + 1)
             several = isinstance(other, And | Or) and not _clause(other)
-            yield Line(depth + 1, _UNLESS[type(other)] if several else "unless this is true (ignored without data):")
+            yield ConditionLine(
+                depth + 1, _UNLESS[type(other)] if several else "unless this is true (ignored without data):"
+            )
             for child in _flat(other) if isinstance(other, And | Or) and several else (other,):
                 yield from lines(child, limits, depth + 2)
         case OrIfKnown(inner, other):
-            yield Line(depth, "any of these is true:")
+            yield ConditionLine(depth, "any of these is true:")
             yield from lines(inner, limits, depth + 1)
-            yield Line(depth + 1, "all of these are true (ignored if data for one of them is missing):")
+            yield ConditionLine(depth + 1, "all of these are true (ignored if data for one of them is missing):")
             for child in _flat(other) if isinstance(other, And) else (other,):
                 yield from lines(child, limits, depth + 2)
         case Is():
-            yield Line(depth, f"the bottleneck class is `{condition.name}`: no earlier class matches, and")
+            yield ConditionLine(depth, f"the bottleneck class is `{condition.name}`: no earlier class matches, and")
             for child in children(condition):
                 yield from lines(child, limits, depth + 1)
         case _:
