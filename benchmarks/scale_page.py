@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scale_plan
-from gpu_exporter.render.docs import markdown
+from gpu_exporter.reports import markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/scale.md"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT
-from gpu_exporter.render.docs import markdown
-from gpu_exporter.render.rules import levels, rules
+from gpu_exporter.alerting import levels, rules
+from gpu_exporter.reports import markdown
 
 MEASURED = ROOT / "benchmarks/results/scale.json"
 FLEETS = (1_000, 10_000, 100_000)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
+from gpu_exporter.alerting import bundle
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, parsed
 from gpu_exporter.io.user_text import duration, quoted
-from gpu_exporter.render import bundle
 
 # Signals are means over two minutes: with a longer interval, nobody sees the time in between.
 SHORTEST, LONGEST = 5.0, 120.0
@@ -62,7 +62,7 @@ def bundle_command(
     if interval is not None and (not SHORTEST <= interval <= LONGEST or interval % 1):
         raise click.UsageError(f"--interval: {interval:g}s is not whole seconds from {SHORTEST:g}s to {LONGEST:g}s")
     some = tuple(domain for domain in Domain if domain.value in domains) or tuple(Domain)
-    chosen = bundle.Choice(bundle.limits(limits) if limits else {}, grafana_url, some, interval or 0.0)
+    chosen = bundle.BundleChoice(bundle.limits(limits) if limits else {}, grafana_url, some, interval or 0.0)
     names = tuple(dict.fromkeys(parts)) or tuple(bundle.PARTS)
     if listed:
         for name in names:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from content import artifacts
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command
-from gpu_exporter.render import artifacts
 
 
 @command("generate", Command, error_code=2)

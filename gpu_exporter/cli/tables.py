@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from content.docs.reference import read_from
 from gpu_exporter.catalogue.metrics import BY_KEY, NON_GPU_ENTITIES
 from gpu_exporter.model.metric import Metric, MetricSet
-from gpu_exporter.render.docs.reference import read_from
 
 if TYPE_CHECKING:
     from gpu_exporter.library import GpuReading

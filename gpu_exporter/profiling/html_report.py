@@ -9,8 +9,8 @@ from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 from gpu_exporter.profiling.stacks import ThreadProfile
 from gpu_exporter.profiling.text_report import title
-from gpu_exporter.traces.html_report.document import page_foot, page_head, safe_text
-from gpu_exporter.traces.html_report.flame import flame_graph
+from gpu_exporter.reports.flame_graph import flame_graph
+from gpu_exporter.reports.html_document import page_foot, page_head, safe_text
 from gpu_exporter.traces.text_report import duration
 from gpu_exporter.traces.verdict import percent
 

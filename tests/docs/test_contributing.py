@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.render.boards import panel_link
+from gpu_exporter.alerting.boards import panel_link
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
 
@@ -53,7 +53,7 @@ ADDED: Mapping[str, Sequence[Edit]] = {
             'plain="SM clock {}")\n',
         ),
         Edit(
-            "gpu_exporter/render/dashboards/job.py",
+            "content/dashboards/job.py",
             '        lines("Memory clock", About("Clock of the memory.", "alike.", "one differs: reset it."), '
             "[q.query(BOARD, s.MEMORY_CLOCK)]),\n",
             "def _chips() -> list[object]:\n    return [\n",
@@ -96,7 +96,7 @@ ADDED: Mapping[str, Sequence[Edit]] = {
     ],
     "a Helm value": [
         Edit(
-            "gpu_exporter/render/chart/values.py",
+            "content/chart/values.py",
             '    Value("schedulerName", "", schemas.NAME, "Scheduler of the pods; empty for the default."),\n',
             'see *Priority class*."),\n',
         ),

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from content.artifacts import ARTIFACTS
+from content.docs import failure_modes as failure_pages
+from gpu_exporter.alerting import rules, runbooks
+from gpu_exporter.alerting.roofline import ROOFLINE
+from gpu_exporter.alerting.rules import shared_conditions
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes import FILES, MODES, cost
@@ -17,12 +22,6 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.cli.commands import SUMMARIES
 from gpu_exporter.conditions.tree import Limit
-from gpu_exporter.render.artifacts import ARTIFACTS
-from gpu_exporter.render.docs import failure_modes as failure_pages
-from gpu_exporter.render.docs import runbooks
-from gpu_exporter.render.rules import rules
-from gpu_exporter.render.rules.roofline import ROOFLINE
-from gpu_exporter.render.rules.rules import shared_conditions
 from tests import ROOT
 from tests.support.tools import tool
 

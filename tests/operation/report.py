@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpu_exporter.render.docs.markdown import table
+from gpu_exporter.reports.markdown import table
 from tests import ROOT
 from tests.operation.verdict import SEVERITIES
 

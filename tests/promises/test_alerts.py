@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from gpu_exporter.render.boards import panel_link
+from gpu_exporter.alerting.boards import panel_link
 from tests import ROOT
 from tests.conftest import Serve
 from tests.support.alerting import Hook, alertmanager, rules

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpu_exporter.alerting import boards
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles as p
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.signal import DEVICE_INFO, Signal
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.render import boards
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.series import Device, Generation, Stretch, minutes, rank
 from tests.rules.shapes import Shape

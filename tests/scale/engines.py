@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.render.rules import levels, rules
+from gpu_exporter.alerting import levels, rules
 from tests import ROOT
 from tests.operation.encode import period
 from tests.operation.run import PROGRAM

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.render.boards import BOARDS
+from gpu_exporter.alerting.boards import BOARDS
 from gpu_exporter.version import __version__
 from tests.support.chart import BASIC_AUTH, HASH, NAME, REPOSITORY, USER, Object, Values
 

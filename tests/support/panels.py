@@ -18,6 +18,9 @@ from typing import Any
 import promql_parser
 import yaml
 
+from content.dashboards.alert_table import ALERT_COLUMNS, SINGLE
+from gpu_exporter.alerting import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
+from gpu_exporter.alerting.boards import RUNBOOKS
 from gpu_exporter.catalogue import bottlenecks, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -29,9 +32,6 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
-from gpu_exporter.render.boards import RUNBOOKS
-from gpu_exporter.render.dashboards.alert_table import ALERT_COLUMNS, SINGLE
-from gpu_exporter.render.rules import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 

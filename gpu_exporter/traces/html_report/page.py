@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.reports.flame_graph import flame_graph
+from gpu_exporter.reports.html_document import page_foot, page_head
+from gpu_exporter.reports.html_document import safe_text as _text
 from gpu_exporter.traces.device_times import devices
 from gpu_exporter.traces.gpu_stacks import gpu_stacks
-from gpu_exporter.traces.html_report.document import page_foot, page_head
-from gpu_exporter.traces.html_report.document import safe_text as _text
-from gpu_exporter.traces.html_report.flame import flame_graph
 from gpu_exporter.traces.html_report.timeline import IDLE, LAYERS, timeline
 from gpu_exporter.traces.model import Trace
 from gpu_exporter.traces.result import AnalysisResult, RankResult

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.render import artifacts
+from content import artifacts
 from tests.conftest import Serve, command, run
 from tests.support.tools import LIMIT, until
 

@@ -15,9 +15,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from content.chart import manifests
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.config import ENV_PREFIX, Config
-from gpu_exporter.render.chart import manifests
 from tests import ROOT
 from tests.conftest import Serve
 from tests.support.prometheus import scraping

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpu_exporter.alerting.hourly_sums import COST, ENERGY, GPU_HOURS, REPORTS, TIME_HOURS, WASTED
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.render.rules.reports import COST, ENERGY, GPU_HOURS, REPORTS, TIME_HOURS, WASTED
 from tests import ROOT
 from tests.rules.promtool import Expect, check
 from tests.support.victoria import Labels, Samples, victoria

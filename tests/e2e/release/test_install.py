@@ -15,9 +15,9 @@ import pytest
 import yaml
 from helm_python import Chart
 
+from content.dashboards.modernise import through_sdk
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.signals import SM_ACTIVE
-from gpu_exporter.render.dashboards.modernise import through_sdk
 from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.e2e.release.conftest import run

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpu_exporter.alerting import serving as serving_rules
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
@@ -23,7 +24,6 @@ from gpu_exporter.diagnosis.scrape import Scrape as Reading
 from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import Window, seen
-from gpu_exporter.render.rules import serving as serving_rules
 from tests import ROOT, conftest
 from tests.support import panels
 from tests.support.alerting import without_count

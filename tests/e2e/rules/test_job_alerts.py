@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from gpu_exporter.alerting.boards import panel_link
+from gpu_exporter.alerting.training_jobs import STALL_SECONDS
 from gpu_exporter.catalogue.failure_modes import loops
-from gpu_exporter.render.boards import panel_link
-from gpu_exporter.render.rules.training_jobs import STALL_SECONDS
 from tests.conftest import Serve
 from tests.support import alerting
 from tests.support.alerting import Hook, alertmanager

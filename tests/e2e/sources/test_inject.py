@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.alerting.boards import board_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
 from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
-from gpu_exporter.render.boards import board_of
 from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
 from tests.support import panels

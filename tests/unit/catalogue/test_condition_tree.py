@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
+from gpu_exporter.alerting import coverage
+from gpu_exporter.alerting.coverage import Detectability
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity
@@ -44,8 +46,6 @@ from gpu_exporter.conditions.tree import (
     terms,
 )
 from gpu_exporter.model.verdict import Action
-from gpu_exporter.render import coverage
-from gpu_exporter.render.coverage import Detectability
 from tests import ROOT
 
 HIGH = Limit("high", 0.8, "ratio", "")
@@ -170,7 +170,7 @@ DISPATCHES = {
     "gpu_exporter/conditions/evaluate.py",
     "gpu_exporter/catalogue/failure_modes/mode.py",
     "gpu_exporter/diagnosis/judge.py",
-    "gpu_exporter/render/coverage.py",
+    "gpu_exporter/alerting/coverage.py",
     "gpu_exporter/conditions/prose.py",
 }
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from content.docs.gpu_models import detectability
+from gpu_exporter.alerting.coverage import Detectability
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
@@ -27,8 +29,6 @@ from gpu_exporter.catalogue.model_expectations import (
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Condition, Fn, Limit, Mark, Over, PeerShare, Term, leaves
-from gpu_exporter.render.coverage import Detectability
-from gpu_exporter.render.docs.gpu_models import detectability
 
 # Units of which a model has more or less than another.
 OF_A_MODEL = frozenset(

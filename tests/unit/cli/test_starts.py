@@ -24,7 +24,7 @@ EXPENSIVE = {
     "gpu_exporter.probes",
     "gpu_exporter.profiling",
     "gpu_exporter.remediation",
-    "gpu_exporter.render.chart",
+    "content.chart",
     "gpu_exporter.serving",
     "grafana_foundation_sdk",
     "grafanalib",
@@ -42,7 +42,7 @@ EXPENSIVE = {
 RENDERING = {
     "gpu_exporter.catalogue.failure_modes",
     "gpu_exporter.catalogue.signals",
-    "gpu_exporter.render.chart",
+    "content.chart",
     "gpu_exporter.serving",
     "ssl",
     "yaml",

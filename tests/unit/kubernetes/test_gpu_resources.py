@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.alerting import allocation
 from gpu_exporter.kubernetes.gpu_resources import is_gpu
 from gpu_exporter.remediation import pods, state
-from gpu_exporter.render.rules import allocation
 
 CONFIGURED = ("volcano.sh/vgpu-number", "nvidia.com/a100")
 

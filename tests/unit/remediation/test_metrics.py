@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.alerting.remediation import REMEDIATION
 from gpu_exporter.catalogue.failure_modes import remediation as modes
 from gpu_exporter.remediation.ledger import Ledger
 from gpu_exporter.remediation.metrics import Metrics
 from gpu_exporter.remediation.reconcile import Reason
 from gpu_exporter.remediation.state import Drain, Phase, Progress
-from gpu_exporter.render.rules.remediation import REMEDIATION
 from tests import ROOT
 from tests.support.remediation_metrics import BEGAN, STATE, full, node, planned
 

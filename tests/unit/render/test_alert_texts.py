@@ -6,11 +6,10 @@ import re
 
 import pytest
 
+from gpu_exporter.alerting import rules, runbooks
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render.docs import runbooks
-from gpu_exporter.render.docs.markdown import untemplated
-from gpu_exporter.render.rules import rules
+from gpu_exporter.reports.markdown import untemplated
 from tests.support.table import table_test
 
 FIX = "fix: reword the entry of the mode in gpu_exporter/catalogue/failure_modes/"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from content.artifacts import ARTIFACTS
+from gpu_exporter.alerting import banner
 from gpu_exporter.catalogue import failure_modes, metrics
 from gpu_exporter.catalogue.xids import PACKAGED
-from gpu_exporter.render import banner
-from gpu_exporter.render.artifacts import ARTIFACTS
 from tests import ROOT
 from tests.support.table import table_test
 

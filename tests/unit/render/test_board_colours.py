@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from content.dashboards import alert_table, fleet, job, modernise, queries
+from content.dashboards.frame import GREEN, GREY, ORANGE, PINK, RED
 from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.render.dashboards import alert_table, fleet, job, modernise, queries
-from gpu_exporter.render.dashboards.frame import GREEN, GREY, ORANGE, PINK, RED
 from tests.support.panels import BOARDS, UNITS, panels
 
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from gpu_exporter.alerting import bundle
 from gpu_exporter.catalogue import project
 from gpu_exporter.cli.bundle import bundle_command
-from gpu_exporter.render import bundle
 from tests import ROOT
 
 pytestmark = pytest.mark.slow

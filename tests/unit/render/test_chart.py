@@ -14,9 +14,9 @@ import pytest
 import yaml
 from helm_python import Chart, lint, package
 
+from content.chart import values as chart_values
 from gpu_exporter import config
 from gpu_exporter.config import ENV_PREFIX, Config
-from gpu_exporter.render.chart import values as chart_values
 from tests.support.chart import (
     CHART,
     NAME,

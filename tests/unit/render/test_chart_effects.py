@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from gpu_exporter.render.chart.values import values
+from content.chart.values import values
 from tests.support.chart import Object, objects
 from tests.support.chart_effects import ABSENT, EFFECTS, at, nested
 from tests.unit.render import test_chart_rules as rules

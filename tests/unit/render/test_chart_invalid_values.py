@@ -8,9 +8,9 @@ import re
 import pytest
 from helm_python import Chart, HelmError
 
-from gpu_exporter.render.chart.exporter_schemas import WEB_CONFIG
-from gpu_exporter.render.chart.values import BY_HAND
-from gpu_exporter.render.chart.values import values as rows
+from content.chart.exporter_schemas import WEB_CONFIG
+from content.chart.values import BY_HAND
+from content.chart.values import values as rows
 from gpu_exporter.serving.security import web_config
 from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
 from tests.support.chart_valid_values import VALID

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from content.chart import values
+from gpu_exporter.alerting import allocation, rules
+from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.conditions.tree import Limit
-from gpu_exporter.render.chart import values
-from gpu_exporter.render.rules import allocation, rules
-from gpu_exporter.render.rules.levels import Level
 from tests.support import chart
 from tests.support.chart import CHART, SETS, kind, objects, only
 
@@ -98,8 +98,8 @@ def test_a_domain_without_modes_has_no_group() -> None:
     assert "gpu-health" in names
 
 
-@pytest.mark.parametrize("level", list(Level))
-def test_rules_of_a_level(level: Level) -> None:
+@pytest.mark.parametrize("level", list(RuleLevel))
+def test_rules_of_a_level(level: RuleLevel) -> None:
     """Those of alerts/levels, also with limits and without a domain."""
     found = chart.rules({"prometheusRule": {"level": level.value}})["groups"]
     assert found == yaml.safe_load((ROOT / f"alerts/levels/{level.value}.yaml").read_text())["groups"]

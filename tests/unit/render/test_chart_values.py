@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Set
 
 import pytest
 
-from gpu_exporter.render.chart.files import GLOBAL
-from gpu_exporter.render.chart.schemas import Schema
-from gpu_exporter.render.chart.values import Value, values
+from content.chart.files import GLOBAL
+from content.chart.schemas import Schema
+from content.chart.values import Value, values
 from tests.support.chart import CHART
 
 ROWS = {row.path: row for row in values()}
@@ -81,7 +81,7 @@ def test_every_value_is_read() -> None:
 
     assert paths == [], (
         f"no template reads {paths}; fix: read them as .Values.PATH in helm/gpu-exporter/templates/*,"
-        " or remove the rows from gpu_exporter/render/chart/values.py"
+        " or remove the rows from content/chart/values.py"
     )
 
 
@@ -89,9 +89,7 @@ def test_every_value_that_is_read_is_a_row() -> None:
     """Helm renders a value that does not exist as nothing."""
     paths = undefined(ROWS, TEXTS)
 
-    assert paths == [], (
-        f"no row has {paths}; fix: add rows to gpu_exporter/render/chart/values.py, or correct the templates"
-    )
+    assert paths == [], f"no row has {paths}; fix: add rows to content/chart/values.py, or correct the templates"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
+from gpu_exporter.alerting import coverage
+from gpu_exporter.alerting.coverage import Detectability, Generation
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
@@ -22,14 +24,12 @@ from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.model.metric import Kind
-from gpu_exporter.render import coverage
-from gpu_exporter.render.coverage import Detectability, Generation
 from tests import ROOT
 from tests.support.table import table_test
 
-CORRECT_LIST = "fix: correct gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`"
+CORRECT_LIST = "fix: correct gpu_exporter/alerting/dcgm_exporter_csv.py and run `make generate`"
 CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
-CORRECT_COVERAGE = "fix: correct `detectability` in gpu_exporter/render/coverage.py"
+CORRECT_COVERAGE = "fix: correct `detectability` in gpu_exporter/alerting/coverage.py"
 GENERATE = "fix: run `make generate`"
 CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metrics.py and run `make generate`"
 
@@ -100,7 +100,7 @@ def test_all_modes_with_dcgm_fields_work_with_our_list(which: Generation) -> Non
     assert {
         mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES
     } == GPU_EXPORTER_ONLY, (
-        "fix: add the missing field to gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`,"
+        "fix: add the missing field to gpu_exporter/alerting/dcgm_exporter_csv.py and run `make generate`,"
         " or add the mode to GPU_EXPORTER_ONLY in tests/unit/render/test_coverage.py"
     )
 

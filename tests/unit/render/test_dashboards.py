@@ -16,6 +16,14 @@ import pytest
 import yaml
 from grafana_foundation_sdk.models import units
 
+from content import artifacts
+from content.dashboards import build as dashboards
+from content.dashboards import modernise, queries
+from content.dashboards.evidence import shown
+from content.dashboards.frame import DARK_RED, GREY, PINK, RED
+from gpu_exporter.alerting import boards, rules
+from gpu_exporter.alerting.aggregates import SHARE
+from gpu_exporter.alerting.identity import ALERT_OWNER
 from gpu_exporter.catalogue import bottlenecks, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -23,14 +31,6 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.conditions.signal import DEVICE_INFO
 from gpu_exporter.conditions.tree import record_of
 from gpu_exporter.model.metric import Kind
-from gpu_exporter.render import artifacts, boards
-from gpu_exporter.render.dashboards import build as dashboards
-from gpu_exporter.render.dashboards import modernise, queries
-from gpu_exporter.render.dashboards.evidence import shown
-from gpu_exporter.render.dashboards.frame import DARK_RED, GREY, PINK, RED
-from gpu_exporter.render.rules import rules
-from gpu_exporter.render.rules.aggregates import SHARE
-from gpu_exporter.render.rules.identity import ALERT_OWNER
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
 from tests.support.table import table_test

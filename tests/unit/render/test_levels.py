@@ -9,9 +9,9 @@ import promql_parser
 import pytest
 import yaml
 
+from gpu_exporter.alerting import levels, rules
+from gpu_exporter.alerting.groups import Groups, RuleGroup
 from gpu_exporter.catalogue.failure_modes.mode import Domain
-from gpu_exporter.render.rules import levels, rules
-from gpu_exporter.render.rules.groups import Group, Groups
 from tests import ROOT
 
 GROUPS = rules.groups({})
@@ -34,7 +34,7 @@ def nodes(expression: Any) -> Iterator[Any]:
         yield from nodes(child)
 
 
-def names(group: Group) -> list[tuple[str, str]]:
+def names(group: RuleGroup) -> list[tuple[str, str]]:
     """Return the rules of a group by name and expression."""
     return [(rule.get("record") or rule["alert"], rule["expr"]) for rule in group.rules]
 
@@ -99,7 +99,7 @@ def test_forwarded_series_are_recorded_by_shards() -> None:
 @pytest.mark.parametrize("domain", list(Domain))
 def test_a_level_can_have_some_domains(domain: Domain) -> None:
     """Then it has only their alerts."""
-    for level in levels.Level:
+    for level in levels.RuleLevel:
         groups = yaml.safe_load(rules.of_level(level, domains=[domain]))["groups"]
         found = {rule["labels"]["domain"] for group in groups for rule in group["rules"] if "alert" in rule}
         assert found <= {domain.value}

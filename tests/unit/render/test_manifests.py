@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from content import artifacts as render
+from content.chart import manifests
 from gpu_exporter.cli.generate import generate_command
-from gpu_exporter.render import artifacts as render
-from gpu_exporter.render.chart import manifests
 from tests import ROOT
 
 MONITORING = f"{manifests.FOLDER}/monitored/monitoring.yaml"

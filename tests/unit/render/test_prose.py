@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from gpu_exporter.alerting import rules
+from gpu_exporter.alerting.runbooks import derivation, with_roots
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
@@ -29,8 +31,6 @@ from gpu_exporter.conditions.tree import (
     terms,
 )
 from gpu_exporter.conditions.words import CLAUSES, STATES
-from gpu_exporter.render.docs.derivations import derivation, with_roots
-from gpu_exporter.render.rules import rules
 from tests.support.table import table_test
 
 BUSY = Limit("busy", 0.85, "ratio", "")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from gpu_exporter.alerting import rules
+from gpu_exporter.alerting.groups import RuleGroup
+from gpu_exporter.alerting.levels import recorded_names
+from gpu_exporter.alerting.selection import of_domains
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions import tree
-from gpu_exporter.render.rules import rules
-from gpu_exporter.render.rules.groups import Group
-from gpu_exporter.render.rules.levels import recorded_names
-from gpu_exporter.render.rules.selection import of_domains
 from tests import ROOT
 
 GROUPS = rules.groups({})
@@ -90,5 +90,5 @@ def test_a_domain_that_is_off_needs_no_rules() -> None:
     assert of_domains(GROUPS, tuple(Domain)) == GROUPS
 
 
-def _records(groups: Sequence[Group]) -> Mapping[str, str]:
+def _records(groups: Sequence[RuleGroup]) -> Mapping[str, str]:
     return {rule["record"]: rule["expr"] for group in groups for rule in group.rules if "record" in rule}

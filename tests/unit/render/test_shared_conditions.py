@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from gpu_exporter.alerting import rules
 from gpu_exporter.catalogue.signals import SM_ACTIVE, UTIL
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.tree import And, Compare, Or, Over, Unless, shared
-from gpu_exporter.render.rules import rules
 
 
 def test_named_conditions_are_read_by_name() -> None:

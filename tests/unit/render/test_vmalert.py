@@ -10,8 +10,8 @@ from typing import Any
 import promql_parser
 import pytest
 
-from gpu_exporter.render.rules import rules, vmalert
-from gpu_exporter.render.rules.groups import Group, Rule
+from gpu_exporter.alerting import rules, vmalert
+from gpu_exporter.alerting.groups import Rule, RuleGroup
 from tests import ROOT
 from tests.unit.render.test_levels import nodes
 
@@ -66,7 +66,7 @@ def latencies() -> Iterator[tuple[Timed, int]]:
 def test_the_rules_are_those_of_prometheus() -> None:
     """Each once, at its own interval. Groups without one are evaluated every 30 s."""
 
-    def of(groups: list[Group]) -> list[tuple[str, str]]:
+    def of(groups: list[RuleGroup]) -> list[tuple[str, str]]:
         return sorted((group.interval or "30s", repr(rule)) for group in groups for rule in group.rules)
 
     assert of(list(CHAINED)) == of(list(GROUPS))

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_exporter.cli.trace import trace_command
+from gpu_exporter.reports.flame_graph import MOST_DEPTH, ROW, flame_graph, tree
 from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.device_times import devices
 from gpu_exporter.traces.gpu_stacks import gpu_stacks
-from gpu_exporter.traces.html_report.flame import MOST_DEPTH, ROW, flame_graph, tree
 from gpu_exporter.traces.html_report.page import page
 from gpu_exporter.traces.html_report.timeline import shares, timeline
 from gpu_exporter.traces.model import Step

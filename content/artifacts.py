@@ -1,0 +1,121 @@
+"""Catalogues -> files that are committed: pure functions, written by `generate` and compared by `generate --check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from content.chart import files as chart
+from content.chart import manifests
+from content.docs import failure_modes as failure_pages
+from content.docs import gpu_models, reference
+from content.docs import signals as signal_page
+from gpu_exporter.alerting import alertmanager, rules, runbooks
+from gpu_exporter.alerting import dcgm_exporter_csv as dcgm_csv
+from gpu_exporter.alerting.boards import BOARDS, Board
+from gpu_exporter.alerting.levels import RuleLevel
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.model.errors import GpuExporterError
+
+# By this file below the root, a checkout is recognised.
+CHECKOUT = "content/artifacts.py"
+
+
+def _dashboard(board: Board) -> str:
+    try:
+        from content.dashboards import build as dashboards
+
+        return dashboards.render(board)
+    except ModuleNotFoundError as error:
+        module = str(error.name).partition(".")[0]
+        if module not in ("grafanalib", "grafana_foundation_sdk"):
+            raise
+        raise _needs(module) from None
+
+
+def _in_chart(board: Board) -> str:
+    return chart.dashboard(_dashboard(board))
+
+
+ARTIFACTS: Mapping[str, Callable[[], str]] = {
+    "docs/metrics.md": reference.metrics,
+    "docs/health.md": reference.health,
+    "docs/configuration.md": reference.configuration,
+    "docs/dcgm-exporter-flags.md": reference.page,
+    "docs/xids.md": reference.xids,
+    "docs/gpu-models.md": gpu_models.page,
+    "alerts/recording.yaml": rules.recording,
+    "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
+    **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
+    **{f"alerts/levels/{level.value}.yaml": partial(rules.of_level, level) for level in RuleLevel},
+    "alerts/examples/remote_write.yaml": rules.forwarding,
+    "alerts/vmalert/rules.yaml": rules.for_vmalert,
+    "alerts/dcgm-exporter.csv": dcgm_csv.classic,
+    "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
+    "docs/failure-modes.md": failure_pages.failure_modes,
+    "docs/signals.md": signal_page.signals,
+    f"{runbooks.FOLDER}/README.md": runbooks.index,
+    **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
+    **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
+    **{f"{chart.FOLDER}/files/dashboards/{board.name}.json": partial(_in_chart, board) for board in BOARDS},
+    f"{chart.FOLDER}/Chart.yaml": chart.chart,
+    f"{chart.FOLDER}/values.yaml": chart.values_yaml,
+    f"{chart.FOLDER}/values.schema.json": chart.schema,
+    f"{chart.FOLDER}/files/defaults.yaml": chart.defaults,
+    f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
+    f"{chart.FOLDER}/README.md": chart.readme,
+}
+
+
+def check(root: Path) -> None:
+    """Raise GpuExporterError if the files cannot all be rendered for `root`: so none is written."""
+    if not (root / CHECKOUT).is_file():
+        raise GpuExporterError(
+            f"{root} is not a checkout of gpu-exporter: `generate` is for its developers; run it in a checkout, or name"
+            " one with --root"
+        )
+    missing = [name for name in ("grafanalib", "grafana_foundation_sdk") if not find_spec(name)]
+    if missing:
+        raise _needs(missing[0])
+
+
+def _needs(module: str) -> GpuExporterError:
+    return GpuExporterError(
+        f"rendering dashboards needs the module {module}: run `pip install -e '.[dashboards]'` (Python 3.11 or newer)"
+    )
+
+
+def write(root: Path) -> list[str]:
+    """Write every file below `root` that is not current; return the names of those that changed."""
+    changed = []
+    for name, text in _rendered(root):
+        path = root / name
+        if not _current(path, text):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            changed.append(name)
+    return changed
+
+
+def stale(root: Path) -> list[str]:
+    """Return the names of the files below `root` that are not what the catalogues say."""
+    return [name for name, text in _rendered(root) if not _current(root / name, text)]
+
+
+def left_out(root: Path) -> str:
+    """Return which files cannot be rendered for `root`, and the fix, in one line; "" if all can."""
+    return manifests.left_out(root)
+
+
+def _rendered(root: Path) -> Iterator[tuple[str, str]]:
+    for name, render in ARTIFACTS.items():
+        yield name, render()
+    if not manifests.left_out(root):  # last: they are rendered from the chart below `root`, which is written by now
+        yield from manifests.files(root).items()
+
+
+def _current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text

@@ -1,0 +1,141 @@
+"""Tables of firing alerts, in the order of their urgency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from content.dashboards import queries as q
+from content.dashboards.frame import BLUE, ORANGE, RED, About
+from content.dashboards.queries import Query
+from content.dashboards.tables import coloured_text, merged, numeric, override, texts
+from gpu_exporter.alerting.boards import Board
+from gpu_exporter.alerting.training_jobs import RANK
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.conditions.signal import DEVICE
+from gpu_exporter.model.verdict import Action
+
+SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
+# What comes first among alerts of one severity: jobs that stand still, ranks that hold up their job, throttled GPUs,
+# then by domain.
+URGENT: Sequence[Callable[[FailureMode], bool]] = (
+    lambda mode: mode.cause is Cause.PEERS and mode.action is Action.RESTART_APP,
+    lambda mode: mode.cause is Cause.PEERS,
+    lambda mode: mode.cause is Cause.THROTTLED,
+    *(
+        partial(lambda domain, mode: mode.domain is domain, each)
+        for each in (Domain.HEALTH, Domain.COST, Domain.NETWORK)
+    ),
+)
+# The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
+# is about more than this node.
+ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
+# What a row of a single GPU names besides.
+SINGLE = ("gpu", "rank")
+
+
+def _shows(board: Board, mode: FailureMode) -> bool:
+    """Return whether alerts of a mode can be on a dashboard: those about a job or a node are not about its GPU."""
+    return "gpu" not in board.single or "{gpu}" in mode.summary
+
+
+def firing(
+    board: Board,
+    all_modes: Sequence[FailureMode],
+    domains: Sequence[Domain],
+    width: int = 12,
+    *,
+    by_gpu: bool = False,
+    by_owner: bool = False,
+    height: int = 8,
+    without: Collection[str] = (),
+) -> Any:
+    """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
+
+    It has one row per alert, node and workload; it names the GPU if there is only one, or one that holds up its job;
+    with `by_gpu`, one per GPU. `by_owner` adds the alerts about GPUs of the selected workloads that do not name their
+    workload. The table lacks the columns `without`.
+    """
+    modes = [mode for mode in all_modes if mode.domain in domains and _shows(board, mode)]
+    what = "all domains" if set(domains) == set(Domain) else ", ".join(domain.value for domain in domains)
+    about = About(
+        f"Firing alerts ({what}), with the number of GPUs and the time since when each is active: many first wait for "
+        "a while before they fire.",
+        "empty, while all GPUs are monitored: without data no alert can fire.",
+        "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
+    )
+    columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
+    after_node = columns.index("node") + 1
+    columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
+    shown = [name for name in columns if name not in without]
+    # On a dashboard of one GPU there are few.
+    groups = [] if "gpu" in board.single else _by_urgency(modes)
+    number, since = _rows(board, domains, columns, by_gpu=by_gpu, by_owner=by_owner)
+    timed = q.with_runbooks(q.with_order(f"({since}) * 1000", groups), modes)
+    queries = [Query(number, "", "short", "GPUs"), Query(timed, "", "dateTimeFromNow", "active since")]
+    colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
+    overrides = [
+        *(numeric(each, optional=True) for each in queries),
+        override("severity", texts(colours), coloured_text()),
+        override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
+        override("action", texts({each.value: (each.words or "see runbook", "text") for each in Action})),
+    ]
+    empty = "no firing alerts"
+    return merged("Firing alerts", about, queries, shown, (width, height), overrides, empty=empty)
+
+
+def _rows(
+    board: Board, domains: Sequence[Domain], columns: Sequence[str], *, by_gpu: bool, by_owner: bool
+) -> tuple[str, str]:
+    """Return two queries with one series per row: the number of GPUs, and the time since when the alert is active."""
+    found = q.alerts(board, domains, by_owner=by_owner)
+    began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
+    # Alerts about nodes and jobs have a time, but no number of GPUs.
+    of_gpus = q.with_owner(q.having(found, "UUID"))
+    if by_gpu:
+        return grouped(of_gpus, by=columns), grouped(began, "min", columns)
+    naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
+    # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
+    times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
+    return naming(of_gpus), f"0 * ({naming(q.with_owner(found))}) + {times}"
+
+
+def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:
+    """Return the names of modes in groups, the most urgent first; those in no group come last."""
+    first = {mode.name: next((place for place, is_in in enumerate(URGENT) if is_in(mode)), None) for mode in modes}
+    groups = [[name for name, place in first.items() if place == group] for group in range(len(URGENT))]
+    return [names for names in groups if names]
+
+
+def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -> str:
+    """Return one series per row of a table of alerts: their number, or what else the aggregation `of` returns."""
+    return f"{of} by ({', '.join(by)}) ({alerts})"
+
+
+def _naming_a_single_gpu(alerts: str) -> str:
+    """Return the rows of `grouped`; those of a single GPU have its label, and that of the rank if the alert has one."""
+    key = ", ".join(ALERT_COLUMNS)
+    of_gpu = grouped(alerts, by=(*ALERT_COLUMNS, *SINGLE))
+    return f"{of_gpu} and on ({key}) {grouped(alerts)} == 1 or on ({key}) {grouped(alerts)}"
+
+
+def _naming_the_culprit(board: Board, alerts: str) -> str:
+    """Return the same rows; a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
+    key, device = ", ".join(ALERT_COLUMNS), ", ".join(DEVICE)
+    culprits = q.absent(board)
+    rank = f"topk by ({device}) (1, {q.of(board, RANK)})"
+    numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
+    of_gpu = (
+        f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(q.stalls(board))}"
+    )
+    return f"({of_gpu}) and on ({key}) {grouped(culprits)} == 1 or on ({key}) ({_naming_a_single_gpu(alerts)})"
+
+
+def _every_text(colour: str) -> dict[str, Any]:
+    """Return the property that shows all texts in a colour, but not the absence of one."""
+    return {
+        "id": "mappings",
+        "value": [{"type": "regex", "options": {"pattern": ".+", "result": {"color": colour, "index": 0}}}],
+    }

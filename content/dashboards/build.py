@@ -1,0 +1,112 @@
+"""Render dashboards/*.json from the catalogues: built with grafanalib, converted by `modernise.modern`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from grafanalib import core
+from grafanalib._gen import DashboardEncoder
+
+from content.dashboards import cost, fleet, gpu, job, node, runbooks
+from content.dashboards import queries as q
+from content.dashboards.evidence import evidence_rows
+from content.dashboards.frame import BLUE, ORANGE, RED, TAG, BoardRow
+from content.dashboards.modernise import modern
+from gpu_exporter.alerting.aggregates import NODE_GPUS
+from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.conditions.signal import DEVICE_INFO
+
+ROWS = {FLEET: fleet.rows, NODE: node.rows, GPU: gpu.rows, JOB: job.rows, COST: cost.rows}
+ON_TIME_CHANGE, NATURAL = 2, 7
+LABELS = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "namespace": "Namespace", "workload": "Workload"}
+XIDS = ((s.XID_FATAL, RED), (s.XID_UNKNOWN, ORANGE), (s.XID_APPLICATION, BLUE))
+
+
+def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
+    """Return the text of dashboards/<name>.json."""
+    if board is RUNBOOKS:
+        return runbooks.render(modes)
+    rows = [*ROWS[board](modes), *evidence_rows(board, modes)]
+    dashboard = core.Dashboard(
+        title=board.title,
+        description=board.description,
+        uid=board.uid,
+        tags=[TAG],
+        editable=False,
+        graphTooltip=core.GRAPH_TOOLTIP_MODE_SHARED_CROSSHAIR,
+        timezone="browser",
+        refresh="1m",
+        time=core.Time("now-3h", "now"),
+        version=1,
+        panels=[panel for row in rows for panel in _panels(row)],
+        templating=core.Templating(list=_variables(board)),
+        annotations=core.Annotations(list=list(_annotations(board))),
+        links=[
+            core.DashboardLink(title="GPU dashboards", tags=[TAG], asDropdown=True, includeVars=True, keepTime=True)
+        ],
+    )
+    return modern(json.loads(json.dumps(dashboard.to_json_data(), cls=DashboardEncoder)))
+
+
+def _panels(row: BoardRow) -> list[Any]:
+    head = core.RowPanel(title=row.title, collapsed=row.collapsed, panels=list(row.panels) if row.collapsed else [])
+    return [head, *([] if row.collapsed else row.panels)]
+
+
+def _variables(board: Board) -> list[Any]:
+    found = [
+        core.Template(name="datasource", label="Data source", type="datasource", query="prometheus", default="default")
+    ]
+    for place, label in enumerate(board.chosen):
+        chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
+        # One series per node is cheaper than one per GPU, where it has the label.
+        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
+        narrowed = f"{known}{{{chosen}}}" if chosen else known
+        found.append(
+            core.Template(
+                name=label,
+                label=LABELS[label],
+                query=f"label_values({narrowed}, {label})",
+                includeAll=label not in board.single,
+                multi=label not in board.single,
+                allValue=EVERY,
+                refresh=ON_TIME_CHANGE,
+                sort=NATURAL,
+            )
+        )
+    return found
+
+
+def _annotations(board: Board) -> list[dict[str, Any]]:
+    firing = [
+        {
+            "name": f"{severity.value} alerts",
+            "enable": False,
+            "iconColor": colour,
+            "expr": f"({q.alerts_since(board, severities=[severity])}) * 1000",
+            "titleFormat": "{{alertname}}",
+            "textFormat": q.DEVICE_LEGEND,
+            "tagKeys": "severity,domain",
+            "useValueForTime": True,
+        }
+        for severity, colour in ((Severity.CRITICAL, RED), (Severity.WARNING, ORANGE))
+    ]
+    xids = [
+        {
+            "name": f"XIDs ({signal.name.removeprefix('xid_').removesuffix('_age')})",
+            "enable": False,
+            "iconColor": colour,
+            "expr": q.of(board, signal) if signal is s.XID_FATAL else f"(time() - {q.of(board, signal)}) * 1000",
+            "titleFormat": "XID {{xid}}",
+            "textFormat": q.DEVICE_LEGEND,
+            "tagKeys": "xid",
+            "useValueForTime": signal is not s.XID_FATAL,  # a fatal XID is shown until the repair
+        }
+        for signal, colour in XIDS
+    ]
+    return [*firing, *xids]

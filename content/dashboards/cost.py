@@ -1,0 +1,232 @@
+"""The Cost dashboard: what the GPUs cost, and how much of it is wasted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from content.dashboards import loops
+from content.dashboards import queries as q
+from content.dashboards.alert_table import firing
+from content.dashboards.frame import ORANGE, RED, About, BoardRow
+from content.dashboards.graphs import CAUSES, GraphStyle, hues, lines, time_shares
+from content.dashboards.panels import number, watched
+from content.dashboards.queries import Query
+from content.dashboards.tables import FEW, SHARE_OF_COST, WASTEFUL, Columns, table
+from gpu_exporter.alerting import aggregates as a
+from gpu_exporter.alerting.boards import COST
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.causes import COLOURS, SHARES
+from gpu_exporter.catalogue.failure_modes import distributed as d
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.time_shares import LABEL, RECORD
+from gpu_exporter.conditions.signal import DEVICE
+
+BOARD = COST
+_PRICES = "Prices are set when the recording rules are rendered."
+_PRICE = f"sum({q.of(BOARD, a.GPU_COST)}) / sum({q.of(BOARD, a.GPUS)})"
+_TEXTS = {cause.value: (CAUSES[cause], COLOURS[cause]) for cause in SHARES}
+# In place of a cause: in a job that hangs, all time is waiting, also that of the rank that holds it up.
+MISSING, HANGING = "culprit", "hanging"
+_IN_HANGING_JOB = {
+    MISSING: ("job hangs: this rank holds it up", RED),
+    HANGING: ("job hangs: waits", ORANGE),
+}
+UNMEASURED = "A GPU without measurements counts as cost, not as waste."
+# Longer lists belong into a report.
+WORST = 20
+
+
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
+    """Return the rows: totals, owners and wasted GPUs, causes, training jobs, single GPUs."""
+    return [
+        BoardRow(
+            "What do the GPUs cost, and who wastes them?",
+            [watched(BOARD), *_numbers(), _workloads(), _wasted_spend(), _wasted_gpus()],
+        ),
+        BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
+        BoardRow("Where do the GPU hours go?", _time()),
+        loops.cost_row(),
+        BoardRow("How do single GPUs waste time?", _devices(), True),
+    ]
+
+
+def _numbers() -> list[object]:
+    shown = (
+        (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
+        (
+            a.WASTED_COST,
+            "Wasted per hour",
+            _cost("Cost of lost GPU time per hour: idle, waiting, throttled, fake load. " + UNMEASURED),
+        ),
+        (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
+        (
+            a.POWER,
+            "Power",
+            About("Power draw of the GPUs.", "near the planned power.", "compare it with the activity of the GPUs."),
+        ),
+    )
+    price = About(
+        "The price of one GPU for an hour with which this dashboard computes all costs.",
+        "your own price.",
+        "set `usdPerGpuHour` in the chart, or with `gpu-exporter bundle --limits`.",
+    )
+    return [
+        *(number(title, about, Query(f"sum({q.of(BOARD, each)})", "", q.unit(each))) for each, title, about in shown),
+        number("Price per GPU hour", price, Query(_PRICE, "", "currencyUSD")),
+    ]
+
+
+def _cost(what: str) -> About:
+    return About(
+        f"{what} {_PRICES}",
+        "as budgeted, with little wasted spend.",
+        "the tables below show which workloads and GPUs.",
+    )
+
+
+def _time() -> list[object]:
+    by_cause = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME)})"
+    cost = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME_COST)})"
+    # The rule records it once a minute.
+    hours = f"sum by ({LABEL}) (sum_over_time({q.of(BOARD, a.TIME)}[$__range])) / 60"
+    return [
+        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=8, height=9),
+        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD"), width=8, height=9),
+        table(
+            "GPU hours in the time range",
+            About(
+                "GPU hours of the whole time range, by what they were spent on; hours without data do not count.",
+                "most of them useful.",
+                "the largest loss is worth the most work: docs/diagnose.md explains the causes.",
+            ),
+            [
+                Query(hours, "", "none", "GPU hours"),
+                Query(f"({hours}) / scalar(sum({hours}))", "", "percentunit", "share"),
+                Query(f"({hours}) * scalar({_PRICE})", "", "currencyUSD", "cost"),
+            ],
+            Columns(
+                (LABEL,),
+                shares=["share"],
+                texts={LABEL: _TEXTS},
+            ),
+            width=8,
+            height=9,
+            sort="GPU hours",
+        ),
+    ]
+
+
+def _workloads() -> object:
+    idle = f"sum by (cluster, namespace, workload) ({q.idle(BOARD)})"
+    cost, gpus = q.of(BOARD, a.GPU_COST), q.of(BOARD, a.GPUS)
+    on = "on (cluster, namespace, workload)"
+    return table(
+        "Workloads by waste",
+        About(
+            "What each workload wastes per hour, also as a share of its cost; how many of its GPUs are idle, or only "
+            "look busy, according to alerts, and what these cost. Unallocated GPUs have no owner.",
+            "little is wasted.",
+            "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
+        ),
+        [
+            q.query(BOARD, a.WASTED_COST, "wasted per hour"),
+            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", SHARE_OF_COST),
+            q.query(BOARD, a.GPU_COST, "cost per hour"),
+            q.query(BOARD, a.GPUS, "GPUs"),
+            Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
+            Query(f"{idle} * {on} {cost} / {on} {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
+        ],
+        Columns(
+            ("cluster", "namespace", "workload"),
+            shares=[SHARE_OF_COST],
+            steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
+        ),
+        width=14,
+        sort="wasted per hour",
+        height=10,
+    )
+
+
+def _wasted_spend() -> object:
+    wasters = q.ranked(BOARD, a.WASTED_COST)
+    return lines(
+        "Wasted spend",
+        About(
+            f"Cost of wasted GPU time per hour: the {q.RANKS} workloads that waste most at the end of the time range, "
+            "and the sum of the others.",
+            "low and falling.",
+            "set an idle timeout, or use smaller or shared GPUs.",
+        ),
+        wasters,
+        GraphStyle(overrides=hues(wasters)),
+        width=10,
+        link=None,
+        height=10,
+    )
+
+
+def _wasted_gpus() -> object:
+    wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
+    share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
+    return table(
+        "Wasted GPUs",
+        About(
+            f"The {WORST} GPUs that waste the largest share of their time (*wasted*): idle, waiting for the host or "
+            "for other ranks, copying, throttled, or under a fake load; and how much of their time the largest cause "
+            f"takes (*share by cause*). If a job hangs, all time of all of its GPUs is wasted. {UNMEASURED}",
+            "small shares.",
+            "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
+        ),
+        [
+            Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
+            Query(wasted, "", "percentunit", "wasted"),
+            Query(_worst_cause(wasted), "", "percentunit", "share by cause"),
+        ],
+        Columns(
+            ("node", "gpu", "workload", LABEL),
+            added=(LABEL,),
+            shares=["wasted", "share by cause"],
+            texts={LABEL: _TEXTS | _IN_HANGING_JOB},
+        ),
+        width=24,
+        sort="wasted per hour",
+        height=9,
+    )
+
+
+def _worst_cause(of: str) -> str:
+    """Return the largest loss of each of these GPUs, with its cause as a label."""
+    lost = "|".join(cause.value for cause in SHARES if cause.is_loss)
+    device, labels = ", ".join(DEVICE), f"node, gpu, namespace, workload, {LABEL}"
+    largest = f'topk by ({device}) (1, {RECORD}{{{LABEL}=~"{lost}"}} and on ({device}) {of})'
+    hangs = q.holds(BOARD, d.HANGS)
+    spins = f"({q.of(BOARD, d.SPINS)} and on ({device}) ({hangs} and on ({device}) {of}))"
+    states = (
+        f'label_replace(0 * ({spins} == {place}) + 1, "{LABEL}", "{state}", "", "")'
+        for place, state in enumerate(_IN_HANGING_JOB)
+    )
+    return f"max by ({labels}) ({' or '.join(states)} or ({largest} unless on ({device}) {hangs}))"
+
+
+def _devices() -> list[object]:
+    return [
+        lines(
+            "Wasted time",
+            About("Share of each GPU's time that is wasted.", "below 40 %.", "100 % for hours: nobody uses the GPU."),
+            [q.query(BOARD, a.WASTED)],
+        ),
+        lines(
+            "Memory in use",
+            About(
+                "Share of the usable device memory in use.",
+                "high on busy GPUs only.",
+                "memory full on an idle GPU: a workload holds the GPU without using it.",
+            ),
+            [q.query(BOARD, s.FB_USE)],
+        ),
+        lines(
+            "Power from the energy counter",
+            About("Energy that each GPU uses per second.", "follows the load.", "high without SM activity: fake load."),
+            [q.query(BOARD, s.ENERGY)],
+        ),
+    ]

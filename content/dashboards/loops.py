@@ -1,0 +1,225 @@
+"""What training loops say: a row on the Job dashboard, rank by rank, and one on the Cost dashboard, job by job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from content.dashboards import queries as q
+from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, PURPLE, About, BoardRow
+from content.dashboards.graphs import GraphStyle, Legend, coloured, dashed, hues, lines
+from content.dashboards.queries import Query
+from content.dashboards.tables import Columns, table
+from gpu_exporter.alerting import training_jobs as t
+from gpu_exporter.alerting.aggregates import Aggregate
+from gpu_exporter.alerting.boards import COST, JOB
+from gpu_exporter.catalogue import job_signals
+from gpu_exporter.catalogue.failure_modes import loops
+from gpu_exporter.conditions import prose
+
+NEEDED = " Needs a step timer in the training loop, and `--job-socket`."
+RANK, RANK_PHASE, ONLY_JOB = "rank {{rank}} · {{node}}", "rank {{rank}} {{phase}}", "{{job_id}}"
+ACTIVITIES = {"training": GREEN, "evaluation": BLUE, "checkpoint": PURPLE, "compile": ORANGE, "other": GREY}
+WORST = 10
+# Shorter differences say nothing about a step.
+LEAST_SECONDS = 0.001
+
+
+def job_row() -> BoardRow:
+    """Return the row of the Job dashboard: steps by rank, what is in them, speed."""
+    return BoardRow(
+        "What does the training loop say?", [*_steps(), *_parts(), _standstill(), _speed(), _shares()], True
+    )
+
+
+def cost_row() -> BoardRow:
+    """Return the row of the Cost dashboard: what a token costs, and what raises its price."""
+    return BoardRow("What does training cost?", [_jobs(), _price(), _lost()], True)
+
+
+def _about(what: str, good: str, cure: str) -> About:
+    return About(what + NEEDED, good, cure)
+
+
+def _of_rank(what: Aggregate, legend: str = RANK) -> Query:
+    return Query(q.of(JOB, what), legend, q.unit(what))
+
+
+def _steps() -> list[object]:
+    return [
+        lines(
+            "Step time",
+            _about(
+                "Mean duration of a step on each rank.",
+                "steady, and the same on all ranks.",
+                "longer than before: see the phases. Different: the ranks do not wait for each other.",
+            ),
+            [_of_rank(t.STEP)],
+            GraphStyle(Legend.NONE),
+            link=None,
+        ),
+        lines(
+            "Self time",
+            _about(
+                "Duration of a step on each rank without waiting for other ranks.",
+                "similar on all ranks.",
+                "the rank with the longest makes the others wait: look at its phases and its data loader.",
+            ),
+            [_of_rank(t.SELF)],
+            link=None,
+        ),
+        lines(
+            "Data loader",
+            _about(
+                "Share of time in which the loop of each rank waits for its data loader.",
+                f"below {prose.quantity(loops.DATA_SHARE.value, 'ratio')} (limit `{loops.DATA_SHARE.name}`).",
+                "one rank: its host is slow. All ranks: more workers, cheaper preprocessing, faster storage.",
+            ),
+            [q.query(JOB, job_signals.DATA)],
+        ),
+    ]
+
+
+def _parts() -> list[object]:
+    slowest = f"topk({WORST}, {q.of(JOB, t.PHASE_EXCESS)} > {LEAST_SECONDS:g})"
+    return [
+        lines(
+            "Phases of a step",
+            _about(
+                "Share of a step by phase, mean of the ranks; `data` is the data loader.",
+                "mostly forward and backward.",
+                "waiting: stragglers or communication. data: the loader. optimizer: fuse it.",
+            ),
+            [Query(q.of(JOB, t.PHASES), "{{phase}}", q.unit(t.PHASES))],
+            GraphStyle(stacked=True),
+            link=None,
+        ),
+        lines(
+            "Phases that take longer than on other ranks",
+            _about(
+                f"The {WORST} largest differences between a phase of a rank and the median of its job, per step.",
+                "small compared with the step.",
+                "this phase of this rank is what the others wait for.",
+            ),
+            [Query(slowest, RANK_PHASE, q.unit(t.PHASE_EXCESS))],
+            GraphStyle(empty="no difference, or not collected"),
+            link=None,
+        ),
+        lines(
+            "Time by activity",
+            _about(
+                "Share of time by activity, mean of the ranks. What is missing to 100 % was spent in no loop.",
+                "mostly training.",
+                "evaluate and save checkpoints less often, or beside the training.",
+            ),
+            [Query(q.of(JOB, t.TIME), "{{activity}}", q.unit(t.TIME))],
+            GraphStyle(Legend.LIST, stacked=True, most=1, overrides=coloured(ACTIVITIES)),
+            link=None,
+        ),
+    ]
+
+
+def _standstill() -> object:
+    queries = [
+        Query(q.of(JOB, t.STANDSTILL), f"{ONLY_JOB} without a step", q.unit(t.STANDSTILL)),
+        Query(q.of(JOB, t.STALL_LIMIT), f"{ONLY_JOB} limit", q.unit(t.STALL_LIMIT), "limit"),
+    ]
+    return lines(
+        "Time without a step",
+        _about(
+            "Time since a rank completed a step or was not training, and the limit of GpuJobStalled.",
+            "about one step.",
+            "above the limit, the job stands still: save the stacks of all ranks.",
+        ),
+        queries,
+        GraphStyle(Legend.LIST, overrides=[*hues(queries), *dashed(queries, ["limit"])]),
+        link=None,
+    )
+
+
+def _speed() -> object:
+    return lines(
+        "Throughput",
+        _about(
+            "Tokens per second of all ranks, and samples per second if the loop counts them.",
+            "steady.",
+            "see GpuJobSlower. Evaluations and checkpoints are dips.",
+        ),
+        [
+            Query(q.of(JOB, t.TOKENS), f"{ONLY_JOB} tokens per second", q.unit(t.TOKENS)),
+            Query(q.of(JOB, t.SAMPLES), f"{ONLY_JOB} samples per second", q.unit(t.SAMPLES)),
+        ],
+        GraphStyle(Legend.LIST),
+        link=None,
+    )
+
+
+def _shares() -> object:
+    return lines(
+        "MFU and goodput",
+        _about(
+            "Share of the peak of the GPUs that the model uses (`flops=` and `dtype=` in the loop), and share of the "
+            "time since the start of the job in training steps, restarts included.",
+            "MFU of 30 % or more for large models; goodput above 90 %.",
+            "low MFU: see the phases and the bottleneck class. Low goodput: see the time by activity.",
+        ),
+        [
+            Query(q.of(JOB, t.MFU), f"{ONLY_JOB} MFU", q.unit(t.MFU)),
+            Query(q.of(JOB, t.GOODPUT), f"{ONLY_JOB} goodput", q.unit(t.GOODPUT)),
+        ],
+        GraphStyle(Legend.LIST),
+        link=None,
+    )
+
+
+def _jobs() -> object:
+    shown = (
+        (t.TOKEN_COST, "per million tokens"),
+        (t.TOKENS, "tokens per second"),
+        (t.RANKS, "ranks"),
+        (t.MFU, "MFU"),
+        (t.GOODPUT, "goodput"),
+    )
+    return table(
+        "Training jobs",
+        _about(
+            "Price of the GPUs for a million tokens now, MFU, and the share of the time of the job in training steps.",
+            "a price as planned, goodput above 90 %.",
+            "click the workload: its dashboard shows what its steps and its time consist of.",
+        ),
+        [q.query(COST, what, name) for what, name in shown],
+        Columns(
+            ("namespace", "workload", "job_id"),
+            shares=["MFU", "goodput"],
+            optional=["per million tokens", "tokens per second"],  # a job that hangs has none
+        ),
+        width=24,
+        sort="ranks",
+    )
+
+
+def _price() -> object:
+    return lines(
+        "Cost of a million tokens",
+        _about(
+            "Price of the GPUs for a million tokens. Prices are set when the recording rules are rendered.",
+            "steady.",
+            "it rises if steps become slower, or if the job evaluates and saves more often.",
+        ),
+        [replace(q.query(COST, t.TOKEN_COST), legend=ONLY_JOB)],
+        width=12,
+        link=None,
+    )
+
+
+def _lost() -> object:
+    return lines(
+        "Time lost by cause",
+        _about(
+            "Share of the last hour that a job did not spend in training steps; `other` is restarts and stalls.",
+            "below 10 %.",
+            "see GpuJobGoodputLow.",
+        ),
+        [Query(f"{q.of(COST, t.LOST)} > 0", f"{ONLY_JOB} {{{{activity}}}}", q.unit(t.LOST))],
+        width=12,
+        link=None,
+    )

@@ -1,0 +1,253 @@
+"""Panels other than graphs and tables, one function per kind. Every panel has a unit and a description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grafanalib import core
+
+from content.dashboards import queries
+from content.dashboards import queries as q
+from content.dashboards.frame import (
+    ABSENT,
+    COMMUNICATES,
+    DARK_RED,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    TO_GPU,
+    About,
+    ColourStep,
+    common,
+    extra,
+    ref,
+    steps_of,
+    targets,
+)
+from content.dashboards.queries import Query
+from gpu_exporter.alerting.boards import Board
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.catalogue.causes import Cause
+
+# Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
+NO_BREAK = "\N{NO-BREAK SPACE}"
+MISSING = ABSENT.replace(" ", NO_BREAK) + 2 * NO_BREAK
+# Ends the legend of a number of GPUs that is not that of all.
+FEWER = ", not all"
+# Rows of the grid that a panel with a number has.
+TILE = 4
+# A fixed limit, because a threshold of Grafana cannot be the slowdown temperature of each GPU.
+HOT = ColourStep(85, ORANGE)
+# The values of `queries.verdict`.
+VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
+# The values of `classes.classes_of`.
+LIMITS = (
+    *((COMMUNICATES if each.cause is Cause.PEERS else each.name, each.colour) for each in BOTTLENECKS),
+    ("throttled", PINK),
+    ("holds up the job", RED),
+    ("does not answer", DARK_RED),
+)
+
+
+def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
+    """Return a heatmap of a histogram's buckets. The unit is that of the observed value; a cell is a share of time."""
+    options = {
+        "calculate": False,
+        "color": {"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5, "steps": 64},
+        "cellGap": 1,
+        "cellValues": {"unit": "percentunit"},
+        "filterValues": {"le": 1e-9},
+        "rowsFrame": {"layout": "auto"},
+        "tooltip": {"mode": "single", "yHistogram": True},
+        "yAxis": {"unit": query.unit, "axisPlacement": "left"},
+    }
+    heat = targets([query])
+    for target in heat:
+        target.format = "heatmap"
+    return core.Heatmap(
+        **common(title, about, width, 8), targets=heat, options=options, extraJson=extra({"unit": query.unit})
+    )
+
+
+def number(
+    title: str,
+    about: About,
+    query: Query,
+    steps: Sequence[ColourStep] = (),
+    *,
+    width: int = 4,
+    height: int = TILE,
+    alarm: ColourStep | None = None,
+) -> Any:
+    """Return a panel with one current number, or that the GPU does not answer (`queries.NO_ANSWER`).
+
+    With steps, the background shows the severity: grey without a value. From `alarm` upwards, the number itself is
+    coloured.
+    """
+    shown = [ColourStep(None, GREY), *(step._replace(value=step.value or 0) for step in steps)] if steps else []
+    if alarm:
+        shown = [ColourStep(None, "text"), alarm]
+    defaults: dict[str, Any] = {"thresholds": {"mode": "absolute", "steps": steps_of(shown)}}
+    if f"- {-q.NO_ANSWER}" in query.expr:
+        lost = {str(q.NO_ANSWER): {"text": f"lost{2 * NO_BREAK}", "color": RED, "index": 0}}
+        defaults["mappings"] = [{"type": "value", "options": lost}]
+    return core.Stat(
+        **common(title, about, width, height),
+        targets=targets([query], instant=True),
+        format=query.unit,
+        noValue=MISSING,
+        reduceCalc="lastNotNull",
+        graphMode="none",
+        colorMode="background" if steps else "value",
+        color={"mode": "thresholds"} if shown else {"mode": "fixed", "fixedColor": "text"},
+        extraJson={"fieldConfig": {"defaults": defaults}},
+    )
+
+
+def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4) -> Any:
+    """Return a panel with the current state as a word; `words` are the texts and colours of the values 0, 1, …"""
+    panel = number(title, about, query, [ColourStep(None, GREY)], width=width)
+    fitted = [(text + 2 * NO_BREAK, colour) for text, colour in words]
+    mapped = {
+        "mappings": [_words(fitted)],
+        "thresholds": {"mode": "absolute", "steps": steps_of([ColourStep(None, GREY)])},
+    }
+    panel.extraJson = {"fieldConfig": {"defaults": mapped}}
+    return panel
+
+
+def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Query | None = None) -> Any:
+    """Return the bottleneck class of each GPU over time, in the colours of the classes.
+
+    `of_ranks` is that of the ranks of a job.
+    """
+    meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
+    meanings += "\n- throttled: heat or the power supply lowers the clocks\n- does not answer: see GpuLost"
+    if of_ranks:
+        meanings += "\n- holds up the job: a straggler, or not in the collective in which the job hangs"
+    about = About(
+        f"The bottleneck class of each GPU over time:\n{meanings}",
+        "compute-bound; memory-bound when generating tokens.",
+        "open the runbook of the alert for this class (communicating: first check for stragglers). For mixed, use a "
+        "profiler.",
+    )
+    return core.StateTimeline(
+        **common("Bottleneck", about, width, height),
+        targets=targets([of_ranks or queries.classes_of(board)]),
+        mappings=[_words(LIMITS)],
+        colorMode="fixed",
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
+    )
+
+
+def states(
+    title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12, height: int = 8
+) -> Any:
+    """Return a state over time; `words` are the texts and colours of the values 0, 1, …"""
+    return core.StateTimeline(
+        **common(title, about, width, height),
+        targets=targets([query]),
+        mappings=[_words(words)],
+        colorMode="fixed",
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
+    )
+
+
+def _timeline(height: int) -> dict[str, Any]:
+    """Return options for as many rows as fit; the others are on further pages. The legend explains the colours."""
+    legend = {"showLegend": True, "displayMode": "list", "placement": "bottom"}
+    return {"perPage": 3 * height - 8, "rowHeight": 0.85, "showValue": "never", "legend": legend}
+
+
+def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    options = {
+        str(place): {"text": text, "color": colour, "index": place} for place, (text, colour) in enumerate(words)
+    }
+    return {"type": "value", "options": options}
+
+
+def verdict(board: Board, width: int = 4) -> Any:
+    """Return the worst verdict on the selected GPUs: `gpu_health_state` as a word."""
+    about = About(
+        "The worst health verdict on the selected GPUs, from their errors, XIDs and pending repairs.",
+        "healthy.",
+        "the table of alerts says why and what to do. Degraded: start no new job on the GPU. Unhealthy: act now.",
+    )
+    return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width)
+
+
+def pair(
+    title: str,
+    about: About,
+    first: Query,
+    second: Query,
+    *,
+    width: int = 4,
+    height: int = TILE,
+    colours: Sequence[str] = (),
+) -> Any:
+    """Return a panel with two current numbers, each with its legend.
+
+    With `colours`, the background of a number is green at zero, and above in its colour; grey without a value.
+    """
+    panel = number(title, about, first, [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
+    panel.targets = targets([first, second], instant=True)
+    panel.textMode = "value_and_name"
+    panel.orientation = "vertical"
+    panel.overrides = [
+        {
+            "matcher": {"id": "byFrameRefID", "options": ref(place)},
+            "properties": [{"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(steps)}}],
+        }
+        for place, colour in enumerate(colours)
+        for steps in [[ColourStep(None, GREY), ColourStep(0, GREEN), ColourStep(1, colour)]]
+    ]
+    return panel
+
+
+def watched(board: Board, width: int = 4, height: int = TILE) -> Any:
+    """Return the number of selected GPUs with data: it tells "nothing is wrong" from "nothing is collected"."""
+    about = About(
+        "Selected GPUs with at least one collected metric.",
+        "all of your GPUs.",
+        "check that Prometheus scrapes the exporter; `gpu-exporter doctor` on the node says why a GPU is not read.",
+    )
+    return number("GPUs monitored", about, Query(_monitored(board), "", "short"), width=width, height=height)
+
+
+def _monitored(board: Board) -> str:
+    return f"count(count by (cluster, UUID) ({q.devices(board)}))"
+
+
+def reachable(board: Board, height: int = TILE) -> Any:
+    """Return how many of the selected GPUs the exporters can read."""
+    about = About(
+        "Selected GPUs that the exporter can read, and all that Prometheus knows.",
+        "both numbers are equal, and the number of all of these GPUs.",
+        "see GpuLost in the table of alerts; `gpu-exporter doctor` on the node says why a GPU is not read.",
+    )
+    up = f"count(count by (cluster, UUID) ({q.of(board, s.UP)} == 1))"
+    return of_all(about, up, _monitored(board), height=height)
+
+
+def of_all(about: About, up: str, gpus: str, *, height: int = TILE) -> Any:
+    """Return the number of GPUs that can be read, red if it is not that of all GPUs, and this."""
+    known = f"({up} or 0 * {gpus})"
+    fewer = f'label_replace({known} < {gpus}, "fewer", "{FEWER}", "", "")'
+    panel = pair(
+        "Reachable GPUs",
+        about,
+        Query(f"{fewer} or {known} >= {gpus}", "reachable{{fewer}}", "short"),
+        Query(gpus, "monitored", "short"),
+        height=height,
+    )
+    red = [{"id": "displayName", "value": "reachable"}, {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}]
+    panel.overrides = [{"matcher": {"id": "byName", "options": f"reachable{FEWER}"}, "properties": red}]
+    # Two numbers that fill a high panel would seem to be what matters most.
+    size = {"valueSize": 48} if height > TILE else {}
+    panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12, **size}}}
+    return panel

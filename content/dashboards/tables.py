@@ -1,0 +1,232 @@
+"""Tables, such as those of nodes and workloads. Cells link to the dashboard or the runbook of what they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grafanalib import core
+
+from content.dashboards import queries as q
+from content.dashboards.frame import ABSENT, ORANGE, RED, About, ColourStep, common, extra, ref, steps_of, targets, to
+from content.dashboards.queries import Query
+from gpu_exporter.alerting.boards import COST, GPU, JOB, NODE, RUNBOOKS
+from gpu_exporter.catalogue.time_shares import LABEL
+
+# What a cell of a table of workloads shows if its row has no such label.
+NAMELESS = {"workload": "no owner"}
+LINKED_COLUMNS = {
+    "gpu": to(GPU, "node", "gpu", table=True),
+    "node": to(NODE, "node", table=True),
+    "workload": to(JOB, "namespace", "workload", table=True),
+    "namespace": to(COST, "namespace", table=True),
+    "alertname": {
+        "title": "Runbook",
+        "url": f"{RUNBOOKS.link()}?viewPanel=${{__data.fields.runbook}}",
+        "targetBlank": True,
+    },
+}
+TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job"}
+# Labels that are numbers. An empty one would become 0, so each row must have them.
+NUMBERS = ("batch",)
+# Labels that a row needs for its links and its place, but that have no column.
+HIDDEN = ("runbook", "urgency", "order")
+# Labels by which rows are sorted that are otherwise alike, the first one last.
+NATURAL = ("batch", "gpu", "node", LABEL)
+# Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
+WIDTHS = {
+    **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
+    **{"GPUs": 52, "active since": 122, "health": 90, "state": 275, "cause": 250},
+    **{"critical alerts": 112, "warning alerts": 112, "hottest GPU": 96},
+    **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
+}
+NONE = "-"
+# The wasted share of a cost, orange from half upwards. By the amount, whoever has most GPUs would always be orange.
+SHARE_OF_COST, WASTEFUL = "share of its cost", (ColourStep(None, "text"), ColourStep(0.5, ORANGE))
+# The colours of a number that should be 0, by how severe it is otherwise.
+SOME, FEW = ((ColourStep(None, "text"), ColourStep(1, colour)) for colour in (RED, ORANGE))
+# Shares are numbers without decimals, not bars: Grafana draws a bar as if its cell had no padding, and shows 47 % as
+# 59 % of the track.
+NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 80, 64, 8
+# In a wide table, these columns are as wide as their texts, and the last other label takes the rest.
+WIDE = 20
+NAME_WIDTHS = {"node": 190, "namespace": 140, "workload": 190}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a table: the labels of its rows, and what the cells of some columns look like.
+
+    Only some queries have the labels `added`. Columns in `shares` have no decimals.
+    `words` are the texts and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With
+    `steps`, a cell has the colour of its value. In columns in `optional`, rows without a value are usual. Columns in
+    `answers` say of a GPU that it does not answer.
+    """
+
+    labels: Sequence[str]
+    added: Sequence[str] = ()
+    shares: Collection[str] = ()
+    words: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    texts: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
+    steps: Mapping[str, Sequence[ColourStep]] = field(default_factory=dict)
+    optional: Collection[str] = ()
+    answers: Collection[str] = ()
+
+
+def table(
+    title: str,
+    about: About,
+    queries: Sequence[Query],
+    columns: Columns,
+    *,
+    width: int = 12,
+    height: int = 8,
+    sort: str | Sequence[str] = "",
+    empty: str = ABSENT,
+) -> Any:
+    """Return a table with one row per combination of the labels of `columns`, and one further column per query.
+
+    The rows with the highest value of the query named `sort` come first.
+    """
+    by = ", ".join(name for name in columns.labels if name not in columns.added)
+    of_rows = [
+        each if _has(each, columns.added) else replace(each, expr=f"max by ({by}) ({each.expr})") for each in queries
+    ]
+    overrides = [
+        numeric(each, share=each.name in columns.shares, optional=each.name in columns.optional) for each in queries
+    ]
+    overrides += [override(name, texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
+    for name, states in columns.words.items():
+        overrides.append(override(name, _mapped(states), coloured_text()))
+    for name, of_label in columns.texts.items():
+        overrides.append(override(name, texts(of_label), coloured_text()))
+    plain = dict.fromkeys(columns.answers, (ColourStep(None, "text"),))
+    for name, colours in {**plain, **columns.steps}.items():
+        thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
+        overrides.append(override(name, thresholds, coloured_text()))
+    return merged(title, about, of_rows, columns.labels, (width, height), overrides, sort, empty)
+
+
+def _has(query: Query, added: Collection[str]) -> bool:
+    """Return whether a query is grouped by the labels that only some queries of a table have."""
+    grouping = query.expr.partition(")")[0] if query.expr.startswith("max by (") else ""
+    return any(re.search(rf"\b{name}\b", grouping) for name in added)
+
+
+def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dict[str, Any]:
+    # A time is that of an alert, and most rows have none.
+    absent = NONE if optional or query.unit in ("s", "dateTimeFromNow") else ABSENT
+    least = max(SHARE_WIDTH if share else NUMBER_WIDTH, (len(query.name) + 2) * LETTER_WIDTH)
+    width = WIDTHS.get(query.name, least)
+    properties: list[dict[str, Any]] = [
+        {"id": "unit", "value": query.unit},
+        {"id": "noValue", "value": absent},
+        {"id": "custom.width", "value": width},
+    ]
+    if share:
+        properties.append({"id": "decimals", "value": 0})
+    return override(query.name, *properties)
+
+
+def override(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
+    return {"matcher": {"id": "byName", "options": TITLES.get(name, name)}, "properties": list(properties)}
+
+
+def _mapped(words: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    return texts({str(place): each for place, each in enumerate(words)})
+
+
+def texts(words: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return the property that shows a value as a text in a colour."""
+    options = {
+        value: {"text": text, "color": colour, "index": place}
+        for place, (value, (text, colour)) in enumerate(words.items())
+    }
+    return {"id": "mappings", "value": [{"type": "value", "options": options}]}
+
+
+def coloured_text() -> dict[str, Any]:
+    return {"id": "custom.cellOptions", "value": {"type": "color-text"}}
+
+
+def _labels(columns: Sequence[str], nameless: Mapping[str, str], *, wide: bool) -> list[dict[str, Any]]:
+    """Return overrides that show labels as text, name their columns and link them."""
+    overrides = []
+    rest = [name for name in columns if name not in NAME_WIDTHS][-1:] if wide else []
+    widths = {name: width for name, width in {**WIDTHS, **(NAME_WIDTHS if wide else {})}.items() if name not in rest}
+    for name in columns:
+        properties: list[dict[str, Any]] = [
+            {"id": "unit", "value": "string"},
+            {"id": "noValue", "value": nameless.get(name, NONE)},
+        ]
+        if name in LINKED_COLUMNS:
+            properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
+        if name in widths:
+            properties.append({"id": "custom.width", "value": widths[name]})
+        overrides.append(override(name, *properties))
+    return overrides
+
+
+def merged(
+    title: str,
+    about: About,
+    queries: Sequence[Query],
+    labels: Sequence[str],
+    size: tuple[int, int],
+    overrides: Sequence[Any],
+    sort: str | Sequence[str] = "",
+    empty: str = ABSENT,
+) -> Any:
+    """Return a table of queries with these labels, so that Grafana merges their rows."""
+    text = " ".join(each.expr for each in queries)
+    hidden = tuple(name for name in HIDDEN if f'"{name}"' in text)
+    # By its names in old and in new versions of Grafana.
+    unseen = [
+        override(name, *({"id": each, "value": True} for each in ("custom.hidden", "custom.hideFrom.viz")))
+        for name in hidden
+    ]
+    names = [sort] if isinstance(sort, str) else sort
+    last = [_sorted_by(name) for name in hidden if name != "runbook"]
+    last += [_sorted_by(name, desc=True) for name in reversed(names) if name]
+    # Rows with the same value are in the order of their names.
+    order = [*(_sorted_by(TITLES.get(name, name)) for name in NATURAL if name in labels), *last]
+    return core.Table(
+        **common(title, about, *size),
+        targets=targets(queries, instant=True, table=True),
+        overrides=[*_labels(labels, {} if hidden else NAMELESS, wide=size[0] >= WIDE), *overrides, *unseen],
+        transformations=[
+            {"id": "merge", "options": {}},
+            _organised(queries, labels, hidden),
+            *_numbers(labels),
+            *order,
+        ],
+        extraJson=extra({"unit": "string", "noValue": empty}),
+    )
+
+
+def _numbers(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the transformation that makes numbers of labels that are sorted as such."""
+    numbers = [TITLES.get(name, name) for name in labels if name in NUMBERS]
+    conversions = [{"targetField": name, "destinationType": "number"} for name in numbers]
+    return [{"id": "convertFieldType", "options": {"conversions": conversions, "fields": {}}}] if conversions else []
+
+
+def _organised(queries: Sequence[Query], labels: Sequence[str], hidden: Sequence[str]) -> dict[str, Any]:
+    """Return the transformation that puts the columns of a table in order and names them."""
+    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
+    fields = (*labels, *values, *hidden)
+    renamed = {name: TITLES[name] for name in labels if name in TITLES}
+    options = {
+        "includeByName": dict.fromkeys(fields, True),
+        "indexByName": {name: place for place, name in enumerate(fields)},
+        "renameByName": renamed | {name: each.name for name, each in values.items()},
+    }
+    return {"id": "organize", "options": options}
+
+
+def _sorted_by(name: str, *, desc: bool = False) -> dict[str, Any]:
+    """Return the transformation that sorts the rows of a table by a column."""
+    order = {"field": name, "desc": True} if desc else {"field": name}
+    return {"id": "sortBy", "options": {"sort": [order]}}
