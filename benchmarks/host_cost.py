@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.host.tree import SCAN_SECONDS
+from gpu_exporter.host.processes import SCAN_SECONDS
 from gpu_exporter.host.watch import PERIOD_SECONDS, WAITING_SECONDS, HostWatch
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples

@@ -11,12 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpu_exporter.attribution import visible
-from gpu_exporter.attribution.devices import DeviceRef, Devices, devices
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.readable import readable as readable_name
-from gpu_exporter.collection.monitor import Monitor, observe
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
@@ -24,6 +21,9 @@ from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import REPLAY
+from gpu_exporter.owners import visible
+from gpu_exporter.owners.devices import DeviceRef, NodeDevices, devices
+from gpu_exporter.pipeline.monitor import Monitor, observe
 from gpu_exporter.sources.choice import local_gpus
 from gpu_exporter.sources.choice import recording as recording_path
 from gpu_exporter.sources.recording.format import job_of
@@ -223,7 +223,7 @@ def _no_device(name: str) -> str:
     return f"{printable(name, 80)} is not the UUID, or the beginning of the UUID, of one GPU or MIG device"
 
 
-def _devices(snapshot: Snapshot) -> Devices:
+def _devices(snapshot: Snapshot) -> NodeDevices:
     """Return the GPUs of a snapshot and their MIG devices."""
     migs = {}
     for series, _ in snapshot.samples:

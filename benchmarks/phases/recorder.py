@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.cli.stop import stop_event
-from gpu_exporter.collection.record import record
 from gpu_exporter.model.metric import Gpm, Metric, MetricSet, Pace
+from gpu_exporter.pipeline.recorder import record
 from gpu_exporter.sources.nvml.source import NvmlSource
 
 INTERVAL_SECONDS, LONGEST_SECONDS = 0.1, 3600.0

@@ -11,26 +11,26 @@ from pathlib import Path
 
 import click
 
+from gpu_exporter.active_checks import report
+from gpu_exporter.active_checks import verdicts as active
+from gpu_exporter.active_checks.history import ActiveChecks, CheckHistory
+from gpu_exporter.active_checks.load import INTERVAL, ROWS, Loads, readings
+from gpu_exporter.active_checks.rates import Rates
+from gpu_exporter.active_checks.run import TIME_LIMITS, CheckTarget, Outcomes, run
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.cli import gpu_users
-from gpu_exporter.collection.monitor import Monitor, observe
 from gpu_exporter.config import Config
-from gpu_exporter.health import check, judge
-from gpu_exporter.health.active_checks import ActiveChecks, History
-from gpu_exporter.health.kernel_log_reader import boot_id
+from gpu_exporter.events.kernel_log_reader import boot_id
+from gpu_exporter.health import check, fitness
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
-from gpu_exporter.probes import judge as active
-from gpu_exporter.probes import report
-from gpu_exporter.probes.load import INTERVAL, ROWS, Loads, readings
-from gpu_exporter.probes.rates import Rates
-from gpu_exporter.probes.run import TIME_LIMITS, Outcomes, Target, run
+from gpu_exporter.pipeline.monitor import Monitor, observe
 from gpu_exporter.sources.choice import only
 
 # The rows that are read before and after a check: the verdict's, whether the GPU is busy, and the counters.
-AROUND = tuple(dict.fromkeys((*judge.ROWS, *gpu_users.ROWS, m.GPU_UTIL, *active.COUNTERS)))
+AROUND = tuple(dict.fromkeys((*fitness.ROWS, *gpu_users.ROWS, m.GPU_UTIL, *active.COUNTERS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(slots=True)
 class _Checked:
-    results: list[active.Result] = field(default_factory=list)
+    results: list[active.CheckResult] = field(default_factory=list)
     outcomes: Outcomes = field(default_factory=lambda: Outcomes([]))
     warnings: list[str] = field(default_factory=list)
     clean: bool = True
@@ -86,12 +86,12 @@ def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
     return result.exit_code, clean and checked.clean and not checked.outcomes.stuck
 
 
-def _targets(passive: check.Report) -> Iterator[Target]:
+def _targets(passive: check.CheckReport) -> Iterator[CheckTarget]:
     """Yield the GPUs that can be tested: those that answer, and are not split into MIG instances."""
     for verdict in passive.verdicts:
         gpu = verdict.gpu
         if gpu.pci_bus_id and not any(problem.metric is m.UP for problem in verdict.problems):
-            yield Target(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model)
+            yield CheckTarget(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model)
 
 
 def _busy(snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
@@ -114,7 +114,7 @@ def _in_mig_mode(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
 
 
 def _checked(
-    request: Request, targets: list[Target], before: Snapshot, users: Mapping[int, tuple[str, ...]], end: float
+    request: Request, targets: list[CheckTarget], before: Snapshot, users: Mapping[int, tuple[str, ...]], end: float
 ) -> _Checked:
     """Run the check while the load is observed; judge and keep it. `users` are the programs that used GPUs before."""
     checked, loads, start = _Checked(), Loads(), time.time()
@@ -147,14 +147,14 @@ def _checked(
     return checked
 
 
-def _history(directory: Path | None, warnings: list[str]) -> History:
+def _history(directory: Path | None, warnings: list[str]) -> CheckHistory:
     if directory is None:
-        return History()
+        return CheckHistory()
     try:
         return ActiveChecks(directory).read()
     except (OSError, ValueError) as error:
         warnings.append(f"the history of active checks cannot be read: {error}")
-        return History()
+        return CheckHistory()
 
 
 def _keep(request: Request, checked: _Checked, at: float) -> None:
@@ -177,7 +177,7 @@ def _write(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def _merged(passive: check.Report, checked: _Checked, untested: Mapping[int, str]) -> check.Report:
+def _merged(passive: check.CheckReport, checked: _Checked, untested: Mapping[int, str]) -> check.CheckReport:
     """Return one report of the verdict by NVML and the active check. `untested` says why GPUs were not tested."""
     by_index = {result.verdict.gpu.index: result.verdict for result in checked.results}
     incomparable = {result.verdict.gpu.index for result in checked.results if not result.comparable}
@@ -188,7 +188,7 @@ def _merged(passive: check.Report, checked: _Checked, untested: Mapping[int, str
         for index in indices
         if index in checked.users and (index in untested or index in incomparable)
     }
-    return check.Report(verdicts, passive.missing, passive.missing_gpus, in_use)
+    return check.CheckReport(verdicts, passive.missing, passive.missing_gpus, in_use)
 
 
 def _both(passive: Verdict, measured: Verdict | None, untested: Mapping[int, str]) -> Verdict:

@@ -8,10 +8,9 @@ from dataclasses import asdict
 
 import click
 
+from gpu_exporter.active_checks.collectives import CollectiveFinding, MeasuredCollective, findings, limit, measure
 from gpu_exporter.health.check import EXIT_CODES
 from gpu_exporter.model.verdict import Health
-from gpu_exporter.probes.collective_judge import Finding, Measured, findings, limit
-from gpu_exporter.probes.collectives import measure
 
 # How long a rank waits for the others.
 WAIT_SECONDS = 120.0
@@ -26,7 +25,7 @@ def run_collectives(seconds: float | None, *, as_json: bool) -> int:
     return EXIT_CODES[Health.DEGRADED if found else Health.HEALTHY]
 
 
-def _lines(measured: Measured, found: Sequence[Finding]) -> Iterator[str]:
+def _lines(measured: MeasuredCollective, found: Sequence[CollectiveFinding]) -> Iterator[str]:
     nodes = len({rank.node for rank in measured.ranks})
     yield f"{len(measured.ranks)} ranks on {nodes} node{'s' if nodes > 1 else ''}; bus bandwidth as in nccl-tests"
     for each in measured.collectives:
@@ -39,7 +38,7 @@ def _lines(measured: Measured, found: Sequence[Finding]) -> Iterator[str]:
     yield "collectives: " + (f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "healthy")
 
 
-def _as_dict(measured: Measured, found: Sequence[Finding]) -> dict[str, object]:
+def _as_dict(measured: MeasuredCollective, found: Sequence[CollectiveFinding]) -> dict[str, object]:
     return {
         "ok": not found,
         "ranks": [asdict(rank) for rank in measured.ranks],

@@ -26,8 +26,8 @@ from gpu_exporter.diagnosis import gather, judge, report, terminal_report
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import Window, seen
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS

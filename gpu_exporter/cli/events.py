@@ -15,10 +15,10 @@ from gpu_exporter.catalogue.xids import Catalogue, load
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, settings
 from gpu_exporter.config import Config
-from gpu_exporter.health.event_state import KEPT, Event
-from gpu_exporter.health.kernel_log_entry import SxidLine
-from gpu_exporter.health.kernel_log_reader import KernelLog
-from gpu_exporter.health.saved_kernel_log import SavedEntry, SavedLog, read_saved
+from gpu_exporter.events.event_log import KEPT, Event
+from gpu_exporter.events.kernel_log_parser import SxidLine
+from gpu_exporter.events.kernel_log_reader import KernelLog
+from gpu_exporter.events.saved_kernel_log import SavedEntry, SavedLog, read_saved
 from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.model.errors import GpuExporterError
 

@@ -6,14 +6,14 @@ import pwd
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from gpu_exporter.attribution.cgroup import process_owner
+from gpu_exporter.active_checks.load import readings
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.probes.load import readings
+from gpu_exporter.owners.cgroup import process_owner
 
 # What must be read for `users`.
 ROWS = (m.PROCESSES, m.PROCESS_MEMORY, m.FB_USED)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_exporter.attribution.host_owner import host_watch
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.judge import Diagnosis
 from gpu_exporter.host.fabric.watch import FabricWatch
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.neighbours import neighbours
-from gpu_exporter.host.several import Several
+from gpu_exporter.host.threads import Several
 from gpu_exporter.model.source import HostEvidence, Source
+from gpu_exporter.owners.host_owner import host_watch
 from gpu_exporter.sources.choice import is_remote
 
 STARVED = "GpuHostCpuStarved"

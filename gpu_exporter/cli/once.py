@@ -12,13 +12,13 @@ from gpu_exporter.cli import tables
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, settings
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.fields_in_force import Fields
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.library import readings
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.fields_in_force import Fields
+from gpu_exporter.pipeline.monitor import observe
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer, everywhere, style
 from gpu_exporter.sources.choice import chosen
 
 

@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpu_exporter.attribution.cgroup import process_owner
-from gpu_exporter.attribution.choice import attributor
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import Config
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.snapshot import GpuSamples, Row, Snapshot
+from gpu_exporter.owners.cgroup import process_owner
+from gpu_exporter.owners.choice import attributor
+from gpu_exporter.pipeline.monitor import observe
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.targets import Owned, Wanted, chosen, holders
 from gpu_exporter.sources.choice import is_remote, only

@@ -11,9 +11,9 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave, stop_event
-from gpu_exporter.collection import record
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration, interval
+from gpu_exporter.pipeline import recorder
 from gpu_exporter.sources.choice import only
 
 
@@ -37,6 +37,6 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     stop, source = stop_event(), only(config)
     host = recorded_host(source, config)
     metrics = selected(config.metrics, processes=host is not None)
-    ticks, clean = record.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)
+    ticks, clean = recorder.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)
     click.echo(f"{out}: {ticks} ticks")
     leave(0, clean)

@@ -81,8 +81,8 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.catalogue.xids import load
     from gpu_exporter.cli.host import host_of
     from gpu_exporter.diagnosis.remote import Remote
-    from gpu_exporter.health.events import EventLog
-    from gpu_exporter.health.kernel_log_thread import KernelWatch
+    from gpu_exporter.events.event_log import EventLog
+    from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
     from gpu_exporter.sources.choice import is_remote, only
     from gpu_exporter.top.commands import Commands

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.comparison import (
     PRESENCE,
     Agreement,
@@ -18,12 +16,14 @@ from gpu_exporter.diagnosis.comparison import (
     Side,
     compared,
 )
-from gpu_exporter.exposition.renderer import number
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.renderer import number
+from gpu_exporter.pipeline.settings import CollectionSettings
 
 INTERVAL_SECONDS = 1.0
 # How long a source may take until it has read each GPU.

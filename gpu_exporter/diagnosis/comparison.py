@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Kind, Labels, Metric, Pace
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
+from gpu_exporter.pipeline.accumulator import INTEGRALS
 
 
 @dataclass(frozen=True, slots=True)

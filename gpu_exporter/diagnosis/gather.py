@@ -12,18 +12,18 @@ from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
-from gpu_exporter.collection.histograms import Histogram
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import Scrapes
-from gpu_exporter.health.events import EventLog
+from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.source import HostEvidence, Source
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
+from gpu_exporter.pipeline.histograms import Histogram
+from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Reader, Tick
 
 TICK_SECONDS = 1.0

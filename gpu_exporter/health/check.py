@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import judge
+from gpu_exporter.health import fitness
 from gpu_exporter.model.gpu import Gpu, by_device_file
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
@@ -32,7 +32,7 @@ def names(text: str) -> frozenset[int | str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """The verdicts that were requested, the number of GPUs that are missing, and their addresses as far as known.
 
     `in_use` are the GPUs, by index, of which an active check has no comparable result, with the programs that use them.
@@ -55,7 +55,7 @@ class Report:
         return IN_USE if self.in_use and self.health < Health.DEGRADED else EXIT_CODES[self.health]
 
 
-def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Report:
+def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> CheckReport:
     """Return the report on all GPUs, or on those that `only` names by index, device file or UUID.
 
     With `only`, an index that does not exist is reported as unhealthy, and no other GPU is counted as missing. A device
@@ -65,7 +65,11 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Repo
     verdicts = snapshot.verdicts
     # An empty snapshot means that the driver library hangs, which is not a verdict.
     if only is None or not snapshot.gpus:
-        return Report(verdicts, judge.missing(snapshot), judge.missing_gpus(snapshot)) if snapshot.gpus else Report(())
+        return (
+            CheckReport(verdicts, fitness.missing(snapshot), fitness.missing_gpus(snapshot))
+            if snapshot.gpus
+            else CheckReport(())
+        )
     gpus = [verdict.gpu for verdict in verdicts]
     known: dict[int | str, Gpu] = {gpu.index: gpu for gpu in gpus}
     known.update(by_device_file(gpus))
@@ -77,7 +81,7 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Repo
     if missing:
         chosen |= lost
     nowhere = Problem(m.UP, 0, "this node has no such GPU", Action.NODE_REBOOT, "gone")
-    return Report(
+    return CheckReport(
         (
             *(verdict for verdict in verdicts if verdict.gpu.index in chosen),
             *(Verdict(Gpu(index), (nowhere,)) for index in sorted(absent)),
@@ -86,7 +90,7 @@ def report(snapshot: Snapshot, only: frozenset[int | str] | None = None) -> Repo
     )
 
 
-def lines(result: Report) -> Iterable[str]:
+def lines(result: CheckReport) -> Iterable[str]:
     """Yield a line for each GPU with a problem, for each unknown, and a summary."""
     if not result.verdicts and not result.missing:
         yield "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`"
@@ -127,7 +131,7 @@ def _why(gap: Unknown) -> str:
     return gap.why.replace("_", " ") if gap.why.islower() else gap.why  # names such as CUDA_ERROR_NO_DEVICE stay
 
 
-def as_dict(result: Report) -> dict[str, Any]:
+def as_dict(result: CheckReport) -> dict[str, Any]:
     """Return a report for JSON."""
     return {
         "ok": result.health is Health.HEALTHY,
@@ -135,5 +139,5 @@ def as_dict(result: Report) -> dict[str, Any]:
         "missing": result.missing,
         "missing_gpus": result.missing_gpus,
         "in_use": [{"gpu": index, "by": programs} for index, programs in result.in_use.items()],
-        "gpus": [judge.as_dict(verdict) for verdict in result.verdicts],
+        "gpus": [fitness.as_dict(verdict) for verdict in result.verdicts],
     }

@@ -2,29 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host import limits as limit_files
-from gpu_exporter.host import procfs, sample
+from gpu_exporter.host import processes, procfs
 from gpu_exporter.host.cgroup import CpuLimit, Throttling
 from gpu_exporter.host.files import HostFiles, why
 from gpu_exporter.host.limits import Limits
-from gpu_exporter.host.sample import ProcessSample, ThreadSample
-from gpu_exporter.host.topology import Topology
-from gpu_exporter.host.totals import (
-    OF_PROCESSES,
-    OF_SHARED_MEMORY,
-    OF_WORKERS,
-    Key,
-    Totals,
-    add_launching,
-    add_tree,
-    add_workers,
-)
-from gpu_exporter.host.tree import SCAN_SECONDS, Tree
+from gpu_exporter.host.processes import AUTOGRAD, SCAN_SECONDS, ProcessSample, ThreadSample, Tree
+from gpu_exporter.host.procfs import cpu_list
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import pci_bus_id
+
+# A worker counts as active if it used a CPU, waited for one or was blocked for more than this share of the time.
+ACTIVE = 0.05
+
+Key = tuple[int, int]
+
+OF_WORKERS = (m.HOST_WORKERS, m.HOST_WORKERS_ACTIVE, m.HOST_WORKER_CPU, m.HOST_WORKER_WAIT, m.HOST_WORKER_BLOCKED)
+OF_SHARED_MEMORY = (m.HOST_SHM_USED, m.HOST_SHM_LIMIT)
+# What a poll of the processes of a GPU can yield: `gpu_metric_supported` says why one of them is absent.
+OF_PROCESSES = (
+    m.HOST_LAUNCH_CPU,
+    m.HOST_LAUNCH_WAIT,
+    m.HOST_LAUNCH_BLOCKED,
+    *OF_WORKERS,
+    m.HOST_CPU,
+    m.HOST_FAULTS,
+    m.HOST_READ,
+    m.HOST_SWAP,
+    *OF_SHARED_MEMORY,
+)
+
+
+@dataclass(slots=True)
+class HostTotals:
+    """The values of one GPU: counters that continue when its processes change, and gauges of the last poll."""
+
+    counters: dict[Metric, float] = field(default_factory=dict)
+    gauges: dict[Metric, float] = field(default_factory=dict)
+
+    def add(self, metric: Metric, increase: float) -> None:
+        """Add to a counter, which begins at 0."""
+        self.counters[metric] = self.counters.get(metric, 0.0) + max(0.0, increase)
+
+    def values(self) -> Mapping[Metric, float]:
+        """Return all values."""
+        return {**{metric: round(value, 6) for metric, value in self.counters.items()}, **self.gauges}
+
+
+def add_launching(
+    totals: HostTotals,
+    leader: ProcessSample,
+    before: ProcessSample,
+    threads: Mapping[int, bytes],
+    now: Mapping[int, ThreadSample],
+    then: Mapping[int, ThreadSample],
+    elapsed: float,
+) -> None:
+    """Add what the launching thread did: it ran, waited for a CPU, or was blocked.
+
+    In PyTorch, the main thread and the autograd thread launch in turn, so both count as one. If another thread is
+    busier than both together, it holds the interpreter or does the launching, so it counts instead.
+    """
+    ran = {tid: now[tid].ran - then[tid].ran for tid in threads if tid in now and tid in then}
+    waited = {tid: now[tid].waited - then[tid].waited for tid in ran}
+    if leader.ran is not None and before.ran is not None:
+        ran[leader.pid] = leader.ran - before.ran
+        waited[leader.pid] = (leader.waited or 0.0) - (before.waited or 0.0)
+    if not ran:  # no scheduler statistics: the CPU time of the process is the best that there is
+        totals.add(m.HOST_LAUNCH_CPU, min(elapsed, leader.stat.cpu_seconds - before.stat.cpu_seconds))
+    else:
+        in_turn = [tid for tid in ran if tid == leader.pid or threads.get(tid, b"").startswith(AUTOGRAD)]
+        busiest = max(ran, key=ran.__getitem__)
+        launching = in_turn if sum(ran[tid] for tid in in_turn) >= ran[busiest] else [busiest]
+        totals.add(m.HOST_LAUNCH_CPU, min(elapsed, sum(ran[tid] for tid in launching)))
+        totals.add(m.HOST_LAUNCH_WAIT, min(elapsed, sum(waited[tid] for tid in launching)))
+    totals.add(m.HOST_LAUNCH_BLOCKED, elapsed if leader.is_blocked else 0.0)
+
+
+def add_workers(
+    totals: HostTotals, workers: Mapping[Key, ProcessSample], before: Mapping[Key, ProcessSample], elapsed: float
+) -> None:
+    """Add what the workers did. A worker that was not there before has no increase yet."""
+    active = 0
+    for metric in (m.HOST_WORKER_CPU, m.HOST_WORKER_WAIT, m.HOST_WORKER_BLOCKED):
+        totals.add(metric, 0.0)
+    for key, worker in workers.items():
+        earlier = before.get(key)
+        if earlier is None:
+            continue
+        ran = worker.stat.cpu_seconds - earlier.stat.cpu_seconds
+        waited = (worker.waited or 0.0) - (earlier.waited or 0.0)
+        blocked = elapsed if worker.is_blocked else 0.0
+        active += ran + waited + blocked > ACTIVE * elapsed
+        totals.add(m.HOST_WORKER_CPU, ran)
+        totals.add(m.HOST_WORKER_WAIT, waited)
+        totals.add(m.HOST_WORKER_BLOCKED, blocked)
+    totals.gauges[m.HOST_WORKERS] = float(len(workers))
+    totals.gauges[m.HOST_WORKERS_ACTIVE] = float(active)
+
+
+def add_tree(totals: HostTotals, processes: Mapping[Key, ProcessSample], before: Mapping[Key, ProcessSample]) -> None:
+    """Add the CPU time and the major page faults of all processes of the GPU and their descendants."""
+    totals.add(m.HOST_CPU, 0.0)
+    totals.add(m.HOST_FAULTS, 0.0)
+    for key, now in processes.items():
+        if earlier := before.get(key):
+            totals.add(m.HOST_CPU, now.stat.cpu_seconds - earlier.stat.cpu_seconds)
+            totals.add(m.HOST_FAULTS, now.stat.major_faults - earlier.stat.major_faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The NUMA nodes of the machine that have CPUs, and the CPUs that are local to a GPU."""
+
+    nodes: int
+    local_cpus: frozenset[int]
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether a process can run on a node other than that of the GPU."""
+        return self.nodes > 1 and bool(self.local_cpus)
+
+
+def topology(pci: str, read: Callable[[str], bytes]) -> Topology:
+    """Return the place of the GPU at a PCI address. `read` returns a file below /sys, and raises OSError.
+
+    The kernel lists the local CPUs by the PCIe root port, so they are right on machines with several roots per node. On
+    virtual machines the node is often -1, and all CPUs count as local.
+    """
+    try:
+        nodes = len(cpu_list(read("devices/system/node/has_cpu")))
+        device = f"bus/pci/devices/{pci_bus_id(pci)[4:].lower()}"  # the kernel writes four digits of the domain
+        node = read(f"{device}/numa_node").strip()
+        local = cpu_list(read(f"{device}/local_cpulist")) if node.isdigit() else frozenset[int]()
+    except OSError:
+        return Topology(0, frozenset())
+    return Topology(nodes, local)
+
 
 # Of more processes on one GPU, those with the lowest PIDs are read.
 MOST_PROCESSES = 512
@@ -47,7 +165,7 @@ class GpuHost:
     """Reads the processes of one GPU. `leader` is the one that launches most of its work."""
 
     topology: Topology
-    totals: Totals = field(default_factory=Totals, init=False)
+    totals: HostTotals = field(default_factory=HostTotals, init=False)
     missing: dict[Metric, str] = field(default_factory=dict, init=False)
     leader: ProcessSample | None = field(default=None, init=False)
     limits: Limits = field(default_factory=Limits, init=False)
@@ -94,7 +212,7 @@ class GpuHost:
     def _processes(self, files: HostFiles, pids: Mapping[int, float]) -> Iterator[tuple[Key, ProcessSample]]:
         for pid in sorted(pids)[:MOST_PROCESSES]:
             try:
-                process = sample.process(files, pid)
+                process = processes.process(files, pid)
             except PermissionError:
                 self.missing[m.HOST_CPU] = "no_permission"
                 continue
@@ -111,7 +229,7 @@ class GpuHost:
         for tree in self._trees.values():
             try:
                 tree.scan(files, on_gpus, thorough=thorough or not tree.pids)
-                found = [(pid, sample.process(files, pid)) for pid in tree.pids]
+                found = [(pid, processes.process(files, pid)) for pid in tree.pids]
             except PermissionError:
                 found = []
             for pid, worker in found:
@@ -137,7 +255,7 @@ class GpuHost:
         changed = before is None or before.key != leader.key
         self.leader = leader
         if changed or thorough:
-            self._threads = sample.launching_threads(files, leader.pid)
+            self._threads = processes.launching_threads(files, leader.pid)
             self.limits = limit_files.limits(files, leader.pid)
         if changed:
             self._thread_samples = {}
@@ -145,7 +263,7 @@ class GpuHost:
 
     def _read_threads(self, files: HostFiles) -> dict[int, ThreadSample]:
         leader = self.leader
-        looked = {tid: sample.thread(files, leader.pid, tid) for tid in self._threads} if leader else {}
+        looked = {tid: processes.thread(files, leader.pid, tid) for tid in self._threads} if leader else {}
         return {tid: thread for tid, thread in looked.items() if thread}
 
     def _add(

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host import limits, procfs
 from gpu_exporter.host.files import MACHINE_BYTES, HostFiles
-from gpu_exporter.host.gpu import GpuHost, Machine
-from gpu_exporter.host.row_thread import RowThread
-from gpu_exporter.host.topology import topology
+from gpu_exporter.host.gpu import GpuHost, Machine, topology
+from gpu_exporter.host.threads import RowThread
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels
@@ -29,7 +28,7 @@ OwnerOf = Callable[[bytes], Labels]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WatchedGpu:
     """A GPU with its processes, each with the latest time at which it may have started (seconds since the boot)."""
 
     gpu: Gpu
@@ -55,7 +54,7 @@ class HostWatch(RowThread):
     ) -> None:
         super().__init__("host", "host evidence", period)
         self._files, self._names, self._commands, self._owner_of = files, names, commands, owner_of
-        self._targets: Sequence[Target] = ()
+        self._targets: Sequence[WatchedGpu] = ()
         self._hosts: dict[str, GpuHost] = {}
 
     def rows(self, gpus: Iterable[GpuSamples]) -> Sequence[Row]:
@@ -127,7 +126,7 @@ def _text(content: bytes, most: int) -> str:
     return printable(content.decode("utf-8", "replace"), most)
 
 
-def _target(seen: GpuSamples) -> Target:
+def _target(seen: GpuSamples) -> WatchedGpu:
     """Return what to read for a GPU: the processes that the driver names, and whether the GPU waits."""
     pids: dict[int, float] = {}
     waits = False
@@ -137,4 +136,4 @@ def _target(seen: GpuSamples) -> Target:
             pids[int(dict(series.labels)["pid"])] = named_at
         elif series.metric is m.GR_ENGINE_ACTIVE:
             waits = waits or value < BUSY_ENGINE
-    return Target(seen.gpu, pids, waits and bool(pids))
+    return WatchedGpu(seen.gpu, pids, waits and bool(pids))

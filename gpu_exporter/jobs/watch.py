@@ -14,12 +14,10 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.jobs.connections import Connections
-from gpu_exporter.jobs.family import Family
 from gpu_exporter.jobs.message import Message, UnknownVersion, decode
-from gpu_exporter.jobs.places import Places, places
-from gpu_exporter.jobs.samples import RankSeries
+from gpu_exporter.jobs.places import Places, ProcessFamily, places
 from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
-from gpu_exporter.jobs.store import LATE_SECONDS, RankKey, RankStore, Result, Sender
+from gpu_exporter.jobs.store import LATE_SECONDS, Accepted, RankKey, RankSeries, RankStore, Sender
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.job_message import MOST_BYTES
@@ -45,14 +43,14 @@ class JobWatch(threading.Thread):
 
     def __init__(self, path: Path, procfs: Path = Path("/proc"), *, live: bool = True) -> None:
         super().__init__(name="jobs", daemon=True)
-        self._path, self._family = path, Family(HostFiles(procfs, Path("/sys")))
+        self._path, self._family = path, ProcessFamily(HostFiles(procfs, Path("/sys")))
         self._live = live
         self._socket: JobSocket | None = None
         self._connections: Connections | None = None
         self._problem = ""
         self._store, self._places = RankStore(), Places()
         self._series: dict[RankKey, RankSeries] = {}
-        self._counts = dict.fromkeys(Result, 0)
+        self._counts = dict.fromkeys(Accepted, 0)
         self._count_series = {
             result: Series(m.JOB_MESSAGES, None, (("result", result.value),)) for result in self._counts
         }
@@ -108,7 +106,7 @@ class JobWatch(threading.Thread):
         else:
             for received in self._connections.receive(IDLE_SECONDS):
                 self._counts[self.take(*received)] += 1
-            self._counts[Result.LIMIT] += self._connections.refused
+            self._counts[Accepted.LIMIT] += self._connections.refused
             self._connections.refused = 0
         now = time.monotonic()
         self._store.forget(now)
@@ -137,22 +135,22 @@ class JobWatch(threading.Thread):
             self._problem = str(error)
             log.error("%s; the exporter tries again", error)
 
-    def take(self, content: bytes, pid: int, uid: int) -> Result:
+    def take(self, content: bytes, pid: int, uid: int) -> Accepted:
         """Take a message of a process; return what became of it."""
         now = time.monotonic()
         if len(content) > MOST_BYTES:
-            return self._fault(Result.TOO_LARGE, f"larger than {MOST_BYTES} bytes", pid, uid)
+            return self._fault(Accepted.TOO_LARGE, f"larger than {MOST_BYTES} bytes", pid, uid)
         try:
             message = decode(content)
         except UnknownVersion as error:
-            return self._fault(Result.VERSION, str(error), pid, uid)
+            return self._fault(Accepted.VERSION, str(error), pid, uid)
         except ValueError as error:
-            return self._fault(Result.INVALID, str(error), pid, uid)
+            return self._fault(Accepted.INVALID, str(error), pid, uid)
         if message.elapsed > now + LATE_SECONDS:
-            return self._fault(Result.INVALID, "elapsed: longer than this machine runs", pid, uid)
+            return self._fault(Accepted.INVALID, "elapsed: longer than this machine runs", pid, uid)
         sender = self._sender(message, pid, uid)
         if sender is None:
-            return self._fault(Result.UNKNOWN_GPU, "neither process, UUID nor pod belongs to one GPU", pid, uid)
+            return self._fault(Accepted.UNKNOWN_GPU, "neither process, UUID nor pod belongs to one GPU", pid, uid)
         return self._store.take(message, sender, now, time.time())
 
     def _sender(self, message: Message, pid: int, uid: int) -> Sender | None:
@@ -166,7 +164,7 @@ class JobWatch(threading.Thread):
             place = known.of_rank(message.rank)
         return None if place is None else Sender(uid, pid, place, verified=False)
 
-    def _fault(self, result: Result, why: str, pid: int, uid: int) -> Result:
+    def _fault(self, result: Accepted, why: str, pid: int, uid: int) -> Accepted:
         now = time.monotonic()
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now

@@ -14,19 +14,87 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.answers import decoded, event, refused, too_large
-from gpu_exporter.kubernetes.objects import Event, ListHead, Object, ObjectList
+from gpu_exporter.kubernetes.objects import (
+    EventHead,
+    FailureEvent,
+    ListHead,
+    Object,
+    ObjectList,
+    WatchEvent,
+    WatchFailure,
+)
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.version import __version__
 
+T = TypeVar("T")
+
+MOST_FAILURE_BYTES = 1 << 16
+
+
+def refused(response: HTTPResponse, path: str, method: str = "GET") -> LookupFailed:
+    """Return the failure that an answer other than 200 and 201 means."""
+    reasons = {
+        401: "unauthorized",
+        403: "forbidden",
+        404: "not_found",
+        409: "conflict",
+        410: "gone",
+        422: "conflict",  # the `test` of a JSON patch failed
+        429: "too_many_requests",
+    }
+    verbs = {"GET": "verbs list and watch", "POST": "verb create", "PUT": "verb update", "PATCH": "verb patch"}[method]
+    causes = {
+        401: ("the API server rejects the token", "check that the service account still exists"),
+        403: ("forbidden", f"the service account needs the {verbs} (a ClusterRole and its binding)"),
+        409: ("the object has changed since it was read", ""),
+        422: ("the object has changed since it was read, or it is invalid", ""),
+        410: ("the resource version is too old; gpu-exporter lists again", ""),
+    }
+    reason = reasons.get(response.status, f"http_{response.status}")
+    cause, fix = causes.get(response.status) or (_why(response, method), "")
+    after = response.headers.get("Retry-After", "")
+    retry_after = float(after) if after.isdecimal() and len(after) < 6 else 0.0
+    return LookupFailed(reason, f"API server: {path}: {response.status}: {cause}", fix=fix, retry_after=retry_after)
+
+
+def _why(response: HTTPResponse, method: str) -> str:
+    """Return why the server refuses a request; for a write, such as an eviction, in its own words."""
+    try:
+        message = json_as(WatchFailure, response.read(MOST_FAILURE_BYTES)).get("message") if method != "GET" else ""
+    except ValueError:
+        message = ""
+    return printable(message or response.reason, 200)
+
+
+def too_large(path: str, why: str) -> LookupFailed:
+    """Return the failure of an answer that exceeds a limit."""
+    return LookupFailed("too_large", f"API server: {path}: {why}", fix="check KUBERNETES_SERVICE_HOST")
+
+
+def decoded(body: bytes, kind: type[T], path: str) -> T:
+    """Return an answer of the server as `kind`. Raises LookupFailed if it is malformed."""
+    try:
+        return json_as(kind, body)
+    except ValueError as error:
+        raise LookupFailed("malformed", f"API server: {path}: unexpected answer: {error}") from error
+
+
+def event(line: bytes, path: str) -> WatchEvent:
+    """Return an event. Raises LookupFailed if it is an ERROR event, or malformed."""
+    if decoded(line, EventHead, path)["type"] != "ERROR":
+        return decoded(line, WatchEvent, path)
+    failure = decoded(line, FailureEvent, path)["object"]
+    reason = "gone" if failure.get("code") == 410 else "refused"
+    raise LookupFailed(reason, f"API server: watch ended: {printable(failure.get('message', ''), 200)}")
+
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-T = TypeVar("T")
 
 # How long the server may be silent (seconds). A whole answer or list, however many pages it has, may take
 # TOTAL_TIMEOUT_FACTOR times as long.
@@ -58,7 +126,7 @@ class _TimedSocket(ssl.SSLSocket):
         return super().recv_into(buffer, nbytes, flags)
 
 
-class Content(NamedTuple):
+class ListContent(NamedTuple):
     """What a request sends: its method, and its body with the content type."""
 
     method: str = "GET"
@@ -66,7 +134,7 @@ class Content(NamedTuple):
     kind: str = ""
 
 
-GET = Content()
+GET = ListContent()
 
 
 class Api:
@@ -111,7 +179,7 @@ class Api:
             start = {"continue": token}
         raise too_large(path, f"more than {limits.MOST_PAGES} pages")
 
-    def watch(self, path: str, seconds: float, **query: str) -> Generator[Event | None, None, None]:
+    def watch(self, path: str, seconds: float, **query: str) -> Generator[WatchEvent | None, None, None]:
         """Yield None once the server answers, then events for about `seconds`. Raises LookupFailed.
 
         It does not reconnect: after a restore of etcd, a new connection may reach a server with lower versions than
@@ -130,7 +198,9 @@ class Api:
                 if line.strip():
                     yield event(line, path)
 
-    def _body(self, path: str, query: Mapping[str, str], most: int, deadline: float, content: Content = GET) -> bytes:
+    def _body(
+        self, path: str, query: Mapping[str, str], most: int, deadline: float, content: ListContent = GET
+    ) -> bytes:
         reads = content.method == "GET"  # a write may have been carried out although its answer was lost
         with (
             self._as_lookup_failed(path),
@@ -150,7 +220,7 @@ class Api:
         deadline: float,
         *,
         reconnect: bool = True,
-        content: Content = GET,
+        content: ListContent = GET,
     ) -> Iterator[HTTPResponse]:
         headers = {"Accept": "application/json", "User-Agent": f"gpu-exporter/{__version__}"}
         if content.kind:
@@ -175,7 +245,7 @@ class Api:
         deadline: float,
         *,
         reconnect: bool,
-        content: Content,
+        content: ListContent,
     ) -> HTTPResponse:
         """Send a request on the kept connection; if the server has closed that, `reconnect` tries a new one."""
         kept = self._connection is not None
@@ -188,7 +258,7 @@ class Api:
         return self._send(url, headers, patience, deadline, content)
 
     def _send(
-        self, url: str, headers: Mapping[str, str], patience: float, deadline: float, content: Content
+        self, url: str, headers: Mapping[str, str], patience: float, deadline: float, content: ListContent
     ) -> HTTPResponse:
         connection, token = self._connected()
         authorized = {**headers, "Authorization": f"Bearer {token}"}

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+import re
+from collections.abc import Collection
+from typing import Any, TypedDict
+
+# Whole GPUs, shares of a GPU (time-slicing, MPS), and MIG instances, as NVIDIA's device plugin names them. Below
+# nvidia.com/ there are also network cards (hostdev, rdma_*), amounts (gpumem, gpucores), and GPUs that are handed to
+# VMs (GV100GL_Tesla_V100): their device ids are PCI addresses, IOMMU groups or numbers, not GPUs of this node.
+_GPU = re.compile(r"nvidia[.]com/(?:gpu|gpu[.]shared|mig-.+)")
+
+
+def is_gpu(resource: str, configured: Collection[str] = ()) -> bool:
+    """Return whether a resource is GPUs, shares or instances of them; `configured` are further names."""
+    return resource in configured or _GPU.fullmatch(resource) is not None
+
 
 # The UID by which the cgroups of a static pod are named, and the GPUs that the schedulers of HAMi and Volcano chose.
 Annotations = TypedDict(
@@ -20,22 +33,29 @@ class OwnerReference(TypedDict, total=False):
     controller: bool
 
 
-class Metadata(TypedDict, total=False):
-    """Metadata of an object, and of an event without an object."""
+class _Identity(TypedDict, total=False):
+    """The part of the metadata that every reader needs."""
 
     name: str
     namespace: str
     uid: str
     resourceVersion: str
     labels: dict[str, str] | None
-    annotations: Annotations | None
     ownerReferences: list[OwnerReference] | None
 
 
+class Metadata(_Identity, total=False):
+    """Metadata of an object, and of an event without an object, with few annotations: the exporter keeps those of
+    every pod of its node."""
+
+    annotations: Annotations | None
+
+
 class PodStatus(TypedDict, total=False):
-    """The phase of a pod."""
+    """The phase and the address of a pod."""
 
     phase: str
+    podIP: str
 
 
 class Attribute(TypedDict, total=False):
@@ -50,14 +70,14 @@ class BasicDevice(TypedDict, total=False):
     attributes: dict[str, Attribute] | None
 
 
-class Device(BasicDevice, total=False):
+class SliceDevice(BasicDevice, total=False):
     """A device of a ResourceSlice. Until v1beta1 its attributes are in `basic`."""
 
     name: str
     basic: BasicDevice | None
 
 
-class Pool(TypedDict, total=False):
+class SlicePool(TypedDict, total=False):
     """The pool of a ResourceSlice."""
 
     name: str
@@ -68,8 +88,8 @@ class SliceSpec(TypedDict, total=False):
     """The spec of a ResourceSlice; that of a pod has none of these fields."""
 
     driver: str
-    pool: Pool | None
-    devices: list[Device] | None
+    pool: SlicePool | None
+    devices: list[SliceDevice] | None
 
 
 class Object(TypedDict, total=False):
@@ -103,13 +123,13 @@ class EventHead(TypedDict):
     type: str
 
 
-class Event(EventHead):
+class WatchEvent(EventHead):
     """An event of a watch."""
 
     object: Object
 
 
-class Failure(TypedDict, total=False):
+class WatchFailure(TypedDict, total=False):
     """The object of an ERROR event."""
 
     code: int
@@ -119,7 +139,7 @@ class Failure(TypedDict, total=False):
 class FailureEvent(EventHead):
     """An event that ends a watch."""
 
-    object: Failure
+    object: WatchFailure
 
 
 class GroupVersion(TypedDict, total=False):
@@ -132,3 +152,175 @@ class ApiGroup(TypedDict):
     """The versions of an API group that the server has."""
 
     versions: list[GroupVersion]
+
+
+FieldsV1 = TypedDict("FieldsV1", {"f:spec": dict[str, Any]}, total=False)
+
+
+class ManagedFields(TypedDict, total=False):
+    """The fields that a client has written."""
+
+    manager: str
+    fieldsV1: FieldsV1 | None
+
+
+class FullMetadata(_Identity, total=False):
+    """Metadata with all annotations, and who wrote which field."""
+
+    annotations: dict[str, str] | None
+    managedFields: list[ManagedFields] | None
+    deletionTimestamp: str | None
+
+
+class NodeSpec(TypedDict, total=False):
+    """Whether a node is cordoned, and its taints with all their keys."""
+
+    unschedulable: bool
+    taints: list[dict[str, Any]] | None
+
+
+class NodeCondition(TypedDict, total=False):
+    """A condition of a node."""
+
+    type: str
+    status: str
+
+
+class NodeInfo(TypedDict, total=False):
+    """The boot of a node."""
+
+    bootID: str
+
+
+class NodeStatus(TypedDict, total=False):
+    """The state of a node as kubelet reports it."""
+
+    conditions: list[NodeCondition] | None
+    nodeInfo: NodeInfo
+    capacity: dict[str, str] | None
+
+
+class NodeObject(TypedDict, total=False):
+    """A node."""
+
+    metadata: FullMetadata
+    spec: NodeSpec
+    status: NodeStatus
+
+
+class NodeList(TypedDict):
+    """A page of nodes."""
+
+    items: list[NodeObject] | None
+
+
+class Resources(TypedDict, total=False):
+    """The resources of a container; those of devices are always limits, too."""
+
+    limits: dict[str, str] | None
+
+
+class Container(TypedDict, total=False):
+    """A container."""
+
+    resources: Resources
+
+
+class PodSpec(TypedDict, total=False):
+    """The node, the priority and the resources of a pod. Of `resourceClaims`, only whether there are any matters."""
+
+    nodeName: str
+    priority: int | None
+    containers: list[Container] | None
+    initContainers: list[Container] | None
+    resourceClaims: list[dict[str, Any]] | None
+
+
+class PodObject(TypedDict, total=False):
+    """A pod."""
+
+    metadata: FullMetadata
+    spec: PodSpec
+    status: PodStatus
+
+
+class PodList(TypedDict):
+    """A page of pods."""
+
+    items: list[PodObject] | None
+
+
+class Requirement(TypedDict, total=False):
+    """An expression of a label selector."""
+
+    key: str
+    operator: str
+    values: list[str] | None
+
+
+class Selector(TypedDict, total=False):
+    """A label selector."""
+
+    matchLabels: dict[str, str] | None
+    matchExpressions: list[Requirement] | None
+
+
+class BudgetSpec(TypedDict, total=False):
+    """The pods of a PodDisruptionBudget."""
+
+    selector: Selector | None
+
+
+class BudgetStatus(TypedDict, total=False):
+    """How many more pods may be evicted now."""
+
+    disruptionsAllowed: int
+
+
+class BudgetObject(TypedDict, total=False):
+    """A PodDisruptionBudget."""
+
+    metadata: FullMetadata
+    spec: BudgetSpec
+    status: BudgetStatus
+
+
+class BudgetList(TypedDict):
+    """A page of PodDisruptionBudgets."""
+
+    items: list[BudgetObject] | None
+
+
+class Resource(TypedDict, total=False):
+    """A resource that the server has, and its group and version if they are not those of the list."""
+
+    name: str
+    group: str
+    version: str
+
+
+class ResourceList(TypedDict):
+    """The resources of a group and version."""
+
+    resources: list[Resource] | None
+
+
+class LeaseSpec(TypedDict, total=False):
+    """Who holds a Lease, and for how long."""
+
+    holderIdentity: str | None
+    leaseDurationSeconds: int | None
+    acquireTime: str | None
+    renewTime: str | None
+    leaseTransitions: int | None
+
+
+class LeaseObject(TypedDict, total=False):
+    """A Lease."""
+
+    metadata: FullMetadata
+    spec: LeaseSpec
+
+
+class Ignored(TypedDict, total=False):
+    """An answer whose content does not matter."""

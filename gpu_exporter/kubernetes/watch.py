@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api
-from gpu_exporter.kubernetes.objects import Event, Object
+from gpu_exporter.kubernetes.objects import Object, WatchEvent
 from gpu_exporter.model.lookup import LONGEST_WAIT, Incomplete, Lookup, LookupFailed
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ LONGEST_RETRY_AFTER = 60.0
 Followed = Mapping[str, T]
 
 
-class Watch(threading.Thread, Generic[T]):
+class ListWatch(threading.Thread, Generic[T]):
     """Keeps the result of `read` for each object, by namespace and name, without those for which it returns None.
 
     Where `read` raises Incomplete, its `rest` is kept, and the drop is counted. `path` may ask the server where the
@@ -84,7 +84,7 @@ class Watch(threading.Thread, Generic[T]):
                 self._take(event)
             self._publish()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: WatchEvent) -> None:
         item = event["object"]
         if event["type"] == "DELETED":
             self._values.pop(_key(item), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.host.sample import ENDED
+from gpu_exporter.host.processes import ENDED
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_exporter.attribution.cgroup import ProcessOwner, uid
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Row, Snapshot
+from gpu_exporter.owners.cgroup import ProcessOwner, uid
 
 # Of more processes, the user must choose.
 MOST_PROCESSES = 64

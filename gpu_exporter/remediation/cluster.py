@@ -11,7 +11,8 @@ from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.node_objects import (
+from gpu_exporter.kubernetes.objects import (
+    ApiGroup,
     BudgetList,
     BudgetObject,
     Ignored,
@@ -22,8 +23,7 @@ from gpu_exporter.kubernetes.node_objects import (
     PodObject,
     ResourceList,
 )
-from gpu_exporter.kubernetes.objects import ApiGroup
-from gpu_exporter.kubernetes.writer import Operation, Writer
+from gpu_exporter.kubernetes.writer import KubernetesWriter, Operation
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import evidence
@@ -87,7 +87,7 @@ class Cluster(Protocol):
 class KubernetesCluster:
     """The API server of this pod's cluster. For one thread."""
 
-    def __init__(self, api: Writer, settings: Settings) -> None:
+    def __init__(self, api: KubernetesWriter, settings: Settings) -> None:
         self._api, self._exporters = api, settings.exporters
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._lease = f"{self._leases}/{settings.lease}"

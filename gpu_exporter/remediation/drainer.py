@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from gpu_exporter.kubernetes.node_objects import PodObject
+from gpu_exporter.kubernetes.objects import PodObject
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import drain, load, patches, pods, state
 from gpu_exporter.remediation.cluster import Cluster

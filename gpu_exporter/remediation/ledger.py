@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from gpu_exporter.io.decoding import json_as, printable
-from gpu_exporter.kubernetes.node_objects import LeaseObject
+from gpu_exporter.kubernetes.objects import LeaseObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation.state import PREFIX
 

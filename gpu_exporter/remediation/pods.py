@@ -8,8 +8,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from gpu_exporter.io.user_text import duration
-from gpu_exporter.kubernetes.gpu_resources import is_gpu
-from gpu_exporter.kubernetes.node_objects import BudgetObject, PodObject, Requirement
+from gpu_exporter.kubernetes.objects import BudgetObject, PodObject, Requirement, is_gpu
 from gpu_exporter.remediation.settings import Drain, Scope
 from gpu_exporter.remediation.state import PREFIX
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_exporter.io.user_text import address, duration
 from gpu_exporter.kubernetes.client import server_address
-from gpu_exporter.kubernetes.writer import Writer
+from gpu_exporter.kubernetes.writer import KubernetesWriter
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import ledger as lease
@@ -37,12 +37,12 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 FOLLOW_SECONDS, LEAST_SECONDS = 5.0, 5.0
 
 
-def client(account: Path, environ: Mapping[str, str]) -> Writer:
+def client(account: Path, environ: Mapping[str, str]) -> KubernetesWriter:
     """Return a client of the cluster that this pod runs in; close it. Raises GpuExporterError outside a cluster."""
-    return Writer(*server_address(environ, "the remediation controller runs only"), account)
+    return KubernetesWriter(*server_address(environ, "the remediation controller runs only"), account)
 
 
-def controller(settings: Settings, metrics: Metrics, api: Writer) -> Controller:
+def controller(settings: Settings, metrics: Metrics, api: KubernetesWriter) -> Controller:
     """Return a controller that uses this client."""
     cluster = KubernetesCluster(api, settings)
     identity = f"{socket.gethostname()}_{random.SystemRandom().randrange(1 << 32):08x}"

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from gpu_exporter.io.decoding import json_as
-from gpu_exporter.kubernetes.gpu_resources import is_gpu
-from gpu_exporter.kubernetes.node_objects import NodeObject
+from gpu_exporter.kubernetes.objects import NodeObject, is_gpu
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER
 
 PREFIX = "gpu-exporter.io"

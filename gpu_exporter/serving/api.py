@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import judge
+from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import Snapshot
 
 OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
@@ -55,7 +55,7 @@ def gpus(snapshot: Snapshot) -> Answer:
             owners[series.gpu.uuid].append(dict(series.labels))
     entries = [
         {
-            **judge.as_dict(verdict),
+            **fitness.as_dict(verdict),
             "up": status.up,
             "reason": status.reason,
             "owners": owners[status.gpu.uuid],
@@ -63,7 +63,7 @@ def gpus(snapshot: Snapshot) -> Answer:
         }
         for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
     ]
-    about = {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "missing": judge.missing(snapshot)}
+    about = {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "missing": fitness.missing(snapshot)}
     return shown(lambda: {**about, "gpus": entries})
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_exporter.collection.settings import PAGE_SECONDS
-from gpu_exporter.exposition.pages import Pages
-from gpu_exporter.health.active_checks import Run
-from gpu_exporter.health.events import EventLog
+from gpu_exporter.active_checks.history import Run
+from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.pages import Pages
+from gpu_exporter.pipeline.settings import PAGE_SECONDS
 from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
 from gpu_exporter.serving.node_state import Since
 

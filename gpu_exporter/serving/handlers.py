@@ -7,8 +7,8 @@ from functools import partial
 
 from tornado.web import HTTPError
 
-from gpu_exporter.exposition.pages import Variant
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.pages import Variant
 from gpu_exporter.serving import api, node_state
 from gpu_exporter.serving.endpoint import NO_METRICS_YET, Endpoint, Health
 from gpu_exporter.serving.handler import TEXT, Handler

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gpu_exporter.collection.collector import Collector
 from gpu_exporter.io.user_text import release_duration
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.security.guard import Guard
 from gpu_exporter.serving.security.token_file import Token

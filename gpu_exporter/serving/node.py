@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
+from gpu_exporter.active_checks.history import ActiveCheckWatch
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.pages import Pages
-from gpu_exporter.exposition.renderer import Renderer, everywhere, style
-from gpu_exporter.health.active_check_watch import ActiveCheckWatch
-from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.health.kernel_log_reader import boot_id
-from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.events.kernel_log_reader import boot_id
+from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.host.several import Several
+from gpu_exporter.host.threads import Several
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
+from gpu_exporter.pipeline.pages import Pages
+from gpu_exporter.pipeline.renderer import Renderer, everywhere, style
+from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.serving.endpoint import Endpoint, Health, ProfileAccess, never, no_check
 from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
-    from gpu_exporter.attribution.attributor import Attributor
+    from gpu_exporter.owners.attributor import Attributor
     from gpu_exporter.profiling.watch import ProfileWatch
     from gpu_exporter.serving.watch.thread import LiveNode
 
@@ -195,7 +195,7 @@ def _attributor(source: Source, config: Config) -> Attributor | None:
         if remote or config.hpc_job_mapping_dir:
             log.warning("source %s: attribution is off, because these are not this machine's GPUs", source.name)
         return None
-    from gpu_exporter.attribution.choice import attributor
+    from gpu_exporter.owners.choice import attributor
 
     return attributor(config)
 
@@ -212,7 +212,7 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
         return None
     parts: list[HostEvidence] = []
     if config.host_evidence:
-        from gpu_exporter.attribution.host_owner import host_watch
+        from gpu_exporter.owners.host_owner import host_watch
 
         parts.append(host_watch(config.procfs, config.sysfs, names=config.processes))
     if config.nics:

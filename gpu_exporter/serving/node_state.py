@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gpu_exporter.active_checks.history import Run
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import judge
-from gpu_exporter.health.active_checks import Run
+from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.serving.api import Answer, shown
@@ -34,7 +34,7 @@ class Since:
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot. The mapping is replaced, never changed: other threads read it."""
         before, keys = self.times, [key for verdict in snapshot.verdicts for key in _keys(verdict)]
-        if judge.missing(snapshot):
+        if fitness.missing(snapshot):
             keys.append(MISSING)
         self.times = {key: before.get(key, snapshot.at) for key in keys}
 
@@ -88,7 +88,7 @@ def node(
             "ready": not problem,
             "problem": problem,
             "expected": int(values.get(m.EXPECTED, 0)),
-            "missing": judge.missing(snapshot),
+            "missing": fitness.missing(snapshot),
             "missing_since": since.times.get(MISSING),
             "released_until": values.get(m.RELEASED_UNTIL),
             "gpus": [
@@ -102,7 +102,7 @@ def node(
 def _gpu(
     status: GpuStatus, verdict: Verdict, since: Since, xids: list[dict[str, Any]], last_check: Run | None
 ) -> dict[str, Any]:
-    entry = judge.as_dict(verdict)
+    entry = fitness.as_dict(verdict)
     for problem in entry["problems"]:
         problem["since"] = since.problem(verdict, problem["reason"])
     return {

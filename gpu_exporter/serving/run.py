@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
 from gpu_exporter.catalogue.selection import Selection
-from gpu_exporter.collection.dcgm_counts import OF_CLOCK, OF_XIDS
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
+from gpu_exporter.pipeline.dcgm_counts import OF_CLOCK, OF_XIDS
+from gpu_exporter.pipeline.fields_in_force import Fields
 from gpu_exporter.serving import heap
 from gpu_exporter.serving.admission import Admission
 from gpu_exporter.serving.greeting import base_url, greeting

@@ -14,21 +14,21 @@ from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
+from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.top.commands import Commands
 from gpu_exporter.top.state import View
 from gpu_exporter.top.tracker import Tracker

@@ -19,15 +19,15 @@ from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
-from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer, everywhere
-from gpu_exporter.health.events import EventLog
+from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Gpm, Kind, Metric, MetricSet
 from gpu_exporter.model.snapshot import GpuSamples, Snapshot
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer, everywhere
+from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault

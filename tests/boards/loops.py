@@ -9,9 +9,8 @@ from itertools import chain
 from typing import Any
 
 from gpu_exporter.jobs.message import decode
-from gpu_exporter.jobs.places import Place
-from gpu_exporter.jobs.samples import RankSeries
-from gpu_exporter.jobs.store import RankKey, RankStore, Sender
+from gpu_exporter.jobs.places import SenderPlace
+from gpu_exporter.jobs.store import RankKey, RankSeries, RankStore, Sender
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples
 from tests.support.job_sender import encoded, message
@@ -116,7 +115,7 @@ class NodeLoops:
             number = self._first + gpu.index
             rank = self._ranks.setdefault(gpu.uuid, Rank(self._job_id, number, self._loop, now))
             said = {key: value for key, value in rank.says(now, gpu.uuid).items() if value is not None}
-            self._store.take(decode(encoded(said)), Sender(0, 0, Place(gpu.uuid), True), now, time.time())
+            self._store.take(decode(encoded(said)), Sender(0, 0, SenderPlace(gpu.uuid), True), now, time.time())
         shown = [(key, state) for key, state in self._store.shown(now) if key.place.uuid in of_node]
         for key, _ in shown:
             self._series.setdefault(key, RankSeries(key, of_node[key.place.uuid]))

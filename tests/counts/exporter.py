@@ -23,12 +23,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.watch import JobWatch
 from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.owners.choice import Poller
+from gpu_exporter.pipeline.fields_in_force import Fields
 from gpu_exporter.serving.node import Node, ProcessMetrics
 from gpu_exporter.serving.server import Server
 from gpu_exporter.sources.nvml.source import NvmlSource

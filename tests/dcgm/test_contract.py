@@ -14,11 +14,11 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import METRICS, selected
-from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
+from gpu_exporter.pipeline.accumulator import INTEGRALS
 from gpu_exporter.sources.dcgm import source as source_module
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.source import DcgmSource

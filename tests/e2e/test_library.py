@@ -113,7 +113,7 @@ holder.join()
 
 def test_the_end_of_a_forked_child(driver: FakeDriver) -> None:
     """A child that exits as programs do leaves the loop of its parent alone."""
-    parent = "from gpu_exporter.collection.collector import Collector\ngpu_exporter.read()"
+    parent = "from gpu_exporter.pipeline.collector import Collector\ngpu_exporter.read()"
     assert after_fork(driver, parent, "Collector.stop = lambda collector: os._exit(7)\nsys.exit(0)") == 0
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_exporter.host import cgroup, procfs
-from gpu_exporter.host.fabric.inspector_file import bandwidths
+from gpu_exporter.host.fabric.inspector import bandwidths
 from gpu_exporter.io.decoding import printable
 from tests.fuzz.harness import Parser, Target
 from tests.support.fakes.nccl_inspector import coll, old_coll, p2p

@@ -17,8 +17,6 @@ from random import Random
 
 import trustme
 
-from gpu_exporter.attribution import pods, resource_slices
-from gpu_exporter.attribution.kubelet import Kubelet
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
@@ -27,16 +25,17 @@ from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, seen
-from gpu_exporter.exposition.fields_file import FieldsFile
-from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.health.kernel_log_entry import LogEntry, Position
-from gpu_exporter.health.kernel_log_parser import parse, parse_kmsg
+from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, parse, parse_kmsg
 from gpu_exporter.kubernetes.client import in_cluster
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.model.metric import MetricSet, Pace
+from gpu_exporter.owners import pods, resource_slices
+from gpu_exporter.owners.kubelet import Kubelet
+from gpu_exporter.pipeline.fields_file import FieldsFile
 from gpu_exporter.serving.security import web_config
 from gpu_exporter.sources.recording.format import load, ticks
 from gpu_exporter.sources.recording.replay import ReplaySource
@@ -162,8 +161,8 @@ def _states() -> Sequence[bytes]:
     events.registered(GPU, 100.0)
     events.add_driver_xids([XidEvent(150.0 + code, GPU.pci_bus_id, code) for code in (31, 79, 79)])
     for number in range(20):
-        events.add_kernel_log_entry(LogEntry(Position("boot", number), 160.0, true_line(rng)[1]), 160.0 + number)
-    events.position = Position("6f7b", 1234)
+        events.add_kernel_log_entry(LogEntry(LogPosition("boot", number), 160.0, true_line(rng)[1]), 160.0 + number)
+    events.position = LogPosition("6f7b", 1234)
     empty = _event_log()
     return [json.dumps({"events": log.state()}).encode() for log in (events, empty)]
 
@@ -230,7 +229,9 @@ def _kernel_log(folder: Path) -> Iterator[Parser]:
             if xid:
                 counted += 1
                 at = xid.at
-                events.add_kernel_log_entry(LogEntry(Position("boot", counted), at, xid), at if at is not None else 0.0)
+                events.add_kernel_log_entry(
+                    LogEntry(LogPosition("boot", counted), at, xid), at if at is not None else 0.0
+                )
         if found and counted % 10 == 0:
             events.samples([GPU], nvml_up=True)
             json.dumps(events.recent(), allow_nan=False)
@@ -296,7 +297,7 @@ def _api_list(folder: Path) -> Iterator[Parser]:
     (folder / "token").write_text("token\n")
     server = BodyServer(lambda path: served[0], _api_lists(), tls)
     place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
-    api, read = in_cluster(folder, place, patience=5.0), pods.Reader([re.compile(".*")])
+    api, read = in_cluster(folder, place, patience=5.0), pods.PodReader([re.compile(".*")])
 
     def take(content: bytes) -> Iterable[str]:
         served[0] = content

@@ -6,13 +6,13 @@ import pytest
 
 from content import artifacts
 from gpu_exporter.catalogue.metrics import METRICS, selected
-from gpu_exporter.collection.accumulator import Accumulator
-from gpu_exporter.collection.histograms import histograms_of
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.accumulator import Accumulator
+from gpu_exporter.pipeline.histograms import histograms_of
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import ReplaySource
 from tests import ROOT

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpu_exporter.health.kernel_log_entry import SxidLine, XidLine
-from gpu_exporter.health.kernel_log_parser import parse, parse_kmsg
+from gpu_exporter.events.kernel_log_parser import SxidLine, XidLine, parse, parse_kmsg
 
 PREFIXES: tuple[Callable[[str], str], ...] = (
     lambda text: text,

@@ -23,9 +23,9 @@ def read_pods() -> str:
     import google.protobuf
     from google.protobuf.internal import api_implementation
 
-    from gpu_exporter.attribution.kubelet import Kubelet
-    from gpu_exporter.attribution.listing import Allocated, Claimed, Listing
     from gpu_exporter.model.lookup import LookupFailed
+    from gpu_exporter.owners.devices import Allocated, Claimed, Listing
+    from gpu_exporter.owners.kubelet import Kubelet
     from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, pod
 
     with tempfile.TemporaryDirectory() as directory:

@@ -25,13 +25,13 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.collection import collector as collector_module
-from gpu_exporter.collection import composer, connector, gpu_record, hand_over, worker
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.exposition.pages import Pages, Variant
-from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline import collector as collector_module
+from gpu_exporter.pipeline import composer, connector, gpu_state, hand_over, worker
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.pages import Pages, Variant
+from gpu_exporter.pipeline.renderer import Renderer
 from gpu_exporter.sources.simulated import device
 from gpu_exporter.sources.simulated.faults import LOST, RELOAD, SLOW
 from gpu_exporter.sources.simulated.source import FleetSettings, fleet
@@ -43,7 +43,7 @@ VARIANTS = [Variant(*each) for each in product((False, True), repeat=2)]
 FAULT_TICKS, HAND_OVER_TICKS, SCRAPE_TICKS = 100, 500, 15
 # Samples of the usage in any run, because they use memory, too.
 SAMPLES = 400
-CLOCKS: Sequence[ModuleType] = (collector_module, connector, hand_over, composer, gpu_record, worker, device)
+CLOCKS: Sequence[ModuleType] = (collector_module, connector, hand_over, composer, gpu_state, worker, device)
 MIB = 1 << 20
 
 

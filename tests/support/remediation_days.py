@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from gpu_exporter.kubernetes.node_objects import NodeObject
+from gpu_exporter.kubernetes.objects import NodeObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import state as s

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.io.user_text import duration
-from gpu_exporter.kubernetes.node_objects import BudgetObject, PodObject
+from gpu_exporter.kubernetes.objects import BudgetObject, PodObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.pods import CHECKPOINT, POLICY, Pod, read

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_exporter.kubernetes.node_objects import BudgetObject, LeaseObject, NodeObject, PodObject
+from gpu_exporter.kubernetes.objects import BudgetObject, LeaseObject, NodeObject, PodObject
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER, Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import evidence

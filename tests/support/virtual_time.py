@@ -13,15 +13,15 @@ from types import ModuleType
 from typing import TypeVar
 from unittest.mock import patch
 
-from gpu_exporter.collection import collector as collector_module
-from gpu_exporter.collection import composer, connector, gpu_record, hand_over, worker
-from gpu_exporter.collection.collector import Collector
+from gpu_exporter.pipeline import collector as collector_module
+from gpu_exporter.pipeline import composer, connector, gpu_state, hand_over, worker
+from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.sources import backoff
 
 T = TypeVar("T")
 
 # Modules whose clock is replaced.
-MODULES: tuple[ModuleType, ...] = (backoff, collector_module, composer, connector, gpu_record, hand_over, worker)
+MODULES: tuple[ModuleType, ...] = (backoff, collector_module, composer, connector, gpu_state, hand_over, worker)
 # Real seconds after which a thread that neither ends its work nor waits counts as deadlocked.
 PATIENCE = 60.0
 

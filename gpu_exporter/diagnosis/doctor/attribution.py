@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 
-from gpu_exporter.attribution import pods
-from gpu_exporter.attribution import resource_slices as slices
-from gpu_exporter.attribution.choice import kubelet_of, of_node
-from gpu_exporter.attribution.jobs import JobFiles
 from gpu_exporter.config import Config
 from gpu_exporter.kubernetes.client import Api, in_cluster
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.lookup import LookupFailed
+from gpu_exporter.owners import pods
+from gpu_exporter.owners import resource_slices as slices
+from gpu_exporter.owners.choice import kubelet_of, of_node
+from gpu_exporter.owners.jobs import JobFiles
 
 PATIENCE = 0.8
 TOPIC = "attribution"

@@ -10,9 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
-from gpu_exporter.collection.monitor import observe
 from gpu_exporter.diagnosis.doctor import machine
-from gpu_exporter.health import judge as health
+from gpu_exporter.health import fitness as health
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
@@ -21,6 +20,7 @@ from gpu_exporter.model.metric import EntityKind, Gpm, LinkSum, Metric, MetricSe
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.verdict import Action, Verdict
+from gpu_exporter.pipeline.monitor import observe
 from gpu_exporter.sources.nvml.bindings import bindings
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")

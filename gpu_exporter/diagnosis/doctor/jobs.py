@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.jobs.socket_file import answers
-from gpu_exporter.jobs.store import Result
+from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.job_message import SOCKET_VARIABLE
@@ -18,25 +18,28 @@ from gpu_exporter.model.job_message import SOCKET_VARIABLE
 TOPIC = "jobs"
 RESTART = "start `gpu-exporter serve --job-socket` with this path; see its log"
 # By result: why messages are dropped, and what to do about it.
-DROPPED: Mapping[Result, tuple[str, str]] = {
-    Result.INVALID: ("they are faulty", "the exporter's log says what is wrong, once a minute"),
-    Result.TOO_LARGE: ("they are too large", "use fewer or shorter names of phases"),
-    Result.VERSION: (
+DROPPED: Mapping[Accepted, tuple[str, str]] = {
+    Accepted.INVALID: ("they are faulty", "the exporter's log says what is wrong, once a minute"),
+    Accepted.TOO_LARGE: ("they are too large", "use fewer or shorter names of phases"),
+    Accepted.VERSION: (
         "they are of another version",
         "install the same version of gpu-exporter in the job and on the node",
     ),
-    Result.UNKNOWN_GPU: (
+    Accepted.UNKNOWN_GPU: (
         "their GPU is unknown",
         "set hostPID (--pid=host) for the exporter, or pass `uuid=` to StepTimer, or POD_UID to the pod",
     ),
-    Result.OTHER_SENDER: ("another sender sends for the same rank", "give each job its own job_id"),
-    Result.OLD_ATTEMPT: ("a later process has replaced the sender", "give jobs that run at the same time own job_ids"),
-    Result.OVERLAP: (
+    Accepted.OTHER_SENDER: ("another sender sends for the same rank", "give each job its own job_id"),
+    Accepted.OLD_ATTEMPT: (
+        "a later process has replaced the sender",
+        "give jobs that run at the same time own job_ids",
+    ),
+    Accepted.OVERLAP: (
         "another process of the same rank was still sending",
         "expected for a moment after a restart; otherwise give each job its own job_id",
     ),
-    Result.BACKWARDS: ("their sums are lower than before", "use one StepTimer per process"),
-    Result.LIMIT: (
+    Accepted.BACKWARDS: ("their sums are lower than before", "use one StepTimer per process"),
+    Accepted.LIMIT: (
         "there are too many ranks, jobs, phases or connections",
         "docs/jobs.md has the limits; look for a process that floods the socket",
     ),
@@ -96,7 +99,7 @@ def judge(samples: Sequence[ScrapedSample]) -> Iterator[Finding]:
     if any(sample.name == m.JOB_SOCKET_UP.name and not sample.value for sample in samples):
         what = "the running exporter could not make its socket"
         yield Finding(TOPIC, Level.WARN, what, "its log says why; it tries again every second")
-    yield _received(counts.get(Result.ACCEPTED.value, 0.0), samples)
+    yield _received(counts.get(Accepted.ACCEPTED.value, 0.0), samples)
     for result, (why, cure) in DROPPED.items():
         if count := counts.get(result.value, 0.0):
             yield Finding(TOPIC, Level.WARN, f"messages of training loops dropped: {count:.0f}, because {why}", cure)

@@ -73,7 +73,7 @@ DETAILS = frozenset(
 
 
 @dataclass(slots=True)
-class Totals:
+class PortTotals:
     """The counters of one port, which continue where a counter was reset to 0."""
 
     values: dict[str, int] = field(default_factory=dict)

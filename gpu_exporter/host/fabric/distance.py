@@ -26,7 +26,7 @@ class Distance(IntEnum):
     SYS = 5  # the link between two NUMA nodes
 
 
-class Place(NamedTuple):
+class PciPlace(NamedTuple):
     """Where a PCIe device is: its address, the path from the host bridge to it, its NUMA node (None: unknown)."""
 
     pci: str
@@ -34,13 +34,13 @@ class Place(NamedTuple):
     node: int | None
 
 
-def place(files: HostFiles, path: str) -> Place | None:
+def place(files: HostFiles, path: str) -> PciPlace | None:
     """Return the place of the PCIe device to which a path below /sys leads; None if it is no such device."""
     parts = files.sys_target(path).split("/")
     roots = [index for index, part in enumerate(parts) if _ROOT.fullmatch(part)]
     if not roots or not _ADDRESS.fullmatch(parts[-1]):
         return None
-    return Place(parts[-1], tuple(parts[roots[0] :]), _node(files, f"{path}/numa_node"))
+    return PciPlace(parts[-1], tuple(parts[roots[0] :]), _node(files, f"{path}/numa_node"))
 
 
 def numa_nodes(files: HostFiles) -> int:
@@ -51,7 +51,7 @@ def numa_nodes(files: HostFiles) -> int:
         return 0
 
 
-def distance(gpu: Place, nic: Place, nodes: int) -> Distance | None:
+def distance(gpu: PciPlace, nic: PciPlace, nodes: int) -> Distance | None:
     """Return how far two devices are apart; None if they have different host bridges and a node is unknown.
 
     A path goes through two bridges for each PCIe switch: its upstream port and its downstream port. So two devices
@@ -70,7 +70,7 @@ def distance(gpu: Place, nic: Place, nodes: int) -> Distance | None:
     return Distance.NODE if gpu.node == nic.node else Distance.SYS
 
 
-def nearest(gpu: Place, places: Sequence[Place | None], nodes: int) -> tuple[Distance | None, tuple[int, ...]]:
+def nearest(gpu: PciPlace, places: Sequence[PciPlace | None], nodes: int) -> tuple[Distance | None, tuple[int, ...]]:
     """Return how far the nearest of some network cards are from a GPU, and which these are, by their positions.
 
     The distance is None if it is unknown. If too many are equally near, none is the GPU's own.

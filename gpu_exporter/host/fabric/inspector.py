@@ -4,16 +4,91 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from statistics import geometric_mean
 
-from gpu_exporter.host.fabric.inspector_file import Key, bandwidths
-from gpu_exporter.host.row_thread import RowThread
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.host.threads import RowThread
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import open_regular
 from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.snapshot import Row
+
+Key = tuple[Metric, Labels]
+
+# The plugin formats the labels of a line into 1024 bytes.
+LONGEST_LINE = 2048
+GIGABYTES = 1e9
+FAMILIES: Mapping[str, Metric] = {
+    "nccl_bus_bandwidth_gbs": m.NCCL_BUS,
+    "nccl_p2p_bus_bandwidth_gbs": m.NCCL_BUS,
+    "nccl_algorithm_bandwidth_gbs": m.NCCL_ALGORITHM,
+}
+# Those whose bandwidth the plugin computes. Others share one value of the label, so that jobs cannot create series.
+OPERATIONS = frozenset(
+    ("AllGather", "AllGatherV", "AllReduce", "Broadcast", "Recv", "Reduce", "ReduceScatter", "Send", "SendRecv")
+)
+SIZE = re.compile(r"([0-9]{1,4}(?:\.[0-9]{2})?)(?:-[0-9]{1,4})?([KMGT]?)B")
+MEBIBYTES = {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
+# The upper end of each class of message sizes in MiB. No range of sizes that the plugin writes crosses one.
+SIZE_CLASSES = ((1.0, "0-1MiB"), (16.0, "1-16MiB"), (256.0, "16-256MiB"), (inf, "256MiB+"))
+
+
+def bandwidths(content: bytes) -> tuple[Mapping[Key, float], str]:
+    """Return the bandwidths in a file in bytes/s, and why its first wrong line is left out; empty if there is none.
+
+    Lines with the same operation, size class and scope are averaged, by the geometric mean as the plugin does.
+    """
+    groups: dict[Key, list[float]] = {}
+    wrong = ""
+    complete = content.decode("utf-8", "replace").rpartition("\n")[0]  # the plugin may be writing the last line
+    for number, line in enumerate(complete.split("\n"), 1):
+        if line.partition("{")[0] not in FAMILIES:
+            continue
+        try:
+            key, value = _sample(line)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:  # the parser trusts a line
+            wrong = wrong or f"line {number} is left out: {printable(str(error), 100)}"
+            continue
+        if value:
+            groups.setdefault(key, []).append(value)
+    return {key: float(round(geometric_mean(values))) for key, values in groups.items()}, wrong
+
+
+def _sample(line: str) -> tuple[Key, float]:
+    """Return what a line says, in bytes/s. Raises ValueError or whatever the parser does."""
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"longer than {LONGEST_LINE} characters")
+    (sample,) = (sample for family in text_string_to_metric_families(line) for sample in family.samples)
+    metric, labels, value = FAMILIES[sample.name], sample.labels, float(sample.value) * GIGABYTES
+    if not metric.in_range(value):
+        raise ValueError(f"{sample.value:g} GB/s is no bandwidth")
+    operation, nodes = labels.get("collective", labels.get("p2p_operation")), labels.get("n_nodes", "")
+    if not operation or not nodes.isdecimal():
+        raise ValueError("no operation, or no number of nodes")
+    key = (
+        ("operation", operation if operation in OPERATIONS else "other"),
+        ("message_size", _size_class(labels.get("message_size", ""))),
+        ("scope", "intra_node" if int(nodes) == 1 else "inter_node"),
+    )
+    return (metric, key), value
+
+
+def _size_class(text: str) -> str:
+    size = SIZE.fullmatch(text)
+    if size is None:
+        raise ValueError(f"message_size {text!r} is not a size such as 4-5GB")
+    mebibytes = float(size[1]) * MEBIBYTES[size[2]]
+    return next(name for end, name in SIZE_CLASSES if mebibytes < end)
+
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +102,7 @@ LARGEST = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class InspectorContent:
     """What a file said that was `written` at this Unix time, and what is wrong with it."""
 
     written: float
@@ -42,7 +117,7 @@ class InspectorWatch(RowThread):
     def __init__(self, directory: Path, period: float = PERIOD_SECONDS) -> None:
         super().__init__("nccl-inspector", "NCCL Inspector", period)
         self._directory = directory
-        self._contents: dict[str, Content] = {}
+        self._contents: dict[str, InspectorContent] = {}
         self._complained: Collection[Path] = ()
 
     def read(self, now: float) -> Sequence[Row]:
@@ -73,7 +148,7 @@ class InspectorWatch(RowThread):
             problems[self._directory] = f"{error.strerror}: create it so that this user may enter it"
         return not problems
 
-    def _content(self, gpu: Gpu, problems: dict[Path, str]) -> Content | None:
+    def _content(self, gpu: Gpu, problems: dict[Path, str]) -> InspectorContent | None:
         path = self.path(gpu)
         try:
             content = _read(path, self._contents.get(gpu.uuid), time.time())
@@ -87,7 +162,7 @@ class InspectorWatch(RowThread):
         return content
 
 
-def _read(path: Path, before: Content | None, now: float) -> Content | None:
+def _read(path: Path, before: InspectorContent | None, now: float) -> InspectorContent | None:
     """Return the content of a file at this Unix time; `before` while it is unchanged or being written, None if stale.
 
     Raises OSError, also for symbolic links.
@@ -100,7 +175,7 @@ def _read(path: Path, before: Content | None, now: float) -> Content | None:
     return before if before and now - before.written <= STALE_SECONDS else None
 
 
-def _parsed(data: bytes, about: os.stat_result) -> Content:
+def _parsed(data: bytes, about: os.stat_result) -> InspectorContent:
     if len(data) > LARGEST:
         values: Mapping[Key, float] = {}
         problem = f"larger than {LARGEST >> 10} KiB: raise NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES of the job"
@@ -108,4 +183,4 @@ def _parsed(data: bytes, about: os.stat_result) -> Content:
         values, problem = bandwidths(data)
         if problem:
             problem += "; use the plugin of NCCL 2.29.3 to 2.30, and no quotation marks in names of communicators"
-    return Content(about.st_mtime, about.st_size, values, problem)
+    return InspectorContent(about.st_mtime, about.st_size, values, problem)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.host.fabric.counters import DETAILS, DOWNED, KIND_OF, TRAFFIC
-from gpu_exporter.host.fabric.distance import Place, place
+from gpu_exporter.host.fabric.distance import PciPlace, place
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 
@@ -41,7 +41,7 @@ class Nic(NamedTuple):
     layer: str
     driver: str
     board: str
-    place: Place | None
+    place: PciPlace | None
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_exporter.health import judge
+from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import UNREAD
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.serving.endpoint import NO_METRICS_YET, Endpoint
@@ -57,7 +57,7 @@ def _node(prefix: str, endpoint: Endpoint) -> _Node:
         for verdict in sick
         if verdict.problems
     ]
-    missing = judge.missing(snapshot)
+    missing = fitness.missing(snapshot)
     if missing:
         problems.insert(0, f"{missing} of the expected GPUs missing")
     unknown = sum(not verdict.problems for verdict in sick)

@@ -15,14 +15,14 @@ from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_ju
 from gpu_exporter.diagnosis.history import NO_CLASS, POINTS, STEP_SECONDS, History
 from gpu_exporter.diagnosis.judge import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.health import judge
+from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.serving.watch.measurements import NAMES, Numbers, described, numbers
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
-    from gpu_exporter.health.events import EventLog
+    from gpu_exporter.events.event_log import EventLog
 
 OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 CLASSES = {each.name: place for place, each in enumerate(BOTTLENECKS)}
@@ -95,7 +95,7 @@ class Monitor:
             "at": snapshot.at,
             "source": snapshot.source,
             "live": snapshot.live,
-            "missing": judge.missing(snapshot),
+            "missing": fitness.missing(snapshot),
             "version": __version__,
             "node": self.name,
             "interval": self._interval,
@@ -162,7 +162,7 @@ class Monitor:
         changed = self._verdicts.get(id_of(gpu.uuid, "", gpu.index), ("", None))[1]
         of_health = not status.up or (verdict.problems and not instance)
         return {
-            **judge.as_dict(verdict),
+            **fitness.as_dict(verdict),
             "up": status.up,
             "reason": status.reason,
             "info": {"pci_bus_id": gpu.pci_bus_id, "device": gpu.device, **dict(gpu.info)},

@@ -14,12 +14,12 @@ from tests.support.tools import LIMIT
 READS = """
 import sys, time
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
-from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
+from gpu_exporter.pipeline.settings import CollectionSettings
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.sources.choice import local_gpus

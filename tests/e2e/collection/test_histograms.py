@@ -13,7 +13,7 @@ from statistics import fmean
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.histograms import IDLE_RATIO
+from gpu_exporter.pipeline.histograms import IDLE_RATIO
 from gpu_exporter.sources.recording.columns import mean
 from gpu_exporter.sources.recording.format import load, ticks
 from tests import ROOT

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.exposition.fields_csv import rows
+from gpu_exporter.pipeline.fields_file import rows
 from tests import ROOT
 from tests.conftest import Exporter, Serve, command, run
 from tests.e2e.exposition.test_reload import classic

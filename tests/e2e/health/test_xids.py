@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from tests.conftest import Exporter, Page, Serve, run
 from tests.support.fakes.driver import FakeDriver

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.health.active_checks import ActiveChecks, Run
+from gpu_exporter.active_checks.history import ActiveChecks, Run
 from gpu_exporter.model.verdict import Health
 from tests.conftest import run
 from tests.e2e.probes.machine import UUID, machine

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.probes.cuda import CALLS
-from gpu_exporter.probes.run import Outcomes, Target, run
+from gpu_exporter.active_checks.cuda import CALLS
+from gpu_exporter.active_checks.run import CheckTarget, Outcomes, run
 from tests.support.fakes.cuda import FakeCuda
 
 # CUDA_ERROR_UNKNOWN
@@ -21,7 +21,7 @@ def checked(cuda: FakeCuda, gpus: int, monkeypatch: pytest.MonkeyPatch) -> Outco
     """Return the results of these GPUs, of which no context is left."""
     for name, value in cuda.environment({"LD_LIBRARY_PATH": ""}).items():
         monkeypatch.setenv(name, value)
-    targets = [Target(index, f"GPU-{index}", f"00000000:{6 + index:02X}:00.0", "H200") for index in range(gpus)]
+    targets = [CheckTarget(index, f"GPU-{index}", f"00000000:{6 + index:02X}:00.0", "H200") for index in range(gpus)]
     outcomes = run(targets, 2, 60.0, 0.01, tick=lambda working: None, slow=lambda outcomes: ((), ()))
     assert (cuda.contexts(), outcomes.stuck) == ([], [])
     return outcomes

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.active_checks.collectives import network_rate
 from gpu_exporter.host.fabric.reader import FabricReader
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.probes.collectives import network_rate
 from tests import ROOT
 from tests.conftest import run
 from tests.support.tools import free_port
@@ -19,14 +19,14 @@ from tests.support.torch_python import interpreter
 
 RANK = """
 import json
-from gpu_exporter.probes.collectives import measure
+from gpu_exporter.active_checks.collectives import measure
 measured, number = measure(120.0, (1 << 16,))
 print(json.dumps([number, len(measured.ranks), [each.name for each in measured.collectives],
                   sorted(measured.pairs), min(measured.pairs.values()) > 0]))
 """
 ALONE = """
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.probes.collectives import measure
+from gpu_exporter.active_checks.collectives import measure
 try:
     measure(1.0)
 except GpuExporterError as error:

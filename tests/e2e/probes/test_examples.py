@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gpu_exporter.health.active_checks import ActiveChecks
+from gpu_exporter.active_checks.history import ActiveChecks
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.version import __version__
 from tests import ROOT

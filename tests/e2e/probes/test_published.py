@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpu_exporter.health.active_checks import ActiveChecks, Run
+from gpu_exporter.active_checks.history import ActiveChecks, Run
 from gpu_exporter.model.verdict import Health
 from tests.conftest import Serve
 from tests.support.fakes.driver import FakeDriver

@@ -1,6 +1,6 @@
 /*
  * A stand-in for libcuda.so.1, so that tests run active checks without a GPU. It has the functions that
- * gpu_exporter/probes/cuda.py calls. Memory is the host's; kernels are known by their names and computed in C; the time
+ * gpu_exporter/active_checks/cuda.py calls. Memory is the host's; kernels are known by their names and computed in C; the time
  * of a GPU is virtual: each stream has a clock, which work moves on by its size divided by a rate.
  *
  * The environment variable FAKE_CUDA names a file of lines, read at cuInit:
@@ -362,7 +362,7 @@ int cuMemcpyPeerAsync(u64 target, void *peer, u64 source, void *context, size_t 
     return SUCCESS;
 }
 
-/* ---- Kernels. The constants come from gpu_exporter/probes/kernels.py. ---- */
+/* ---- Kernels. The constants come from gpu_exporter/active_checks/kernels.py. ---- */
 
 static unsigned bits_of(float value)
 {

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpu_exporter.probes import kernels
+from gpu_exporter.active_checks import kernels
 from tests.support.fakes.driver import Value
 
 LIBRARY = "libcuda.so.1"

@@ -15,38 +15,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution import pods
-from gpu_exporter.attribution.attributor import Attributor, Lookups
-from gpu_exporter.attribution.cgroup import ProcessOwner, uid
-from gpu_exporter.attribution.choice import kubelet_of
-from gpu_exporter.attribution.containers import container_name
-from gpu_exporter.attribution.devices import DeviceId, DeviceRef, Devices, parse
-from gpu_exporter.attribution.jobs import JobFiles
-from gpu_exporter.attribution.listing import Allocated, Listing
-from gpu_exporter.attribution.owners import LookupAnswers, owners
-from gpu_exporter.attribution.pods import Pod, label_name
-from gpu_exporter.attribution.processes import ProcessLookup
-from gpu_exporter.attribution.resource_slices import read, uuids
-from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.host.procfs import since_boot
 from gpu_exporter.kubernetes.client import Api
-from gpu_exporter.kubernetes.objects import Device, Event, Object, SliceSpec
-from gpu_exporter.kubernetes.watch import Watch
+from gpu_exporter.kubernetes.objects import Object, SliceDevice, SliceSpec, WatchEvent
+from gpu_exporter.kubernetes.watch import ListWatch
 from gpu_exporter.model import lookup as lookup_module
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Snapshot
+from gpu_exporter.owners import pods
+from gpu_exporter.owners.assignment import DeviceLoad, LookupAnswers, owners, shares
+from gpu_exporter.owners.attributor import Attributor, Lookups
+from gpu_exporter.owners.cgroup import ProcessOwner, uid
+from gpu_exporter.owners.choice import kubelet_of
+from gpu_exporter.owners.devices import Allocated, DeviceId, DeviceRef, Listing, NodeDevices, parse
+from gpu_exporter.owners.jobs import JobFiles
+from gpu_exporter.owners.pods import PodDetails, label_name
+from gpu_exporter.owners.processes import ProcessLookup, container_name
+from gpu_exporter.owners.resource_slices import read, uuids
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer
 from tests.support.tools import LIMIT
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
 OTHER = Gpu(1, "GPU-76543210-89ab-4cde-8f01-23456789abcd", device="nvidia0")
-HERE = Devices({GPU.uuid: GPU}, {f"MIG-{U}": DeviceRef(GPU.uuid, "7")})
+HERE = NodeDevices({GPU.uuid: GPU}, {f"MIG-{U}": DeviceRef(GPU.uuid, "7")})
 TEXT = Variant(openmetrics=False, gzip=False)
 
 
@@ -138,7 +135,7 @@ def test_device_id_is_found(text: str, expected: DeviceRef | None) -> None:
 )
 def test_a_job_file_is_named_by_minor_number(name: str, expected: DeviceRef | None) -> None:
     """As Slurm counts: GPU has the index 0 and is /dev/nvidia4, OTHER has the index 1 and is /dev/nvidia0."""
-    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER}, HERE.migs)
+    here = NodeDevices({GPU.uuid: GPU, OTHER.uuid: OTHER}, HERE.migs)
     _, rows = owners(LookupAnswers(here, jobs={name: ("17",)}))
     found = {DeviceRef(row.gpu.uuid, dict(row.labels).get("GPU_I_ID", "")) for row in rows if row.gpu}
     assert found == ({expected} if expected else set())
@@ -147,7 +144,7 @@ def test_a_job_file_is_named_by_minor_number(name: str, expected: DeviceRef | No
 def test_without_minor_numbers_a_job_file_is_named_by_index() -> None:
     """A driver that reports no minor numbers, as in WSL."""
     gpu = replace(OTHER, device="")
-    _, rows = owners(LookupAnswers(Devices({gpu.uuid: gpu}), jobs={"1": ("17",), "0": ("18",)}))
+    _, rows = owners(LookupAnswers(NodeDevices({gpu.uuid: gpu}), jobs={"1": ("17",), "0": ("18",)}))
     assert [dict(row.labels)["job_id"] for row in rows] == ["17"]
 
 
@@ -158,7 +155,7 @@ def allocated(pod: str, device: str = GPU.uuid, container: str = "main") -> Allo
     return Allocated("team", pod, container, "nvidia.com/gpu", device)
 
 
-def classic(*found: Allocated, pods: Mapping[str, Pod] | None = None) -> dict[str, str]:
+def classic(*found: Allocated, pods: Mapping[str, PodDetails] | None = None) -> dict[str, str]:
     """Return the classic labels of the GPU."""
     owner_labels, _ = owners(LookupAnswers(HERE, Listing(tuple(found)), pods or {}))
     return dict(owner_labels.labels(Series(m.POWER, GPU)))
@@ -188,9 +185,9 @@ def test_the_scheduler_of_a_sharing_plugin_chooses_the_gpu(
     name: str, annotation: str, device: str, expected: list[tuple[int, str]]
 ) -> None:
     """It writes the GPU into an annotation, whatever the id that kubelet chose."""
-    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER})
+    here = NodeDevices({GPU.uuid: GPU, OTHER.uuid: OTHER})
     item: Any = {"metadata": {"name": "a", "namespace": "team", "annotations": {name: annotation}}}
-    known = {"team/a": pods.Reader()(item)}
+    known = {"team/a": pods.PodReader()(item)}
     _, rows = owners(LookupAnswers(here, Listing((allocated("a", device),)), known))
     assert [(row.gpu.index, dict(row.labels)["container"]) for row in rows if row.gpu] == expected
 
@@ -199,8 +196,8 @@ def test_an_annotation_is_of_the_whole_pod() -> None:
     """Which of several containers has which GPU is not known. A GPU that is not of this node is not resolved."""
     both = Listing((allocated("a", f"{GPU.uuid}-3"), allocated("a", f"{GPU.uuid}-4", container="other")))
     missing = f"GPU-{U[:-1]}0"
-    here = Devices({GPU.uuid: GPU, OTHER.uuid: OTHER})
-    _, rows = owners(LookupAnswers(here, both, {"team/a": Pod(gpus=(OTHER.uuid, missing))}))
+    here = NodeDevices({GPU.uuid: GPU, OTHER.uuid: OTHER})
+    _, rows = owners(LookupAnswers(here, both, {"team/a": PodDetails(gpus=(OTHER.uuid, missing))}))
     found = [(row.metric, row.gpu, dict(row.labels).get("container"), dict(row.labels).get("device")) for row in rows]
     assert found == [(m.POD_INFO, OTHER, None, None), (m.POD_UNRESOLVED, None, "", missing)]
 
@@ -266,7 +263,7 @@ PIDS = st.integers(1, 6)
 def test_shares_add_up(more: int, memory: dict[int, int], sm: dict[int, int], pods: dict[int, str]) -> None:
     """Shares of pods and the rest add up to the memory in use, and to the whole SM time."""
     used = sum(memory.values()) + more
-    load = Load(used, dict(memory), {pid: value / 100 for pid, value in sm.items()}, sampled=True)
+    load = DeviceLoad(used, dict(memory), {pid: value / 100 for pid, value in sm.items()}, sampled=True)
     running = {pid: ProcessOwner(pod=pod) for pid, pod in pods.items()}
     rows = list(shares(HERE, {DeviceRef(GPU.uuid): load}, running, {}))
     total = {metric: sum(row.value for row in rows if row.metric is metric) for metric in {row.metric for row in rows}}
@@ -278,8 +275,8 @@ def test_shares_add_up(more: int, memory: dict[int, int], sm: dict[int, int], po
 
 def test_a_pod_by_any_of_its_uids() -> None:
     """A static pod has another UID in its cgroups."""
-    known = {"kube-system/dcgm": Pod(uids=(U, "ab" * 16))}
-    load = Load(10, {1: 3.0, 2: 4.0})
+    known = {"kube-system/dcgm": PodDetails(uids=(U, "ab" * 16))}
+    load = DeviceLoad(10, {1: 3.0, 2: 4.0})
     running = {1: ProcessOwner(pod=uid(U)), 2: ProcessOwner(pod="ab" * 16)}
     rows = [row for row in shares(HERE, {DeviceRef(GPU.uuid): load}, running, known) if row.metric is m.POD_MEMORY]
     assert {dict(row.labels)["pod"] for row in rows} == {"dcgm"}
@@ -413,7 +410,7 @@ def test_symbolic_link_is_reported(tmp_path: Path) -> None:
 
 def test_slices() -> None:
     """Attribute names may have the driver's name. Other kinds of devices, and other drivers, are left out."""
-    devices: list[Device] = [
+    devices: list[SliceDevice] = [
         {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-0"}}},
         {
             "name": "gpu-1",
@@ -451,7 +448,7 @@ def test_names_of_containers(tmp_path: Path) -> None:
 class Script:
     """A scripted API server: each watch has its events, and may end with an error."""
 
-    def __init__(self, *watches: Sequence[Event | LookupFailed | None]) -> None:
+    def __init__(self, *watches: Sequence[WatchEvent | LookupFailed | None]) -> None:
         self._watches = iter(watches)
         self.listed = 0
         self.done = threading.Event()
@@ -464,7 +461,7 @@ class Script:
         self.listed += 1
         return [{"metadata": {"namespace": "team", "name": "a"}}], "1"
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[WatchEvent | None]:
         """Yield the events of the next watch."""
         for each in next(self._watches, ()):
             if isinstance(each, LookupFailed):
@@ -483,13 +480,13 @@ class Hurried(threading.Event):
 def test_watch_that_fails_lists_again(caplog: pytest.LogCaptureFixture) -> None:
     """The server may have been restored from a backup. One log line reports the failure."""
     away = LookupFailed("unavailable", "API server: Connection refused")
-    added: Event = {
+    added: WatchEvent = {
         "type": "ADDED",
         "object": {"metadata": {"namespace": "team", "name": "b", "resourceVersion": "2"}},
     }
     script = Script((None, added, away), (away,), (away,), (None,))
-    lookup: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
-    watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
+    lookup: Lookup[Mapping[str, PodDetails]] = Lookup("pods", {})
+    watch = ListWatch(lookup, cast(Api, script), pods.path, pods.PodReader(), {})
     watch._stopping = Hurried()
     with caplog.at_level("INFO"):
         watch.start()
@@ -506,8 +503,8 @@ def test_watch_that_fails_lists_again(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """One line says what to install."""
-    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.kubelet", raising=False)
-    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.pod_resources", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_exporter.owners.kubelet", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_exporter.owners.kubelet", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GpuExporterError, match="run `pip install grpcio protobuf`"):
         kubelet_of(Config())

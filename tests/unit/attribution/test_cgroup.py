@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import ProcessOwner, process_owner
-from gpu_exporter.attribution.processes import LARGEST_FILE, ProcessLookup
 from gpu_exporter.host.procfs import TICKS
+from gpu_exporter.owners.cgroup import ProcessOwner, process_owner
+from gpu_exporter.owners.processes import LARGEST_FILE, ProcessLookup
 
 UID = "01234567-89ab-4cde-8f01-23456789abcd"
 OTHER = "f1234567-89ab-4cde-8f01-23456789abcd"

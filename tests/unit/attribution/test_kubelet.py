@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpu_exporter.attribution.kubelet import Kubelet
-from gpu_exporter.attribution.listing import Listing
-from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.lookup import Incomplete, Lookup, LookupFailed
+from gpu_exporter.owners.choice import Poller
+from gpu_exporter.owners.devices import Listing
+from gpu_exporter.owners.kubelet import Kubelet
 from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, given, pod
 from tests.support.fakes.stuck_socket import StuckSocket
 from tests.support.tools import LIMIT, until

@@ -10,23 +10,21 @@ from typing import cast
 
 import pytest
 
-from gpu_exporter.attribution import files, pods, resource_slices
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.containers import container_name
-from gpu_exporter.attribution.devices import Devices
-from gpu_exporter.attribution.jobs import LARGEST_FILE, JobFiles
-from gpu_exporter.attribution.listing import Allocated, Listing
-from gpu_exporter.attribution.owners import LookupAnswers, owners
-from gpu_exporter.attribution.pods import Pod
-from gpu_exporter.attribution.processes import ProcessLookup
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.io.user_text import patterns
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api
-from gpu_exporter.kubernetes.objects import Device, Event, Object
-from gpu_exporter.kubernetes.watch import Watch
+from gpu_exporter.kubernetes.objects import Object, SliceDevice, WatchEvent
+from gpu_exporter.kubernetes.watch import ListWatch
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.lookup import Incomplete, Lookup, LookupFailed
+from gpu_exporter.owners import files, pods, resource_slices
+from gpu_exporter.owners.assignment import LookupAnswers, owners
+from gpu_exporter.owners.cgroup import ProcessOwner
+from gpu_exporter.owners.devices import Allocated, Listing, NodeDevices
+from gpu_exporter.owners.jobs import LARGEST_FILE, JobFiles
+from gpu_exporter.owners.pods import PodDetails
+from gpu_exporter.owners.processes import ProcessLookup, container_name
 from tests.support.tools import LIMIT
 
 GPU = Gpu(0, "GPU-01234567-89ab-4cde-8f01-23456789abcd")
@@ -44,7 +42,7 @@ def test_series_of_unresolved_devices_are_limited() -> None:
     """The last one counts the others, so that the sum is the number of devices."""
     allocated = [Allocated("team", f"p{number}", "main", "nvidia.com/gpu", f"GPU-{number}") for number in range(3000)]
     allocated.append(Allocated("team", "owner", "main", "nvidia.com/gpu", GPU.uuid))
-    _, rows = owners(LookupAnswers(Devices({GPU.uuid: GPU}), Listing(tuple(allocated))))
+    _, rows = owners(LookupAnswers(NodeDevices({GPU.uuid: GPU}), Listing(tuple(allocated))))
     unresolved = [row for row in rows if row.metric is m.POD_UNRESOLVED]
     assert len(unresolved) == limits.MOST_UNRESOLVED + 1
     assert sum(row.value for row in unresolved) == 3000
@@ -69,23 +67,23 @@ def test_series_of_unresolved_devices_are_limited() -> None:
 )
 def test_overlong_text_drops_the_pod(item: Object) -> None:
     with pytest.raises(Incomplete) as raised:
-        pods.Reader(patterns("shown.*"))(item)
+        pods.PodReader(patterns("shown.*"))(item)
     assert raised.value.reason == "too_long"
     assert raised.value.rest is None
     assert len(str(raised.value)) < 400
 
 
 def test_labels_that_are_not_shown_may_be_of_any_number() -> None:
-    assert pods.Reader()(a_pod(**{f"label-{number}": "x" for number in range(1000)})).uid == "u"
+    assert pods.PodReader()(a_pod(**{f"label-{number}": "x" for number in range(1000)})).uid == "u"
 
 
 def test_pod_with_too_many_labels_keeps_its_workload() -> None:
     """Any user may give a pod thousands of labels."""
     labels = {f"label-{number}": "x" for number in range(limits.MOST_POD_LABELS + 1)} | {"job-name": "bert"}
     with pytest.raises(Incomplete) as raised:
-        pods.Reader(patterns(".*"))(a_pod(**labels))
+        pods.PodReader(patterns(".*"))(a_pod(**labels))
     assert raised.value.reason == "too_many"
-    assert raised.value.rest == Pod(uids=("u",), workload="bert")
+    assert raised.value.rest == PodDetails(uids=("u",), workload="bert")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +94,8 @@ def test_pod_with_too_many_labels_keeps_its_workload() -> None:
     ],
     ids=["name", "number"],
 )
-def test_slice_beyond_a_limit_is_dropped(devices: list[Device], reason: str) -> None:
-    full: list[Device] = [
+def test_slice_beyond_a_limit_is_dropped(devices: list[SliceDevice], reason: str) -> None:
+    full: list[SliceDevice] = [
         {**device, "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-0"}}} for device in devices
     ]
     with pytest.raises(Incomplete) as raised:
@@ -108,7 +106,7 @@ def test_slice_beyond_a_limit_is_dropped(devices: list[Device], reason: str) -> 
 class Script:
     """A scripted API server with these pods, whose watch has one more event."""
 
-    def __init__(self, items: list[Object], event: Event) -> None:
+    def __init__(self, items: list[Object], event: WatchEvent) -> None:
         self._items, self._event = items, event
         self.done = threading.Event()
 
@@ -119,7 +117,7 @@ class Script:
         """Return the pods."""
         return self._items, "1"
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[WatchEvent | None]:
         """Yield the event."""
         yield None
         yield self._event
@@ -141,8 +139,8 @@ def test_event_beyond_a_limit_drops_only_its_pod(
 ) -> None:
     monkeypatch.setattr(limits, "MOST_OBJECTS", 2)
     script = Script([a_pod("a"), a_pod("b")], {"type": "MODIFIED", "object": item})
-    lookup: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
-    watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
+    lookup: Lookup[Mapping[str, PodDetails]] = Lookup("pods", {})
+    watch = ListWatch(lookup, cast(Api, script), pods.path, pods.PodReader(), {})
     with caplog.at_level("WARNING"):
         watch.start()
         assert script.done.wait(LIMIT)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.devices import DeviceRef, Devices
-from gpu_exporter.attribution.visible import Repeated, entries, shown
 from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.owners.devices import DeviceRef, NodeDevices
+from gpu_exporter.owners.visible import Repeated, entries, shown
 
 A, B = "GPU-b6684895-163a-4c1e-9813-a6241d8be242", "GPU-70093594-0871-0e90-31c8-6781c18945af"
 MIGS = {
@@ -18,7 +18,7 @@ MIGS = {
     "MIG-7c0e9b13-3f3a-5a4e-8c1b-1f4a3f0c5d12": DeviceRef(B, "5"),
 }
 M, N = MIGS
-HERE = Devices({A: Gpu(0, A), B: Gpu(1, B)}, MIGS)
+HERE = NodeDevices({A: Gpu(0, A), B: Gpu(1, B)}, MIGS)
 
 
 @pytest.mark.parametrize(

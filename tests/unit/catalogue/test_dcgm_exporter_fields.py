@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.catalogue.dcgm_exporter import fields as dcgm_fields
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.exposition.fields_file import LEVELS
+from gpu_exporter.pipeline.fields_file import LEVELS
 
 CORRECT_TABLE = "fix: correct the row in gpu_exporter/catalogue/dcgm_exporter/fields.csv"
 CORRECT_ID = (

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, MetricSet
+from gpu_exporter.pipeline.accumulator import Accumulator
 
 GPU = Gpu(0, "GPU-0")
 

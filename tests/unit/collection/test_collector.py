@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.worker import Worker
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.worker import Worker
 from tests.support.tools import until
 from tests.unit.collection.test_metrics_change import FakeSource
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.composer import Composer, Context
-from gpu_exporter.collection.gpu_record import GpuRecord
-from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.health.events import EventLog
+from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus
+from gpu_exporter.pipeline.composer import Composer, Context
+from gpu_exporter.pipeline.gpu_state import GpuRecord
+from gpu_exporter.pipeline.settings import CollectionSettings
 from tests.unit.collection.test_metrics_change import FakeSource
 
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gpu_exporter.collection.connection import NOT_ANSWERED, Connection
 from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.pipeline.connection import NOT_ANSWERED, DriverConnection
 from tests.support.tools import LIMIT
 from tests.unit.collection.test_metrics_change import FakeSource
 
@@ -16,9 +16,9 @@ GONE = SourceLost("driver: gone", "driver_gone")
 
 
 @pytest.fixture
-def connection() -> Connection:
+def connection() -> DriverConnection:
     """Return a connection that is up, after its first attempt."""
-    connection = Connection(FakeSource(), threading.Event())
+    connection = DriverConnection(FakeSource(), threading.Event())
     connection.invalidate()
     connection.opened()
     connection.wake()
@@ -28,14 +28,14 @@ def connection() -> Connection:
 
 def test_before_the_first_attempt() -> None:
     """Down without an error; the first failure is not logged, because the caller of `start` reports it."""
-    connection = Connection(FakeSource(), threading.Event())
+    connection = DriverConnection(FakeSource(), threading.Event())
 
     assert (connection.up, connection.problem(), connection.reason) == (False, NOT_ANSWERED, "no_answer")
     assert not connection.await_attempt(0)
 
 
 def test_the_first_failure_is_left_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
-    connection = Connection(FakeSource(), threading.Event())
+    connection = DriverConnection(FakeSource(), threading.Event())
     connection.failed(GONE)
     connection.sleep(0)
 
@@ -45,14 +45,16 @@ def test_the_first_failure_is_left_to_the_caller(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize(("generation", "counts"), [(0, False), (1, True), (2, False)])
-def test_only_a_read_of_this_generation_can_lose_it(connection: Connection, generation: int, counts: bool) -> None:
+def test_only_a_read_of_this_generation_can_lose_it(
+    connection: DriverConnection, generation: int, counts: bool
+) -> None:
     """A late error of an earlier library does not affect the current one."""
     connection.lost(generation, GONE)
 
     assert connection.up is not counts
 
 
-def test_one_line_per_change(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_per_change(connection: DriverConnection, caplog: pytest.LogCaptureFixture) -> None:
     """However many workers report it, and however often it is retried."""
     caplog.set_level(logging.INFO)
     for _ in range(8):
@@ -70,14 +72,14 @@ def test_one_line_per_change(connection: Connection, caplog: pytest.LogCaptureFi
     assert connection.problem() == ""
 
 
-def test_a_generation_ends_all_handles(connection: Connection) -> None:
+def test_a_generation_ends_all_handles(connection: DriverConnection) -> None:
     before = connection.generation
     connection.invalidate()
 
     assert (connection.up, connection.generation) == (False, before + 1)
 
 
-def test_a_release_is_no_error(connection: Connection) -> None:
+def test_a_release_is_no_error(connection: DriverConnection) -> None:
     """Meanwhile the library counts as never opened; begin and end wake the connect thread."""
     connection.release_state.begin(60)
     assert connection.released
@@ -98,7 +100,7 @@ def test_a_release_is_no_error(connection: Connection) -> None:
     ],
     ids=["lost", "release", "resume", "wake"],
 )
-def test_a_change_wakes_the_connect_thread(connection: Connection, change: object) -> None:
+def test_a_change_wakes_the_connect_thread(connection: DriverConnection, change: object) -> None:
     """A change is not missed if the thread does not wait at that moment."""
     assert callable(change)
     change(connection)
@@ -112,7 +114,7 @@ def test_a_change_wakes_the_connect_thread(connection: Connection, change: objec
 def test_a_late_library_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The caller of `start` does not wait any more, so the result is logged, too."""
     caplog.set_level(logging.INFO)
-    connection = Connection(FakeSource(), threading.Event())
+    connection = DriverConnection(FakeSource(), threading.Event())
     connection.late(1.0)
     connection.failed(GONE)
     connection.sleep(0)

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.connection import Connection
-from gpu_exporter.collection.connector import Connector
-from gpu_exporter.collection.gpu_record import Records
-from gpu_exporter.collection.settings import CollectionSettings, make_plan
-from gpu_exporter.collection.worker import Worker
-from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import PciGpu
+from gpu_exporter.pipeline.connection import DriverConnection
+from gpu_exporter.pipeline.connector import Connector
+from gpu_exporter.pipeline.gpu_state import Records
+from gpu_exporter.pipeline.settings import CollectionSettings, make_plan
+from gpu_exporter.pipeline.worker import Worker
+from gpu_exporter.pipeline.workers import Workers
 from gpu_exporter.sources.backoff import LONGEST_BACKOFF
 from tests.support.tools import LIMIT, until
 from tests.support.virtual_time import Clock, virtual
@@ -74,7 +74,7 @@ class Node:
     def __init__(self) -> None:
         self.library = Library()
         self.stopping = threading.Event()
-        self.connection = Connection(self.library, self.stopping)
+        self.connection = DriverConnection(self.library, self.stopping)
         self.workers = Workers(self.connection, Records(15.0), lambda: PLAN, None)
         self.connector = Connector(self.connection, self.workers, 1.0)
 
@@ -219,7 +219,7 @@ def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
 def test_a_release_is_complete_when_the_last_file_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host engine in this process stops later than the library closes."""
     files = ["/dev/nvidiactl"]
-    monkeypatch.setattr("gpu_exporter.collection.hand_over.device_files", lambda: tuple(files))
+    monkeypatch.setattr("gpu_exporter.pipeline.hand_over.device_files", lambda: tuple(files))
     node.run()
     node.connection.release_state.begin(600)
     release = node.connection.release_state.release

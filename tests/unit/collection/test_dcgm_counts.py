@@ -10,11 +10,11 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_EVENTS, ClockEvents, DcgmExporterCounts
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_entry import LogEntry, Position, XidLine
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, XidLine
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Labels, Metric, MetricSet
+from gpu_exporter.pipeline.dcgm_counts import NEEDS_DCGM, NO_EVENTS, ClockEvents, DcgmExporterCounts
 
 GPU = Gpu(0, "GPU-0", "00000000:06:00.0")
 OTHER = Gpu(1, "GPU-1", "00000000:07:00.0")
@@ -173,7 +173,7 @@ def test_xids_are_counted_by_code() -> None:
     log.add_driver_xids(
         [XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 43)]
     )
-    log.add_kernel_log_entry(LogEntry(Position("boot", 1), now, XidLine(GPU.pci_bus_id, 31)), now)
+    log.add_kernel_log_entry(LogEntry(LogPosition("boot", 1), now, XidLine(GPU.pci_bus_id, 31)), now)
 
     assert xids(log, BOTH) == {
         ("DCGM_EXP_XID_ERRORS_COUNT", 0, "31"): 2,
@@ -189,7 +189,7 @@ def test_xids_are_counted_by_code() -> None:
 def test_earlier_xids_are_not_in_the_total() -> None:
     """An older line of the kernel log counts while it is in the window."""
     log, now = EventLog(load(None), lambda pci: None), time.time()
-    log.add_kernel_log_entry(LogEntry(Position("boot", 1), now - 100, XidLine(GPU.pci_bus_id, 79)), now - 100)
+    log.add_kernel_log_entry(LogEntry(LogPosition("boot", 1), now - 100, XidLine(GPU.pci_bus_id, 79)), now - 100)
 
     assert xids(log, BOTH)["DCGM_EXP_XID_ERRORS_COUNT", 0, "79"] == 1
     assert xids(log, BOTH, 60.0) == {("DCGM_EXP_XID_ERRORS_COUNT", gpu, ""): 0 for gpu in (0, 1)}

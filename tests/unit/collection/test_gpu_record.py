@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.gpu_record import GONE_SECONDS, STALE_INTERVALS, GpuRecord, Records
-from gpu_exporter.collection.settings import PAGE_SECONDS, CollectionSettings, make_plan
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.pipeline.gpu_state import GONE_SECONDS, STALE_INTERVALS, GpuRecord, Records
+from gpu_exporter.pipeline.settings import PAGE_SECONDS, CollectionSettings, make_plan
 
 GPU = Gpu(0, "GPU-0", "00000000:06:00.0")
 PLAN = make_plan((m.SM_ACTIVE, m.GPU_TEMP), CollectionSettings(), xids_reported=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.collection.hand_over import Release, ReleaseState, device_files
+from gpu_exporter.pipeline.hand_over import HandOver, ReleaseState, device_files
 from gpu_exporter.sources.nvml import library
 from tests.support.virtual_time import Clock
 
@@ -18,7 +18,7 @@ def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins, is extended and ends; each change wakes the loop."""
     heard: list[None] = []
     clock = Clock()
-    monkeypatch.setattr("gpu_exporter.collection.hand_over.time", clock)
+    monkeypatch.setattr("gpu_exporter.pipeline.hand_over.time", clock)
     release_state = ReleaseState(lambda: heard.append(None))
     assert release_state.present() is None
     assert not release_state.end()
@@ -37,7 +37,7 @@ def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_holds_the_driver() -> None:
     """A running call, or files that the library left open."""
-    release = Release(60)
+    release = HandOver(60)
     assert not release.done
     assert release.problem([1, 3]).startswith("GPU 1, 3: a driver call does not return")
     assert release.problem([]).startswith("the library: a driver call")

@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import everything
-from gpu_exporter.collection.accumulator import Accumulator
-from gpu_exporter.collection.histograms import histograms_of
-from gpu_exporter.collection.settings import DEFAULT_SETTINGS, make_plan
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.accumulator import Accumulator
+from gpu_exporter.pipeline.histograms import histograms_of
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer
+from gpu_exporter.pipeline.settings import DEFAULT_SETTINGS, make_plan
 
 GPU = Gpu(0, "GPU-0")
 MADE = histograms_of(m.METRICS)

@@ -10,10 +10,10 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import everything
-from gpu_exporter.collection.accumulator import INTEGRALS, Accumulator
-from gpu_exporter.collection.histograms import histograms_of
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
+from gpu_exporter.pipeline.accumulator import INTEGRALS, Accumulator
+from gpu_exporter.pipeline.histograms import histograms_of
 from gpu_exporter.sources.recording.columns import HOLE_INTERVALS
 from gpu_exporter.sources.recording.format import Tick, load, ticks
 from gpu_exporter.sources.recording.replay import ReplaySource

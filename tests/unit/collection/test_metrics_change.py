@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.settings import CollectionSettings
 from tests.support.virtual_time import Clock, Loop, virtual
 
 GPU = Gpu(0, "GPU-0")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection import monitor as monitor_module
-from gpu_exporter.collection.monitor import Monitor
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.pipeline import monitor as monitor_module
+from gpu_exporter.pipeline.monitor import Monitor
 from tests.unit.collection.test_workers import GatedSource
 
 

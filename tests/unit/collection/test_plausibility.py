@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Labels, Metric
+from gpu_exporter.pipeline.accumulator import Accumulator
 from tests.support.table import table_test
 
 GPU = Gpu(0, "GPU-0")

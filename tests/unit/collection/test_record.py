@@ -12,13 +12,13 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.collection import record
-from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.config import Config
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.source import Source
+from gpu_exporter.pipeline import recorder
+from gpu_exporter.pipeline.accumulator import Accumulator
 from gpu_exporter.sources.choice import only
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import ReplaySource
@@ -26,7 +26,7 @@ from gpu_exporter.sources.recording.writer import Writer
 
 
 def recorded(source: Source, path: Path) -> tuple[int, bool]:
-    return record.record(source, selected(MetricSet.DEFAULT), path, 0.1, 0.2, stop=threading.Event())
+    return recorder.record(source, selected(MetricSet.DEFAULT), path, 0.1, 0.2, stop=threading.Event())
 
 
 def test_an_unforeseen_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_a_driver_that_hangs_at_the_start(tmp_path: Path, monkeypatch: pytest.Mo
         raise GpuExporterError("the driver answers too late")
 
     monkeypatch.setattr(source, "open", hang)
-    monkeypatch.setattr(record, "START_SECONDS", 0.1)
-    monkeypatch.setattr(record, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(recorder, "START_SECONDS", 0.1)
+    monkeypatch.setattr(recorder, "GRACE_SECONDS", 0.1)
     with pytest.raises(GpuExporterError, match="a driver call hangs"):
         recorded(source, tmp_path / "out.jsonl")
     released.set()
@@ -59,7 +59,7 @@ def test_a_wall_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.Monke
     """Times keep rising: a reader rejects a recording in which they do not."""
     hours = iter(range(10_000, 0, -1))
     clock = SimpleNamespace(time=lambda: 3600.0 * next(hours), monotonic=time.monotonic)
-    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(recorder, "time", clock)
     path = tmp_path / "out.jsonl"
     recorded(only(Config(source="simulated", gpus=1)), path)
     times = [json.loads(line)["t"] for line in path.read_text().splitlines()[1:]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.collection.schedule import SPREAD, Schedule
 from gpu_exporter.model.metric import Pace
+from gpu_exporter.pipeline.worker import SPREAD, ReadSchedule
 
 ALL = frozenset(Pace)
 
 
-def read(schedule: Schedule, seconds: int, interval: float = 1.0) -> dict[Pace, list[int]]:
+def read(schedule: ReadSchedule, seconds: int, interval: float = 1.0) -> dict[Pace, list[int]]:
     """Read once a second; return at which seconds each pace was due."""
     due: dict[Pace, list[int]] = {pace: [] for pace in Pace}
     for second in range(seconds):
@@ -21,7 +21,7 @@ def read(schedule: Schedule, seconds: int, interval: float = 1.0) -> dict[Pace, 
 
 def test_everything_is_due_at_first() -> None:
     """And again with a new handle."""
-    schedule = Schedule(3)
+    schedule = ReadSchedule(3)
     assert schedule.take_due(0.0, 1.0) == ALL
     assert schedule.take_due(1.0, 1.0) == {Pace.FAST}
     schedule.reset()
@@ -37,7 +37,7 @@ def test_everything_is_due_at_first() -> None:
     ],
 )
 def test_periods_are_spread_over_gpus(index: int, steady: list[int], slow: list[int]) -> None:
-    due = read(Schedule(index), 19)
+    due = read(ReadSchedule(index), 19)
 
     assert due[Pace.FAST] == list(range(19))
     assert (due[Pace.STEADY], due[Pace.SLOW]) == (steady, slow)
@@ -46,7 +46,7 @@ def test_periods_are_spread_over_gpus(index: int, steady: list[int], slow: list[
 @pytest.mark.parametrize(("early", "due"), [(0.0, True), (0.5, True), (0.6, False)])
 def test_half_an_interval_early_is_on_time(early: float, due: bool) -> None:
     """Otherwise a tick that comes a little early would cost another interval."""
-    schedule = Schedule(0)
+    schedule = ReadSchedule(0)
     schedule.take_due(0.0, 1.0)
 
     assert (Pace.STEADY in schedule.take_due(Pace.STEADY.value - early, 1.0)) is due
@@ -57,7 +57,7 @@ def test_half_an_interval_early_is_on_time(early: float, due: bool) -> None:
 )
 def test_a_failed_read_is_repeated_soon(pace: Pace, again: int) -> None:
     """After the period of a slow pace at most, however long its own is."""
-    schedule = Schedule(0)
+    schedule = ReadSchedule(0)
     schedule.take_due(100.0, 1.0)
     schedule.retry_soon({pace}, 100.0)
     second = next(second for second in range(101, 4000) if pace in schedule.take_due(second, 1.0))
@@ -67,7 +67,7 @@ def test_a_failed_read_is_repeated_soon(pace: Pace, again: int) -> None:
 
 def test_a_field_that_fails_for_good_is_read_once_a_period() -> None:
     """A read that succeeds in between allows further retries."""
-    schedule = Schedule(0)
+    schedule = ReadSchedule(0)
     reads: list[int] = []
     for second in range(600):
         due = schedule.take_due(second, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.settings import CollectionSettings, make_plan
+from gpu_exporter.pipeline.settings import CollectionSettings, make_plan
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from itertools import pairwise
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.exposition.pages import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.pages import Page, Pages, Variant
+from gpu_exporter.pipeline.settings import CollectionSettings
 from tests.support.virtual_time import Clock, Loop, virtual
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
@@ -149,7 +149,7 @@ def test_slow_reads_count_as_skipped_ticks(clock: Clock, run: Run) -> None:
 def test_frequent_scrapes_follow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests within half a second, the last of which gets this page; one scrape per second is too few."""
     now = 100.0
-    monkeypatch.setattr("gpu_exporter.exposition.pages.time.monotonic", lambda: now)
+    monkeypatch.setattr("gpu_exporter.pipeline.pages.time.monotonic", lambda: now)
     pages, variant = Pages(), Variant(openmetrics=False, gzip=False)
 
     def followed_after(*gaps: float) -> bool:

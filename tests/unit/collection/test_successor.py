@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.gpu_record import GpuRecord
-from gpu_exporter.collection.successor import MOST_REHEARSALS, Successor
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.pipeline.gpu_state import GpuRecord
+from gpu_exporter.pipeline.worker import MOST_REHEARSALS, Successor
 from tests.unit.collection.test_metrics_change import FakeDevice
 
 GPU = Gpu(0, "GPU-0")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.sums import Sums
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.pipeline.settings import Sums
 
 GPU = Gpu(0, "GPU-0")
 TX, RX, BOTH = Series(m.NVLINK_TX, GPU), Series(m.NVLINK_RX, GPU), Series(m.NVLINK_BOTH, GPU)

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.connection import Connection
-from gpu_exporter.collection.gpu_record import Records
-from gpu_exporter.collection.settings import CollectionSettings, Plan, make_plan
-from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.pipeline.connection import DriverConnection
+from gpu_exporter.pipeline.gpu_state import Records
+from gpu_exporter.pipeline.settings import CollectionPlan, CollectionSettings, make_plan
+from gpu_exporter.pipeline.workers import Workers
 from tests.support.tools import LIMIT, until
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
-NO_PATIENCE = Plan(PLAN.metrics, PLAN.histograms, PLAN.sums, PLAN.counts, 1.0, 0.0, False)
+NO_PATIENCE = CollectionPlan(PLAN.metrics, PLAN.histograms, PLAN.sums, PLAN.counts, 1.0, 0.0, False)
 
 
 class GatedDevice(FakeDevice):
@@ -62,7 +62,7 @@ class Node:
     def __init__(self) -> None:
         self.source = GatedSource()
         self.stopping = threading.Event()
-        self.connection = Connection(self.source, self.stopping)
+        self.connection = DriverConnection(self.source, self.stopping)
         self.records = Records(15.0)
         self.workers = Workers(self.connection, self.records, lambda: self.plan, None)
         self.plan = PLAN

@@ -12,11 +12,11 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis import compare
 from gpu_exporter.diagnosis.compare import as_dict, lines
 from gpu_exporter.diagnosis.comparison import STATES, TOLERANCES, Agreement, Comparison, Side, compared, compares
-from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.pipeline.renderer import number
 from tests import ROOT
 
 GPU = Gpu(0, "GPU-0", "00000000:06:00.0", "NVIDIA H200", "nvidia0", "580.159.04", (("serial", "1"),))

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_exporter.diagnosis.doctor.jobs import DROPPED, checks
 from gpu_exporter.jobs.socket_file import JobSocket
-from gpu_exporter.jobs.store import Result
+from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Level
 
@@ -87,8 +87,8 @@ def test_no_message_so_far(listens: Path) -> None:
     assert said(listens, page)[1:] == [(Level.NOTE, "no message of a training loop was accepted so far")]
 
 
-@pytest.mark.parametrize("result", [result for result in Result if result is not Result.ACCEPTED])
-def test_every_reason_for_a_drop_has_a_cure(listens: Path, result: Result) -> None:
+@pytest.mark.parametrize("result", [result for result in Accepted if result is not Accepted.ACCEPTED])
+def test_every_reason_for_a_drop_has_a_cure(listens: Path, result: Accepted) -> None:
     page = FINE + f'gpu_exporter_job_messages_total{{result="{result.value}"}} 3\n'
     page = page.replace('gpu_exporter_job_messages_total{result="unknown_gpu"} 0\n', "")
     assert said(listens, page)[2:] == [

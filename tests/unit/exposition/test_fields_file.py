@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.selection import Family, Selection
-from gpu_exporter.exposition.fields_csv import MOST_LINES, FieldRow, rows
-from gpu_exporter.exposition.fields_file import MOST_WARNINGS, FieldsFile
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
+from gpu_exporter.pipeline.fields_file import MOST_LINES, MOST_WARNINGS, FieldRow, FieldsFile, rows
 from tests import ROOT
 
 SHIPPED = ROOT / "deploy" / "dcgm-exporter"

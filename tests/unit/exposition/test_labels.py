@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import FACTORS, RENAMED, converter
 from gpu_exporter.catalogue.selection import everything
-from gpu_exporter.exposition.labels import labels_of
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer, number
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Labels, Metric, Schema
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer, labels_of, number
 from tests import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"

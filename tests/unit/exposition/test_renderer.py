@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import Selection, ValueLabel, own_family
-from gpu_exporter.exposition.pages import Page, Pages, Variant
-from gpu_exporter.exposition.renderer import Renderer, Style, number
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.pipeline.pages import Page, Pages, Variant
+from gpu_exporter.pipeline.renderer import Renderer, Style, number
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
 READABLE = [row for row in m.METRICS if (row.nvml or row.integral_of) and not row.edges]

@@ -9,32 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.active_checks import history
+from gpu_exporter.active_checks.history import FILE, ActiveChecks, ActiveCheckWatch, CheckHistory, FoundHistory, Run
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import active_checks
-from gpu_exporter.health.active_check_watch import ActiveCheckWatch
-from gpu_exporter.health.active_checks import FILE, ActiveChecks, Found, History, Run
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.verdict import Action, Health
 
-SLOW = Found("slow_bf16", Health.DEGRADED, Action.DRAIN, "tensor cores: slow")
+SLOW = FoundHistory("slow_bf16", Health.DEGRADED, Action.DRAIN, "tensor cores: slow")
 RUN = Run(100.0, 1, Health.DEGRADED, "H100", "580", "boot", 4.2, {"bf16": 5e14, "memory_copy": 3e12}, [SLOW])
 
 
 def test_it_keeps_the_latest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each GPU, and of the GPUs that were checked last."""
-    monkeypatch.setattr(active_checks, "MOST_RUNS", 2)
-    monkeypatch.setattr(active_checks, "MOST_GPUS", 2)
+    monkeypatch.setattr(history, "MOST_RUNS", 2)
+    monkeypatch.setattr(history, "MOST_GPUS", 2)
     checks = ActiveChecks(tmp_path / "new")
     assert checks.read().last("A") is None
     for at in (1.0, 2.0, 3.0):
         checks.append({"A": Run(at, 1, Health.HEALTHY)})
     checks.append({"B": RUN})
     checks.append({"C": RUN, "A": Run(4.0, 1, Health.HEALTHY)})
-    history = checks.read()
-    assert [run.at for run in history.gpus["A"]] == [3.0, 4.0]
-    assert history.gpus.keys() == {"A", "C"}
-    assert history.last("C") == RUN
+    kept = checks.read()
+    assert [run.at for run in kept.gpus["A"]] == [3.0, 4.0]
+    assert kept.gpus.keys() == {"A", "C"}
+    assert kept.last("C") == RUN
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_the_file_is_read_only_after_it_was_written(tmp_path: Path, monkeypatch:
     reads = list[int]()
     read = ActiveChecks.read
 
-    def counted(checks: ActiveChecks) -> History:
+    def counted(checks: ActiveChecks) -> CheckHistory:
         reads.append(1)
         return read(checks)
 

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import RECOVERY, recovery_action
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.health.event_state import KEPT
-from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.health.kernel_log_entry import LogEntry, Position, SxidLine, XidLine
+from gpu_exporter.events.event_log import KEPT, EventLog, GpuState
+from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, SxidLine, XidLine
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"
@@ -37,7 +36,7 @@ def nvml(events: EventLog, code: int, at: float) -> None:
 
 def kernel(events: EventLog, code: int, at: float, **more: object) -> None:
     line = XidLine(PCI, code, **more)  # type: ignore[arg-type]
-    events.add_kernel_log_entry(LogEntry(Position("boot", next(NUMBERS)), at, line), at)
+    events.add_kernel_log_entry(LogEntry(LogPosition("boot", next(NUMBERS)), at, line), at)
 
 
 def counts(events: EventLog, name: object = m.XID_EVENTS) -> dict[int, float]:
@@ -145,7 +144,7 @@ def test_only_recent_events_have_evidence() -> None:
 def test_a_gpu_that_was_never_attached_has_its_address() -> None:
     events = log()
     line = XidLine("00000000:AA:00.0", 79)
-    events.add_kernel_log_entry(LogEntry(Position("boot", 1), 7.0, line), 7.0)
+    events.add_kernel_log_entry(LogEntry(LogPosition("boot", 1), 7.0, line), 7.0)
     (found,) = [each for each in events.samples([GPU], True) if each[0] is m.XID_EVENTS and each[2]]
     assert found[1] is None
     assert found[3]["pci_bus_id"] == "00000000:AA:00.0"
@@ -154,7 +153,9 @@ def test_a_gpu_that_was_never_attached_has_its_address() -> None:
 def test_sxids() -> None:
     events = log()
     for at in (1.0, 2.0):
-        events.add_kernel_log_entry(LogEntry(Position("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, True)), at)
+        events.add_kernel_log_entry(
+            LogEntry(LogPosition("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, True)), at
+        )
     found = {metric: (value, labels) for metric, _, value, labels in events.samples([], True)}
     labels = {"pci_bus_id": "00000000:C1:00.0", "sxid": "20034", "fatal": "true"}
     assert found[m.SXID_EVENTS] == (2, labels)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import check, judge
+from gpu_exporter.health import check, fitness
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -32,12 +32,12 @@ def snapshot(*gpus: tuple[Gpu, Mapping[Metric, float | str] | str], expected: in
     found = []
     for gpu, values in gpus:
         if isinstance(values, str):
-            found.append(judge.judge(GpuStatus(gpu, up=False, reason=values), (), str))
+            found.append(fitness.judge(GpuStatus(gpu, up=False, reason=values), (), str))
             continue
         samples = [Sample(Series(metric, gpu), value) for metric, value in values.items() if not isinstance(value, str)]
         outcomes = {metric: value for metric, value in values.items() if isinstance(value, str)}
         found.append(
-            judge.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
+            fitness.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
         )
     status = tuple(GpuStatus(verdict.gpu, up=True) for verdict in found)
     return Snapshot(1.0, "nvml", (Sample(Series(m.EXPECTED), expected),), status, verdicts=tuple(found))
@@ -152,9 +152,9 @@ def test_reported_problems() -> None:
     """Reported problems are added to those of the values, also if the GPU is down or values are unknown."""
     reported = Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
     for status, samples in ((GpuStatus(GPU, True), ()), (GpuStatus(GPU, False, "source_lost"), ())):
-        found = judge.judge(status, samples, lambda metric: "not_read", [reported])
+        found = fitness.judge(status, samples, lambda metric: "not_read", [reported])
         assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (reported,))
-    lost = judge.judge(GpuStatus(GPU, False, "lost"), (), str, [reported])
+    lost = fitness.judge(GpuStatus(GPU, False, "lost"), (), str, [reported])
     assert [each.reason for each in lost.problems] == ["lost", "xid_79"]
 
 
@@ -236,7 +236,7 @@ def test_a_problem_outweighs_unknown_values() -> None:
 
 def test_rows_are_cheap() -> None:
     """They need no profiling, so one read is enough."""
-    assert not any(isinstance(row.nvml, Gpm) or row.nvml is None for row in judge.ROWS)
+    assert not any(isinstance(row.nvml, Gpm) or row.nvml is None for row in fitness.ROWS)
 
 
 @pytest.mark.parametrize(
@@ -264,10 +264,10 @@ def test_faults_of_the_node(gpus: Sequence[tuple[str, float | None]], of_node: S
         GpuStatus(Gpu(index, uuid=f"GPU-{index}"), not reason, reason, read_at, 10.0 if reason == "stalled" else 0.0)
         for index, (reason, read_at) in enumerate(gpus)
     ]
-    found = judge.fault_of_node(statuses, 5.0)
+    found = fitness.fault_of_node(statuses, 5.0)
     assert sorted(status.gpu.index for status in found) == of_node
     for status in found:
-        verdict = judge.judge(status, (), str, of_node=True)
+        verdict = fitness.judge(status, (), str, of_node=True)
         assert (verdict.health, verdict.action, verdict.problems) == (Health.UNKNOWN, Action.NONE, ())
 
 

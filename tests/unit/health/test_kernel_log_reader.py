@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.health.kernel_log_entry import Position
-from gpu_exporter.health.kernel_log_reader import KernelLog, boot_id, unix_time
+from gpu_exporter.events.kernel_log_parser import LogPosition
+from gpu_exporter.events.kernel_log_reader import KernelLog, boot_id, unix_time
 
 BOOT = "e88b8429-bd31-4e61-9c27-244eb56f8912"
 LINE = "Nov 20 12:00:00 host kernel: [ 12.345678] NVRM: Xid (PCI:0000:03:00): {}, GPU has fallen off the bus.\n"
@@ -44,7 +44,7 @@ class Kmsg:
         for each in records:
             os.write(self._writer, each)
 
-    def log(self, start: Position | None = None, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
+    def log(self, start: LogPosition | None = None, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
         """Return a reader, with clocks an hour of wall time and a minute after boot."""
         return KernelLog(self.path, start, procfs=self.procfs, read=read, clocks=lambda: (3600.0, 60.0))
 
@@ -73,9 +73,9 @@ def test_kmsg_from_the_first_record_then_following(kmsg: Kmsg) -> None:
     log = kmsg.log()
 
     (logged,) = log.read()
-    assert (logged.position, logged.line.code, logged.at) == (Position(BOOT, 7), 79, 3542.0)
+    assert (logged.position, logged.line.code, logged.at) == (LogPosition(BOOT, 7), 79, 3542.0)
     assert logged.line.pci == "00000000:03:00.0"
-    assert (log.position, log.reason, log.missed) == (Position(BOOT, 10), "", 0)
+    assert (log.position, log.reason, log.missed) == (LogPosition(BOOT, 10), "", 0)
     assert log.read() == []
     kmsg.write(record(11), b"garbage", record(12))
     assert [logged.position.number for logged in log.read()] == [11, 12]
@@ -85,15 +85,15 @@ def test_kmsg_from_the_first_record_then_following(kmsg: Kmsg) -> None:
 def test_kmsg_resumes_in_the_same_boot_only(kmsg: Kmsg) -> None:
     """Records from before a restart are not read again; those that were overwritten meanwhile are counted."""
     kmsg.write(record(7), record(8), record(11))
-    log = kmsg.log(Position(BOOT, 7))
+    log = kmsg.log(LogPosition(BOOT, 7))
     assert [logged.position.number for logged in log.read()] == [8, 11]
     assert log.missed == 2
     log.close()
 
     kmsg.boot("another")
     kmsg.write(record(3))
-    log = kmsg.log(Position(BOOT, 7))
-    assert [logged.position for logged in log.read()] == [Position("another", 3)]
+    log = kmsg.log(LogPosition(BOOT, 7))
+    assert [logged.position for logged in log.read()] == [LogPosition("another", 3)]
     assert log.missed == 0
     log.close()
 
@@ -102,7 +102,7 @@ def test_kmsg_of_an_unknown_boot_is_read_whole(kmsg: Kmsg) -> None:
     """Without a boot id, another reader's sequence number is ignored."""
     (kmsg.procfs / "sys/kernel/random/boot_id").unlink()
     kmsg.write(record(3))
-    log = kmsg.log(Position("", 7))
+    log = kmsg.log(LogPosition("", 7))
     assert codes(log) == [79]
     log.close()
     kmsg.write(record(3), record(4))
@@ -150,7 +150,7 @@ def test_a_flood_is_read_in_parts(kmsg: Kmsg) -> None:
     numbers = iter(range(10**9))
     log = kmsg.log(read=lambda fd, size: record(next(numbers), "noise"))
     assert log.read() == []
-    assert log.position == Position(BOOT, 19_999)
+    assert log.position == LogPosition(BOOT, 19_999)
     log.close()
 
 
@@ -169,11 +169,11 @@ def test_a_file_is_followed(tmp_path: Path) -> None:
     (logged,) = log.read()
     inode = str(path.stat().st_ino)
     assert (logged.line.code, logged.at) == (79, None)
-    assert logged.position == Position(inode, len(OTHER + LINE.format(79)))
+    assert logged.position == LogPosition(inode, len(OTHER + LINE.format(79)))
     assert log.read() == []
     write(path, LINE.format(48)[50:], OTHER)
     assert codes(log) == [48]
-    assert log.position == Position(inode, path.stat().st_size)
+    assert log.position == LogPosition(inode, path.stat().st_size)
     log.close()
 
 
@@ -182,8 +182,8 @@ def test_start_position_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "kern.log"
     write(path, LINE.format(13), LINE.format(31))
     inode = str(path.stat().st_ino)
-    starts = [None, Position(inode, len(LINE.format(13)))]
-    starts += [Position("1", 7), Position(inode, 10**6)]
+    starts = [None, LogPosition(inode, len(LINE.format(13)))]
+    starts += [LogPosition("1", 7), LogPosition(inode, 10**6)]
     logs = [KernelLog(path, start) for start in starts]
 
     assert [codes(log) for log in logs] == [[13, 31], [31], [13, 31], [13, 31]]
@@ -199,7 +199,7 @@ def test_a_long_line_is_dropped_whole(tmp_path: Path) -> None:
     write(path, "x" * 200_000, LINE.format(79), LINE.format(48))
     log = KernelLog(path)
     assert codes(log) == [48]
-    assert log.position == Position(str(path.stat().st_ino), path.stat().st_size)
+    assert log.position == LogPosition(str(path.stat().st_ino), path.stat().st_size)
     log.close()
 
 
@@ -255,7 +255,7 @@ def test_a_big_file_is_read_in_parts(tmp_path: Path) -> None:
     write(path, OTHER * lines, LINE.format(79))
     log = KernelLog(path)
     assert codes(log) == []
-    assert log.position == Position(str(path.stat().st_ino), 2**23 // len(OTHER) * len(OTHER))
+    assert log.position == LogPosition(str(path.stat().st_ino), 2**23 // len(OTHER) * len(OTHER))
     assert codes(log) == [79]
     log.close()
 

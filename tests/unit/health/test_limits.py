@@ -10,9 +10,9 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.model.gpu import Gpu
 from tests.support.tools import LIMIT
 

@@ -9,10 +9,9 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.health.event_state import decode
-from gpu_exporter.health.events import RECENT_SECONDS, EventLog
-from gpu_exporter.health.judge import is_healthy_but_for_xids
-from gpu_exporter.health.moment import Now
+from gpu_exporter.events.event_log import RECENT_SECONDS, EventLog, decode
+from gpu_exporter.events.xid_counts import Now
+from gpu_exporter.health.fitness import is_healthy_but_for_xids
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action, Problem, Unknown, Verdict

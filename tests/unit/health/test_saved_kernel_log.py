@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpu_exporter.cli.events import events_command
-from gpu_exporter.health.kernel_log_entry import SxidLine
-from gpu_exporter.health.saved_kernel_log import read_saved
+from gpu_exporter.events.kernel_log_parser import SxidLine
+from gpu_exporter.events.saved_kernel_log import read_saved
 from tests.soak.kernel_log import PREFIXES, QUOTES, journal
 
 XID = "NVRM: Xid (PCI:0000:06:00): 48, pid=77, name=python3, DBE (double bit error)"

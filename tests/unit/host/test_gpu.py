@@ -12,8 +12,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host import limits, procfs
-from gpu_exporter.host.gpu import MOST_PROCESSES, GpuHost, Machine
-from gpu_exporter.host.topology import topology
+from gpu_exporter.host.gpu import MOST_PROCESSES, GpuHost, Machine, topology
 from gpu_exporter.model.metric import Metric
 from tests.support.fakes.procfs import FakeHost, Task
 

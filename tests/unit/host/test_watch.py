@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.host_owner import owner_labels
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.host import row_thread, watch
+from gpu_exporter.host import threads, watch
 from gpu_exporter.host.watch import HostWatch
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples, Row
+from gpu_exporter.owners.host_owner import owner_labels
 from tests.support.fakes.procfs import FakeHost, Task
 
 GPUS = [Gpu(index, f"GPU-{index}", f"00000000:0{index}:00.0") for index in range(2)]
@@ -106,7 +106,7 @@ def test_old_evidence_is_withdrawn(host: FakeHost, monkeypatch: pytest.MonkeyPat
     assert thread.rows(gpus)
     now = time.monotonic()
     monkeypatch.setattr(
-        "gpu_exporter.host.watch.time.monotonic", lambda: now + row_thread.STALE_PERIODS * watch.PERIOD_SECONDS + 1
+        "gpu_exporter.host.watch.time.monotonic", lambda: now + threads.STALE_PERIODS * watch.PERIOD_SECONDS + 1
     )
 
     assert thread.rows(gpus) == ()

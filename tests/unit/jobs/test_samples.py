@@ -8,9 +8,8 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.jobs.message import decode
-from gpu_exporter.jobs.places import Place
-from gpu_exporter.jobs.samples import RankSeries
-from gpu_exporter.jobs.store import RankKey, RankState, RankStore, Sender
+from gpu_exporter.jobs.places import SenderPlace
+from gpu_exporter.jobs.store import LoopState, RankKey, RankSeries, RankStore, Sender
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.job_message import AMOUNTS, KEYS
 from gpu_exporter.model.metric import Labels
@@ -20,7 +19,7 @@ from tests.support.job_sender import AMOUNTS_OF_STEP, encoded, message
 def samples(gpu: Gpu, instance: Labels = (), **changes: Any) -> dict[str, float]:
     """Return the values of a rank by name of the metric and its own labels."""
     store = RankStore()
-    place = Place(gpu.uuid, instance)
+    place = SenderPlace(gpu.uuid, instance)
     store.take(decode(encoded(message(**changes))), Sender(1000, 41, place, verified=True), 0.0, 1000.0)
     ((key, state),) = store.shown(0.0)
     assert isinstance(key, RankKey)
@@ -53,16 +52,16 @@ def test_the_peak_is_that_of_the_model_and_the_data_type() -> None:
     assert m.JOB_PEAK.name not in samples(Gpu(0, "GPU-1", model="another"), dtype="bf16")
 
 
-def state_of(**changes: Any) -> RankState:
+def state_of(**changes: Any) -> LoopState:
     """Return the state of a rank after one message at 0, which is 1000.0004 in unix time."""
     store = RankStore()
-    sender = Sender(1000, 41, Place("GPU-1"), verified=False)
+    sender = Sender(1000, 41, SenderPlace("GPU-1"), verified=False)
     store.take(decode(encoded(message(**changes))), sender, 0.0, 1000.0004)
     ((_, state),) = store.shown(0.0)
     return state
 
 
-def values(series: RankSeries, state: RankState) -> dict[str, tuple[dict[str, str], float]]:
+def values(series: RankSeries, state: LoopState) -> dict[str, tuple[dict[str, str], float]]:
     """Return the labels and the value of each sample, by name and the label that tells it from others of the name."""
     found = {}
     for sample in series.samples(state):
@@ -74,7 +73,7 @@ def values(series: RankSeries, state: RankState) -> dict[str, tuple[dict[str, st
 
 def test_every_series_of_a_rank() -> None:
     instance = (("GPU_I_ID", "3"),)
-    series = RankSeries(RankKey("llm-7b", 5, Place("GPU-1", instance)), Gpu(0, "GPU-1", model="A"))
+    series = RankSeries(RankKey("llm-7b", 5, SenderPlace("GPU-1", instance)), Gpu(0, "GPU-1", model="A"))
     found = values(series, state_of(data_seconds=0.12345678, since_step=0.5, dtype="bf16", pod_uid="p"))
     rank = {"job_id": "llm-7b", "rank": "5", "GPU_I_ID": "3"}
     assert {name: value for name, (labels, value) in found.items() if labels == rank and "bucket" not in name} == {
@@ -103,7 +102,7 @@ def test_every_series_of_a_rank() -> None:
 
 def test_histograms_are_cumulative() -> None:
     """Without a histogram of self time, there is none; without a step, there is no time of one."""
-    series = RankSeries(RankKey("llm-7b", 0, Place("GPU-1")), Gpu(0, "GPU-1"))
+    series = RankSeries(RankKey("llm-7b", 0, SenderPlace("GPU-1")), Gpu(0, "GPU-1"))
     counts = [1, 2, *[0] * 17, 4]
     found = values(series, state_of(step={"sum": 1.23456789, "counts": counts}, self=None, steps=0))
     buckets = {name: value for name, (_, value) in found.items() if "bucket" in name}
@@ -122,7 +121,7 @@ def test_histograms_are_cumulative() -> None:
 
 def test_series_are_the_same_objects_in_each_snapshot() -> None:
     """Their lines of text are made once."""
-    series = RankSeries(RankKey("llm-7b", 0, Place("GPU-1")), Gpu(0, "GPU-1"))
+    series = RankSeries(RankKey("llm-7b", 0, SenderPlace("GPU-1")), Gpu(0, "GPU-1"))
     first, second = (series.samples(state_of(steps=steps)) for steps in (1, 2))
     assert [sample.series for sample in first] == [sample.series for sample in second]
     assert all(one.series is two.series for one, two in zip(first, second, strict=True))

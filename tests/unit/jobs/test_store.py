@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.jobs.message import decode
-from gpu_exporter.jobs.places import Place
+from gpu_exporter.jobs.places import SenderPlace
 from gpu_exporter.jobs.store import (
     FORGET_SECONDS,
     LATE_SECONDS,
@@ -20,15 +20,15 @@ from gpu_exporter.jobs.store import (
     MOST_RANKS_OF_USER,
     SILENT_SECONDS,
     SUCCEED_SECONDS,
-    Past,
+    Accepted,
+    PastRank,
     RankKey,
     RankStore,
-    Result,
     Sender,
 )
 from tests.support.job_sender import encoded, message
 
-PLACE = Place("GPU-1")
+PLACE = SenderPlace("GPU-1")
 GPU = Sender(1000, 41, PLACE, verified=True)
 CLAIMED = Sender(1000, 0, PLACE, verified=False)
 OTHER_PROCESS = GPU._replace(pid=42)
@@ -36,7 +36,7 @@ OTHER_PROCESS = GPU._replace(pid=42)
 LATER = 60.0
 
 
-def take(store: RankStore, sender: Sender = GPU, now: float = 0.0, **changes: Any) -> Result:
+def take(store: RankStore, sender: Sender = GPU, now: float = 0.0, **changes: Any) -> Accepted:
     return store.take(decode(encoded(message(**changes))), sender, now, 1000 + now)
 
 
@@ -46,10 +46,10 @@ def steps(store: RankStore, now: float = 0.0) -> dict[tuple[str, int, str], floa
 
 def test_sums_continue_when_the_process_is_started_again() -> None:
     store = RankStore()
-    assert take(store, steps=5) is take(store, steps=8) is Result.ACCEPTED
-    assert take(store, OTHER_PROCESS, LATER, attempt="b", steps=2) is Result.ACCEPTED
+    assert take(store, steps=5) is take(store, steps=8) is Accepted.ACCEPTED
+    assert take(store, OTHER_PROCESS, LATER, attempt="b", steps=2) is Accepted.ACCEPTED
     assert steps(store, LATER) == {("llm-7b", 0, "GPU-1"): 10}
-    assert take(store, OTHER_PROCESS, 2 * LATER, attempt="c", steps=1) is Result.ACCEPTED
+    assert take(store, OTHER_PROCESS, 2 * LATER, attempt="c", steps=1) is Accepted.ACCEPTED
     assert steps(store, 2 * LATER) == {("llm-7b", 0, "GPU-1"): 11}
 
 
@@ -58,18 +58,18 @@ def test_a_process_succeeds_one_that_is_silent() -> None:
     store = RankStore()
     take(store, now=100, steps=5)
     soon, late = 100 + SUCCEED_SECONDS - 0.1, 100 + SUCCEED_SECONDS
-    assert take(store, OTHER_PROCESS, soon, attempt="b", steps=1) is Result.OVERLAP
-    assert take(store, CLAIMED._replace(pid=42), soon, attempt="b", steps=1) is Result.OTHER_SENDER
-    assert take(store, GPU, soon, attempt="b", steps=1) is Result.ACCEPTED  # a new timer in the same process
-    assert take(store, OTHER_PROCESS, late + SUCCEED_SECONDS, attempt="c", steps=1) is Result.ACCEPTED
+    assert take(store, OTHER_PROCESS, soon, attempt="b", steps=1) is Accepted.OVERLAP
+    assert take(store, CLAIMED._replace(pid=42), soon, attempt="b", steps=1) is Accepted.OTHER_SENDER
+    assert take(store, GPU, soon, attempt="b", steps=1) is Accepted.ACCEPTED  # a new timer in the same process
+    assert take(store, OTHER_PROCESS, late + SUCCEED_SECONDS, attempt="c", steps=1) is Accepted.ACCEPTED
 
 
 def test_a_process_of_which_nothing_is_known_succeeds_one_that_is_silent() -> None:
     """PID 0 is any process that is not visible."""
     store = RankStore()
     take(store, CLAIMED, now=100, steps=5)
-    assert take(store, CLAIMED, 101, attempt="b", steps=1) is Result.OVERLAP
-    assert take(store, CLAIMED, 104, attempt="b", steps=1) is Result.ACCEPTED
+    assert take(store, CLAIMED, 101, attempt="b", steps=1) is Accepted.OVERLAP
+    assert take(store, CLAIMED, 104, attempt="b", steps=1) is Accepted.ACCEPTED
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 400)), max_size=40))
@@ -98,16 +98,16 @@ def test_an_ended_process_cannot_come_back() -> None:
     store = RankStore()
     take(store, steps=5)
     take(store, now=LATER, attempt="b", steps=2)
-    assert take(store, now=2 * LATER, attempt="a", steps=6) is Result.OLD_ATTEMPT
+    assert take(store, now=2 * LATER, attempt="a", steps=6) is Accepted.OLD_ATTEMPT
     assert steps(store, LATER) == {("llm-7b", 0, "GPU-1"): 7}
 
 
 def test_sums_that_go_backwards_are_rejected() -> None:
     store = RankStore()
     take(store, steps=5)
-    assert take(store, steps=4) is Result.BACKWARDS
-    assert take(store, steps=5, data_seconds=0.0) is Result.BACKWARDS
-    assert take(store, steps=5) is Result.ACCEPTED
+    assert take(store, steps=4) is Accepted.BACKWARDS
+    assert take(store, steps=5, data_seconds=0.0) is Accepted.BACKWARDS
+    assert take(store, steps=5) is Accepted.ACCEPTED
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 5}
 
 
@@ -141,7 +141,7 @@ def test_a_silent_rank_is_not_shown_and_continues_later() -> None:
     later = SILENT_SECONDS + 1
     assert steps(store, later) == {}
     store.forget(later)
-    assert take(store, now=later, attempt="b", steps=1) is Result.ACCEPTED
+    assert take(store, now=later, attempt="b", steps=1) is Accepted.ACCEPTED
     assert steps(store, later) == {("llm-7b", 0, "GPU-1"): 6}
     much_later = later + FORGET_SECONDS + 1
     store.forget(much_later)
@@ -152,11 +152,11 @@ def test_a_silent_rank_is_not_shown_and_continues_later() -> None:
 def test_another_user_cannot_write_to_a_rank() -> None:
     store = RankStore()
     take(store, steps=5)
-    assert take(store, GPU._replace(uid=1001), steps=9) is Result.OTHER_SENDER
-    assert take(store, CLAIMED._replace(uid=1001), steps=9) is Result.OTHER_SENDER
+    assert take(store, GPU._replace(uid=1001), steps=9) is Accepted.OTHER_SENDER
+    assert take(store, CLAIMED._replace(uid=1001), steps=9) is Accepted.OTHER_SENDER
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 5}
     later = SILENT_SECONDS + 1
-    assert take(store, GPU._replace(uid=1001), later, steps=1) is Result.ACCEPTED
+    assert take(store, GPU._replace(uid=1001), later, steps=1) is Accepted.ACCEPTED
     assert steps(store, later) == {("llm-7b", 0, "GPU-1"): 1}
 
 
@@ -164,22 +164,22 @@ def test_another_process_needs_proof_where_the_first_one_has_it() -> None:
     """All containers of a node often run as root, so the user alone proves little."""
     store = RankStore()
     take(store, steps=5)
-    assert take(store, CLAIMED, attempt="b", steps=1) is Result.OTHER_SENDER
-    assert take(store, CLAIMED, steps=6) is Result.ACCEPTED  # the driver need not list it at all times
-    assert take(store, GPU, 3, attempt="b", steps=1) is Result.ACCEPTED
+    assert take(store, CLAIMED, attempt="b", steps=1) is Accepted.OTHER_SENDER
+    assert take(store, CLAIMED, steps=6) is Accepted.ACCEPTED  # the driver need not list it at all times
+    assert take(store, GPU, 3, attempt="b", steps=1) is Accepted.ACCEPTED
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 7}
 
 
 def test_a_process_on_the_gpu_displaces_a_claim_of_another_user() -> None:
     store = RankStore()
     take(store, CLAIMED._replace(uid=1001), steps=9)
-    assert take(store, GPU, steps=2) is Result.ACCEPTED
+    assert take(store, GPU, steps=2) is Accepted.ACCEPTED
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 2}
 
 
 def test_a_rank_moves_to_the_gpu_where_the_driver_lists_it() -> None:
     store = RankStore()
-    take(store, CLAIMED._replace(place=Place("GPU-2")), steps=2)
+    take(store, CLAIMED._replace(place=SenderPlace("GPU-2")), steps=2)
     take(store, GPU, steps=3)
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 3}
 
@@ -187,29 +187,29 @@ def test_a_rank_moves_to_the_gpu_where_the_driver_lists_it() -> None:
 def test_jobs_ranks_and_ranks_of_a_user_are_limited() -> None:
     store = RankStore()
     results = [take(store, CLAIMED, job_id=f"job-{n}") for n in range(1000)]
-    assert results.count(Result.ACCEPTED) == MOST_JOBS_OF_USER
-    assert results.count(Result.LIMIT) == 1000 - MOST_JOBS_OF_USER
+    assert results.count(Accepted.ACCEPTED) == MOST_JOBS_OF_USER
+    assert results.count(Accepted.LIMIT) == 1000 - MOST_JOBS_OF_USER
 
     store = RankStore()
     results = [take(store, CLAIMED._replace(uid=n), job_id=f"job-{n}") for n in range(100)]
-    assert results.count(Result.ACCEPTED) == MOST_JOBS
+    assert results.count(Accepted.ACCEPTED) == MOST_JOBS
 
     store = RankStore()
     results = [take(store, CLAIMED, rank=n, world_size=1000) for n in range(1000)]
-    assert results.count(Result.ACCEPTED) == MOST_RANKS_OF_USER
+    assert results.count(Accepted.ACCEPTED) == MOST_RANKS_OF_USER
 
     store = RankStore()
     results = [take(store, CLAIMED._replace(uid=n), rank=n, world_size=1000) for n in range(1000)]
-    assert results.count(Result.ACCEPTED) == MOST_RANKS
+    assert results.count(Accepted.ACCEPTED) == MOST_RANKS
 
 
 def test_a_process_is_few_ranks() -> None:
     """Otherwise one process of a user could use up the ranks and jobs of all of them. Those that ended make room."""
     store = RankStore()
     results = [take(store, job_id=f"job-{n}") for n in range(100)]
-    assert results.count(Result.ACCEPTED) == MOST_RANKS_OF_PROCESS
-    assert take(store, OTHER_PROCESS, job_id="other") is Result.ACCEPTED
-    assert take(store, now=SILENT_SECONDS + 1, job_id="later") is Result.ACCEPTED
+    assert results.count(Accepted.ACCEPTED) == MOST_RANKS_OF_PROCESS
+    assert take(store, OTHER_PROCESS, job_id="other") is Accepted.ACCEPTED
+    assert take(store, now=SILENT_SECONDS + 1, job_id="later") is Accepted.ACCEPTED
     assert ("later", 0, "GPU-1") in steps(store, SILENT_SECONDS + 1)
 
 
@@ -217,7 +217,7 @@ def test_a_process_on_a_gpu_finds_room_although_others_claim_everything() -> Non
     store = RankStore()
     for n in range(1000):
         take(store, CLAIMED._replace(uid=n), job_id=f"job-{n}")
-    assert take(store, GPU, job_id="real") is Result.ACCEPTED
+    assert take(store, GPU, job_id="real") is Accepted.ACCEPTED
     assert ("real", 0, "GPU-1") in steps(store)
     assert len(steps(store)) == MOST_JOBS
 
@@ -225,9 +225,9 @@ def test_a_process_on_a_gpu_finds_room_although_others_claim_everything() -> Non
 def test_ranks_on_two_instances_of_a_gpu_are_two() -> None:
     store = RankStore()
     for number in "12":
-        take(store, GPU._replace(place=Place("GPU-1", (("GPU_I_ID", number),))), attempt=number)
+        take(store, GPU._replace(place=SenderPlace("GPU-1", (("GPU_I_ID", number),))), attempt=number)
     assert [key for key, _ in store.shown(0)] == [
-        RankKey("llm-7b", 0, Place("GPU-1", (("GPU_I_ID", number),))) for number in "12"
+        RankKey("llm-7b", 0, SenderPlace("GPU-1", (("GPU_I_ID", number),))) for number in "12"
     ]
 
 
@@ -236,7 +236,7 @@ def test_phases_of_all_processes_of_a_rank_are_limited() -> None:
     results = [
         take(store, now=LATER * n, attempt=str(n), phase_seconds={f"{n}-{i}": 1 for i in range(32)}) for n in range(4)
     ]
-    assert results == [Result.ACCEPTED, Result.ACCEPTED, Result.LIMIT, Result.LIMIT]
+    assert results == [Accepted.ACCEPTED, Accepted.ACCEPTED, Accepted.LIMIT, Accepted.LIMIT]
 
 
 def test_the_limits() -> None:
@@ -252,11 +252,11 @@ def test_how_long_a_rank_is_shown_and_kept() -> None:
     assert len(steps(store, 40)) == 1
     assert steps(store, 40.5) == {}
     store.forget(3610)
-    assert take(store, now=3610, attempt="b", steps=1) is Result.ACCEPTED
+    assert take(store, now=3610, attempt="b", steps=1) is Accepted.ACCEPTED
     assert steps(store, 3610) == {("llm-7b", 0, "GPU-1"): 6}
 
 
-MOVED = CLAIMED._replace(place=Place("GPU-2"))
+MOVED = CLAIMED._replace(place=SenderPlace("GPU-2"))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_only_the_same_process_takes_its_sums_along(
     for other in ("x", "y"):
         take(store, before._replace(uid=7), job_id=other)
     take(store, before, steps=2)
-    assert take(store, after, steps=3, **changes) is Result.ACCEPTED
+    assert take(store, after, steps=3, **changes) is Accepted.ACCEPTED
     assert len(steps(store)) == (3 if moved else 4)
     assert (("llm-7b", 0, "GPU-2") in steps(store)) is not moved
 
@@ -287,14 +287,14 @@ def test_only_the_same_process_takes_its_sums_along(
 @pytest.mark.parametrize(
     ("sender", "now", "attempt", "result"),
     [
-        (GPU._replace(uid=1001), 30.0, "a", Result.OTHER_SENDER),
-        (GPU._replace(uid=1001), 30.5, "a", Result.ACCEPTED),
-        (CLAIMED, 30.0, "b", Result.OTHER_SENDER),
-        (CLAIMED, 30.5, "b", Result.ACCEPTED),
+        (GPU._replace(uid=1001), 30.0, "a", Accepted.OTHER_SENDER),
+        (GPU._replace(uid=1001), 30.5, "a", Accepted.ACCEPTED),
+        (CLAIMED, 30.0, "b", Accepted.OTHER_SENDER),
+        (CLAIMED, 30.5, "b", Accepted.ACCEPTED),
     ],
 )
 def test_a_rank_belongs_to_its_sender_for_thirty_seconds(
-    sender: Sender, now: float, attempt: str, result: Result
+    sender: Sender, now: float, attempt: str, result: Accepted
 ) -> None:
     store = RankStore()
     take(store, steps=5)
@@ -305,9 +305,9 @@ def test_the_longest_silent_rank_makes_room() -> None:
     """Only one, and only once it is silent, or for a process on the GPU."""
     store = RankStore()
     for number, now in enumerate((3.0, 1.0, 2.0, 4.0)):
-        assert take(store, now=now, job_id=f"job-{number}") is Result.ACCEPTED
-    assert take(store, now=31.0, job_id="new") is Result.LIMIT
-    assert take(store, now=31.5, job_id="new") is Result.ACCEPTED
+        assert take(store, now=now, job_id=f"job-{number}") is Accepted.ACCEPTED
+    assert take(store, now=31.0, job_id="new") is Accepted.LIMIT
+    assert take(store, now=31.5, job_id="new") is Accepted.ACCEPTED
     assert {job for job, _, _ in steps(store, 4.0)} == {"job-0", "job-2", "job-3", "new"}
 
 
@@ -316,41 +316,41 @@ def test_a_process_of_another_user_leaves_no_room() -> None:
     store = RankStore()
     for number in range(4):
         take(store, job_id=f"job-{number}")
-    assert take(store, GPU._replace(uid=1001), job_id="other") is Result.ACCEPTED
+    assert take(store, GPU._replace(uid=1001), job_id="other") is Accepted.ACCEPTED
     store = RankStore()
     results = [take(store, GPU._replace(pid=0), job_id=f"job-{number}") for number in range(5)]
-    assert results == [Result.ACCEPTED] * 5
+    assert results == [Accepted.ACCEPTED] * 5
 
 
 def test_another_rank_of_a_job_needs_no_room_for_a_job() -> None:
     store = RankStore()
     for number in range(16):
         take(store, CLAIMED, job_id=f"job-{number}")
-    assert take(store, CLAIMED, job_id="new") is Result.LIMIT
-    assert take(store, CLAIMED, job_id="job-3", rank=1) is Result.ACCEPTED
+    assert take(store, CLAIMED, job_id="new") is Accepted.LIMIT
+    assert take(store, CLAIMED, job_id="job-3", rank=1) is Accepted.ACCEPTED
 
 
 def test_the_last_eight_processes_cannot_come_back() -> None:
     store = RankStore()
     for number in range(10):
-        assert take(store, now=LATER * number, attempt=str(number), steps=0, elapsed=1) is Result.ACCEPTED
+        assert take(store, now=LATER * number, attempt=str(number), steps=0, elapsed=1) is Accepted.ACCEPTED
     ((_, state),) = store.shown(LATER * 9)
-    assert state.past == Past(state.past.sums, tuple("12345678"), 9.0, 9)
-    assert take(store, now=LATER * 10, attempt="1", steps=0) is Result.OLD_ATTEMPT
-    assert take(store, now=LATER * 10, attempt="0", steps=0, elapsed=1) is Result.ACCEPTED
+    assert state.past == PastRank(state.past.sums, tuple("12345678"), 9.0, 9)
+    assert take(store, now=LATER * 10, attempt="1", steps=0) is Accepted.OLD_ATTEMPT
+    assert take(store, now=LATER * 10, attempt="0", steps=0, elapsed=1) is Accepted.ACCEPTED
 
 
 @pytest.mark.parametrize(
     ("pause", "elapsed", "result"),
     [
-        (2.5, 7.5, Result.ACCEPTED),
-        (2.5, 7.75, Result.OVERLAP),
-        (2.25, 1.0, Result.OVERLAP),
-        (10.0, 15.0, Result.ACCEPTED),
-        (10.0, 15.25, Result.OVERLAP),
+        (2.5, 7.5, Accepted.ACCEPTED),
+        (2.5, 7.75, Accepted.OVERLAP),
+        (2.25, 1.0, Accepted.OVERLAP),
+        (10.0, 15.0, Accepted.ACCEPTED),
+        (10.0, 15.25, Accepted.OVERLAP),
     ],
 )
-def test_processes_cannot_have_run_for_longer_than_the_time(pause: float, elapsed: float, result: Result) -> None:
+def test_processes_cannot_have_run_for_longer_than_the_time(pause: float, elapsed: float, result: Accepted) -> None:
     """The first one ran for a second before its message, and clocks may be 5 s late."""
     store = RankStore()
     take(store, now=100.0, steps=0, elapsed=1.0)
@@ -362,8 +362,8 @@ def test_sums_may_differ_by_rounding() -> None:
     """By a millisecond; the higher one is kept, as is a sum that is not sent any more."""
     store = RankStore()
     take(store, steps=4, data_seconds=1.0)
-    assert take(store, steps=4, data_seconds=0.9985) is Result.BACKWARDS
-    assert take(store, steps=4, data_seconds=0.9995, phase_seconds={"waiting": 1.0}) is Result.ACCEPTED
+    assert take(store, steps=4, data_seconds=0.9985) is Accepted.BACKWARDS
+    assert take(store, steps=4, data_seconds=0.9995, phase_seconds={"waiting": 1.0}) is Accepted.ACCEPTED
     ((_, state),) = store.shown(0.0)
     assert state.totals()["data_seconds", ""] == 1.0
     assert state.totals()["phase_seconds", "forward"] == 0.5
@@ -391,5 +391,6 @@ def test_sums_of_ended_processes_are_kept_by_part() -> None:
     assert state.began == -2.0
     assert state.message.attempt == "b"
     assert (
-        take(store, now=LATER, attempt="b", steps=1, phase_seconds={str(n): 1.0 for n in range(32)}) is Result.ACCEPTED
+        take(store, now=LATER, attempt="b", steps=1, phase_seconds={str(n): 1.0 for n in range(32)})
+        is Accepted.ACCEPTED
     )

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.jobs.socket_file import JobSocket
-from gpu_exporter.jobs.store import Result
+from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.jobs.watch import JobWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
@@ -84,7 +84,7 @@ def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFi
     stray = encoded(message(rank=6, world_size=8))
     watch = JobWatch(path, live=False)
     watch.samples(gpus)
-    assert watch.take(stray, os.getpid(), os.getuid()) is Result.ACCEPTED
+    assert watch.take(stray, os.getpid(), os.getuid()) is Accepted.ACCEPTED
     watch.start()
     until(lambda: any(sample.series.metric is m.JOB_STEPS for sample in watch.samples(gpus)), what="a rank")
     assert {series.gpu for series, _ in watch.samples(gpus) if series.metric is m.JOB_STEPS} == {gpus[2].gpu}
@@ -92,7 +92,7 @@ def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFi
     watch.join()
     real = JobWatch(path.with_name("real.sock"))
     real.samples(gpus)
-    assert real.take(stray, os.getpid(), os.getuid()) is Result.UNKNOWN_GPU
+    assert real.take(stray, os.getpid(), os.getuid()) is Accepted.UNKNOWN_GPU
     assert "neither process, UUID nor pod belongs to one GPU" in caplog.text
     real.stop()
     real.start()
@@ -101,7 +101,7 @@ def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_process_cannot_have_run_for_longer_than_the_machine(watch: JobWatch) -> None:
     values(watch)
-    assert watch.take(packet(elapsed=9e7), 41, 1000) is Result.INVALID
+    assert watch.take(packet(elapsed=9e7), 41, 1000) is Accepted.INVALID
 
 
 def test_a_process_may_have_started_before_the_clock_that_is_read(
@@ -111,8 +111,8 @@ def test_a_process_may_have_started_before_the_clock_that_is_read(
     values(watch)
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     monkeypatch.setattr("time.time", lambda: 5000.0)
-    assert watch.take(packet(elapsed=105.5), 41, 1000) is Result.INVALID
-    assert watch.take(packet(elapsed=105.0), 41, 1000) is Result.ACCEPTED
+    assert watch.take(packet(elapsed=105.5), 41, 1000) is Accepted.INVALID
+    assert watch.take(packet(elapsed=105.0), 41, 1000) is Accepted.ACCEPTED
     watch._publish(100.0)
     (started,) = (sample for sample in watch.samples(seen()) if sample.series.metric is m.JOB_STARTED_AT)
     assert started.value == 4895.0
@@ -121,10 +121,10 @@ def test_a_process_may_have_started_before_the_clock_that_is_read(
 @pytest.mark.parametrize(
     ("content", "result", "why"),
     [
-        (b"x" * 8193, Result.TOO_LARGE, "larger than 8192 bytes"),
-        (b"x" * 8192, Result.INVALID, "JSON"),
-        (encoded({"version": 7}), Result.VERSION, "version 7, but this exporter reads version 1"),
-        (packet(rank=9), Result.INVALID, "rank: must be"),
+        (b"x" * 8193, Accepted.TOO_LARGE, "larger than 8192 bytes"),
+        (b"x" * 8192, Accepted.INVALID, "JSON"),
+        (encoded({"version": 7}), Accepted.VERSION, "version 7, but this exporter reads version 1"),
+        (packet(rank=9), Accepted.INVALID, "rank: must be"),
     ],
 )
 def test_faulty_messages_are_logged_once_a_minute(
@@ -132,7 +132,7 @@ def test_faulty_messages_are_logged_once_a_minute(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     content: bytes,
-    result: Result,
+    result: Accepted,
     why: str,
 ) -> None:
     now = [100.0]
@@ -148,14 +148,14 @@ def test_faulty_messages_are_logged_once_a_minute(
 @pytest.mark.parametrize(
     ("pid", "uuid", "verified", "result"),
     [
-        (41, "", "true", Result.ACCEPTED),
-        (41, "GPU-9", "true", Result.ACCEPTED),
-        (999_999_999, "GPU-1", "false", Result.ACCEPTED),
-        (999_999_999, "GPU-9", "", Result.UNKNOWN_GPU),
-        (0, "", "", Result.UNKNOWN_GPU),
+        (41, "", "true", Accepted.ACCEPTED),
+        (41, "GPU-9", "true", Accepted.ACCEPTED),
+        (999_999_999, "GPU-1", "false", Accepted.ACCEPTED),
+        (999_999_999, "GPU-9", "", Accepted.UNKNOWN_GPU),
+        (0, "", "", Accepted.UNKNOWN_GPU),
     ],
 )
-def test_who_is_verified(watch: JobWatch, pid: int, uuid: str, verified: str, result: Result) -> None:
+def test_who_is_verified(watch: JobWatch, pid: int, uuid: str, verified: str, result: Accepted) -> None:
     """By the driver's list of processes; a statement is only believed of a GPU of this node."""
     values(watch, 41)
     declared: dict[str, Any] = {"uuid": uuid} if uuid else {}

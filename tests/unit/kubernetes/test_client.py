@@ -16,14 +16,14 @@ from typing import cast
 
 import pytest
 
-from gpu_exporter.attribution import pods, resource_slices
-from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.io import file_access
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api, in_cluster
-from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
-from gpu_exporter.kubernetes.watch import Watch
+from gpu_exporter.kubernetes.objects import Object, ObjectList, WatchEvent
+from gpu_exporter.kubernetes.watch import ListWatch
 from gpu_exporter.model.lookup import Lookup, LookupFailed
+from gpu_exporter.owners import pods, resource_slices
+from gpu_exporter.owners.choice import Poller
 from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
 from tests.support.gate import Gate
 from tests.support.tools import LIMIT
@@ -90,8 +90,8 @@ def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
 def test_malformed_list_keeps_the_last_owners(server: FakeApiServer, body: bytes) -> None:
     """The lookup fails and is counted; the last good list still counts."""
     server.put(PODS, pod_object("p", "u", {"job-name": "bert"}))
-    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
-    watch = Watch(lookup, api(server), pods.path, pods.Reader(), {}, seconds=1.0)
+    lookup: Lookup[Mapping[str, pods.PodDetails]] = Lookup("pods", {})
+    watch = ListWatch(lookup, api(server), pods.path, pods.PodReader(), {}, seconds=1.0)
     watch.start()
     try:
         until(lambda: "team/p" in lookup.value)
@@ -283,10 +283,10 @@ def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
 
 
 @contextmanager
-def following(server: FakeApiServer, seconds: float) -> Iterator[Lookup[Mapping[str, pods.Pod]]]:
+def following(server: FakeApiServer, seconds: float) -> Iterator[Lookup[Mapping[str, pods.PodDetails]]]:
     """The lookup of a watch that is renewed after about this time."""
-    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
-    watch = Watch(lookup, api(server), pods.path, pods.Reader(), {}, seconds)
+    lookup: Lookup[Mapping[str, pods.PodDetails]] = Lookup("pods", {})
+    watch = ListWatch(lookup, api(server), pods.path, pods.PodReader(), {}, seconds)
     watch.start()
     yield lookup
     watch.stop()
@@ -314,8 +314,8 @@ def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
     gate = Gate(int(server.environment["KUBERNETES_SERVICE_PORT"]))
     gate.hold(2)  # the end of the handshake, and the list
     environment = {**server.environment, "KUBERNETES_SERVICE_PORT": str(gate.port)}
-    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
-    watch = Watch(lookup, in_cluster(server.account, environment), pods.path, pods.Reader(), {}, 60)
+    lookup: Lookup[Mapping[str, pods.PodDetails]] = Lookup("pods", {})
+    watch = ListWatch(lookup, in_cluster(server.account, environment), pods.path, pods.PodReader(), {}, 60)
     watch.start()
     try:
         assert gate.holding.wait(LIMIT)
@@ -408,7 +408,7 @@ class Stumbling:
         self.listed += 1
         return [], str(self.listed)
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[WatchEvent | None]:
         """Fail after version 1."""
         self.versions.append(query["resourceVersion"])
         yield None
@@ -429,8 +429,8 @@ def test_watch_lists_again_after_an_event_that_it_cannot_read(
     """It does not request the same event again."""
     monkeypatch.setattr("gpu_exporter.kubernetes.watch.LONGEST_WAIT", 0.1)
     script = Stumbling(failure)
-    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
-    watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
+    lookup: Lookup[Mapping[str, pods.PodDetails]] = Lookup("pods", {})
+    watch = ListWatch(lookup, cast(Api, script), pods.path, pods.PodReader(), {})
     watch.start()
     assert script.done.wait(LIMIT)
     watch.stop()
@@ -472,7 +472,7 @@ def test_bug_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
     lookup = Lookup("kubelet", "")
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpu_exporter.attribution.poller.LONGEST_WAIT", 0.05)
+        patch.setattr("gpu_exporter.owners.choice.LONGEST_WAIT", 0.05)
         asker = Poller(lookup, ask, 0.01)
         asker.start()
         assert asked.wait(LIMIT)

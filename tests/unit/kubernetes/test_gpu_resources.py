@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.alerting import allocation
-from gpu_exporter.kubernetes.gpu_resources import is_gpu
+from gpu_exporter.kubernetes.objects import is_gpu
 from gpu_exporter.remediation import pods, state
 
 CONFIGURED = ("volcano.sh/vgpu-number", "nvidia.com/a100")

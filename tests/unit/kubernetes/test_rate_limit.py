@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.kubernetes.rate_limit import RateLimit
+from gpu_exporter.kubernetes.writer import RequestLimit
 
 
 class Clock:
@@ -20,8 +20,8 @@ class Clock:
         self.now += seconds
 
 
-def limited(clock: Clock) -> RateLimit:
-    return RateLimit(5.0, 3, clock, clock.wait)
+def limited(clock: Clock) -> RequestLimit:
+    return RequestLimit(5.0, 3, clock, clock.wait)
 
 
 def test_a_burst_then_the_rate() -> None:

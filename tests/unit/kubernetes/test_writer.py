@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_exporter.kubernetes.client import server_address
-from gpu_exporter.kubernetes.node_objects import LeaseObject, NodeList, NodeObject
-from gpu_exporter.kubernetes.rate_limit import RateLimit
-from gpu_exporter.kubernetes.writer import FIELD_MANAGER, Operation, Writer
+from gpu_exporter.kubernetes.objects import LeaseObject, NodeList, NodeObject
+from gpu_exporter.kubernetes.writer import FIELD_MANAGER, KubernetesWriter, Operation, RequestLimit
 from gpu_exporter.model.lookup import LookupFailed
 from tests.support.fakes.apiserver import FakeApiServer
 
@@ -20,7 +19,7 @@ NODE = f"{NODES}/n"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu/leases"
 
 
-class Counted(RateLimit):
+class Counted(RequestLimit):
     """Counts the requests, and delays none."""
 
     def __init__(self) -> None:
@@ -46,9 +45,9 @@ def rate() -> Counted:
 
 
 @pytest.fixture
-def writer(server: FakeApiServer, rate: Counted) -> Iterator[Writer]:
+def writer(server: FakeApiServer, rate: Counted) -> Iterator[KubernetesWriter]:
     """A client of it."""
-    client = Writer(*server_address(server.environment, "this test runs"), server.account, 5.0, rate)
+    client = KubernetesWriter(*server_address(server.environment, "this test runs"), server.account, 5.0, rate)
     yield client
     client.close()
 
@@ -67,7 +66,7 @@ def cordoned(server: FakeApiServer) -> Any:
     return (server.item(NODE) or {})["spec"].get("unschedulable")
 
 
-def test_a_patch_returns_the_new_object(server: FakeApiServer, writer: Writer) -> None:
+def test_a_patch_returns_the_new_object(server: FakeApiServer, writer: KubernetesWriter) -> None:
     """It has a new version, and this client is the owner of what it set."""
     before = version(server)
     after = writer.patch(NODE, cordon(before), NodeObject)
@@ -76,7 +75,7 @@ def test_a_patch_returns_the_new_object(server: FakeApiServer, writer: Writer) -
     assert [each["manager"] for each in after["metadata"]["managedFields"] or ()] == [FIELD_MANAGER]
 
 
-def test_an_object_that_has_changed_is_a_conflict(server: FakeApiServer, writer: Writer) -> None:
+def test_an_object_that_has_changed_is_a_conflict(server: FakeApiServer, writer: KubernetesWriter) -> None:
     """The version of the read is tested, so another client's change in between is not overwritten."""
     old = version(server)
     server.put(NODES, {**(server.item(NODE) or {}), "spec": {"taints": [{"key": "other"}]}})
@@ -90,7 +89,9 @@ def test_an_object_that_has_changed_is_a_conflict(server: FakeApiServer, writer:
     ("status", "reason"),
     [(409, "conflict"), (403, "forbidden"), (404, "not_found"), (429, "too_many_requests"), (500, "http_500")],
 )
-def test_a_refused_write_is_sent_once(server: FakeApiServer, writer: Writer, status: int, reason: str) -> None:
+def test_a_refused_write_is_sent_once(
+    server: FakeApiServer, writer: KubernetesWriter, status: int, reason: str
+) -> None:
     """The caller reads again and decides anew."""
     server.refusals.append(status)
     with pytest.raises(LookupFailed) as raised:
@@ -100,7 +101,7 @@ def test_a_refused_write_is_sent_once(server: FakeApiServer, writer: Writer, sta
     assert cordoned(server) is None
 
 
-def test_a_missing_right_is_named(server: FakeApiServer, writer: Writer) -> None:
+def test_a_missing_right_is_named(server: FakeApiServer, writer: KubernetesWriter) -> None:
     server.refusals.append(403)
     with pytest.raises(LookupFailed, match="the service account needs the verb patch"):
         writer.patch(NODE, cordon(version(server)), NodeObject)
@@ -108,7 +109,7 @@ def test_a_missing_right_is_named(server: FakeApiServer, writer: Writer) -> None
 
 @pytest.mark.parametrize(("after", "seconds"), [(7, 7.0), (None, 0.0)])
 def test_how_long_a_server_asks_to_wait(
-    server: FakeApiServer, writer: Writer, after: int | None, seconds: float
+    server: FakeApiServer, writer: KubernetesWriter, after: int | None, seconds: float
 ) -> None:
     """A 429 of priority and fairness has a Retry-After, that of a disruption budget often none."""
     server.refusals.append(429)
@@ -118,7 +119,7 @@ def test_how_long_a_server_asks_to_wait(
     assert raised.value.retry_after == seconds
 
 
-def test_a_dry_run_stores_nothing(server: FakeApiServer, writer: Writer) -> None:
+def test_a_dry_run_stores_nothing(server: FakeApiServer, writer: KubernetesWriter) -> None:
     """The server checks it like a write: a test that fails is a conflict."""
     before = version(server)
     after = writer.patch(NODE, cordon(before), NodeObject, dry_run=True)
@@ -129,7 +130,7 @@ def test_a_dry_run_stores_nothing(server: FakeApiServer, writer: Writer) -> None
     assert server.written == [("PATCH", NODE, True)] * 2
 
 
-def test_an_object_of_this_name_is_a_conflict(server: FakeApiServer, writer: Writer) -> None:
+def test_an_object_of_this_name_is_a_conflict(server: FakeApiServer, writer: KubernetesWriter) -> None:
     """Two controllers may create the Lease at once: one of them fails."""
     lease = {"metadata": {"name": "a", "namespace": "gpu"}, "spec": {"holderIdentity": "one"}}
     assert writer.create(LEASES, lease, LeaseObject)["spec"]["holderIdentity"] == "one"
@@ -139,7 +140,7 @@ def test_an_object_of_this_name_is_a_conflict(server: FakeApiServer, writer: Wri
     assert (server.item(f"{LEASES}/a") or {})["spec"]["holderIdentity"] == "one"
 
 
-def test_a_write_whose_answer_is_lost_is_not_repeated(server: FakeApiServer, writer: Writer) -> None:
+def test_a_write_whose_answer_is_lost_is_not_repeated(server: FakeApiServer, writer: KubernetesWriter) -> None:
     """It may have been carried out: the caller reads the object again."""
     writer.get(NODE, NodeObject)
     server.loses_answers = True
@@ -150,7 +151,7 @@ def test_a_write_whose_answer_is_lost_is_not_repeated(server: FakeApiServer, wri
     assert writer.get(NODE, NodeObject)["spec"]["unschedulable"] is True
 
 
-def test_every_request_is_limited_in_rate(server: FakeApiServer, writer: Writer, rate: Counted) -> None:
+def test_every_request_is_limited_in_rate(server: FakeApiServer, writer: KubernetesWriter, rate: Counted) -> None:
     """Each page of a list is a request."""
     for number in range(5):
         server.put(NODES, {"metadata": {"name": f"n{number}"}})

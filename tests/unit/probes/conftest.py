@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_exporter.probes import arithmetic, bench, memory_test
+from gpu_exporter.active_checks import arithmetic, bench, memory_test
 from tests.support.fakes.libcuda import Libcuda
 
 

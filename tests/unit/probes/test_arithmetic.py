@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.probes import arithmetic as a
-from gpu_exporter.probes.bench import Bench
-from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
+from gpu_exporter.active_checks import arithmetic as a
+from gpu_exporter.active_checks.bench import Bench
+from gpu_exporter.active_checks.cuda import Cuda, CudaError, CudaGpu
 from tests.support.fakes.libcuda import Launch, Libcuda
 from tests.unit.probes.test_kernels import COMPUTE, computed, operations
 
@@ -62,7 +62,7 @@ class Units:
 
 def bench_of(cuda: Libcuda, capability: tuple[int, int] = (9, 0)) -> Bench:
     cuda.capability = capability
-    return Bench(Gpu(Cuda(), 0))
+    return Bench(CudaGpu(Cuda(), 0))
 
 
 MEASURED = pytest.mark.parametrize(

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.probes import kernels as k
-from gpu_exporter.probes import measure
-from gpu_exporter.probes.bench import IDLE_SECONDS, L2_TIMES, LARGEST_BUFFER, WARM_UP_SECONDS, Bench, rate
-from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
+from gpu_exporter.active_checks import child
+from gpu_exporter.active_checks import kernels as k
+from gpu_exporter.active_checks.bench import IDLE_SECONDS, L2_TIMES, LARGEST_BUFFER, WARM_UP_SECONDS, Bench, rate
+from gpu_exporter.active_checks.cuda import Cuda, CudaError, CudaGpu
 from tests.support.fakes.libcuda import Launch, Libcuda
 
 
 @pytest.fixture
 def bench(cuda: Libcuda) -> Bench:
-    return Bench(Gpu(Cuda(), 0))
+    return Bench(CudaGpu(Cuda(), 0))
 
 
 @pytest.mark.parametrize("free", [80 << 30, 1 << 30, 40 << 20])
@@ -45,13 +45,13 @@ def test_too_little_memory(cuda: Libcuda, bench: Bench) -> None:
     """Rates of buffers that the cache holds would say nothing about memory."""
     unit = k.MEMORY_THREADS * k.MEMORY_BLOCKS * k.LOADS * 16 * cuda.sms
     cuda.l2, cuda.free = 8 * unit // L2_TIMES, 8 * unit * 5 // 2 + 8
-    bench = Bench(Gpu(Cuda(), 0))
+    bench = Bench(CudaGpu(Cuda(), 0))
     assert bench.pair()[2] == 8 * unit
     bench.release()
     for free, l2 in ((8 * unit * 5 // 2 - 8, cuda.l2), (unit * 2, 0), (0, 0)):
         cuda.free, cuda.l2 = free, l2
         with pytest.raises(CudaError, match=f"^memory: too little is free for two buffers of {L2_TIMES} times the L2"):
-            Bench(Gpu(Cuda(), 0)).pair()
+            Bench(CudaGpu(Cuda(), 0)).pair()
     assert not cuda.sizes
 
 
@@ -131,10 +131,10 @@ def of_memory(launch: Launch) -> float:
 @pytest.mark.parametrize(
     ("work", "value"),
     [
-        (measure.memory_copy, 2 * 1e12),  # each byte is read and written
-        (measure.memory_read, 3e12),
-        (measure.pcie_to_gpu, 50e9),
-        (measure.pcie_from_gpu, 40e9),
+        (child.memory_copy, 2 * 1e12),  # each byte is read and written
+        (child.memory_read, 3e12),
+        (child.pcie_to_gpu, 50e9),
+        (child.pcie_from_gpu, 40e9),
     ],
 )
 @pytest.mark.parametrize("free", [80 << 30, 64 << 20])
@@ -147,11 +147,11 @@ def test_rates_of_memory(
     found = work(bench)
     assert found["value"] == pytest.approx(value, rel=1e-3)
     assert found["spread"] < 1e-3
-    assert measure.MEASUREMENTS[work.__name__] is work
+    assert child.MEASUREMENTS[work.__name__] is work
 
 
 @pytest.mark.parametrize(
-    ("work", "best"), [(measure.pcie_to_gpu, True), (measure.pcie_from_gpu, True), (measure.memory_copy, False)]
+    ("work", "best"), [(child.pcie_to_gpu, True), (child.pcie_from_gpu, True), (child.memory_copy, False)]
 )
 def test_what_others_slow_down(
     cuda: Libcuda, bench: Bench, work: Callable[[Bench], dict[str, Any]], *, best: bool
@@ -164,6 +164,6 @@ def test_what_others_slow_down(
         return size / (50e9 if 10 < len(copied) <= 14 else 10e9)
 
     cuda.copy_seconds = seconds
-    share = work(bench)["value"] / (2 if work is measure.memory_copy else 1)
+    share = work(bench)["value"] / (2 if work is child.memory_copy else 1)
     assert share > 20e9 if best else share == pytest.approx(10e9, rel=1e-3)
-    assert max(copied) <= min(bench.pair()[2], measure.HOST_BUFFER if best else LARGEST_BUFFER)
+    assert max(copied) <= min(bench.pair()[2], child.HOST_BUFFER if best else LARGEST_BUFFER)

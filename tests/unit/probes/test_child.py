@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.probes import child
-from gpu_exporter.probes.arithmetic import WrongResult
-from gpu_exporter.probes.child import _answer, _move_near, _Worker
-from gpu_exporter.probes.cuda import CudaError
-from gpu_exporter.probes.measure import MEASUREMENTS
+from gpu_exporter.active_checks import child
+from gpu_exporter.active_checks.arithmetic import WrongResult
+from gpu_exporter.active_checks.child import MEASUREMENTS, _answer, _move_near, _Worker
+from gpu_exporter.active_checks.cuda import CudaError
 from tests.support.fakes.libcuda import Libcuda
 
 PCI = "00000000:06:00.0"

@@ -8,13 +8,13 @@ from itertools import combinations
 
 import pytest
 
-from gpu_exporter.probes.collective_judge import (
+from gpu_exporter.active_checks.collectives import (
     LOW_SHARE,
     SLOW_SHARE,
     Collective,
+    CollectiveRank,
     Fabric,
-    Measured,
-    Rank,
+    MeasuredCollective,
     bus_bandwidth,
     findings,
     limit,
@@ -22,17 +22,17 @@ from gpu_exporter.probes.collective_judge import (
     slow_ranks,
 )
 
-TWO_NODES = [Rank(number, f"n{number // 4}", number % 4, "NVIDIA H100 80GB HBM3") for number in range(8)]
+TWO_NODES = [CollectiveRank(number, f"n{number // 4}", number % 4, "NVIDIA H100 80GB HBM3") for number in range(8)]
 FABRIC = Fabric(nvlink=390e9, network=200e9)
 
 
-def measured(*slow: int, low: float = 180e9) -> Measured:
+def measured(*slow: int, low: float = 180e9) -> MeasuredCollective:
     """Return the result of two nodes with four ranks each, where pairs with these ranks are slow."""
     pairs = {}
     for one, other in combinations(range(8), 2):
         usual = 390e9 if one // 4 == other // 4 else 48e9
         pairs[one, other] = usual / 2 if {one, other} & set(slow) else usual
-    return Measured(TWO_NODES, [Collective("all_reduce", 256 << 20, low)], pairs, FABRIC)
+    return MeasuredCollective(TWO_NODES, [Collective("all_reduce", 256 << 20, low)], pairs, FABRIC)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_slow_ranks(slow: tuple[int, ...], words: list[str]) -> None:
 
 def test_a_slow_node() -> None:
     """The adapters of one of three nodes are slow: its ranks are fast with each other."""
-    ranks = [Rank(number, f"n{number // 2}", number % 2, "NVIDIA H100 80GB HBM3") for number in range(6)]
+    ranks = [CollectiveRank(number, f"n{number // 2}", number % 2, "NVIDIA H100 80GB HBM3") for number in range(6)]
     pairs = {}
     for one, other in combinations(range(6), 2):
         across = 24e9 if {one, other} & {4, 5} else 48e9
         pairs[one, other] = 390e9 if one // 2 == other // 2 else across
-    found = [finding.words for finding in findings(Measured(ranks, [], pairs, FABRIC))]
+    found = [finding.words for finding in findings(MeasuredCollective(ranks, [], pairs, FABRIC))]
     assert found[0] == "node n2 is slow: ranks 4, 5"
     assert len(found) == 3
 
@@ -95,10 +95,12 @@ def test_few_rounds_of_many_ranks() -> None:
     assert len(list(rounds(64, 5))) == 5
 
 
-def of_ranks(nodes: list[str], rates: dict[tuple[int, int], float], collectives: Sequence[Collective] = ()) -> Measured:
+def of_ranks(
+    nodes: list[str], rates: dict[tuple[int, int], float], collectives: Sequence[Collective] = ()
+) -> MeasuredCollective:
     """Return the result of ranks on these nodes, with so many GB/s per pair."""
-    ranks = [Rank(number, node, nodes[:number].count(node), "H100") for number, node in enumerate(nodes)]
-    return Measured(ranks, collectives, {pair: rate * 1e9 for pair, rate in rates.items()}, FABRIC)
+    ranks = [CollectiveRank(number, node, nodes[:number].count(node), "H100") for number, node in enumerate(nodes)]
+    return MeasuredCollective(ranks, collectives, {pair: rate * 1e9 for pair, rate in rates.items()}, FABRIC)
 
 
 def test_how_slow_is_slow() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.active_checks import collectives as c
+from gpu_exporter.active_checks.collectives import CollectiveRank, Fabric
 from gpu_exporter.catalogue.capabilities import Quantity, reference
 from gpu_exporter.catalogue.gpu_models import H100
 from gpu_exporter.host.fabric.reader import FabricReader
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.probes import collectives as c
-from gpu_exporter.probes.collective_judge import Fabric, Rank
 
 OTHER_RATE = 5e9
 Values = list[float]
@@ -90,7 +90,7 @@ class Torch:
         """Return what another rank says: a node without NVLink, or rates of its pairs."""
         if isinstance(mine, dict):
             return {pair: OTHER_RATE for pair in ((0, 1), (0, 2), (1, 2)) if rank in pair}
-        return Rank(rank, "other", rank, H100.name), Fabric(1e9 * (rank + 1), 2e9)
+        return CollectiveRank(rank, "other", rank, H100.name), Fabric(1e9 * (rank + 1), 2e9)
 
     def exchange(self, operations: list[Any]) -> list[Any]:
         for operation, data, partner in operations:
@@ -120,7 +120,7 @@ def test_everything_is_measured(torch: Torch) -> None:
     assert number == 1
     assert torch.events[:2] == [("set_device", 2), ("nccl", 30.0)]
     assert torch.events[-1] == "destroyed"
-    assert measured.ranks[1] == Rank(1, os.uname().nodename, 2, H100.name)
+    assert measured.ranks[1] == CollectiveRank(1, os.uname().nodename, 2, H100.name)
     assert [rank.number for rank in measured.ranks] == [0, 1, 2]
     # The slowest link of any rank decides.
     known = reference(H100.name, Quantity.NVLINK)

@@ -7,8 +7,8 @@ from ctypes import c_uint, c_uint64
 
 import pytest
 
-from gpu_exporter.probes.cuda import LOST, Cuda, CudaError, Gpu
-from gpu_exporter.probes.kernels import generic
+from gpu_exporter.active_checks.cuda import LOST, Cuda, CudaError, CudaGpu
+from gpu_exporter.active_checks.kernels import generic
 from tests.support.fakes.libcuda import Libcuda
 
 
@@ -50,7 +50,7 @@ def test_which_errors_end_the_context(name: str) -> None:
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_exporter.probes.cuda.LIBRARY", "libcuda.so.0")
+    monkeypatch.setattr("gpu_exporter.active_checks.cuda.LIBRARY", "libcuda.so.0")
     with pytest.raises(CudaError, match=r"^load: libcuda.so.0: no CUDA driver \("):
         Cuda()
 
@@ -67,7 +67,7 @@ def test_a_driver_that_is_too_old(cuda: Libcuda, monkeypatch: pytest.MonkeyPatch
 def test_a_context(cuda: Libcuda) -> None:
     """What a GPU is, and that nothing of it is left."""
     cuda.gpus, cuda.capability = 2, (8, 6)
-    gpu = Gpu(Cuda(), 1)
+    gpu = CudaGpu(Cuda(), 1)
     assert (gpu.sms, gpu.capability, gpu.l2, gpu.device) == (cuda.sms, (8, 6), cuda.l2, 1)
     assert cuda.contexts == {1: 1}
     assert cuda.named("cuCtxSetCurrent")
@@ -79,12 +79,12 @@ def test_a_context(cuda: Libcuda) -> None:
 def test_a_context_that_cannot_be_used_is_released(cuda: Libcuda, call: str) -> None:
     cuda.fails[call] = 700
     with pytest.raises(CudaError, match=call):
-        Gpu(Cuda(), 0)
+        CudaGpu(Cuda(), 0)
     assert cuda.contexts == {0: 0}
 
 
 def test_memory(cuda: Libcuda) -> None:
-    gpu, free = Gpu(Cuda(), 0), cuda.free
+    gpu, free = CudaGpu(Cuda(), 0), cuda.free
     assert gpu.free_memory() == free
     one, other = gpu.allocate(4096), gpu.allocate(64)
     assert (cuda.sizes, gpu.free_memory()) == ({one: 4096, other: 64}, free - 4096 - 64)
@@ -102,7 +102,7 @@ def test_memory(cuda: Libcuda) -> None:
 
 def test_a_launch(cuda: Libcuda) -> None:
     """The parameters arrive, and the time on the stream is measured."""
-    gpu = Gpu(Cuda(), 0)
+    gpu = CudaGpu(Cuda(), 0)
     module = gpu.module(generic())
     kernel = gpu.kernel(module, "pattern_write", 256)
     cuda.kernel = lambda launch: 0.25

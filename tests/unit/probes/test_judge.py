@@ -6,35 +6,35 @@ from collections.abc import Mapping
 
 import pytest
 
+from gpu_exporter.active_checks.history import CheckHistory
+from gpu_exporter.active_checks.load import LoadExtremes
+from gpu_exporter.active_checks.process import Answer
+from gpu_exporter.active_checks.rates import Pair
+from gpu_exporter.active_checks.run import CheckTarget, Outcome, Outcomes
+from gpu_exporter.active_checks.verdicts import SUSTAINED_DROP, CheckResult, Counters, judge
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health.active_checks import History
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action, Health, Unknown, Verdict
-from gpu_exporter.probes.judge import SUSTAINED_DROP, Counters, Result, judge
-from gpu_exporter.probes.load import Load
-from gpu_exporter.probes.process import Answer
-from gpu_exporter.probes.rates import Pair
-from gpu_exporter.probes.run import Outcome, Outcomes, Target
 
-TARGET = Target(0, "GPU-0", "0:1:0.0", "unknown")
+TARGET = CheckTarget(0, "GPU-0", "0:1:0.0", "unknown")
 
 
 def judged(
     outcome: Outcome | None = None,
     *,
-    load: Load | None = None,
+    load: LoadExtremes | None = None,
     after: Mapping[Metric, float] | None = None,
     out_of_time: bool = False,
-) -> Result:
+) -> CheckResult:
     """Return the result of one GPU with seven corrected errors before the check."""
     outcomes = Outcomes([outcome or Outcome(TARGET)], out_of_time=out_of_time)
     counters = Counters({0: {m.ECC_SBE_VOL: 7.0, m.ECC_DBE_VOL: 0.0}}, {0: after or {}})
-    (result,) = judge(outcomes, {0: Gpu(0, "GPU-0")}, History(), {0: load or Load()}, counters)
+    (result,) = judge(outcomes, {0: Gpu(0, "GPU-0")}, CheckHistory(), {0: load or LoadExtremes()}, counters)
     return result
 
 
-def reasons(result: Result) -> list[str]:
+def reasons(result: CheckResult) -> list[str]:
     """Return why a GPU is unfit."""
     return [problem.reason for problem in result.verdict.problems]
 
@@ -55,7 +55,7 @@ def test_errors_during_the_check(after: Mapping[Metric, float], health: Health) 
 @pytest.mark.parametrize(("mask", "found"), [(0x4, []), (0x40, ["hw_thermal_slowdown"]), (0x84, ["hw_power_brake"])])
 def test_what_holds_the_clock_down(mask: int, found: list[str]) -> None:
     """The power limit does at full load; heat and the power supply must not."""
-    load = Load()
+    load = LoadExtremes()
     load.take({m.CLOCK_EVENTS: float(mask), m.SM_CLOCK: 1695.0, m.POWER_INSTANT: 700.0})
     load.take({m.CLOCK_EVENTS: 0x41, m.SM_CLOCK: 345.0})  # idle: between two measurements
     assert reasons(judged(load=load)) == found
@@ -136,11 +136,11 @@ def linked(
     pair: Pair, answer: Answer, *, links_error: str = "", failures: dict[int, Answer] | None = None
 ) -> list[Verdict]:
     """Return the verdicts of three GPUs of which a pair has this answer."""
-    gpus = [Outcome(Target(index, f"GPU-{index}", "", "unknown")) for index in range(3)]
+    gpus = [Outcome(CheckTarget(index, f"GPU-{index}", "", "unknown")) for index in range(3)]
     for index, failure in (failures or {}).items():
         gpus[index].failed = "fp32", failure
     outcomes = Outcomes(gpus, {(0, 1): {"value": 1e9}, pair: answer}, links_error=links_error)
-    results = judge(outcomes, {index: Gpu(index) for index in range(3)}, History(), {}, Counters())
+    results = judge(outcomes, {index: Gpu(index) for index in range(3)}, CheckHistory(), {}, Counters())
     return [result.verdict for result in results]
 
 
@@ -184,7 +184,7 @@ def test_words_of_problems() -> None:
 
 def test_a_result_has_what_was_measured() -> None:
     sustained, test = {"value": 1.0, "first": 1.0, "last": 1.0}, {"bytes": 1, "wrong": 0, "words": []}
-    load = Load(clock_low=1.0)
+    load = LoadExtremes(clock_low=1.0)
     outcome = Outcome(
         TARGET, alone={"bf16": {"value": 5.0, "notes": ["a note"]}}, sustained=sustained, memory_test=test
     )
@@ -198,7 +198,7 @@ def rated(
     index: int, copy: float, *, memory_test: Answer | None = None, failed: tuple[str, Answer] | None = None
 ) -> Outcome:
     """Return the outcome of a GPU of an unknown model."""
-    target = Target(index, f"GPU-{index}", f"0:{index}:0.0", "unknown")
+    target = CheckTarget(index, f"GPU-{index}", f"0:{index}:0.0", "unknown")
     return Outcome(target, alone={"memory_copy": {"value": copy}}, memory_test=memory_test, failed=failed)
 
 
@@ -212,11 +212,11 @@ def test_a_gpu_that_another_program_used() -> None:
         ((1e12, 3e12), (1,), [[], []]),
     ):
         outcomes = Outcomes([rated(index, rate) for index, rate in enumerate(rates)])
-        results = judge(outcomes, gpus, History(), {}, Counters(), in_use)
+        results = judge(outcomes, gpus, CheckHistory(), {}, Counters(), in_use)
         assert [reasons(result) for result in results] == found
         assert [result.comparable for result in results] == [True, rates[0] < rates[1] or not in_use]
-    (result,) = judge(Outcomes([rated(0, 1e12, memory_test=wrong)]), gpus, History(), {}, Counters(), (0,))
+    (result,) = judge(Outcomes([rated(0, 1e12, memory_test=wrong)]), gpus, CheckHistory(), {}, Counters(), (0,))
     assert (reasons(result), result.comparable) == (["memory_test"], True)
     hung = rated(0, 1e12, failed=("bf16", {"error": "no answer", "hung": True}))
-    (result,) = judge(Outcomes([hung]), gpus, History(), {}, Counters(), (0,))
+    (result,) = judge(Outcomes([hung]), gpus, CheckHistory(), {}, Counters(), (0,))
     assert (reasons(result), result.comparable, result.verdict.health) == ([], False, Health.UNKNOWN)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.probes import kernels as k
-from gpu_exporter.probes import memory_test
-from gpu_exporter.probes.arithmetic import CHECKED_ITERATIONS
+from gpu_exporter.active_checks import kernels as k
+from gpu_exporter.active_checks import memory_test
+from gpu_exporter.active_checks.arithmetic import CHECKED_ITERATIONS
 from tests.support.ptx import ONES, Kernel, Ran, bits, f32, shape
 
 DATA, ERRORS = 1 << 20, 1 << 30

@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from gpu_exporter.probes.cuda import Cuda, CudaError
-from gpu_exporter.probes.links import BUFFER, COPIES, SAMPLES, Links
+from gpu_exporter.active_checks.cuda import Cuda, CudaError
+from gpu_exporter.active_checks.links import BUFFER, COPIES, SAMPLES, Links
 from tests.support.fakes.libcuda import ANOTHER, Libcuda
 
 MIB = 1 << 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_exporter.active_checks.load import RISE_SECONDS, LoadExtremes, Loads, readings
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.probes.load import RISE_SECONDS, Load, Loads, readings
 
 ONE, OTHER = Gpu(0, "GPU-0", "H100"), Gpu(1, "GPU-1", "H100")
 
@@ -24,7 +24,7 @@ def test_a_gpu_that_waits() -> None:
 
 def test_extremes() -> None:
     """Of all readings; a reading may lack anything."""
-    load = Load()
+    load = LoadExtremes()
     for clock, power, heat, memory in (
         (1500.0, 600.0, 60.0, 80.0),
         (1700.0, 650.0, 64.0, 85.0),
@@ -32,24 +32,24 @@ def test_extremes() -> None:
     ):
         load.take({m.SM_CLOCK: clock, m.POWER: power, m.GPU_TEMP: heat, m.MEMORY_TEMP: memory, m.MAX_SM_CLOCK: 1980.0})
     load.take({m.POWER_LIMIT: 700.0})
-    assert load == Load(1500.0, 1700.0, 1980.0, 650.0, 700.0, 64.0, 85.0, 0)
+    assert load == LoadExtremes(1500.0, 1700.0, 1980.0, 650.0, 700.0, 64.0, 85.0, 0)
     load.take({m.POWER: 900.0, m.POWER_INSTANT: 660.0})
     assert load.power == 660.0
 
 
 def test_an_idle_gpu_has_only_limits() -> None:
-    load = Load()
+    load = LoadExtremes()
     load.take({m.CLOCK_EVENTS: 0x1, m.SM_CLOCK: 345.0, m.MAX_SM_CLOCK: 1980.0, m.POWER_LIMIT: 700.0, m.POWER: 70.0})
-    assert load == Load(clock_max=1980.0, power_limit=700.0)
+    assert load == LoadExtremes(clock_max=1980.0, power_limit=700.0)
 
 
 def test_reasons_by_name() -> None:
     """Bits of nvmlClocksEventReasons: 2 is the power limit, 6 heat; 0 only says that it is idle."""
-    load = Load()
+    load = LoadExtremes()
     load.take({m.CLOCK_EVENTS: float(1 << 2)})
     load.take({m.CLOCK_EVENTS: float(1 << 6)})
     assert (load.events, load.reasons) == (1 << 2 | 1 << 6, ["sw_power_cap", "hw_thermal_slowdown"])
-    assert Load(events=1).reasons == []
+    assert LoadExtremes(events=1).reasons == []
 
 
 def test_a_snapshot_counts_once() -> None:
@@ -69,8 +69,8 @@ def test_a_snapshot_counts_once() -> None:
     loads.take(snapshot, {0: 0.0})  # it was seen before
     assert not loads.by_gpu
     loads.take(replace(snapshot, at=2.0), {0: 0.0, 1: 0.0})
-    assert loads.by_gpu == {0: Load(1700.0, 1700.0)}
+    assert loads.by_gpu == {0: LoadExtremes(1700.0, 1700.0)}
     assert 0 < RISE_SECONDS < 1
     unread = replace(snapshot, at=3.0, gpus=(GpuStatus(ONE, up=True),))
     loads.take(unread, {0: 1.0})
-    assert loads.by_gpu == {0: Load(1700.0, 1700.0)}
+    assert loads.by_gpu == {0: LoadExtremes(1700.0, 1700.0)}

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_exporter.probes import kernels as k
-from gpu_exporter.probes.bench import Bench
-from gpu_exporter.probes.cuda import Cuda, CudaError, Gpu
-from gpu_exporter.probes.memory_test import LARGEST_PIECE, SEEDS, SPARE_SHARE, memory_test
+from gpu_exporter.active_checks import kernels as k
+from gpu_exporter.active_checks.bench import Bench
+from gpu_exporter.active_checks.cuda import Cuda, CudaError, CudaGpu
+from gpu_exporter.active_checks.memory_test import LARGEST_PIECE, SEEDS, SPARE_SHARE, memory_test
 from tests.support.fakes.libcuda import Launch, Libcuda
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ class Memory:
 
 @pytest.fixture
 def bench(cuda: Libcuda) -> Bench:
-    return Bench(Gpu(Cuda(), 0))
+    return Bench(CudaGpu(Cuda(), 0))
 
 
 @pytest.mark.parametrize(

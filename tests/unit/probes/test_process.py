@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_exporter.probes import process
-from gpu_exporter.probes.process import Child, end_all
+from gpu_exporter.active_checks import process
+from gpu_exporter.active_checks.process import Child, end_all
 
 
 class Stuck:
@@ -135,7 +135,7 @@ def talks(started: list[Talks]) -> tuple[Child, Talks]:
 def test_how_it_is_started(talks: tuple[Child, Talks]) -> None:
     """With the packages of this process, and devices in the order of their bus ids."""
     _, running = talks
-    assert running.command == [sys.executable, "-m", "gpu_exporter.probes.child"]
+    assert running.command == [sys.executable, "-m", "gpu_exporter.active_checks.child"]
     env = running.options["env"]
     assert isinstance(env, dict)
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

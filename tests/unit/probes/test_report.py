@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from gpu_exporter.active_checks.history import FoundHistory
+from gpu_exporter.active_checks.load import LoadExtremes
+from gpu_exporter.active_checks.rates import Rated
+from gpu_exporter.active_checks.report import as_dict, lines, runs, textfile
+from gpu_exporter.active_checks.run import Outcomes
+from gpu_exporter.active_checks.verdicts import CheckResult
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity
-from gpu_exporter.health.active_checks import Found
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
-from gpu_exporter.probes.judge import Result
-from gpu_exporter.probes.load import Load
-from gpu_exporter.probes.rates import Rated
-from gpu_exporter.probes.report import as_dict, lines, runs, textfile
-from gpu_exporter.probes.run import Outcomes
 
 GPUS = [Gpu(index, f"GPU-{index}", "0:1:0.0", "H100", driver="570.1") for index in range(2)]
 BF16 = Rated(Quantity.BF16, 850e12, 840e12, 0.01, 900e12, None, None, "wgmma", "model")
 COPY = Rated(Quantity.MEMORY_COPY, 3e12, None, 0.0, None, None, None)
-LOAD = Load(clock_low=1200.0, clock_high=1980.0, power=699.6, temperature=64.0, events=0x44)
+LOAD = LoadExtremes(clock_low=1200.0, clock_high=1980.0, power=699.6, temperature=64.0, events=0x44)
 SLOW = Problem(m.PROBE_RATE, 1.0, "it is slow", Action.DRAIN, "slow_bf16", Health.DEGRADED)
-FULL = Result(
+FULL = CheckResult(
     Verdict(GPUS[0], (SLOW,)),
     (BF16, COPY),
     LOAD,
@@ -29,7 +29,7 @@ FULL = Result(
     {"value": 800e12, "first": 820e12, "last": 779e12},
     ("wgmma cannot be used",),
 )
-BARE = Result(Verdict(GPUS[1]))
+BARE = CheckResult(Verdict(GPUS[1]))
 NONE = Outcomes([], seconds={"open": 0.25, "together": 1.5})
 LINKS = Outcomes(
     [],
@@ -75,10 +75,10 @@ def test_lines_of_links() -> None:
 def test_what_was_not_read_has_no_words() -> None:
     """Neither have tests that failed, which have no result."""
     for load, line in (
-        (Load(), None),
-        (Load(clock_low=1.0), None),
-        (Load(clock_high=1.0), None),
-        (Load(clock_low=1200.0, clock_high=1980.0), "  under load: 1200 to 1980 MHz"),
+        (LoadExtremes(), None),
+        (LoadExtremes(clock_low=1.0), None),
+        (LoadExtremes(clock_high=1.0), None),
+        (LoadExtremes(clock_low=1200.0, clock_high=1980.0), "  under load: 1200 to 1980 MHz"),
     ):
         failed = replace(BARE, load=load, memory_test={"error": "x"}, sustained={"error": "x"})
         assert list(lines([failed], NONE))[1:-1] == ([line] if line else [])
@@ -110,7 +110,7 @@ def test_json() -> None:
 
 def test_runs_of_the_history() -> None:
     """A GPU without UUID cannot be recognised later."""
-    nameless = Result(Verdict(Gpu(2)))
+    nameless = CheckResult(Verdict(Gpu(2)))
     found = runs([FULL, BARE, nameless], 1000.0, 2, "boot", 31.23456)
     assert list(found) == ["GPU-0", "GPU-1"]
     run = found["GPU-0"]
@@ -119,12 +119,12 @@ def test_runs_of_the_history() -> None:
         31.235,
     )
     assert run.values == {"bf16": 850e12, "memory_copy": 3e12}
-    assert run.problems == [Found("slow_bf16", Health.DEGRADED, Action.DRAIN, "it is slow")]
+    assert run.problems == [FoundHistory("slow_bf16", Health.DEGRADED, Action.DRAIN, "it is slow")]
 
 
 def test_prometheus_text() -> None:
     """Each family once, with the samples of all GPUs. A GPU whose health is unknown has neither passed nor failed."""
-    unknown = Result(Verdict(Gpu(3, "GPU-3"), unknown=(Unknown("active check", "too short"),)))
+    unknown = CheckResult(Verdict(Gpu(3, "GPU-3"), unknown=(Unknown("active check", "too short"),)))
     text = textfile([FULL, BARE, unknown], LINKS, 1234.5)
     families = text.split("# HELP ")[1:]
     samples = {family.partition(" ")[0]: family.splitlines()[2:] for family in families}

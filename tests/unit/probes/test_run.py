@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.probes import run as r
-from gpu_exporter.probes.process import Answer
-from gpu_exporter.probes.run import MEASUREMENTS, OF_HOST, Outcomes, Target, run
+from gpu_exporter.active_checks import run as r
+from gpu_exporter.active_checks.process import Answer
+from gpu_exporter.active_checks.run import MEASUREMENTS, OF_HOST, CheckTarget, Outcomes, run
 
 Request = Mapping[str, Any]
 Replies = Callable[[int | None, Request], tuple[float, Answer]]
 ALL = (
-    Target(0, "GPU-0", "0:1:0.0", "H100"),
-    Target(1, "GPU-1", "0:2:0.0", "H100"),
-    Target(5, "GPU-5", "0:3:0.0", "H100"),
+    CheckTarget(0, "GPU-0", "0:1:0.0", "H100"),
+    CheckTarget(1, "GPU-1", "0:2:0.0", "H100"),
+    CheckTarget(5, "GPU-5", "0:3:0.0", "H100"),
 )
 
 
@@ -42,7 +42,7 @@ class Node:
 
     def check(
         self,
-        targets: Sequence[Target] = ALL,
+        targets: Sequence[CheckTarget] = ALL,
         *,
         level: int = 1,
         seconds: float = 100.0,

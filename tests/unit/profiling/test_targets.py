@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Row, Snapshot
+from gpu_exporter.owners.cgroup import ProcessOwner
 from gpu_exporter.profiling.targets import MOST_PROCESSES, Holders, Owned, Wanted, chosen, holders
 
 GPUS = [Gpu(index, f"GPU-{index}") for index in range(3)]

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.kubernetes import limits
-from gpu_exporter.kubernetes.writer import Writer
+from gpu_exporter.kubernetes.writer import KubernetesWriter
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import KubernetesCluster, ask
@@ -53,7 +53,7 @@ class Api:
 def cluster(answers: Mapping[str, Any]) -> tuple[KubernetesCluster, Api]:
     api = Api(answers)
     settings = Settings("gpu", Exporters("monitoring", "app=exporter"), (POOL,), lease="mine")
-    return KubernetesCluster(cast(Writer, api), settings), api
+    return KubernetesCluster(cast(KubernetesWriter, api), settings), api
 
 
 def items(*names: str) -> Mapping[str, Any]:

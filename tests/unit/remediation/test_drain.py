@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.kubernetes.node_objects import BudgetObject
+from gpu_exporter.kubernetes.objects import BudgetObject
 from gpu_exporter.remediation import load, pods
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.drain import advance, needs_pods

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_exporter.io.user_text import Address
-from gpu_exporter.kubernetes.writer import Writer
+from gpu_exporter.kubernetes.writer import KubernetesWriter
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import run
@@ -211,7 +211,7 @@ def test_a_controller_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     asked: list[Any] = []
     monkeypatch.setattr(run, "ask", lambda *arguments: asked.append(arguments))
     settings = Settings("gpu", Exporters("gpu"), (Pool("all"),), lease="mine")
-    made = [controller(settings, Metrics(), cast(Writer, None)) for _ in range(2)]
+    made = [controller(settings, Metrics(), cast(KubernetesWriter, None)) for _ in range(2)]
     first, second = (each.leader.identity for each in made)
     assert first.startswith("pod_")
     assert len(first) == len("pod_") + 8

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpu_exporter.exposition.pages import Page, Pages
+from gpu_exporter.pipeline.pages import Page, Pages
 from gpu_exporter.serving.endpoint import EXPIRY_INTERVALS, EXPIRY_SECONDS, NO_METRICS_YET, Health
 
 STARTED = 1000.0

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
-from gpu_exporter.health.events import EventLog
+from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.io.user_text import hostengine
 from gpu_exporter.serving.node import _kernel_log
 from tests.unit.collection.test_metrics_change import FakeSource

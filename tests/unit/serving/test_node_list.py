@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
+from gpu_exporter.pipeline.pages import Pages
 from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.live.node_list import values
 

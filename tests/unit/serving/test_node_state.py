@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_exporter.active_checks.history import Run
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health.active_checks import Run
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict

@@ -7,8 +7,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.io.user_text import Address
+from gpu_exporter.pipeline.pages import Pages
 from gpu_exporter.serving import server as server_module
 from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.handler import TEXT, Handler

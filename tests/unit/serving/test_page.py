@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.io.user_text import Address
+from gpu_exporter.pipeline.pages import Pages
 from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.live import assets
 from gpu_exporter.serving.live.page import CSP, PAGE_POLICY

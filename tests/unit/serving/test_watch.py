@@ -14,11 +14,11 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.measurements import BY_NAME
-from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
+from gpu_exporter.pipeline.pages import Pages
 from gpu_exporter.serving.endpoint import Endpoint, Health
 from gpu_exporter.serving.live import handlers
 from gpu_exporter.serving.server import Server

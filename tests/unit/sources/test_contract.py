@@ -16,13 +16,13 @@ import pytest
 
 from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, selected
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.pages import Variant
-from gpu_exporter.exposition.renderer import Renderer, everywhere
 from gpu_exporter.model.gpu import Owner, Sample
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, SOURCE_KINDS
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer, everywhere
 from gpu_exporter.sources.choice import chosen
 from tests.support.fakes.driver import FakeDriver
 

@@ -19,18 +19,18 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, 
 from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import as_scrape, seen
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.moment import Now
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.xid_counts import Now
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Health
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
+from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.simulated import injected
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
 from gpu_exporter.sources.simulated.inject import at, injections, mean

@@ -14,10 +14,10 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, selected
-from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
+from gpu_exporter.pipeline.accumulator import Accumulator
 from gpu_exporter.sources.recording.columns import HOLE_INTERVALS, Column, Recording, mean
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import OTHER_ENTITIES, ReplayDevice, ReplaySource

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, selected
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Device
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.recording.phase_statistics import statistics
 from gpu_exporter.sources.simulated.device import NOT_SIMULATED
 from gpu_exporter.sources.simulated.faults import ScriptedFault, parse

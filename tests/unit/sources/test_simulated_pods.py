@@ -9,23 +9,22 @@ from unittest.mock import patch
 
 import pytest
 
-from gpu_exporter.attribution.devices import devices
-from gpu_exporter.attribution.listing import Allocated, Listing
-from gpu_exporter.attribution.owners import LookupAnswers, owners
-from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import XidKind, load
-from gpu_exporter.collection.collector import Collector
-from gpu_exporter.collection.composer import Context
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import exit_code
 from gpu_exporter.diagnosis.window import as_scrape, seen
-from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.moment import Now
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.events.xid_counts import Now
 from gpu_exporter.model.gpu import Owner
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.owners.assignment import LookupAnswers, owners
+from gpu_exporter.owners.devices import Allocated, Listing, devices
+from gpu_exporter.owners.pods import PodDetails
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.sources.simulated.schedule import Schedule
 from gpu_exporter.sources.simulated.source import FleetSettings, SimulatedSource, fleet
 from gpu_exporter.sources.simulated.workload import workloads
@@ -79,7 +78,7 @@ def test_pods_are_shown_as_attribution_shows_them() -> None:
         if gpu
     ]
     pods = {
-        f"{labels['namespace']}/{labels['pod']}": Pod(
+        f"{labels['namespace']}/{labels['pod']}": PodDetails(
             (labels["pod_uid"],), workload=labels["workload"], rank=labels["rank"]
         )
         for labels in by_gpu.values()

@@ -2,15 +2,15 @@
 
 import pytest
 
-from gpu_exporter.host.fabric.distance import Distance, Place, distance, nearest
+from gpu_exporter.host.fabric.distance import Distance, PciPlace, distance, nearest
 
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"
 GPU = f"{SWITCH}/0000:17:00.0/0000:18:00.0"
 
 
-def at(path: str, node: int | None = 0) -> Place:
+def at(path: str, node: int | None = 0) -> PciPlace:
     parts = tuple(path.split("/"))
-    return Place(parts[-1], parts, node)
+    return PciPlace(parts[-1], parts, node)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def at(path: str, node: int | None = 0) -> Place:
     ],
     ids=["switch", "switches", "host-bridge", "node", "other-node", "one-node", "unknown"],
 )
-def test_distance(gpu: Place, nic: Place, nodes: int, expected: Distance | None) -> None:
+def test_distance(gpu: PciPlace, nic: PciPlace, nodes: int, expected: Distance | None) -> None:
     """It is the same in both directions."""
     assert distance(gpu, nic, nodes) is distance(nic, gpu, nodes) is expected
 

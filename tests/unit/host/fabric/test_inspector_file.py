@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.host.fabric.inspector_file import bandwidths
+from gpu_exporter.host.fabric.inspector import bandwidths
 from tests import ROOT
 from tests.support.fakes.nccl_inspector import coll, old_coll, p2p
 

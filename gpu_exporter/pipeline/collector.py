@@ -1,0 +1,231 @@
+"""The loop: one thread per GPU reads it, and a clock thread that never calls a driver publishes snapshots.
+
+There are three blast radii. A field that fails affects only that field (`accumulator`). A lost or wedged GPU affects
+only that GPU (`worker`). A dead library affects only its source, which the connect thread reopens with back-off
+(`connector`). No failure ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from gpu_exporter.catalogue import faults
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.events.event_log import GpuState
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import PciGpu, pci_bus_id
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.source import Instant, Sampled, Source
+from gpu_exporter.pipeline.composer import NO_CONTEXT, Composer, Context
+from gpu_exporter.pipeline.connection import DriverConnection
+from gpu_exporter.pipeline.connector import Connector
+from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
+from gpu_exporter.pipeline.settings import DEADLINE_SECONDS, DEFAULT_SETTINGS, CollectionSettings, make_plan
+from gpu_exporter.pipeline.workers import Workers
+
+log = logging.getLogger(__name__)
+
+# The clock waits for its workers no longer than this share of an interval.
+WAIT_SHARE = 0.8
+
+
+class Collector:
+    """Runs the loop until `stop`. Calls `publish` with each snapshot, on the clock thread.
+
+    `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
+    second, and one at each collection while `every_tick_wanted` returns True, because a client scrapes that often.
+    A collection without a page adds only to totals and histograms, so a `MeansReader` reads only the means for these.
+
+    `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
+    collectors at the same time, set it on all of them first.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        metrics: Sequence[Metric],
+        publish: Callable[[Snapshot], None],
+        settings: CollectionSettings = DEFAULT_SETTINGS,
+        *,
+        context: Context = NO_CONTEXT,
+        extra_metrics: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
+        every_tick_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        if isinstance(source, Sampled):
+            source.sample_every(settings.interval)
+        self.source = source
+        self.settings = settings
+        self.events = context.events
+        self.stopping = threading.Event()
+        self.failure = ""
+        self.set_metrics(metrics)
+        self.connection = DriverConnection(source, self.stopping)
+        self.release_state = self.connection.release_state
+        self._records = Records(settings.gauge_window, live=source.live)
+        self._workers = Workers(self.connection, self._records, lambda: self._plan, context.events)
+        self._connector = Connector(self.connection, self._workers, settings.deadline)
+        self._clock = threading.Thread(target=self._run_clock, name="clock", daemon=True)
+        self._composer = Composer(source, settings, context)
+        self._publish = publish
+        self._extra_metrics = extra_metrics
+        self._every_tick_wanted = every_tick_wanted
+        self._publish_seconds = 0.0
+        self._gil_lock: AbstractContextManager[object] = (
+            source.gil_lock if isinstance(source, Instant) else nullcontext()
+        )
+
+    def set_metrics(self, metrics: Sequence[Metric]) -> None:
+        """Expose these metrics from now on. While the loop runs, GPUs are attached again, without a gap in metrics that
+        are exposed both before and after."""
+        self._plan = make_plan(metrics, self.settings, xids_reported=self.events is not None)
+
+    # --- start and stop -------------------------------------------------------------------------------------------
+
+    def start(self, timeout: float = 10.0, stop: threading.Event | None = None) -> None:
+        """Start, and wait for the first answer of the library. Raises SourceLost if it is an error or lists no GPU.
+
+        After `timeout` seconds, or at `stop`, the wait ends, and the loop keeps trying in the background.
+        """
+        if self.connect(timeout, stop):
+            if not self.connection.up:
+                raise self.connection.error()
+        elif not (stop and stop.is_set()):
+            self.connection.late(timeout)
+        self._clock.start()
+
+    def connect(self, timeout: float = 10.0, stop: threading.Event | None = None) -> bool:
+        """Start everything but the clock thread; the caller may call `tick` instead. Return False if the library does
+        not answer within `timeout` seconds, or until `stop`."""
+        end = time.monotonic() + timeout
+        self._connector.start()
+        while not self.connection.await_attempt(0.1) and time.monotonic() < end and not (stop and stop.is_set()):
+            pass
+        return self.connection.await_attempt(0)
+
+    def stop(self, timeout: float = 1.0) -> bool:
+        """Stop within about `timeout` seconds. Return False if a thread is stuck in a driver: then use `os._exit`."""
+        self.stopping.set()
+        self.connection.wake()
+        self._workers.notify()
+        self._workers.wake_all()
+        end = time.monotonic() + timeout
+        started = [thread for thread in (self._connector, self._clock) if thread.ident is not None]
+        threads = [*started, *self._workers.threads()]
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            return False
+        closing = threading.Thread(target=self.source.close, name="close", daemon=True)
+        try:
+            closing.start()
+        except RuntimeError:  # no more threads: as if it were stuck
+            return False
+        closing.join(max(0.1, end - time.monotonic()))
+        return not closing.is_alive()
+
+    # --- the clock ------------------------------------------------------------------------------------------------
+
+    def _run_clock(self) -> None:
+        settings, pages = self.settings, -1
+        tick, step, steps = time.monotonic(), settings.step, 0
+        while not self.stopping.is_set():
+            try:
+                page = steps // settings.steps_per_page
+                if page > pages or (settings.short_intervals and self._every_tick_wanted()):
+                    pages = page
+                    self.tick()
+                    self.failure = ""
+                else:
+                    with self._gil_lock:
+                        self._workers.wake_idle(between_pages=True)
+            except Exception as error:  # /healthz reports it if this lasts
+                self.failure = f"the collection loop fails with {type(error).__name__}; the log has the traceback"
+                log.exception("the collection loop failed, and retries: unexpected error, please report it")
+            missed = max(0, int((time.monotonic() - tick) // step))  # skip what was missed, keep the phase
+            self._workers.skip(missed)
+            tick += (missed + 1) * step
+            steps += missed + 1
+            self.stopping.wait(tick - time.monotonic())
+
+    def tick(self) -> None:
+        """Read all GPUs, and publish a snapshot."""
+        with self._gil_lock:
+            awaited = self._workers.wake_idle()
+        self._workers.wait(awaited, min(self.settings.interval * WAIT_SHARE, DEADLINE_SECONDS))
+        with self._gil_lock:
+            started = time.monotonic()
+            self._publish(self.snapshot())
+            self._publish_seconds = time.monotonic() - started
+
+    # --- any thread -----------------------------------------------------------------------------------------------
+
+    def problem(self) -> str:
+        """Return why the library can't be used, in one line; empty if it can."""
+        return self.connection.problem()
+
+    def release_problem(self) -> str:
+        """Return what of a driver is not released yet, and why, in one line; empty if everything is released."""
+        release = self.release_state.release
+        return release.problem(self._workers.stuck()) if release else ""
+
+    def evidence(self, pci: str) -> GpuState | None:
+        """Return the GPU at a PCI address with its current values, for an event on it; None if there is no such GPU."""
+        record = self._records.at_address(pci)
+        return record.evidence(self.settings.interval) if record else None
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of now. Calls no driver."""
+        identified = self._records.identified()  # first, so that a GPU that is identified meanwhile is not listed twice
+        records = sorted((*identified, *self._workers.unidentified()), key=lambda record: record.gpu.index)
+        gpus = [(record, self._status(record)) for record in records]
+        for record, status in gpus:
+            if status.reason == "gone" and record.is_expired():
+                self._records.forget(record)
+        connection = self.connection
+        down = "" if connection.up else "released" if connection.released else connection.reason
+        missing = self._missing([record.gpu for record in records])
+        return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids, missing)
+
+    def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
+        """Yield the metrics of the exporter itself."""
+        release, reload_needed = self.release_state.release, self._connector.reload_needed
+        yield m.EXPECTED, self._expected()
+        yield m.INTERVAL, self.settings.interval
+        yield m.RENDER_TIME, round(self._publish_seconds, 6)
+        yield m.RELEASED, bool(release and release.done)
+        yield from self._extra_metrics()
+        if release:
+            yield m.RELEASED_UNTIL, round(release.until, 3)
+        if reload_needed is not None:
+            yield m.RELOAD_NEEDED, reload_needed
+
+    def _expected(self) -> int:
+        expected = self.settings.expected_gpus
+        return self._connector.most_gpus if expected is None else expected
+
+    def _missing(self, listed: Sequence[Gpu]) -> Sequence[PciGpu]:
+        """Return the GPUs on the PCI bus that the driver does not list; none while a listed one, which may be
+        any of them, is not identified."""
+        addresses = {pci_bus_id(gpu.pci_bus_id) for gpu in listed}
+        missing = [gpu for gpu in self._connector.bus if gpu.address not in addresses]
+        return missing if len(missing) <= faults.missing(self._expected(), len(listed)) else ()
+
+    def _status(self, record: GpuRecord) -> GpuStatus:
+        worker = self._workers.worker_of(record)
+        present = worker.record is record
+        stalled = worker.stalled if present else 0.0
+        released, up = self.connection.released, self.connection.up
+        if not present:
+            reason = "gone"
+        elif stalled and (released or up):
+            reason = "stalled"
+        elif released:
+            reason = "released"
+        else:
+            reason = record.reason if up else "source_lost"
+        return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)

@@ -1,0 +1,216 @@
+"""Compose a snapshot from the GPUs' records: samples, and metrics about the GPUs and the exporter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.health import fitness
+from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
+from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.pci import PciGpu, pci_bus_id
+from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
+from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
+from gpu_exporter.model.verdict import Verdict
+from gpu_exporter.pipeline.gpu_state import GpuRecord
+from gpu_exporter.pipeline.settings import CollectionSettings
+from gpu_exporter.version import __version__
+
+# GPUs that stopped to answer within this time failed at the same moment.
+MOMENT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What tells more about the GPUs than their source does: their events, owners, hosts, jobs and profiles, where
+    configured."""
+
+    events: EventLog | None = None
+    attribution: Attribution | None = None
+    host: HostEvidence | None = None
+    telemetry: Sequence[Telemetry] = ()
+
+
+NO_CONTEXT = Context()
+
+
+class Composer:
+    """Makes the snapshots of one source. A series is the same object in each of them."""
+
+    def __init__(self, source: Source, settings: CollectionSettings, context: Context) -> None:
+        self._source = source.name
+        self._live, self._description = source.live, source.description
+        self._owners = source.owners
+        self._non_gpu_samples = source.non_gpu_samples
+        self._settings = settings
+        self._events, self._attribution = context.events, context.attribution
+        self._host, self._telemetry = context.host, context.telemetry
+        self._attributed: dict[Row, Series] = {}
+        self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
+        self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
+        self._gpus: Sequence[Gpu] = ()
+
+    def compose(
+        self,
+        gpus: Sequence[tuple[GpuRecord, GpuStatus]],
+        source_down: str,
+        exporter_metrics: Iterable[tuple[Metric, float]],
+        xid_counts: Collection[Metric],
+        missing: Sequence[PciGpu] = (),
+    ) -> Snapshot:
+        """Return a snapshot of now, without the series of GPUs that were not read for some intervals.
+
+        `source_down` is the reason why the source is down, or empty. `exporter_metrics` are those of the exporter
+        itself. `xid_counts` are those of dcgm-exporter's XID metrics that are exposed. `missing` are GPUs on the PCI
+        bus that the driver does not list.
+        """
+        now = time.time()
+        self._forget_others([record.gpu for record, _ in gpus])
+        problems = self._events.problems() if self._events else {}
+        samples: list[Sample] = []
+        verdicts: list[Verdict] = []
+        seen: list[GpuSamples] = []
+        of_node = fitness.fault_of_node(
+            [status for _, status in gpus], max(MOMENT_SECONDS, 3 * self._settings.interval)
+        )
+        source_down = source_down or next((status.reason for status in of_node), "")
+        for record, status in gpus:
+            fresh = status.reason != "released" and record.is_fresh(self._settings.interval)
+            read = record.samples if fresh else ()
+            reported = problems.get(pci_bus_id(record.gpu.pci_bus_id), ())
+            verdict = fitness.judge(status, read, record.why, reported, of_node=status in of_node)
+            verdicts.append(verdict)
+            if self._events and fitness.is_healthy_but_for_xids(verdict):
+                self._events.confirm_repair(pci_bus_id(record.gpu.pci_bus_id))
+            seen.append(GpuSamples(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
+            samples += read
+            samples += self._gpu_samples(record, status, now, fresh=fresh)
+            samples += self._health_samples(verdict)
+        samples += [self._sample(metric, None, value) for metric, value in exporter_metrics]
+        samples += [self._sample(m.MISSING, None, 1, pci_bus_id=gpu.address, driver=gpu.driver) for gpu in missing]
+        samples += () if source_down else self._non_gpu_samples()
+        samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
+        samples += self._event_samples([record for record, _ in gpus], xid_counts)
+        owner_labels = self._attribute(seen, samples)
+        if self._telemetry:
+            pods = [series for series in self._attributed.values() if series.metric is m.POD_INFO]
+            for telemetry in self._telemetry:
+                samples += telemetry.samples(seen, pods)
+        statuses = tuple(status for _, status in gpus)
+        return Snapshot(
+            now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description
+        )
+
+    def _forget_others(self, gpus: Sequence[Gpu]) -> None:
+        """Forget the series of GPUs that are no longer shown."""
+        if gpus != self._gpus:
+            self._gpus, present = gpus, {None, *gpus}
+            self._series = {key: series for key, series in self._series.items() if key[1] in present}
+            self._unsupported = {gpu: missing for gpu, missing in self._unsupported.items() if gpu in present}
+
+    def _source_samples(self, visible: int, source_down: str, now: float) -> Iterable[Sample]:
+        yield self._sample(m.VISIBLE, None, visible)
+        yield self._sample(m.RENDERED_AT, None, round(now, 3))
+        yield self._sample(m.SOURCE_UP, None, not source_down, source=self._source)
+        yield self._sample(m.BUILD_INFO, None, 1, version=__version__)
+        if source_down:
+            yield self._sample(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down)
+
+    def _event_samples(self, records: Sequence[GpuRecord], xid_counts: Collection[Metric]) -> Iterable[Sample]:
+        if not self._events:
+            return
+        nvml_up = bool(records) and all(record.reports_xids for record in records)
+        reporting = {pci_bus_id(record.gpu.pci_bus_id) for record in records if record.reports_xids}
+        gpus = [record.gpu for record in records]
+        rows = self._events.samples(gpus, nvml_up, reporting)
+        counts = self._events.as_dcgm_exporter(gpus, xid_counts, self._settings.xid_count_window, nvml_up, reporting)
+        for metric, gpu, value, labels in chain(rows, counts):
+            yield self._sample(metric, gpu, value, **labels)
+
+    def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:
+        """Add the samples of the GPUs' owners and hosts. Series of pods that have ended are not kept."""
+        owner_labels, rows = self._labels_of_source(seen), list[Row]()
+        if self._attribution:
+            owner_labels, of_owners = self._attribution.attribute(seen)
+            rows += of_owners
+        if self._host:
+            rows += self._host.rows(seen)
+        previous, self._attributed = self._attributed, {}
+        for row in rows:
+            key = row._replace(value=0)
+            series = self._attributed[key] = previous.get(key) or Series(row.metric, row.gpu, row.labels)
+            samples.append(Sample(series, row.value))
+        return owner_labels
+
+    def _labels_of_source(self, seen: Sequence[GpuSamples]) -> OwnerLabels:
+        """Return the owner labels of classic families if the source knows pods, as attribution returns them."""
+        owners = ((gpu.uuid, owner) for gpu, *_ in seen for owner in self._owners(gpu) if owner.pod)
+        by_device = {(uuid, owner.instance): _pod_labels(owner) for uuid, owner in owners}
+        return OwnerLabels(_pod_labels(Owner()), by_device) if by_device else OwnerLabels()
+
+    def _health_samples(self, verdict: Verdict) -> Iterable[Sample]:
+        state = verdict.health.value
+        for row in m.HEALTH_STATE:
+            yield self._sample(row, verdict.gpu, row.labels[0][1] == state)
+        for reason, action in dict.fromkeys((problem.reason, problem.action.value) for problem in verdict.problems):
+            yield self._sample(m.HEALTH_REASON, verdict.gpu, 1, reason=reason, action=action)
+
+    def _gpu_samples(self, record: GpuRecord, status: GpuStatus, now: float, *, fresh: bool) -> list[Sample]:
+        gpu, source = record.gpu, self._source
+        samples = [
+            self._sample(m.UP, gpu, status.up),
+            self._sample(m.STALLED, gpu, round(status.stalled, 3)),
+            self._sample(m.FAILURES, gpu, record.failures, source=source),
+            self._sample(m.SKIPPED, gpu, record.skipped),
+        ]
+        if not status.up:
+            samples.append(self._sample(m.DOWN, gpu, 1, reason=status.reason))
+        if gpu.uuid:
+            samples.append(self._sample(m.INFO, gpu, 1))
+            samples += [self._sample(m.POD_INFO, gpu, 1, **_owner_labels(owner)) for owner in self._owners(gpu)]
+        samples += [
+            self._sample(m.REJECTED, gpu, n, metric=name) for name, n in record.accumulator.rejected.copy().items()
+        ]
+        for (name, outcome), n in record.accumulator.field_failures.copy().items():
+            samples.append(self._sample(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
+        if record.read_at is None:
+            return samples
+        age = time.monotonic() - record.read_at
+        samples += [
+            self._sample(m.READ_AT, gpu, round(now - age, 3)),
+            self._sample(m.READ_AGE, gpu, round(age, 3)),
+            self._sample(m.DURATION, gpu, round(record.duration, 6), source=source),
+            self._sample(m.SPENT, gpu, round(record.spent, 3), source=source),
+        ]
+        return [*samples, *self._unsupported_samples(gpu, record.unsupported)] if fresh else samples
+
+    def _unsupported_samples(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
+        """Return samples of what the GPU does not support. They are made anew only when that changes."""
+        latest = self._unsupported.get(gpu)
+        if latest is None or latest[0] != unsupported:
+            samples = [
+                self._sample(m.SUPPORTED, gpu, 0, metric=metric.key, reason=outcome)
+                for metric, outcome in unsupported.items()
+            ]
+            latest = self._unsupported[gpu] = (unsupported, samples)
+        return latest[1]
+
+    def _sample(self, metric: Metric, gpu: Gpu | None, value: float, /, **labels: str) -> Sample:
+        key = (metric, gpu, tuple(labels.items()))
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series(*key)
+        return Sample(series, value)
+
+
+def _pod_labels(owner: Owner) -> Labels:
+    return (("container", owner.container), ("namespace", owner.namespace), ("pod", owner.pod))
+
+
+def _owner_labels(owner: Owner) -> dict[str, str]:
+    labels = {**owner._asdict(), "GPU_I_ID": owner.instance, "instance": ""}
+    return {name: value for name, value in labels.items() if value}

@@ -1,0 +1,278 @@
+"""Render snapshots as text 0.0.4 and OpenMetrics 1.0, once per collection. A scrape only sends the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_exporter.catalogue.dcgm_exporter.names import converter
+from gpu_exporter.catalogue.metrics import INFO, SWITCH_LINKS
+from gpu_exporter.catalogue.selection import Selection, everything
+from gpu_exporter.config import Config
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import EntityKind, Labels, Metric, Schema
+from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
+from gpu_exporter.model.source import Source
+from gpu_exporter.pipeline.pages import Page
+
+NODE_LABEL = {Schema.CLASSIC: "Hostname", Schema.SI: "hostname"}
+DRIVER_LABEL = {Schema.CLASSIC: "DCGM_FI_DRIVER_VERSION", Schema.SI: "DCGM_FI_SYSTEM_DRIVER_VERSION"}
+ATTRIBUTES = frozenset({"err_code", "err_msg"})
+
+Entity = Callable[[Gpu | None, Mapping[str, str]], Labels]
+
+
+def driver(gpu: Gpu) -> Labels:
+    """Return the label that classic families of a GPU have without a file of fields."""
+    return ((DRIVER_LABEL[Schema.CLASSIC], gpu.driver),)
+
+
+def labels_of(
+    series: Series, node: str, schema: Schema = Schema.CLASSIC, rows: Callable[[Gpu], Labels] = driver
+) -> Labels:
+    """Return the labels of a series: classic families have dcgm-exporter's, `gpu_*` families the GPU's index and UUID.
+
+    `rows` returns the labels that come from rows of type label in the file of fields, by their classic names.
+    """
+    metric, gpu = series.metric, series.gpu
+    if metric.classic:
+        return _classic(series, node, schema, rows)
+    device: Labels = ()
+    if gpu is not None:
+        device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
+        if metric is INFO:
+            device += (("pci_bus_id", gpu.pci_bus_id), ("device", gpu.device), ("model", gpu.model), ("node", node))
+            device += gpu.info
+    return device + metric.labels + series.labels
+
+
+def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
+    labels = dict(series.metric.labels + series.labels)
+    kind = EntityKind.NVLINK if series.metric in SWITCH_LINKS else series.metric.entity
+    entity = ENTITIES.get(kind, _gpu)(series.gpu, labels)
+    entity += ((NODE_LABEL[schema], node),)
+    rest = {name: value for name, value in labels.items() if name not in dict(entity)}
+    if series.gpu is not None:
+        rest.update(rows(series.gpu))
+    if DRIVER_LABEL[Schema.CLASSIC] in rest:
+        rest[DRIVER_LABEL[schema]] = rest.pop(DRIVER_LABEL[Schema.CLASSIC])
+    return entity + tuple(sorted(rest.items(), key=lambda label: (label[0] in ATTRIBUTES, label[0])))
+
+
+def _device(gpu: Gpu) -> tuple[str, str]:
+    """Return the label that dcgm-exporter derives from the index. gpu_info has the device file, which may differ."""
+    return ("device", f"nvidia{gpu.index}")
+
+
+def _instance(labels: Mapping[str, str]) -> Labels:
+    return tuple((name, labels[name]) for name in ("GPU_I_PROFILE", "GPU_I_ID") if name in labels)
+
+
+def _gpu(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    if gpu is None:
+        return ()
+    return (
+        ("gpu", str(gpu.index)),
+        ("UUID", gpu.uuid),
+        ("pci_bus_id", gpu.pci_bus_id),
+        _device(gpu),
+        ("modelName", gpu.model),
+        *_instance(labels),
+    )
+
+
+def _nvlink(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    """Return the labels of a link of a GPU or of an NVSwitch."""
+    result: Labels = (("nvlink", labels.get("nvlink", "")), *_nvswitch(gpu, labels))
+    if gpu is not None:
+        result += (("gpu", str(gpu.index)), ("gpu_uuid", gpu.uuid), ("pci_bus_id", gpu.pci_bus_id))
+        result += (_device(gpu), ("model_name", gpu.model), *_instance(labels))
+    return result
+
+
+def _nvswitch(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    """Return the number of the switch. dcgm-exporter 4.8.2 writes `nvswitch0` for every switch (its issue 728)."""
+    number = labels.get("nvswitch", "")
+    return (("nvswitch", f"nvswitch{number}" if number.isdecimal() else number),) if number else ()
+
+
+def _cpu(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    return (("cpu", labels.get("cpu", "")),)
+
+
+def _cpu_core(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    return (("cpucore", labels.get("cpucore", "")), *_cpu(gpu, labels))
+
+
+ENTITIES: Mapping[EntityKind, Entity] = {
+    EntityKind.NVLINK: _nvlink,
+    EntityKind.NVSWITCH: _nvswitch,
+    EntityKind.CPU: _cpu,
+    EntityKind.CPU_CORE: _cpu_core,
+}
+
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as ClientMetric
+
+# Labels that are written even if they are empty.
+ALWAYS = frozenset({"namespace", "pod", "container"})
+
+
+def escape(value: str) -> str:
+    """Escape a label value for both formats. Replace characters that UTF-8 cannot encode."""
+    value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def number(value: float) -> str:
+    """Format a value for both formats: whole numbers without a decimal point, others without loss of precision."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
+    """Return the HELP and TYPE lines of a family.
+
+    In OpenMetrics, the samples of a counter end in _total, and the family is named without it. A counter with another
+    name would be renamed or rejected, so it has the type `unknown` there, and keeps its name.
+    """
+    help = help.replace("\\", r"\\").replace("\n", r"\n")
+    if openmetrics:
+        help = help.replace('"', r"\"")
+        if kind == "counter":
+            name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
+    return f"# HELP {name} {help}\n# TYPE {name} {kind}\n".encode()
+
+
+class Style(NamedTuple):
+    """Options of the output: the `hostname` label, `dashes` instead of blanks in model names, and which series classic
+    families have: those of whole GPUs (`parts` is g), of MIG instances (i), or both (f)."""
+
+    hostname: bool = True
+    dashes: bool = False
+    parts: str = "f"
+
+    def hides(self, series: Series) -> bool:
+        """Return whether this series is left out."""
+        if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
+            return False
+        return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
+
+
+class Renderer:
+    """Renders pages. Builds the prefix of a line once per series, and the line only when its value changes.
+
+    `node` is the classic `Hostname` label. `everywhere` are labels of every series (`source="replay"`). `selection`
+    says which families are exposed and how; without it, the whole catalogue is.
+    """
+
+    def __init__(
+        self, node: str, everywhere: Labels = (), selection: Selection | None = None, style: Style | None = None
+    ) -> None:
+        self._node = node
+        self._style = style or Style()
+        self._everywhere = everywhere
+        self._selection = selection or everything()
+        self._lines: dict[Series, tuple[float, bytes]] = {}
+        self._owner_labels = OwnerLabels()
+        self._value_labels: Mapping[Gpu | None, Labels] = {}
+        families = self._selection.families
+        self._headers = {
+            metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
+            for metric, shown in families.items()
+        }
+        self._converters = {
+            metric: converter(shown.factor) for metric, shown in families.items() if shown.factor != 1.0
+        }
+
+    def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
+        """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
+        by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
+        if self._selection.value_labels:
+            self._relabel(snapshot)
+        lines, converters, style = self._lines, self._converters, self._style
+        filtered = style.parts != "f"
+        self._forget_moved(snapshot.owner_labels)
+        if len(lines) > 2 * len(snapshot.samples) + 100:
+            lines.clear()
+        for sample in snapshot.samples:
+            series, value = sample
+            name = series.metric.name
+            family = by_name.get(name)
+            if family is None or (filtered and style.hides(series)):
+                continue
+            line = lines.get(series)
+            if line is None or line[0] != value:
+                prefix = line[1][: line[1].rindex(b" ")] if line else self._prefix(series)
+                convert = converters.get(name)
+                text = number(convert(value) if convert else value)
+                line = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
+            family.append(line[1])
+        families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
+        return Page([*families, *map(self._client, process)])
+
+    def _forget_moved(self, owner_labels: OwnerLabels) -> None:
+        """Forget the lines of series whose owner has changed."""
+        before, self._owner_labels = self._owner_labels, owner_labels
+        if before != owner_labels:
+            moved = [series for series in self._lines if before.labels(series) != owner_labels.labels(series)]
+            for series in moved:
+                del self._lines[series]
+
+    def _relabel(self, snapshot: Snapshot) -> None:
+        """Take the values that are labels, and forget the lines of the GPUs for which they have changed.
+
+        A value that is missing keeps its last text while the GPU is listed: one failed read would otherwise change the
+        identity of all classic series of the GPU.
+        """
+        rows, before = self._selection.value_labels, self._value_labels
+        metrics = {row.metric for row in rows}
+        listed: set[Gpu | None] = {status.gpu for status in snapshot.gpus}
+        values: dict[tuple[Metric, Gpu | None], float] = {}
+        for series, value in snapshot.samples:
+            listed.add(series.gpu)
+            if series.metric in metrics and not series.labels:
+                values[series.metric, series.gpu] = value
+        now: dict[Gpu | None, Labels] = {}
+        for gpu in listed:
+            texts = dict(before.get(gpu, ()))
+            texts |= {row.name: row.text(values[row.metric, gpu]) for row in rows if (row.metric, gpu) in values}
+            now[gpu] = tuple((row.name, texts[row.name]) for row in rows if row.name in texts)
+        self._value_labels = now
+        changed = {gpu for gpu in (before.keys() | now.keys()) if before.get(gpu, ()) != now.get(gpu, ())}
+        if changed:
+            for series in [series for series in self._lines if series.gpu in changed and series.metric.classic]:
+                del self._lines[series]
+
+    def _label_rows(self, gpu: Gpu) -> Labels:
+        return (*self._selection.label_rows(gpu), *self._value_labels.get(gpu, ()))
+
+    def _prefix(self, series: Series) -> bytes:
+        selection = self._selection
+        labels = dict(labels_of(series, self._node, selection.schema, self._label_rows))
+        if not self._style.hostname:
+            labels.pop(NODE_LABEL[selection.schema], None)
+        if self._style.dashes and "modelName" in labels:
+            labels["modelName"] = "-".join(labels["modelName"].split())
+        labels.update(self._owner_labels.labels(series))
+        return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
+
+    def _braces(self, labels: Mapping[str, str]) -> str:
+        labels = {**labels, **dict(self._everywhere)}
+        pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
+        return f"{{{','.join(pairs)}}}" if pairs else ""
+
+    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, list[bytes]]:
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
+        return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
+
+
+def style(config: Config) -> Style:
+    """Return the style that the settings ask for."""
+    return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
+
+
+def everywhere(source: Source) -> Labels:
+    """Return the labels of every series of a source. Only sources of other GPUs than this machine's have one."""
+    return () if source.live else (("source", source.name),)

@@ -1,0 +1,152 @@
+"""The workers of one source: wakes them, waits for them, and knows which of them are stuck."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.model.source import Instant, Narrowed
+from gpu_exporter.pipeline.connection import DriverConnection
+from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
+from gpu_exporter.pipeline.settings import CollectionPlan
+from gpu_exporter.pipeline.worker import Worker
+
+log = logging.getLogger(__name__)
+
+LOST = ("lost", "reset_required", "gone")
+
+
+class Workers:
+    """One worker for each index at which the library ever had a GPU. The connect thread adds workers."""
+
+    def __init__(
+        self,
+        connection: DriverConnection,
+        records: Records,
+        plan: Callable[[], CollectionPlan],
+        events: EventLog | None,
+    ) -> None:
+        self._connection = connection
+        self._records = records
+        self._plan = plan
+        self._events = events
+        self._workers: list[Worker] = []
+        self._count = 0
+        self._finished = threading.Condition()
+        self._refused = False
+
+    # --- the connect thread ---------------------------------------------------------------------------------------
+
+    def ensure_workers(self, count: int) -> None:
+        """Start workers until there is one for each of `count` GPUs; the GPUs of any further workers are gone.
+
+        If the system refuses a thread, GPUs that have one are still read, and the next call tries again.
+        """
+        self._count = count
+        source = self._connection.source
+        for index in range(len(self._workers), count):
+            instant = isinstance(source, Instant) and source.instant(index)
+            gpu_index = source.gpu_index(index) if isinstance(source, Narrowed) else index
+            worker = Worker(
+                index,
+                gpu_index,
+                self._connection,
+                self._records,
+                self._plan,
+                self._events,
+                instant=instant,
+                finished=self.notify,
+            )
+            try:
+                if not instant:
+                    worker.start()
+            except RuntimeError as error:
+                if not self._refused:
+                    log.error(
+                        "GPU %d is not read: %s; raise the limit on processes (ulimit -u, pids.max) or on memory",
+                        gpu_index,
+                        error,
+                    )
+                self._refused = True
+                return
+            self._workers.append(worker)
+            if self._connection.stopping.is_set():  # the collector may have woken all workers before, to end them
+                worker.wake()
+        self._refused = False
+
+    def wake_all(self) -> None:
+        """Wake every worker, even if it is busy."""
+        for worker in self._workers:
+            worker.wake()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until no worker is in a driver call. Return False if that takes longer than `timeout` seconds, or if the
+        collector stops before."""
+        with self._finished:
+            self._finished.wait_for(
+                lambda: self._connection.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
+            )
+            return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
+
+    def any_stalled(self) -> bool:
+        """Return whether a worker is stuck in a driver call."""
+        return any(worker.stalled for worker in self._workers)
+
+    def all_lost(self) -> bool:
+        """Return whether all GPUs are lost."""
+        return all(worker.record.reason in LOST for worker in self._workers)
+
+    # --- the clock ------------------------------------------------------------------------------------------------
+
+    def wake_idle(self, *, between_pages: bool = False) -> list[Worker]:
+        """Wake all workers that are not busy, and return those to wait for.
+
+        With `between_pages` they read only what is needed between two pages.
+        """
+        awaited = []
+        for worker in self._workers if self._connection.up and not self._connection.paused else ():
+            if worker.busy and not worker.instant:
+                worker.record.skipped += 1
+                if worker.stalled:
+                    worker.record.stuck()
+                continue
+            worker.wake(between_pages=between_pages)
+            if not worker.instant:
+                awaited.append(worker)
+        return awaited
+
+    def wait(self, awaited: Sequence[Worker], timeout: float) -> None:
+        """Wait until these have finished their read."""
+        with self._finished:
+            self._finished.wait_for(lambda: not any(worker.busy for worker in awaited), timeout)
+
+    def skip(self, ticks: int) -> None:
+        """Count collections that the clock missed."""
+        for worker in self._workers:
+            worker.record.skipped += ticks
+
+    # --- any thread -----------------------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Wake the threads that wait for workers, because one has finished its read or the collector stops."""
+        with self._finished:
+            self._finished.notify_all()
+
+    def worker_of(self, record: GpuRecord) -> Worker:
+        """Return the worker that last attached this GPU."""
+        return self._workers[self._records.worker_index(record)]
+
+    def unidentified(self) -> list[GpuRecord]:
+        """Return the records of GPUs that the library lists, but that have not been identified yet."""
+        return [worker.record for worker in self._workers[: self._count] if worker.unidentified]
+
+    def stuck(self) -> list[int]:
+        """Return the indices of GPUs that are stuck in a driver call; if none is, those of GPUs in a call."""
+        stalled = [worker.gpu_index for worker in self._workers if worker.stalled]
+        return stalled or [worker.gpu_index for worker in self._workers if worker.busy]
+
+    def threads(self) -> list[threading.Thread]:
+        """Return the threads that were started."""
+        return [worker for worker in self._workers if worker.ident is not None]
