@@ -237,7 +237,7 @@ def _sampled(processes: Sequence[Process], sampling: Sampling, config: Config, w
 
 
 def _stack_outputs(profiles: Sequence[Any], wanted: Sequence[str]) -> dict[str, bytes]:
-    from gpu_exporter.profiling import html_report, result, text_report
+    from gpu_exporter.profiling import html_page, result, text_report
     from gpu_exporter.traces.pprof import profile
 
     merged = result.all_stacks(profiles)
@@ -246,7 +246,7 @@ def _stack_outputs(profiles: Sequence[Any], wanted: Sequence[str]) -> dict[str, 
         "json": lambda: json.dumps({"processes": [each.to_json() for each in profiles]}, indent=2),
         "folded": lambda: "\n".join(result.folded_lines(merged)) + "\n",
         "pprof": lambda: profile({"wall": merged}, profiles[0].sampling.seconds),
-        "report": lambda: html_report.page(profiles),
+        "report": lambda: html_page.page(profiles),
     }
     outputs = {name: made[name]() for name in wanted}
     return {name: text.encode() if isinstance(text, str) else text for name, text in outputs.items()}
@@ -279,7 +279,7 @@ def _traced(
 
 def _write(outputs: Mapping[str, bytes], files: Mapping[str, Path]) -> None:
     """Print the text or the JSON, and write the files."""
-    from gpu_exporter.profiling.private_file import write_private
+    from gpu_exporter.io.file_access import write_private
 
     for name, content in outputs.items():
         if name in files:

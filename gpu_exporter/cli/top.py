@@ -85,7 +85,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
     from gpu_exporter.sources.choice import is_remote, only
-    from gpu_exporter.top.commands import Commands
+    from gpu_exporter.top.commands import CommandLines
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
     from gpu_exporter.top.tracker import BANNERS, Tracker
 
@@ -111,7 +111,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
         events=events,
         host=host,
         kernel_log=kernel_log,
-        commands=Commands(HostFiles(config.procfs, config.sysfs)) if host else None,
+        commands=CommandLines(HostFiles(config.procfs, config.sysfs)) if host else None,
     )
 
 

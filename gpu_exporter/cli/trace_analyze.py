@@ -80,7 +80,7 @@ def analyze_command(
     require_numpy()
     from gpu_exporter.traces import gate
     from gpu_exporter.traces.analysis import analyze
-    from gpu_exporter.traces.exports import folded_lines, pprof_profile
+    from gpu_exporter.traces.pprof import folded_lines, pprof_profile
     from gpu_exporter.traces.verdict import Thresholds
 
     try:
@@ -93,7 +93,7 @@ def analyze_command(
     if folded:
         folded.write_text("\n".join(folded_lines(result)) + "\n", encoding="utf-8")
     if report:
-        from gpu_exporter.traces.html_report.page import page
+        from gpu_exporter.traces.html_page import page
 
         report.write_text(page(traces, result), encoding="utf-8")
     if pprof:

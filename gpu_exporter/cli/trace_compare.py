@@ -15,8 +15,8 @@ from gpu_exporter.cli.trace_files import read_all, require_numpy
 from gpu_exporter.io.decoding import printable
 
 if TYPE_CHECKING:
+    from gpu_exporter.traces.diff import TraceTotals
     from gpu_exporter.traces.kernel_reports import KernelReport
-    from gpu_exporter.traces.totals import Totals
 
 MOST_NAME, MOST_STALLS = 120, 3
 # `totals.KEYS`, which needs NumPy.
@@ -35,7 +35,7 @@ def diff_command(before: Path, after: Path, as_json: bool) -> int:
     """
     require_numpy()
     from gpu_exporter.traces import diff
-    from gpu_exporter.traces.totals import totals
+    from gpu_exporter.traces.diff import totals
 
     first, second = read_all([before, after])
     found = diff.diff(totals(first), totals(second))
@@ -69,7 +69,7 @@ def top_command(file: Path, by: str, limit: int, as_json: bool) -> int:
         _print(rows, as_json, _report(kernels[:limit], len(kernels)))
         return 0
     require_numpy()
-    from gpu_exporter.traces.totals import totals
+    from gpu_exporter.traces.diff import totals
 
     (trace,) = read_all([file])
     found = totals(trace)
@@ -82,7 +82,7 @@ def _print(rows: Sequence[Any], as_json: bool, lines: Iterator[str]) -> None:
     click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))
 
 
-def _table(found: Totals, by: str, limit: int) -> Iterator[str]:
+def _table(found: TraceTotals, by: str, limit: int) -> Iterator[str]:
     from gpu_exporter.traces.text_report import duration
 
     unit = "step" if found.steps else "trace"

@@ -24,7 +24,7 @@ from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.histograms import Histogram
 from gpu_exporter.pipeline.settings import CollectionSettings
-from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Reader, Tick
+from gpu_exporter.sources.recording.format import SETTLE_SECONDS, RecordingReader, Tick
 
 TICK_SECONDS = 1.0
 WATCH_SECONDS = 20.0
@@ -113,7 +113,7 @@ class RecordedScrapes:
         self._empty = True
 
     def __iter__(self) -> Iterator[Scrape]:
-        reader = Reader(self._path)
+        reader = RecordingReader(self._path)
         self.simulated = reader.simulated
         recorded: defaultdict[int, _RecordedGpu] = defaultdict(_RecordedGpu)
         first, last = math.inf, -math.inf

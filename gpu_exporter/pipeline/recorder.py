@@ -18,7 +18,7 @@ from gpu_exporter.model.source import Device, HostEvidence, Sampled, Source
 from gpu_exporter.pipeline.accumulator import INTEGRALS
 from gpu_exporter.pipeline.plausibility import Zeros
 from gpu_exporter.sources.choice import origin
-from gpu_exporter.sources.recording.writer import Writer
+from gpu_exporter.sources.recording.writer import RecordingWriter
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class _Recorder:
         self.error: Exception | None = None
         self._source, self._metrics = source, metrics
         self._path, self._interval, self._mask = path, interval, mask
-        self._writer: Writer | None = None
+        self._writer: RecordingWriter | None = None
         self._host = host
         self._read: dict[int, GpuSamples] = {}
         self._zeros: dict[int, Zeros] = defaultdict(Zeros)
@@ -118,7 +118,9 @@ class _Recorder:
             if stop.is_set():  # nobody waits for this thread any more: it must not write
                 return
             gpus = [device.gpu for device in devices]
-            self._writer = Writer(self._path, gpus, self._interval, source=origin(self._source), mask=self._mask)
+            self._writer = RecordingWriter(
+                self._path, gpus, self._interval, source=origin(self._source), mask=self._mask
+            )
             if self._host:
                 self._host.start()
             self._record(devices, duration, stop)

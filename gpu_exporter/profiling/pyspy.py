@@ -38,7 +38,7 @@ MOST_MEMORY_BYTES = 4 << 30
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-class Failure(Enum):
+class SamplingFailure(Enum):
     """Why a process was not sampled. `value` is the label `reason` of the metric."""
 
     NOT_PERMITTED = "not_permitted"
@@ -57,7 +57,7 @@ class Failure(Enum):
 class NotSampled(GpuExporterError):
     """A process has no stacks: why, in one line and by kind."""
 
-    def __init__(self, message: str, failure: Failure) -> None:
+    def __init__(self, message: str, failure: SamplingFailure) -> None:
         super().__init__(message)
         self.failure = failure
 
@@ -129,7 +129,9 @@ class _Run:
         except subprocess.TimeoutExpired:
             self._running.kill()
             self._running.wait()
-            return NotSampled(f"{self.process.title}: py-spy did not end: use a shorter --seconds", Failure.TIMEOUT)
+            return NotSampled(
+                f"{self.process.title}: py-spy did not end: use a shorter --seconds", SamplingFailure.TIMEOUT
+            )
         try:
             content = read(self._output, MOST_OUTPUT_BYTES).decode("utf-8", "replace") if code == 0 else ""
         except OSError:
@@ -138,9 +140,9 @@ class _Run:
             return content
         if code == -signal.SIGXFSZ:
             most = self._sampling.most_bytes >> 20
-            return NotSampled(f"{self.process.title}: its stacks exceed {most} MiB", Failure.TOO_LARGE)
+            return NotSampled(f"{self.process.title}: its stacks exceed {most} MiB", SamplingFailure.TOO_LARGE)
         if not is_alive(files, self.process):
-            return NotSampled(f"{self.process.title}: it ended before it was sampled", Failure.ENDED)
+            return NotSampled(f"{self.process.title}: it ended before it was sampled", SamplingFailure.ENDED)
         text = self._said()
         return NotSampled(f"{self.process.title}: {reason(text, _ptrace_scope())}", failure_of(text))
 
@@ -176,27 +178,27 @@ def _limit(pid: int, sampling: Sampling) -> None:
     os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
 
 
-def failure_of(text: str) -> Failure:
+def failure_of(text: str) -> SamplingFailure:
     """Return what went wrong, from what py-spy wrote to stderr."""
     lowered = text.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered:
-        return Failure.NOT_PERMITTED
+        return SamplingFailure.NOT_PERMITTED
     if "failed to find python version" in lowered or "failed to find a python" in lowered:
-        return Failure.NOT_PYTHON
+        return SamplingFailure.NOT_PYTHON
     if "unsupported version" in lowered:
-        return Failure.UNSUPPORTED
-    return Failure.DISK if "no space left" in lowered else Failure.OTHER
+        return SamplingFailure.UNSUPPORTED
+    return SamplingFailure.DISK if "no space left" in lowered else SamplingFailure.OTHER
 
 
 def reason(text: str, ptrace_scope: int) -> str:
     """Return what went wrong and what to do about it, from what py-spy wrote to stderr."""
     failure = failure_of(text)
-    if failure is Failure.NOT_PERMITTED:
+    if failure is SamplingFailure.NOT_PERMITTED:
         scope = f", or set kernel.yama.ptrace_scope to 0 (now {ptrace_scope})" if ptrace_scope else ""
         return f"not permitted: run as root, or as its user; in a container, add the capability SYS_PTRACE{scope}"
-    if failure is Failure.NOT_PYTHON:
+    if failure is SamplingFailure.NOT_PYTHON:
         return "it does not run Python"
-    if failure is Failure.UNSUPPORTED:
+    if failure is SamplingFailure.UNSUPPORTED:
         return "py-spy does not know its version of Python: upgrade py-spy"
     line = next((line for line in text.splitlines() if line.lower().startswith(("error", "caused by"))), "")
     return f"py-spy returned no stacks: {printable(line or 'no reason given', 160)}"

@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.io.decoding import gunzip, json_as
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile, process_profile
 from gpu_exporter.profiling.stacks import unfolded
@@ -27,7 +27,7 @@ MOST_BYTES, MOST_UNPACKED_BYTES = 4 << 20, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CodeLine:
     """A line of code, and the share of the main thread's time."""
 
     frame: str
@@ -42,7 +42,7 @@ class CauseShare:
     words: str
     seconds: float
     share: float
-    lines: tuple[Line, ...]
+    lines: tuple[CodeLine, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class FailedProcess:
     pid: int
     uid: int
     command: str
-    reason: Failure
+    reason: SamplingFailure
     why: str
 
 
@@ -154,7 +154,7 @@ def process_summary(profile: ProcessProfile, uuids: Sequence[str]) -> ProfiledPr
             STACK_WORDS[cause.cause],
             round(cause.seconds, 3),
             round(cause.share, 4),
-            tuple(Line(line.frame, round(line.share, 4)) for line in cause.lines[:MOST_LINES]),
+            tuple(CodeLine(line.frame, round(line.share, 4)) for line in cause.lines[:MOST_LINES]),
         )
         for cause in (main.causes if main else ())
     )

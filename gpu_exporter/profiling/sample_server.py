@@ -19,7 +19,7 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.processes import Process, look_up
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.sampler import (
     MOST_REQUEST_BYTES,
     MOST_WHY,
@@ -106,12 +106,14 @@ class SampleServer:
             try:
                 process = look_up(self._files, pid)
             except GpuExporterError as error:
-                answers.append(SampleAnswer(pid, "", Failure.ENDED.value, str(error)))
+                answers.append(SampleAnswer(pid, "", SamplingFailure.ENDED.value, str(error)))
                 continue
             if self._holds(pid):
                 processes.append(process)
             else:
-                answers.append(SampleAnswer(pid, "", Failure.NOT_PERMITTED.value, f"{process.title}: holds no GPU"))
+                answers.append(
+                    SampleAnswer(pid, "", SamplingFailure.NOT_PERMITTED.value, f"{process.title}: holds no GPU")
+                )
         log.info("stacks of %s for %g s", ", ".join(each.title for each in processes) or "nothing", request.seconds)
         return [*answers, *self._sampled(processes, sampling_of(request.seconds, request.rate, len(processes)))]
 
@@ -122,7 +124,7 @@ class SampleServer:
             outcomes = self._sampler.sample(processes, sampling)
         except OSError as error:
             why = f"py-spy cannot write its result: {error.strerror}"
-            return [SampleAnswer(process.pid, "", Failure.DISK.value, why) for process in processes]
+            return [SampleAnswer(process.pid, "", SamplingFailure.DISK.value, why) for process in processes]
         return [
             SampleAnswer(pid, "", outcome.failure.value, str(outcome))
             if isinstance(outcome, NotSampled)

@@ -16,7 +16,7 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import SLACK_SECONDS, Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import SLACK_SECONDS, NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.triggers import MOST_WRITTEN_BYTES
 
 VERSION = 1
@@ -96,7 +96,7 @@ class RemoteSampler:
         except (OSError, ValueError) as error:
             why = printable(getattr(error, "strerror", None) or str(error), MOST_WHY)
             text = f"--profile-socket {self.path}: {why}: is gpu-exporter sampler running?"
-            return {process.pid: NotSampled(text, Failure.SAMPLER) for process in processes}
+            return {process.pid: NotSampled(text, SamplingFailure.SAMPLER) for process in processes}
         return {process.pid: _outcome(process, answers.get(process.pid)) for process in processes}
 
     def _ask(self, processes: Sequence[Process], sampling: Sampling) -> list[SampleAnswer]:
@@ -111,11 +111,13 @@ class RemoteSampler:
 
 def _outcome(process: Process, answer: SampleAnswer | None) -> str | NotSampled:
     if answer is None:
-        return NotSampled(f"{process.title}: the sample server did not answer about it", Failure.SAMPLER)
+        return NotSampled(f"{process.title}: the sample server did not answer about it", SamplingFailure.SAMPLER)
     if answer.folded:
         return answer.folded
-    known = answer.failure in {failure.value for failure in Failure}
-    return NotSampled(printable(answer.why, MOST_WHY), Failure(answer.failure) if known else Failure.OTHER)
+    known = answer.failure in {failure.value for failure in SamplingFailure}
+    return NotSampled(
+        printable(answer.why, MOST_WHY), SamplingFailure(answer.failure) if known else SamplingFailure.OTHER
+    )
 
 
 def holds_gpu(procfs: Path, pid: int, major: int = NVIDIA_MAJOR) -> bool:

@@ -11,7 +11,7 @@ from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure
+from gpu_exporter.profiling.pyspy import SamplingFailure
 from gpu_exporter.profiling.records import Summary, cause_shares
 
 # For how long a profile says what a GPU waits for.
@@ -23,18 +23,20 @@ class ProfileSeries:
 
     def __init__(self) -> None:
         self._taken = Counter[ProfileReason]()
-        self._failures = Counter[Failure]()
+        self._failures = Counter[SamplingFailure]()
         # Seconds in traces, by UUID and kernel class.
         self._kernels: dict[tuple[str, str], float] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
 
-    def count(self, reason: ProfileReason, failed: Sequence[tuple[Process, Failure]], *, succeeded: bool) -> None:
+    def count(
+        self, reason: ProfileReason, failed: Sequence[tuple[Process, SamplingFailure]], *, succeeded: bool
+    ) -> None:
         """Count a profile, and the processes that it has no stacks of."""
         if succeeded:
             self._taken[reason] += 1
         self._failures.update(failure for _, failure in failed)
 
-    def count_failure(self, failure: Failure) -> None:
+    def count_failure(self, failure: SamplingFailure) -> None:
         """Count a profile that could not be stored."""
         self._failures[failure] += 1
 
@@ -59,7 +61,7 @@ class ProfileSeries:
     ) -> Iterator[tuple[Metric, Gpu | None, Labels, float]]:
         for reason in ProfileReason:
             yield m.PROFILES, None, (("reason", reason.value),), self._taken[reason]
-        for failure in Failure:
+        for failure in SamplingFailure:
             yield m.PROFILE_FAILURES, None, (("reason", failure.value),), self._failures[failure]
         by_uuid = {seen.gpu.uuid: seen.gpu for seen in gpus}
         for (uuid, name), seconds in self._kernels.items():

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.io.file_access import read
+from gpu_exporter.io.file_access import read, write_private
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.profiling.private_file import write_private
 from gpu_exporter.profiling.pyspy import SCRATCH_PREFIX
 from gpu_exporter.profiling.records import (
     MOST_BYTES,

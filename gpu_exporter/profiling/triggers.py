@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, Sampling
+from gpu_exporter.profiling.pyspy import Sampling, SamplingFailure
 
 # A GPU is profiled at most once in this time. A stall counts only against earlier stalls: a job that hangs cannot be
 # slowed down, and its stacks may be gone a minute later. A trace counts only against earlier traces: a person asks for
@@ -26,11 +26,11 @@ MOST_AVOIDED = 256
 MOST_WRITTEN_BYTES, MOST_OUTPUT_BYTES = 24 << 20, 8 << 20
 # After these, the program of the process is left alone. A job may also end by itself while it is sampled: only the
 # second end counts.
-BAD = frozenset({Failure.TIMEOUT, Failure.NOT_PYTHON, Failure.UNSUPPORTED})
+BAD = frozenset({SamplingFailure.TIMEOUT, SamplingFailure.NOT_PYTHON, SamplingFailure.UNSUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ProfiledGpu:
     """A GPU as it is now: the PIDs of its processes, those with most memory first, its job, and what is found.
 
     `findings` has the name of the class or failure mode that is a reason to profile it. `is_waited_for`: it does
@@ -73,7 +73,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ProfileRefusal:
     """Why a profile that somebody asks for is not taken; with a budget, after how many seconds it would be."""
 
     why: str
@@ -81,12 +81,12 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProfileRequest:
     """A profile to take now. `finding` is the name of what was found; empty for the schedule, and if it is `asked`."""
 
     reason: ProfileReason
     finding: str
-    devices: tuple[Device, ...]
+    devices: tuple[ProfiledGpu, ...]
     asked: Asked | None = None
 
     @property
@@ -120,7 +120,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TriggerState:
     """The past, in monotonic seconds: since when a GPU has a finding, when it was last profiled, and whom to avoid.
 
     `avoided` are programs, by user and command, and `ended` those of which a process ended while it was sampled.
@@ -144,7 +144,7 @@ def sampling_of(seconds: float, rate: int, processes: int) -> Sampling:
     return Sampling(seconds, rate, most_bytes=most)
 
 
-def observe(state: State, devices: Sequence[Device], now: float) -> State:
+def observe(state: TriggerState, devices: Sequence[ProfiledGpu], now: float) -> TriggerState:
     """Return the state after a look at the GPUs: since when each has its findings."""
     since = {
         (device.uuid, reason): state.since.get((device.uuid, reason), now)
@@ -154,7 +154,7 @@ def observe(state: State, devices: Sequence[Device], now: float) -> State:
     return replace(state, since=since)
 
 
-def due(state: State, devices: Sequence[Device], rules: Rules, now: float) -> Request | None:
+def due(state: TriggerState, devices: Sequence[ProfiledGpu], rules: Rules, now: float) -> ProfileRequest | None:
     """Return the most urgent profile to take now; None if there is none. Call `observe` before."""
     held = [device for device in devices if device.pids]
     for reason in ProfileReason:
@@ -163,11 +163,13 @@ def due(state: State, devices: Sequence[Device], rules: Rules, now: float) -> Re
             if waiting:
                 first = min(waiting, key=lambda device: (state.profiled.get(device.uuid, float("-inf")), device.index))
                 finding = first.findings.get(reason, "")
-                return Request(reason, finding, _together(first, held) if reason is ProfileReason.STALL else (first,))
+                return ProfileRequest(
+                    reason, finding, _together(first, held) if reason is ProfileReason.STALL else (first,)
+                )
     return None
 
 
-def _is_due(state: State, device: Device, reason: ProfileReason, rules: Rules, now: float) -> bool:
+def _is_due(state: TriggerState, device: ProfiledGpu, reason: ProfileReason, rules: Rules, now: float) -> bool:
     last = (state.stalled if reason is ProfileReason.STALL else state.profiled).get(device.uuid)
     if last is not None and now - last < GAP_SECONDS:
         return False
@@ -177,21 +179,23 @@ def _is_due(state: State, device: Device, reason: ProfileReason, rules: Rules, n
     return since is not None and now - since >= rules.after
 
 
-def requested(state: State, devices: Sequence[Device], asked: Asked, now: float) -> Request | Refusal:
+def requested(
+    state: TriggerState, devices: Sequence[ProfiledGpu], asked: Asked, now: float
+) -> ProfileRequest | ProfileRefusal:
     """Return the profile that somebody asks for, or why there is none: it must be of GPUs, and within the budget."""
     held = tuple(device for device in devices if device.pids and _is_wanted(device, asked))
     if not held:
-        return Refusal("the driver lists no such process on a GPU of this node")
+        return ProfileRefusal("the driver lists no such process on a GPU of this node")
     for device in held:
         last = state.traced if asked.trace else state.profiled
         waited = now - last.get(device.uuid, float("-inf"))
         if waited < GAP_SECONDS:
             ago, wait = f"GPU {device.index} was profiled {waited:.0f} s ago", GAP_SECONDS - waited
-            return Refusal(f"{ago}, and is at most once in {GAP_SECONDS / 60:.0f} min: wait {wait:.0f} s", wait)
-    return Request(ProfileReason.REQUEST, "", held, asked)
+            return ProfileRefusal(f"{ago}, and is at most once in {GAP_SECONDS / 60:.0f} min: wait {wait:.0f} s", wait)
+    return ProfileRequest(ProfileReason.REQUEST, "", held, asked)
 
 
-def _is_wanted(device: Device, asked: Asked) -> bool:
+def _is_wanted(device: ProfiledGpu, asked: Asked) -> bool:
     return (
         asked.gpu in (None, device.index)
         and (not asked.pids or any(pid in device.pids for pid in asked.pids))
@@ -199,7 +203,7 @@ def _is_wanted(device: Device, asked: Asked) -> bool:
     )
 
 
-def _together(first: Device, devices: Sequence[Device]) -> tuple[Device, ...]:
+def _together(first: ProfiledGpu, devices: Sequence[ProfiledGpu]) -> tuple[ProfiledGpu, ...]:
     """Return all GPUs of the job that hangs, whether they wait or are waited for."""
     return tuple(
         device
@@ -208,11 +212,13 @@ def _together(first: Device, devices: Sequence[Device]) -> tuple[Device, ...]:
     )
 
 
-def finish(state: State, request: Request, failed: Sequence[tuple[Process, Failure]], now: float) -> State:
+def finish(
+    state: TriggerState, request: ProfileRequest, failed: Sequence[tuple[Process, SamplingFailure]], now: float
+) -> TriggerState:
     """Return the state after a profile, or an attempt, that ended now. `failed` are processes without stacks."""
     took = dict.fromkeys((device.uuid for device in request.devices), now)
     bad = [(process.uid, process.command) for process, failure in failed if failure in BAD]
-    ended = {(process.uid, process.command) for process, failure in failed if failure is Failure.ENDED}
+    ended = {(process.uid, process.command) for process, failure in failed if failure is SamplingFailure.ENDED}
     avoided = tuple(dict.fromkeys((*state.avoided, *bad, *(ended & {*state.ended}))))[-MOST_AVOIDED:]
     once = tuple(dict.fromkeys((*state.ended, *ended)))[-MOST_AVOIDED:]
     stalled = {**state.stalled, **took} if request.reason is ProfileReason.STALL else state.stalled

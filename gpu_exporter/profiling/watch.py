@@ -23,13 +23,13 @@ from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import audit, records, triggers
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, NotSampled
+from gpu_exporter.profiling.pyspy import NotSampled, SamplingFailure
 from gpu_exporter.profiling.records import ProcessStacks, Summary
 from gpu_exporter.profiling.sampler import Sampler
 from gpu_exporter.profiling.samples import ProfileSeries
 from gpu_exporter.profiling.store import ProfileStore
 from gpu_exporter.profiling.taking import Taken, Taker
-from gpu_exporter.profiling.triggers import Asked, Device, Refusal, Request, Rules, State
+from gpu_exporter.profiling.triggers import Asked, ProfiledGpu, ProfileRefusal, ProfileRequest, Rules, TriggerState
 from gpu_exporter.profiling.views import ProfileViews
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 MOST_LINE, MOST_USER = 600, 60
 # Failures that are about this node or its configuration are logged once, until a profile succeeds.
-OF_NODE = frozenset({Failure.NOT_PERMITTED, Failure.SAMPLER, Failure.DISK})
+OF_NODE = frozenset({SamplingFailure.NOT_PERMITTED, SamplingFailure.SAMPLER, SamplingFailure.DISK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class ProfileWatch(threading.Thread):
         self._rules, self._findings, self._taker = rules, findings, Taker(sampler, files)
         self._clock = clock
         # At most one person waits.
-        self._questions: Queue[tuple[Asked, Future[Given | Refusal]]] = Queue(1)
-        self._state, self._series = State(), ProfileSeries()
+        self._questions: Queue[tuple[Asked, Future[Given | ProfileRefusal]]] = Queue(1)
+        self._state, self._series = TriggerState(), ProfileSeries()
         self._seen: Sequence[GpuSamples] = ()
         self._published: Sequence[Sample] = self._series.samples((), (), 0.0)
         self._stopping = threading.Event()
-        self._said: set[Failure] = set()
+        self._said: set[SamplingFailure] = set()
         self._broken = False
 
     # --- the clock's thread -----------------------------------------------------------------------------------------
@@ -98,13 +98,13 @@ class ProfileWatch(threading.Thread):
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
-    def ask(self, asked: Asked) -> Future[Given | Refusal]:
+    def ask(self, asked: Asked) -> Future[Given | ProfileRefusal]:
         """Have a profile taken, and return what will be its result. Refused at once while somebody else waits."""
-        answer = Future[Given | Refusal]()
+        answer = Future[Given | ProfileRefusal]()
         try:
             self._questions.put_nowait((asked, answer))
         except Full:
-            answer.set_result(Refusal("somebody else asks for a profile, too: try again", TICK_SECONDS))
+            answer.set_result(ProfileRefusal("somebody else asks for a profile, too: try again", TICK_SECONDS))
         return answer
 
     # --- its own thread ---------------------------------------------------------------------------------------------
@@ -137,21 +137,25 @@ class ProfileWatch(threading.Thread):
         self._published = self._series.samples(seen, self.store.summaries, time.time())
 
     def _answer(
-        self, asked: Asked, answer: Future[Given | Refusal], seen: Sequence[GpuSamples], found: Sequence[Device]
+        self,
+        asked: Asked,
+        answer: Future[Given | ProfileRefusal],
+        seen: Sequence[GpuSamples],
+        found: Sequence[ProfiledGpu],
     ) -> None:
         """Take the profile that somebody asks for, or refuse it."""
         if not answer.set_running_or_notify_cancel():
             return
         request = triggers.requested(self._state, found, asked, self._clock())
         if paused(seen):
-            request = Refusal("not profiled while another tool uses the profiling counters of a GPU")
+            request = ProfileRefusal("not profiled while another tool uses the profiling counters of a GPU")
         try:
-            answer.set_result(request if isinstance(request, Refusal) else self._take(request))
+            answer.set_result(request if isinstance(request, ProfileRefusal) else self._take(request))
         except BaseException as error:
             answer.set_exception(error)
             raise
 
-    def _take(self, request: Request) -> Given:
+    def _take(self, request: ProfileRequest) -> Given:
         """Take a profile, and store it with whatever failed."""
         at, before = time.time(), self._state
         # Whatever happens now, it is not tried again at once.
@@ -168,11 +172,11 @@ class ProfileWatch(threading.Thread):
         self._series.count(request.reason, taken.failures, succeeded=taken.succeeded)
         summary = self._summary(request, at, taken)
         stacks = [*map(records.process_stacks, taken.profiles), *(taken.traced.stacks if taken.traced else ())]
-        if taken.succeeded or any(failure is not Failure.AVOIDED for _, failure in taken.failures):
+        if taken.succeeded or any(failure is not SamplingFailure.AVOIDED for _, failure in taken.failures):
             self._store(summary, stacks)
         return Given(summary, stacks, taken.traced.outputs if taken.traced else {})
 
-    def _summary(self, request: Request, at: float, taken: Taken) -> Summary:
+    def _summary(self, request: ProfileRequest, at: float, taken: Taken) -> Summary:
         newest = self.store.summaries[-1].id if self.store.summaries else "0"
         profiled = [records.process_summary(each, _uuids(request, each.process)) for each in taken.profiles]
         traced = taken.traced
@@ -198,10 +202,10 @@ class ProfileWatch(threading.Thread):
         for odd in summary.odd:
             log.warning("profile: %s", printable(records.in_words(odd), MOST_LINE))
         if not self.store.add(summary, stacks):
-            self._series.count_failure(Failure.DISK)
+            self._series.count_failure(SamplingFailure.DISK)
         self._series.add_kernels(summary)
 
-    def _audit(self, request: Request, processes: Sequence[Process]) -> None:
+    def _audit(self, request: ProfileRequest, processes: Sequence[Process]) -> None:
         asked = request.asked
         about = f"by={printable(asked.by, MOST_USER)}" if asked else request.finding
         reason = f"{request.reason.value}{f':{about}' if about else ''}"
@@ -215,18 +219,18 @@ class ProfileWatch(threading.Thread):
         if succeeded:
             self._said.clear()
         for _, error in failed:
-            if error.failure is Failure.AVOIDED or error.failure in self._said:
+            if error.failure is SamplingFailure.AVOIDED or error.failure in self._said:
                 continue
-            if error.failure in OF_NODE or error.failure is Failure.OTHER_PROFILER:
+            if error.failure in OF_NODE or error.failure is SamplingFailure.OTHER_PROFILER:
                 self._said.add(error.failure)
             log.warning("profile: %s", error)
 
 
-def _uuids(request: Request, process: Process) -> list[str]:
+def _uuids(request: ProfileRequest, process: Process) -> list[str]:
     return [device.uuid for device in request.devices if device.index in process.gpus]
 
 
-def devices(gpus: Sequence[GpuSamples], findings: Mapping[str, GpuFindings]) -> list[Device]:
+def devices(gpus: Sequence[GpuSamples], findings: Mapping[str, GpuFindings]) -> list[ProfiledGpu]:
     """Return the GPUs with their processes, those with most memory first, and what is found about them."""
     found = []
     for seen in gpus:
@@ -239,7 +243,7 @@ def devices(gpus: Sequence[GpuSamples], findings: Mapping[str, GpuFindings]) -> 
         about = findings.get(seen.gpu.uuid, GpuFindings("", {}))
         if seen.gpu.uuid:
             state = (about.findings, about.is_waited_for, about.owners)
-            found.append(Device(seen.gpu.uuid, seen.gpu.index, pids, about.job, *state))
+            found.append(ProfiledGpu(seen.gpu.uuid, seen.gpu.index, pids, about.job, *state))
     return found
 
 
@@ -248,14 +252,14 @@ def paused(gpus: Sequence[GpuSamples]) -> bool:
     return any(series.metric is m.PROFILING_PAUSED and value for seen in gpus for series, value in seen.samples)
 
 
-def remembered(summaries: Sequence[Summary], now: float, monotonic: float) -> State:
+def remembered(summaries: Sequence[Summary], now: float, monotonic: float) -> TriggerState:
     """Return the state after a restart: the budgets and the programs to avoid, as the stored profiles say."""
-    state = State()
+    state = TriggerState()
     for summary in summaries:
         at = monotonic - max(0.0, now - summary.at)
-        gpus = tuple(Device(uuid, index) for uuid, index in zip(summary.uuids, summary.gpus, strict=False))
+        gpus = tuple(ProfiledGpu(uuid, index) for uuid, index in zip(summary.uuids, summary.gpus, strict=False))
         failed = [(Process(each.pid, 0, each.uid, each.command, each.pid), each.reason) for each in summary.failed]
         asked = Asked("", trace=True) if summary.is_trace else None
-        request = Request(summary.reason, summary.finding, gpus, asked)
+        request = ProfileRequest(summary.reason, summary.finding, gpus, asked)
         state = triggers.finish(state, request, failed, at)
     return state

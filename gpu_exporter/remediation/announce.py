@@ -18,15 +18,15 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import Cluster
-from gpu_exporter.remediation.evidence import Finding
-from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.evidence import NodeFinding
+from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.ledger import stamp
-from gpu_exporter.remediation.load import Eviction, Load
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.load import Eviction, JobLoad
+from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Notify, Pool
-from gpu_exporter.remediation.state import REPAIR, Node
+from gpu_exporter.remediation.settings import NodePool, Notify
+from gpu_exporter.remediation.state import REPAIR, WatchedNode
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Announcer:
     def __init__(
         self,
         cluster: Cluster,
-        metrics: Metrics,
+        metrics: ControllerMetrics,
         notify: Notify,
         identity: str,
         write: Callable[[str], None] = write_line,
@@ -86,7 +86,7 @@ class Announcer:
         self._events = 0
         self._files, self._opener = FileWorker("notify-token"), build_opener(_NoRedirects)
 
-    def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+    def planned(self, assessed: Sequence[Assessed], plan: FleetPlan) -> None:
         """Log and count the decisions that are new, and set the gauges."""
         self._metrics.set(assessed, plan)
         self._last = {name: last for name, last in self._last.items() if name in plan.decisions}
@@ -103,11 +103,11 @@ class Announcer:
                 each.pool.name, each.pool.mode.value, decision.verb.value, decision.reason.value
             ).inc()
             self._write(json.dumps(described(each, decision, plan, self._wall())))
-            concerns = decision.evidence.finding is Finding.FAULTY or each.node.state is not None
+            concerns = decision.evidence.finding is NodeFinding.FAULTY or each.node.state is not None
             if decision.verb is Verb.NONE and concerns and decision.reason not in QUIET:
                 self._event(each.node, each.pool, "Waiting", f"{decision.reason.value}: {decision.words}", "Normal")
 
-    def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def acted(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         """Report an action: in observe mode, in which nothing ever changes the node, only the first of its kind."""
         if not pool.mode.acts:
             if node.name in self._tried:
@@ -119,12 +119,12 @@ class Announcer:
         if pool.mode.acts:
             self._send(node, pool, decision)
 
-    def failed(self, node: Node, error: LookupFailed) -> None:
+    def failed(self, node: WatchedNode, error: LookupFailed) -> None:
         """Log and count an action that the API server refused."""
         self._metrics.errors.labels(error.reason).inc()
         log.warning("node %s: %s", node.name, error)
 
-    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
+    def evicted(self, node: WatchedNode, pool: NodePool, results: Sequence[Eviction]) -> None:
         """Report attempts to evict pods, and what came of them: each in a line, those that went in an Event."""
         for each in results:
             self._metrics.evictions.labels(pool.name, pool.mode.value, each.result).inc()
@@ -135,7 +135,7 @@ class Announcer:
             more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
             self._event(node, pool, "Evicted", f"{', '.join(gone[:MOST_NAMED])}{more}", "Normal")
 
-    def _event(self, node: Node, pool: Pool, reason: str, words: str, kind: str) -> None:
+    def _event(self, node: WatchedNode, pool: NodePool, reason: str, words: str, kind: str) -> None:
         dry_run = not pool.mode.acts
         now = self._wall()
         self._events += 1
@@ -159,7 +159,7 @@ class Announcer:
             self._metrics.errors.labels(f"event_{error.reason}").inc()
             log.warning("event about node %s: %s", node.name, error)
 
-    def _send(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def _send(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         """Send the outgoing webhook: once, because the annotations of the node remain the source of truth."""
         if not self._notify.url or decision.state is None:
             return
@@ -187,7 +187,7 @@ class Announcer:
         return {"Authorization": f"Bearer {token.decode('ascii').strip()}"}
 
 
-def described(each: Assessed, decision: Decision, plan: Plan, now: float) -> Mapping[str, Any]:
+def described(each: Assessed, decision: Decision, plan: FleetPlan, now: float) -> Mapping[str, Any]:
     """Return a decision with all its inputs, for JSON."""
     node, evidence, use = each.node, decision.evidence, plan.pools[each.pool.name]
     return {
@@ -218,7 +218,7 @@ def described(each: Assessed, decision: Decision, plan: Plan, now: float) -> Map
     }
 
 
-def _pods(load: Load | None) -> Sequence[Mapping[str, Any]]:
+def _pods(load: JobLoad | None) -> Sequence[Mapping[str, Any]]:
     """Return the pods that a drain waits for, with what keeps each."""
     units = load.units if load else ()
     return [

@@ -28,8 +28,8 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import evidence
 from gpu_exporter.remediation.evidence import Evidence
-from gpu_exporter.remediation.settings import Exporters, Pool, Settings
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
+from gpu_exporter.remediation.state import WatchedNode
 
 NODES = "/api/v1/nodes"
 # `kubectl describe node` looks for events in this namespace: nodes have none.
@@ -194,7 +194,7 @@ class KubernetesCluster:
         self._api.create(EVENTS, event, Ignored, dry_run=dry_run)
 
 
-def ask(exporters: Exporters, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+def ask(exporters: Exporters, node: WatchedNode, addresses: Sequence[str], pool: NodePool) -> Evidence:
     """Return what the exporter of a node says. Any failure is an unknown, with the reason. Any thread may call it."""
     if not addresses:
         return evidence.unknown("no exporter pod runs on it")

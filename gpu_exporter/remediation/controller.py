@@ -14,31 +14,31 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.drainer import Drainer, Evictions
 from gpu_exporter.remediation.evidence import Evidence, unknown
-from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.reconcile import Decision, Verb, reconcile
-from gpu_exporter.remediation.settings import Mode, Pool, Settings
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import Mode, NodePool, Settings
+from gpu_exporter.remediation.state import WatchedNode
 
 # Exporters that are asked at the same time.
 ASKED_AT_ONCE = 16
 # Failures that may concern a single node. Whether the server is there at all is not one of them.
 REFUSALS = ("forbidden", "not_found", "http_400", "http_500")
 Addresses = Mapping[str, Sequence[str]]
-Asked = tuple[Node, Pool]
-Ask = Callable[[Node, Sequence[str], Pool], Evidence]
+Asked = tuple[WatchedNode, NodePool]
+Ask = Callable[[WatchedNode, Sequence[str], NodePool], Evidence]
 
 
 class Announce(Evictions, Protocol):
     """Makes decisions visible to people."""
 
-    def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+    def planned(self, assessed: Sequence[Assessed], plan: FleetPlan) -> None:
         """Report the result of a cycle: log and count the decisions that are new."""
 
-    def failed(self, node: Node, error: LookupFailed) -> None:
+    def failed(self, node: WatchedNode, error: LookupFailed) -> None:
         """Report that the API server refused an action, for example by an admission webhook."""
 
-    def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def acted(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         """Report an action that was carried out, or in observe mode would have been."""
 
 
@@ -108,7 +108,7 @@ class Controller:
         assert ledger is not None
         return Observed(evidence, fleet.plan(assessed, ledger, self.settings, now), assessed, addresses)
 
-    def _decide(self, node: Node, evidence: Evidence, pool: Pool, *, fresh: bool = False) -> Decision:
+    def _decide(self, node: WatchedNode, evidence: Evidence, pool: NodePool, *, fresh: bool = False) -> Decision:
         """Return the decision about a node without the bounds of the fleet."""
         load = self.drainer.load(node, pool, fresh=fresh)
         now = self.wall()
@@ -116,7 +116,7 @@ class Controller:
 
     def _evidence(
         self,
-        pools: Mapping[str, tuple[Node, Pool]],
+        pools: Mapping[str, tuple[WatchedNode, NodePool]],
         addresses: Addresses,
         hinted: Collection[str] | None,
         known: Mapping[str, Evidence],
@@ -212,7 +212,7 @@ class Observed:
     """What a cycle saw: the evidence about each node, and the plan; None if another controller leads."""
 
     evidence: Mapping[str, Evidence]
-    plan: Plan | None
+    plan: FleetPlan | None
     assessed: Sequence[Assessed] = ()
     addresses: Addresses = field(default_factory=dict)
 
@@ -227,6 +227,6 @@ class Observed:
         )
 
 
-def _drains(node: Node) -> bool:
+def _drains(node: WatchedNode) -> bool:
     state = node.state
-    return state is not None and state.drain is not None and state.drain.progress is s.Progress.DRAINING
+    return state is not None and state.drain is not None and state.drain.progress is s.DrainProgress.DRAINING

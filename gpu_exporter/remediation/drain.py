@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.load import Load, Unit
-from gpu_exporter.remediation.pods import Pod
+from gpu_exporter.remediation.load import EvictionUnit, JobLoad
+from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Drain, Mode, Pool
-from gpu_exporter.remediation.state import Node, Phase, Progress, State
+from gpu_exporter.remediation.settings import DrainSettings, Mode, NodePool
+from gpu_exporter.remediation.state import DrainPhase, DrainProgress, RemediationState, WatchedNode
 
 # Pods that are named in a sentence.
 MOST_NAMED = 3
 
 
-def needs_pods(node: Node, pool: Pool) -> bool:
+def needs_pods(node: WatchedNode, pool: NodePool) -> bool:
     """Return whether the next decision about a node depends on its pods."""
     state = node.state
-    if pool.mode is not Mode.DRAIN or state is None or state.phase is not Phase.CORDONED:
+    if pool.mode is not Mode.DRAIN or state is None or state.phase is not DrainPhase.CORDONED:
         return False
-    return state.drain is None or state.drain.progress is not Progress.DRAINED or state.drain.gang is not None
+    return state.drain is None or state.drain.progress is not DrainProgress.DRAINED or state.drain.gang is not None
 
 
-def advance(decision: Decision, node: Node, load: Load | None, pool: Pool, now: float) -> Decision:
+def advance(decision: Decision, node: WatchedNode, load: JobLoad | None, pool: NodePool, now: float) -> Decision:
     """Return the decision about a node, of which `load` are the pods; None if they do not matter.
 
     A gang whose eviction has begun is evicted to its end, whatever else is known by now: without some of its pods, the
@@ -44,7 +44,7 @@ def advance(decision: Decision, node: Node, load: Load | None, pool: Pool, now: 
     return _step(decision, state, load, pool.drain, now)
 
 
-def _finish(decision: Decision, state: State, load: Load, drain: Drain, now: float) -> Decision:
+def _finish(decision: Decision, state: RemediationState, load: JobLoad, drain: DrainSettings, now: float) -> Decision:
     """Go on with a gang of which some pods may have been evicted."""
     if load.rest and any(pod.waits(drain, now) for pod in load.rest.live):
         return decision.refused(Reason.CHECKPOINT, _waiting(load.rest, load, now))
@@ -56,32 +56,32 @@ def _finish(decision: Decision, state: State, load: Load, drain: Drain, now: flo
     return replace(decision, verb=Verb.EVICTED, reason=Reason.REST_OF_GANG, words="a whole job is evicted", state=done)
 
 
-def _step(decision: Decision, state: State, load: Load, drain: Drain, now: float) -> Decision:
+def _step(decision: Decision, state: RemediationState, load: JobLoad, drain: DrainSettings, now: float) -> Decision:
     """Begin the drain of a faulty node, go on with it, or end it."""
 
-    def changed(verb: Verb, reason: Reason, words: str, progress: Progress, since: float) -> Decision:
-        new = replace(state, drain=s.Drain(since, progress, state.drain.gang if state.drain else None))
+    def changed(verb: Verb, reason: Reason, words: str, progress: DrainProgress, since: float) -> Decision:
+        new = replace(state, drain=s.DrainState(since, progress, state.drain.gang if state.drain else None))
         return replace(decision, verb=verb, reason=reason, words=words, state=new)
 
     begun = state.drain
     pods = tuple(pod for unit in load.units for pod in unit.pods)
-    if begun and begun.progress is Progress.DRAINED:
+    if begun and begun.progress is DrainProgress.DRAINED:
         return decision
     if not pods:
         since = begun.since if begun else now
-        return changed(Verb.DRAINED, Reason.DRAINED, "no pod is left to evict", Progress.DRAINED, since)
+        return changed(Verb.DRAINED, Reason.DRAINED, "no pod is left to evict", DrainProgress.DRAINED, since)
     if begun is None:
         words = f"{_named(pods)} must go: {decision.words}"
-        return changed(Verb.DRAIN, Reason.FAULT, words, Progress.DRAINING, now)
-    if begun.progress is Progress.TIMEOUT:
+        return changed(Verb.DRAIN, Reason.FAULT, words, DrainProgress.DRAINING, now)
+    if begun.progress is DrainProgress.TIMEOUT:
         return decision.refused(Reason.DRAIN_TIMEOUT, f"the drain was given up; drain it yourself: {_why(load, now)}")
     if now - begun.since >= drain.timeout_seconds:
         words = f"not drained within {drain.timeout}: {_why(load, now)}"
-        return changed(Verb.TIMEOUT, Reason.DRAIN_TIMEOUT, words, Progress.TIMEOUT, begun.since)
+        return changed(Verb.TIMEOUT, Reason.DRAIN_TIMEOUT, words, DrainProgress.TIMEOUT, begun.since)
     return _evictions(decision, begun, load, drain, now)
 
 
-def _evictions(decision: Decision, begun: s.Drain, load: Load, drain: Drain, now: float) -> Decision:
+def _evictions(decision: Decision, begun: s.DrainState, load: JobLoad, drain: DrainSettings, now: float) -> Decision:
     """Return which pods are to be notified and which evicted, or what the drain waits for."""
     allowed = [unit for unit in load.units if unit.live and not unit.protected]
     tried = [unit for unit in allowed if unit.key not in load.refused]
@@ -107,12 +107,12 @@ def _evictions(decision: Decision, begun: s.Drain, load: Load, drain: Drain, now
     return decision.refused(reason, _why(load, now))
 
 
-def _why(load: Load, now: float) -> str:
+def _why(load: JobLoad, now: float) -> str:
     """Return what the drain waits for, of the first few units."""
     return "; ".join(_waiting(unit, load, now) for unit in load.units[:MOST_NAMED])
 
 
-def _waiting(unit: Unit, load: Load, now: float) -> str:
+def _waiting(unit: EvictionUnit, load: JobLoad, now: float) -> str:
     if not unit.live:
         return f"{unit}: evicted, but not ended yet"
     if unit.protected:
@@ -123,6 +123,6 @@ def _waiting(unit: Unit, load: Load, now: float) -> str:
     return f"{unit}: {until - now:.0f} s left to write a checkpoint" if until > now else f"{unit}: still running"
 
 
-def _named(pods: tuple[Pod, ...]) -> str:
+def _named(pods: tuple[NodePod, ...]) -> str:
     more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
     return f"{'pods' if len(pods) > 1 else 'pod'} {', '.join(map(str, pods[:MOST_NAMED]))}{more}"

@@ -12,11 +12,11 @@ from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import drain, load, patches, pods, state
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Eviction, GangKey, Load, Unit
-from gpu_exporter.remediation.pods import Pod
+from gpu_exporter.remediation.load import Eviction, EvictionUnit, GangKey, JobLoad
+from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, reconcile
-from gpu_exporter.remediation.settings import Pool, Settings
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import NodePool, Settings
+from gpu_exporter.remediation.state import WatchedNode
 
 # How long a refused unit waits (seconds): it doubles with each refusal.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 60.0
@@ -34,7 +34,7 @@ RESULTS = {
 class Evictions(Protocol):
     """Makes evictions visible to people."""
 
-    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
+    def evicted(self, node: WatchedNode, pool: NodePool, results: Sequence[Eviction]) -> None:
         """Report attempts to evict pods, and what came of them."""
 
 
@@ -54,7 +54,7 @@ class Drainer:
         self._refused: dict[GangKey | str, tuple[float, float, str]] = {}
         self._rehearsed: dict[str, object] = {}
 
-    def load(self, node: Node, pool: Pool, *, fresh: bool = False) -> Load | None:
+    def load(self, node: WatchedNode, pool: NodePool, *, fresh: bool = False) -> JobLoad | None:
         """Return the pods that the drain of a node waits for; None if they do not matter. Raises LookupFailed.
 
         Unless it is `fresh`, it comes from the server's cache, which may be old.
@@ -68,26 +68,26 @@ class Drainer:
         except LookupFailed as error:
             if error.reason != "forbidden":
                 raise
-            return Load(problem=f"its pods cannot be listed: {error.message}")
+            return JobLoad(problem=f"its pods cannot be listed: {error.message}")
         left = load.rest(gang, members, pool.drain, self._namespace) if gang else None
         now = self._wall()
         self._refused = {key: one for key, one in self._refused.items() if now - one[0] < FORGOTTEN}
-        return Load(found, left, {key: why for key, (until, _, why) in self._refused.items() if now < until})
+        return JobLoad(found, left, {key: why for key, (until, _, why) in self._refused.items() if now < until})
 
-    def _units(self, node: Node, pool: Pool, *, fresh: bool) -> tuple[Unit, ...]:
+    def _units(self, node: WatchedNode, pool: NodePool, *, fresh: bool) -> tuple[EvictionUnit, ...]:
         found = map(self._pod, self._cluster.pods_on(node.name, fresh=fresh))
         on_node = load.concerned(found, pool.drain)
         keys = load.gangs(on_node, pool.drain)
         members = {key: self._members(key, pool, fresh=fresh) for key in keys}
         return load.units(on_node, members, pool.drain, self._namespace)
 
-    def _pod(self, item: PodObject) -> Pod:
+    def _pod(self, item: PodObject) -> NodePod:
         return pods.read(item, self._gpu_resources)
 
-    def _members(self, key: GangKey, pool: Pool, *, fresh: bool) -> list[Pod]:
+    def _members(self, key: GangKey, pool: NodePool, *, fresh: bool) -> list[NodePod]:
         return load.concerned(map(self._pod, self._cluster.pods_of(*key, fresh=fresh)), pool.drain)
 
-    def evict(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def evict(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         """Carry out a decision about a node and its pods as they were just read. Raises LookupFailed.
 
         At most one gang begins, because the record of it changes the node.
@@ -104,7 +104,7 @@ class Drainer:
                 self._evict(node, pool, unit)
                 break
 
-    def rehearse(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def rehearse(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         """Evict the pods of a node as a dry run, once for each fault. Raises LookupFailed."""
         if self._rehearsed.get(node.name) == decision.evidence.keys:
             return
@@ -121,7 +121,7 @@ class Drainer:
             results.append(Eviction("(list of pods)", "", "forbidden"))
         self._announce.evicted(node, pool, results)
 
-    def _notify(self, unit: Unit, pool: Pool, since: float, *, dry_run: bool) -> None:
+    def _notify(self, unit: EvictionUnit, pool: NodePool, since: float, *, dry_run: bool) -> None:
         """Announce to the pods of a unit when they are evicted."""
         problem = ""
         for pod in unit.live:
@@ -136,7 +136,7 @@ class Drainer:
         if problem and not dry_run:
             self._refuse(unit, problem)
 
-    def _is_possible(self, unit: Unit) -> bool:
+    def _is_possible(self, unit: EvictionUnit) -> bool:
         """Return whether all pods of a gang can be evicted now; otherwise it waits."""
         problem = self._exceeded(unit)
         results: list[Eviction] = []
@@ -147,7 +147,7 @@ class Drainer:
             self._refuse(unit, problem)
         return not problem
 
-    def _exceeded(self, unit: Unit) -> str:
+    def _exceeded(self, unit: EvictionUnit) -> str:
         """Return which disruption budget does not allow the eviction of a whole gang; empty if all do."""
         try:
             budgets = self._cluster.budgets(unit.pods[0].namespace)
@@ -163,7 +163,7 @@ class Drainer:
                 return f"PodDisruptionBudget {name} allows {allowed} of the {count} evictions"
         return ""
 
-    def _begin(self, name: str, pool: Pool, decision: Decision, unit: Unit) -> bool:
+    def _begin(self, name: str, pool: NodePool, decision: Decision, unit: EvictionUnit) -> bool:
         """Record in the node that the eviction of a gang begins; return False if that is not decided any more.
 
         The node is read again: the dry runs take a while, and kubelet changes the node every few seconds.
@@ -184,7 +184,7 @@ class Drainer:
             return False
         return True
 
-    def _evict(self, node: Node, pool: Pool, unit: Unit) -> None:
+    def _evict(self, node: WatchedNode, pool: NodePool, unit: EvictionUnit) -> None:
         """Evict the pods of a unit, and report what came of it. Raises LookupFailed."""
         results: list[Eviction] = []
         try:
@@ -193,7 +193,7 @@ class Drainer:
         finally:
             self._announce.evicted(node, pool, results)
 
-    def _attempt(self, unit: Unit, results: list[Eviction], *, dry_run: bool) -> str:
+    def _attempt(self, unit: EvictionUnit, results: list[Eviction], *, dry_run: bool) -> str:
         """Try to evict the pods of a unit, add the results, and return why one is refused. Raises LookupFailed."""
         problem = ""
         for pod in unit.live:
@@ -207,7 +207,7 @@ class Drainer:
             results.append(Eviction(str(pod), pod.uid, result))
         return problem
 
-    def _refuse(self, unit: Unit, why: str) -> None:
+    def _refuse(self, unit: EvictionUnit, why: str) -> None:
         """Let a unit wait."""
         _, waited, _ = self._refused.get(unit.key, (0.0, 0.0, ""))
         wait = min(LONGEST_WAIT, max(FIRST_WAIT, 2 * waited))

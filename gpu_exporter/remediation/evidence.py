@@ -25,7 +25,7 @@ MISSING = "missing"
 MOST_AGE = 60.0
 
 
-class Finding(Enum):
+class NodeFinding(Enum):
     """What is known about the GPUs of a node."""
 
     FAULTY = "faulty"
@@ -34,7 +34,7 @@ class Finding(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ReportedFault:
     """A fault of a GPU, or of the node if `uuid` is empty. `age` is for how long the exporter has seen it (seconds)."""
 
     uuid: str
@@ -54,9 +54,9 @@ class Evidence:
     `checked_at` is since when all GPUs have passed an active check on this boot (unix time); 0 if one has not.
     """
 
-    finding: Finding
+    finding: NodeFinding
     boot: str = ""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ReportedFault, ...] = ()
     clean_for: float = 0.0
     gpus: frozenset[str] = frozenset()
     expected: int = 0
@@ -81,7 +81,7 @@ class Evidence:
 
 def unknown(why: str) -> Evidence:
     """Return evidence of nothing."""
-    return Evidence(Finding.UNKNOWN, why=why)
+    return Evidence(NodeFinding.UNKNOWN, why=why)
 
 
 def most_drastic(actions: Iterator[Action]) -> Action:
@@ -155,7 +155,7 @@ def judge(content: str, node: str, boot: str, *, degraded: bool) -> Evidence:
     gpus = frozenset(gpu.UUID for gpu in answer.gpus)
     expected = max(answer.expected, len(answer.gpus))
     if faults:
-        return Evidence(Finding.FAULTY, answer.boot_id, faults, gpus=gpus, expected=expected)
+        return Evidence(NodeFinding.FAULTY, answer.boot_id, faults, gpus=gpus, expected=expected)
     unfit = next((gpu for gpu in answer.gpus if gpu.health is not Health.HEALTHY), None)
     if unfit:
         return unknown(f"GPU {unfit.gpu} is {unfit.health.value}")
@@ -163,7 +163,7 @@ def judge(content: str, node: str, boot: str, *, degraded: bool) -> Evidence:
         return unknown(answer.problem or "the exporter lists no GPU")
     clean = min(answer.at - gpu.since if gpu.since is not None else 0.0 for gpu in answer.gpus)
     checked = min(_checked_at(gpu, answer.boot_id) for gpu in answer.gpus)
-    return Evidence(Finding.CLEAN, answer.boot_id, (), max(0.0, clean), gpus, expected, checked_at=checked)
+    return Evidence(NodeFinding.CLEAN, answer.boot_id, (), max(0.0, clean), gpus, expected, checked_at=checked)
 
 
 def _checked_at(gpu: _Gpu, boot: str) -> float:
@@ -191,14 +191,14 @@ def _useless(answer: _Answer, node: str, boot: str) -> str:
     return ""
 
 
-def _faults(answer: _Answer, *, degraded: bool) -> Iterator[Fault]:
+def _faults(answer: _Answer, *, degraded: bool) -> Iterator[ReportedFault]:
     for gpu in answer.gpus:
         for problem in gpu.problems:
             serious = problem.health is Health.UNHEALTHY or (degraded and problem.health is Health.DEGRADED)
             if serious and problem.action in REPAIRS:
                 age = answer.at - problem.since if problem.since is not None else 0.0
                 xids = tuple(dict.fromkeys(each.xid for each in gpu.xids))[:MOST_XIDS]
-                yield Fault(
+                yield ReportedFault(
                     gpu.UUID or f"gpu{gpu.gpu}",
                     problem.reason,
                     problem.action,
@@ -211,4 +211,4 @@ def _faults(answer: _Answer, *, degraded: bool) -> Iterator[Fault]:
     if answer.missing:
         age = answer.at - answer.missing_since if answer.missing_since is not None else 0.0
         words = f"{answer.missing} of {answer.expected} GPUs are missing"
-        yield Fault("", MISSING, Action.NODE_REBOOT, max(0.0, age), words)
+        yield ReportedFault("", MISSING, Action.NODE_REBOOT, max(0.0, age), words)

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.io.user_text import duration
-from gpu_exporter.remediation.evidence import Finding
+from gpu_exporter.remediation.evidence import NodeFinding
 from gpu_exporter.remediation.ledger import Ledger
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Breaker, Pool, Settings
-from gpu_exporter.remediation.state import Node, Phase
+from gpu_exporter.remediation.settings import Breaker, NodePool, Settings
+from gpu_exporter.remediation.state import DrainPhase, WatchedNode
 
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
     """A node with its pool, and what `reconcile` decided about it."""
 
-    node: Node
-    pool: Pool
+    node: WatchedNode
+    pool: NodePool
     decision: Decision
 
 
@@ -38,7 +38,7 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """The decisions within the bounds, by node; the new state of the breaker; and the use of each pool before them."""
 
     decisions: Mapping[str, Decision]
@@ -49,7 +49,7 @@ class Plan:
 class _Budget:
     """Counts the nodes of a pool that are out of service or claimed."""
 
-    def __init__(self, pool: Pool, assessed: Sequence[Assessed], ledger: Ledger, pools: frozenset[str]) -> None:
+    def __init__(self, pool: NodePool, assessed: Sequence[Assessed], ledger: Ledger, pools: frozenset[str]) -> None:
         self._pool, self._claims = pool, ledger.claims
         nodes = [each.node for each in assessed if each.pool.name == pool.name]
         listed = {node.name: node for node in nodes}
@@ -68,10 +68,10 @@ class _Budget:
     def use(self) -> PoolUse:
         return PoolUse(self.total, self.used, self._limit)
 
-    def _place(self, node: Node) -> str:
+    def _place(self, node: WatchedNode) -> str:
         return node.labels.get(self._pool.budget.topology_key, "")
 
-    def problem(self, node: Node) -> str:
+    def problem(self, node: WatchedNode) -> str:
         """Return why a node cannot be cordoned; empty if it can. Counts it then."""
         if node.name in self._claims:  # counted already: the claim was made, the cordon not
             return ""
@@ -86,7 +86,7 @@ class _Budget:
         return ""
 
 
-def plan(assessed: Sequence[Assessed], ledger: Ledger, settings: Settings, now: float) -> Plan:
+def plan(assessed: Sequence[Assessed], ledger: Ledger, settings: Settings, now: float) -> FleetPlan:
     """Return what may be done about these nodes at the unix time `now`."""
     breaker = _breaker(assessed, ledger, settings.breaker, now)
     names = frozenset(pool.name for pool in settings.pools)
@@ -97,7 +97,7 @@ def plan(assessed: Sequence[Assessed], ledger: Ledger, settings: Settings, now: 
     for each in sorted(assessed, key=lambda one: _order(one, ledger)):
         refusal = _refusal(each, ledger, breaker, budgets[each.pool.name], now)
         decisions[each.node.name] = each.decision.refused(*refusal) if refusal else each.decision
-    return Plan(decisions, breaker, uses)
+    return FleetPlan(decisions, breaker, uses)
 
 
 def _order(each: Assessed, ledger: Ledger) -> tuple[bool, float, str]:
@@ -145,8 +145,10 @@ def _beginnings(each: Assessed, now: float) -> Iterator[tuple[str, float]]:
     cordons themselves are not the beginning: of faults that waited for the budget, they would look like a storm.
     """
     state, evidence = each.node.state, each.decision.evidence
-    latest = dict.fromkeys(state.reasons, state.at) if state is not None and state.phase is not Phase.RETURNED else {}
-    faults = evidence.faults if evidence.finding is Finding.FAULTY else ()
+    latest = (
+        dict.fromkeys(state.reasons, state.at) if state is not None and state.phase is not DrainPhase.RETURNED else {}
+    )
+    faults = evidence.faults if evidence.finding is NodeFinding.FAULTY else ()
     for fault in faults:
         yield fault.reason, min(now - fault.age, latest.get(fault.reason, now))
     yield from (part for part in latest.items() if part[0] not in {fault.reason for fault in faults})

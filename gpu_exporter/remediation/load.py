@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_exporter.remediation.pods import Pod, protection
-from gpu_exporter.remediation.settings import Drain
+from gpu_exporter.remediation.pods import NodePod, protection
+from gpu_exporter.remediation.settings import DrainSettings
 from gpu_exporter.remediation.state import Gang
 
 # The UIDs of a larger gang would not fit into an annotation.
@@ -15,18 +15,18 @@ GangKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class EvictionUnit:
     """One pod, or all pods of a gang on whatever nodes. `protected` is why it must not be evicted; empty if it may be.
 
     `key` is its namespace, label and value for a gang, and otherwise its UID.
     """
 
     key: GangKey | str
-    pods: tuple[Pod, ...]
+    pods: tuple[NodePod, ...]
     protected: str = ""
 
     @property
-    def live(self) -> tuple[Pod, ...]:
+    def live(self) -> tuple[NodePod, ...]:
         """The pods that do not end yet."""
         return tuple(pod for pod in self.pods if not pod.terminating)
 
@@ -62,36 +62,36 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class JobLoad:
     """What a drain waits for. `rest` are the pods that are left of a gang whose eviction has begun.
 
     `refused` says why units are not tried again yet, by their keys; `problem` why nothing is known.
     """
 
-    units: tuple[Unit, ...] = ()
-    rest: Unit | None = None
+    units: tuple[EvictionUnit, ...] = ()
+    rest: EvictionUnit | None = None
     refused: Mapping[GangKey | str, str] = field(default_factory=dict)
     problem: str = ""
 
 
-def concerned(pods: Iterable[Pod], drain: Drain) -> list[Pod]:
+def concerned(pods: Iterable[NodePod], drain: DrainSettings) -> list[NodePod]:
     """Return the pods that a drain waits for."""
     return [pod for pod in pods if pod.concerns(drain.pods)]
 
 
-def gangs(pods: Iterable[Pod], drain: Drain) -> list[GangKey]:
+def gangs(pods: Iterable[NodePod], drain: DrainSettings) -> list[GangKey]:
     """Return the gangs that these pods belong to, in order."""
     return sorted({key for pod in pods if (key := _key(pod, drain))})
 
 
-def _key(pod: Pod, drain: Drain) -> GangKey | None:
+def _key(pod: NodePod, drain: DrainSettings) -> GangKey | None:
     gang = pod.gang(drain)
     return (pod.namespace, *gang) if gang else None
 
 
 def units(
-    on_node: Sequence[Pod], members: Mapping[GangKey, Sequence[Pod]], drain: Drain, namespace: str
-) -> tuple[Unit, ...]:
+    on_node: Sequence[NodePod], members: Mapping[GangKey, Sequence[NodePod]], drain: DrainSettings, namespace: str
+) -> tuple[EvictionUnit, ...]:
     """Return the units with pods on a node. `members` are the pods of each gang, `namespace` the controller's own."""
     made = [_unit(pod.uid, (pod,), drain, namespace) for pod in on_node if not pod.gang(drain)]
     for key, pods in members.items():
@@ -104,17 +104,17 @@ def units(
     return tuple(made)
 
 
-def rest(gang: Gang, members: Sequence[Pod], drain: Drain, namespace: str) -> Unit | None:
+def rest(gang: Gang, members: Sequence[NodePod], drain: DrainSettings, namespace: str) -> EvictionUnit | None:
     """Return what is left of a gang whose eviction has begun; None if nothing is."""
     left = (pod for pod in members if pod.uid in gang.uids and not pod.terminating)
     pods = tuple(pod for pod in left if not protection(pod, drain, namespace))
-    return Unit((gang.namespace, gang.label, gang.value), pods) if pods else None
+    return EvictionUnit((gang.namespace, gang.label, gang.value), pods) if pods else None
 
 
-def _unit(key: GangKey | str, pods: tuple[Pod, ...], drain: Drain, namespace: str) -> Unit:
+def _unit(key: GangKey | str, pods: tuple[NodePod, ...], drain: DrainSettings, namespace: str) -> EvictionUnit:
     live = [pod for pod in pods if not pod.terminating]
     reasons = (protection(pod, drain, namespace) for pod in live)
     protected = next(filter(None, reasons), "")
     if len(live) > MOST_GANG_PODS:
         protected = f"a job of more than {MOST_GANG_PODS} pods cannot be evicted as a whole"
-    return Unit(key, pods, protected)
+    return EvictionUnit(key, pods, protected)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.reconcile import Reason
-from gpu_exporter.remediation.state import Progress
+from gpu_exporter.remediation.state import DrainProgress
 
 # Reasons that most nodes have most of the time.
 QUIET = (Reason.OFF, Reason.OPTED_OUT, Reason.HEALTHY)
 
 
-class Metrics:
+class ControllerMetrics:
     """Counters and gauges in a registry of their own. Any thread may call `text`. `wall` is unix time."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
@@ -86,12 +86,12 @@ class Metrics:
             registry=registry,
         )
 
-    def set(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+    def set(self, assessed: Sequence[Assessed], plan: FleetPlan) -> None:
         """Set the gauges about nodes from a plan."""
         with self._whole:
             self._set(assessed, plan)
 
-    def _set(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+    def _set(self, assessed: Sequence[Assessed], plan: FleetPlan) -> None:
         self._clear()
         counts = Count((each.pool.name, plan.decisions[each.node.name].reason.value) for each in assessed)
         for (pool, reason_name), count in counts.items():
@@ -108,7 +108,7 @@ class Metrics:
                 self.states.labels(each.pool.name, each.node.name, reason.value).set(since)
             if each.node.cordoned and state:
                 self.cordoned.labels(each.pool.name, each.node.name).set(state.at)
-                if state.drain and state.drain.progress is not Progress.DRAINED:
+                if state.drain and state.drain.progress is not DrainProgress.DRAINED:
                     self.draining.labels(each.pool.name, each.node.name).set(state.drain.since)
 
     def _began(self, node: str, reason: Reason) -> tuple[Reason, float]:

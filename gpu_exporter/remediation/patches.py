@@ -15,14 +15,14 @@ from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence
 from gpu_exporter.remediation.ledger import escaped, stamp
-from gpu_exporter.remediation.pods import EVICT_AFTER, Pod
+from gpu_exporter.remediation.pods import EVICT_AFTER, NodePod
 from gpu_exporter.remediation.reconcile import Decision, Verb
-from gpu_exporter.remediation.state import Node, State
+from gpu_exporter.remediation.state import RemediationState, WatchedNode
 
 MOST_WORDS = 200
 
 
-def patch(node: Node, decision: Decision) -> Sequence[Operation]:
+def patch(node: WatchedNode, decision: Decision) -> Sequence[Operation]:
     """Return the patch for a decision about the node as it was read."""
     state = decision.state
     assert state is not None, decision
@@ -50,12 +50,12 @@ def patch(node: Node, decision: Decision) -> Sequence[Operation]:
     ]
 
 
-def fence(node: Node, by: str) -> Sequence[Operation]:
+def fence(node: WatchedNode, by: str) -> Sequence[Operation]:
     """Return a patch that only changes the node's version, so that every write based on an older one fails."""
     return [*_tests(node), *_entries("/metadata/annotations", node.annotations, {s.FENCE: by})]
 
 
-def announcement(pod: Pod, at: float) -> Sequence[Operation]:
+def announcement(pod: NodePod, at: float) -> Sequence[Operation]:
     """Return a patch that tells a pod not to expect its eviction before the unix time `at`."""
     tests = _unchanged(pod.uid, pod.version)
     return [*tests, *_entries("/metadata/annotations", pod.annotations, {EVICT_AFTER: stamp(at)})]
@@ -68,7 +68,7 @@ class _Repair(TypedDict):
     gpus: list[dict[str, Any]]
 
 
-def repair_text(state: State, evidence: Evidence, before: str = "") -> str:
+def repair_text(state: RemediationState, evidence: Evidence, before: str = "") -> str:
     """Return what has to be repaired, for people and repair systems, as in the annotation REPAIR.
 
     `before` is that annotation now: what it says about other faults of this cordon is kept, because a reboot may hide
@@ -91,7 +91,7 @@ def repair_text(state: State, evidence: Evidence, before: str = "") -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def _earlier(state: State, evidence: Evidence, before: str) -> list[dict[str, Any]]:
+def _earlier(state: RemediationState, evidence: Evidence, before: str) -> list[dict[str, Any]]:
     """Return the entries of other faults of the same cordon. What cannot be read is dropped."""
     try:
         repair = json_as(_Repair, before or "{}")
@@ -101,7 +101,7 @@ def _earlier(state: State, evidence: Evidence, before: str) -> list[dict[str, An
     return [gpu for gpu in repair["gpus"] if (gpu.get("uuid"), gpu.get("reason")) in others]
 
 
-def _tests(node: Node) -> list[Operation]:
+def _tests(node: WatchedNode) -> list[Operation]:
     return _unchanged(node.uid, node.version)
 
 
@@ -112,11 +112,11 @@ def _unchanged(uid: str, version: str) -> list[Operation]:
     ]
 
 
-def _others(node: Node) -> list[Any]:
+def _others(node: WatchedNode) -> list[Any]:
     return [taint for taint in node.taints if taint.get("key") != s.TAINT]
 
 
-def _taints(node: Node, taints: list[Any]) -> list[Operation]:
+def _taints(node: WatchedNode, taints: list[Any]) -> list[Operation]:
     """Return the operations that set the taints. The list is replaced as a whole, after a test of the present one."""
     if list(node.taints) == taints:
         return []

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes.objects import BudgetObject, PodObject, Requirement, is_gpu
-from gpu_exporter.remediation.settings import Drain, Scope
+from gpu_exporter.remediation.settings import DrainSettings, RemediationScope
 from gpu_exporter.remediation.state import PREFIX
 
 # Annotations that the owner of a pod writes: `never` keeps it, and a duration asks for time to write a checkpoint.
@@ -24,7 +24,7 @@ ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class NodePod:
     """A pod as the API server has it. `claims`: it has resource claims, which on GPU nodes are mostly of GPUs.
 
     `owner` is the kind of its controller.
@@ -47,17 +47,17 @@ class Pod:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    def concerns(self, scope: Scope) -> bool:
+    def concerns(self, scope: RemediationScope) -> bool:
         """Return whether a drain waits for this pod to end."""
         if self.ended or self.owner == "DaemonSet" or MIRROR in self.annotations:
             return False
-        return scope is Scope.ALL or self.has_gpus or self.claims
+        return scope is RemediationScope.ALL or self.has_gpus or self.claims
 
-    def gang(self, drain: Drain) -> tuple[str, str] | None:
+    def gang(self, drain: DrainSettings) -> tuple[str, str] | None:
         """Return the label, and its value, that makes the pod a member of a gang; None if it is of none."""
         return next(((label, self.labels[label]) for label in drain.gang_labels if self.labels.get(label)), None)
 
-    def checkpoint_seconds(self, drain: Drain) -> float:
+    def checkpoint_seconds(self, drain: DrainSettings) -> float:
         """Return for how long the pod asks to write a checkpoint; what cannot be read asks for the longest time."""
         if CHECKPOINT not in self.annotations:
             return 0.0
@@ -66,12 +66,12 @@ class Pod:
         except ValueError:
             return drain.checkpoint_seconds
 
-    def is_notified(self, since: float, drain: Drain) -> bool:
+    def is_notified(self, since: float, drain: DrainSettings) -> bool:
         """Return whether the pod knows when it is evicted in a drain that began then, or need not know."""
         wanted = self.checkpoint_seconds(drain)
         return not wanted or (self.evict_after or 0.0) >= since + wanted - CLOCKS
 
-    def waits(self, drain: Drain, now: float) -> bool:
+    def waits(self, drain: DrainSettings, now: float) -> bool:
         """Return whether the pod still has time to write a checkpoint."""
         return bool(self.checkpoint_seconds(drain)) and now < (self.evict_after or 0.0)
 
@@ -84,13 +84,13 @@ class Pod:
             return None
 
 
-def read(item: PodObject, gpu_resources: Collection[str] = ()) -> Pod:
+def read(item: PodObject, gpu_resources: Collection[str] = ()) -> NodePod:
     """Return a pod from the API server's object; `gpu_resources` are further names of resources that are GPUs."""
     metadata, spec = item.get("metadata", {}), item.get("spec", {})
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     limits = [pair for one in containers for pair in (one.get("resources", {}).get("limits") or {}).items()]
     owners = metadata.get("ownerReferences") or ()
-    return Pod(
+    return NodePod(
         namespace=metadata.get("namespace", ""),
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -107,7 +107,7 @@ def read(item: PodObject, gpu_resources: Collection[str] = ()) -> Pod:
     )
 
 
-def protection(pod: Pod, drain: Drain, own_namespace: str) -> str:
+def protection(pod: NodePod, drain: DrainSettings, own_namespace: str) -> str:
     """Return why a pod must not be evicted; empty if it may be."""
     if pod.annotations.get(POLICY) == "never":
         return f"pod {pod} has the annotation {POLICY}=never"

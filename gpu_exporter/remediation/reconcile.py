@@ -8,10 +8,10 @@ from enum import Enum
 
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.evidence import Evidence, Finding, most_drastic
-from gpu_exporter.remediation.load import Load, Unit
-from gpu_exporter.remediation.settings import Mode, Pool
-from gpu_exporter.remediation.state import Node, Phase, Progress, State
+from gpu_exporter.remediation.evidence import Evidence, NodeFinding, most_drastic
+from gpu_exporter.remediation.load import EvictionUnit, JobLoad
+from gpu_exporter.remediation.settings import Mode, NodePool
+from gpu_exporter.remediation.state import DrainPhase, DrainProgress, RemediationState, WatchedNode
 
 
 class Verb(Enum):
@@ -80,31 +80,31 @@ class Decision:
     verb: Verb
     reason: Reason
     words: str
-    state: State | None = None
-    evidence: Evidence = field(default_factory=lambda: Evidence(Finding.UNKNOWN))
-    load: Load | None = None
-    evict: tuple[Unit, ...] = ()
-    notify: tuple[Unit, ...] = ()
+    state: RemediationState | None = None
+    evidence: Evidence = field(default_factory=lambda: Evidence(NodeFinding.UNKNOWN))
+    load: JobLoad | None = None
+    evict: tuple[EvictionUnit, ...] = ()
+    notify: tuple[EvictionUnit, ...] = ()
 
     def refused(self, reason: Reason, words: str) -> Decision:
         """Return that nothing is done, although it should be."""
         return replace(self, verb=Verb.NONE, reason=reason, words=words, state=None, evict=(), notify=())
 
 
-def reconcile(node: Node, evidence: Evidence, pool: Pool, now: float) -> Decision:
+def reconcile(node: WatchedNode, evidence: Evidence, pool: NodePool, now: float) -> Decision:
     """Return what to do with a node of this pool at the unix time `now`."""
     verb, reason, words, state = _decide(node, evidence, pool, now)
     return Decision(verb, reason, words, state, evidence)
 
 
-_Result = tuple[Verb, Reason, str, "State | None"]
+_Result = tuple[Verb, Reason, str, "RemediationState | None"]
 
 
 def _nothing(reason: Reason, words: str) -> _Result:
     return Verb.NONE, reason, words, None
 
 
-def _decide(node: Node, evidence: Evidence, pool: Pool, now: float) -> _Result:
+def _decide(node: WatchedNode, evidence: Evidence, pool: NodePool, now: float) -> _Result:
     if pool.mode is Mode.OFF:
         return _nothing(Reason.OFF, f"pool {pool.name} is off")
     if node.labels.get(s.OPT_OUT) == "disabled":
@@ -112,13 +112,13 @@ def _decide(node: Node, evidence: Evidence, pool: Pool, now: float) -> _Result:
     if node.unreadable:
         words = f"the annotation {s.STATE} cannot be read ({node.unreadable}): uncordon the node yourself and remove it"
         return _nothing(Reason.UNREADABLE, words)
-    if node.state is not None and node.state.phase is Phase.CORDONED:
+    if node.state is not None and node.state.phase is DrainPhase.CORDONED:
         return _cordoned(node, node.state, evidence, pool, now)
-    if evidence.finding is Finding.UNKNOWN:
+    if evidence.finding is NodeFinding.UNKNOWN:
         return _nothing(Reason.UNKNOWN, evidence.why)
-    if evidence.finding is Finding.CLEAN:
+    if evidence.finding is NodeFinding.CLEAN:
         return _nothing(Reason.HEALTHY, "all GPUs are healthy")
-    if node.state is not None and node.state.phase is Phase.HELD and not _is_new(node.state, evidence):
+    if node.state is not None and node.state.phase is DrainPhase.HELD and not _is_new(node.state, evidence):
         return _nothing(Reason.HELD, "a person has taken over: the controller waits for a new fault or a reboot")
     if node.unschedulable:
         return _nothing(Reason.FOREIGN, "the node is already cordoned, not by the controller")
@@ -128,15 +128,15 @@ def _decide(node: Node, evidence: Evidence, pool: Pool, now: float) -> _Result:
     return Verb.CORDON, Reason.FAULT, _words(evidence), _new_state(node, evidence, now)
 
 
-def _cordoned(node: Node, state: State, evidence: Evidence, pool: Pool, now: float) -> _Result:
+def _cordoned(node: WatchedNode, state: RemediationState, evidence: Evidence, pool: NodePool, now: float) -> _Result:
     """Decide about a node that the controller has cordoned."""
     if not node.unschedulable:
-        return Verb.HOLD, Reason.UNCORDONED, "a person uncordoned it", state.ended(Phase.HELD, now)
+        return Verb.HOLD, Reason.UNCORDONED, "a person uncordoned it", state.ended(DrainPhase.HELD, now)
     if node.foreign:
-        return Verb.HOLD, Reason.TAKEN_OVER, "a person cordoned it again", state.ended(Phase.HELD, now)
-    if evidence.finding is Finding.UNKNOWN:
+        return Verb.HOLD, Reason.TAKEN_OVER, "a person cordoned it again", state.ended(DrainPhase.HELD, now)
+    if evidence.finding is NodeFinding.UNKNOWN:
         return _nothing(Reason.UNKNOWN, evidence.why)
-    if evidence.finding is Finding.FAULTY:
+    if evidence.finding is NodeFinding.FAULTY:
         if _is_new(state, evidence):
             return Verb.UPDATE, Reason.NEW_FAULT, _words(evidence), _merged(state, evidence)
         return _nothing(Reason.AWAITING_REPAIR, f"still faulty: {_words(evidence)}")
@@ -148,10 +148,10 @@ def _cordoned(node: Node, state: State, evidence: Evidence, pool: Pool, now: flo
         words = f"healthy for {evidence.clean_for:.0f} s: it must be for {needed:.0f} s"
         return _nothing(Reason.VERIFYING, words)
     words = f"healthy for {evidence.clean_for:.0f} s"
-    return Verb.RETURN, Reason.RECOVERED, words, state.ended(Phase.RETURNED, now)
+    return Verb.RETURN, Reason.RECOVERED, words, state.ended(DrainPhase.RETURNED, now)
 
 
-def _unproven(state: State, evidence: Evidence, pool: Pool) -> tuple[Reason, str] | None:
+def _unproven(state: RemediationState, evidence: Evidence, pool: NodePool) -> tuple[Reason, str] | None:
     """Return why a clean node is not proven to be repaired; None if it is."""
     confirm = f"confirm the repair with the annotation {s.REPAIRED}={state.fault}"
     if state.action == Action.REPLACE.value:
@@ -167,27 +167,27 @@ def _unproven(state: State, evidence: Evidence, pool: Pool) -> tuple[Reason, str
     return None
 
 
-def _is_new(state: State, evidence: Evidence) -> bool:
+def _is_new(state: RemediationState, evidence: Evidence) -> bool:
     """Return whether there is a fault that the state does not have, or one on another boot."""
     return evidence.boot != state.boot or not set(evidence.keys) <= set(state.faults)
 
 
-def _merged(state: State, evidence: Evidence) -> State:
+def _merged(state: RemediationState, evidence: Evidence) -> RemediationState:
     # The present faults first: they always fit, so that they are not new a second time.
     faults = tuple(dict.fromkeys((*evidence.keys, *state.faults)))[: s.MOST_FAULTS]
     action = most_drastic(iter((Action(state.action), evidence.action)))
     gpus = max(state.gpus, evidence.expected)
     # A drain that was given up begins anew, but the rest of a gang is not forgotten.
-    again = state.drain is not None and state.drain.progress is Progress.TIMEOUT and not state.drain.gang
+    again = state.drain is not None and state.drain.progress is DrainProgress.TIMEOUT and not state.drain.gang
     drain = None if again else state.drain
     return replace(state, boot=evidence.boot, faults=faults, action=action.value, gpus=gpus, drain=drain)
 
 
-def _new_state(node: Node, evidence: Evidence, now: float) -> State:
+def _new_state(node: WatchedNode, evidence: Evidence, now: float) -> RemediationState:
     keys = tuple(dict.fromkeys(evidence.keys))
     text = f"{node.uid}{evidence.boot}{sorted(keys)}{now:.0f}"
-    return State(
-        Phase.CORDONED,
+    return RemediationState(
+        DrainPhase.CORDONED,
         hashlib.sha256(text.encode()).hexdigest()[:12],
         now,
         evidence.boot,

@@ -24,7 +24,7 @@ from gpu_exporter.remediation.cluster import KubernetesCluster, ask
 from gpu_exporter.remediation.controller import Controller
 from gpu_exporter.remediation.evidence import Evidence
 from gpu_exporter.remediation.leader import RENEW_SECONDS, Leader
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.server import ControllerServer, Hints
 from gpu_exporter.remediation.settings import Settings
 
@@ -42,7 +42,7 @@ def client(account: Path, environ: Mapping[str, str]) -> KubernetesWriter:
     return KubernetesWriter(*server_address(environ, "the remediation controller runs only"), account)
 
 
-def controller(settings: Settings, metrics: Metrics, api: KubernetesWriter) -> Controller:
+def controller(settings: Settings, metrics: ControllerMetrics, api: KubernetesWriter) -> Controller:
     """Return a controller that uses this client."""
     cluster = KubernetesCluster(api, settings)
     identity = f"{socket.gethostname()}_{random.SystemRandom().randrange(1 << 32):08x}"
@@ -61,7 +61,7 @@ def run(
     settings: Settings, stop: threading.Event, account: Path = ACCOUNT, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Run until `stop` is set. Raises GpuExporterError if it cannot start."""
-    metrics, hints = Metrics(), Hints()
+    metrics, hints = ControllerMetrics(), Hints()
     token_file = Path(settings.webhook_token_file) if settings.webhook_token_file else None
     server = ControllerServer(address(settings.address), metrics, hints, token_file)
     with closing(client(account, environ)) as api:
@@ -82,7 +82,7 @@ def run(
 class _Loop:
     """Runs cycles: all exporters every `interval` seconds, those of hinted and draining nodes in between."""
 
-    def __init__(self, running: Controller, metrics: Metrics, hints: Hints, interval: float) -> None:
+    def __init__(self, running: Controller, metrics: ControllerMetrics, hints: Hints, interval: float) -> None:
         self._controller, self._metrics, self._hints, self._interval = running, metrics, hints, interval
         self._known: Mapping[str, Evidence] = {}
         self._draining: frozenset[str] = frozenset()
@@ -144,7 +144,7 @@ def explain(
     Raises GpuExporterError.
     """
     with closing(client(account, environ)) as api:
-        running = controller(settings, Metrics(), api)
+        running = controller(settings, ControllerMetrics(), api)
         try:
             item = running.cluster.lease()
             running.leader.ledger = lease.read(item) if item else lease.Ledger()

@@ -22,7 +22,7 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.metrics import ControllerMetrics
 
 MOST_BODY_BYTES = 1 << 18
 MOST_TOKEN_BYTES = 1 << 12
@@ -79,7 +79,7 @@ def nodes_of(body: bytes) -> frozenset[str]:
 class Webhook:
     """Alertmanager's notifications. It repeats a notification after a 5xx, and drops it after a 4xx."""
 
-    def __init__(self, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
+    def __init__(self, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> None:
         self._metrics, self._hints, self._token_file = metrics, hints, token_file
         self._files = FileWorker("webhook-token")
 
@@ -116,7 +116,7 @@ class _Text(RequestHandler):
 
 
 class _Metrics(_Text):
-    def initialize(self, metrics: Metrics) -> None:
+    def initialize(self, metrics: ControllerMetrics) -> None:
         self.metrics = metrics
 
     async def get(self) -> None:
@@ -129,7 +129,7 @@ class _Healthz(_Text):
 
 
 class _Webhook(_Text):
-    def initialize(self, metrics: Metrics, webhook: Webhook) -> None:
+    def initialize(self, metrics: ControllerMetrics, webhook: Webhook) -> None:
         self.metrics, self.webhook = metrics, webhook
 
     async def post(self) -> None:
@@ -143,7 +143,7 @@ class _Webhook(_Text):
 class ControllerServer:
     """Listens in a thread of its own."""
 
-    def __init__(self, where: Address, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
+    def __init__(self, where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> None:
         self._where = where
         webhook = Webhook(metrics, hints, token_file)
         self._application = Application(

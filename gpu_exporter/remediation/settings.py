@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,47 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import address, duration, file_content
 from gpu_exporter.io.yaml_decoding import yaml_as
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.remediation.windows import window
+
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MINUTES_PER_DAY = 24 * 60
+_TEXT = re.compile(r"([A-Z][a-z]{2})(?:-([A-Z][a-z]{2}))? (\d\d):(\d\d)-(\d\d):(\d\d)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceWindow:
+    """The weekdays on which it begins (0 is Monday), and when it begins and ends, in minutes since midnight.
+
+    It ends on the next day if the end is not after the begin.
+    """
+
+    days: frozenset[int]
+    begin: int
+    end: int
+
+    def contains(self, now: float) -> bool:
+        """Return whether the unix time `now` is inside."""
+        moment = datetime.fromtimestamp(now, timezone.utc)
+        day, minute = moment.weekday(), 60 * moment.hour + moment.minute
+        if self.begin < self.end:
+            return day in self.days and self.begin <= minute < self.end
+        today = day in self.days and minute >= self.begin
+        return today or ((day - 1) % 7 in self.days and minute < self.end)
+
+
+def window(text: str) -> MaintenanceWindow:
+    """Parse `Mon-Fri 08:00-18:00` or `Sat 22:00-06:00`. Raises ValueError."""
+    found = _TEXT.fullmatch(text)
+    if not found or found[1] not in DAYS or (found[2] or found[1]) not in DAYS:
+        raise ValueError(f"{text!r} is not a window; use for example Mon-Fri 08:00-18:00 (UTC)")
+    first, last = DAYS.index(found[1]), DAYS.index(found[2] or found[1])
+    days = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
+    begin, end = (60 * int(found[hour]) + int(found[hour + 1]) for hour in (3, 5))
+    if max(int(found[3]), int(found[5])) > 24 or max(begin, end) > MINUTES_PER_DAY or begin == MINUTES_PER_DAY:
+        raise ValueError(f"{text!r} has a time that does not exist; use 00:00 to 24:00")
+    if int(found[4]) > 59 or int(found[6]) > 59:
+        raise ValueError(f"{text!r} has a time that does not exist; use 00:00 to 24:00")
+    return MaintenanceWindow(days, begin, end)
+
 
 _LABEL = re.compile(r"(!?)([\w./-]{1,317})(?:(!?=)([\w.-]{0,63}))?", re.ASCII)
 # Labels by which pods belong to one job, which cannot go on without one of them.
@@ -61,7 +102,7 @@ class Budget:
         return min(self.nodes, max(int(self.share * total + 1e-9), 1 if total >= 3 and self.share > 0 else 0))
 
 
-class Scope(Enum):
+class RemediationScope(Enum):
     """Which pods are evicted from a node: those with GPUs, or all that `kubectl drain` would evict."""
 
     GPU = "gpu"
@@ -69,7 +110,7 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainSettings:
     """Which pods are evicted, and how long that may take.
 
     Pods of a protected namespace (a name, or a pattern such as `kube-*`), those of `protected_priority` or more, and
@@ -77,7 +118,7 @@ class Drain:
     `gang_labels` with the same value are evicted together. A pod may ask for at most `longest_checkpoint`.
     """
 
-    pods: Scope = Scope.GPU
+    pods: RemediationScope = RemediationScope.GPU
     timeout: str = "2h"
     longest_checkpoint: str = "30m"
     protected_namespaces: tuple[str, ...] = ("kube-*", "gpu-operator", "monitoring")
@@ -97,7 +138,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class NodePool:
     """Nodes that are treated alike. A node belongs to the first pool whose selector matches its labels."""
 
     name: str
@@ -110,7 +151,7 @@ class Pool:
     active_check: bool = False
     degraded: bool = False
     windows: tuple[str, ...] = ()
-    drain: Drain = Drain()
+    drain: DrainSettings = DrainSettings()
 
     @property
     def confirm_seconds(self) -> float:
@@ -169,7 +210,7 @@ class Settings:
 
     namespace: str
     exporters: Exporters
-    pools: tuple[Pool, ...]
+    pools: tuple[NodePool, ...]
     lease: str = "gpu-exporter-remediation"
     interval: str = "30s"
     address: str = ":9401"
@@ -178,7 +219,7 @@ class Settings:
     breaker: Breaker = Breaker()
     notify: Notify = field(default_factory=Notify)
 
-    def pool(self, labels: Mapping[str, str]) -> Pool | None:
+    def pool(self, labels: Mapping[str, str]) -> NodePool | None:
         """Return the pool of a node with these labels; None if it belongs to none."""
         return next((pool for pool in self.pools if pool.matches(labels)), None)
 
@@ -265,7 +306,7 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield from (f"pools: {printable(pool.name, 40)}: {problem}" for problem in _pool_problems(pool))
 
 
-def _pool_problems(pool: Pool) -> Iterator[str]:
+def _pool_problems(pool: NodePool) -> Iterator[str]:
     if not _NAME.fullmatch(pool.name):
         yield "name: use lower-case letters, digits, dots and dashes"
     yield from _wrong("selector", lambda: _terms(pool.selector))

@@ -32,7 +32,7 @@ MOST_HISTORY = 8
 MOST_FAULTS = 64
 
 
-class Phase(Enum):
+class DrainPhase(Enum):
     """What the controller has done with a node.
 
     HELD: a person uncordoned it, or cordoned it instead; the controller waits for a new fault.
@@ -44,7 +44,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class NodePast:
     """A time in the past when the controller had cordoned the node (unix seconds), and why."""
 
     at: float
@@ -52,7 +52,7 @@ class Past:
     reasons: tuple[str, ...]
 
 
-class Progress(Enum):
+class DrainProgress(Enum):
     """How far the drain of a node is. TIMEOUT: it was given up, and people have to look at it."""
 
     DRAINING = "draining"
@@ -74,40 +74,40 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainState:
     """The drain of a node: since when (unix seconds), how far, and the gang whose eviction has begun."""
 
     since: float
-    progress: Progress = Progress.DRAINING
+    progress: DrainProgress = DrainProgress.DRAINING
     gang: Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RemediationState:
     """The state of a node, as stored in its annotation STATE.
 
     `fault` is the id of the fault, `at` when the node was cordoned (unix seconds), `boot` the boot on which the fault
     was seen last, `action` what repairs it, `faults` the UUIDs and reasons, `gpus` how many GPUs the node should have.
     """
 
-    phase: Phase
+    phase: DrainPhase
     fault: str
     at: float
     boot: str
     action: str
     faults: tuple[tuple[str, str], ...]
     gpus: int = 0
-    history: tuple[Past, ...] = ()
-    drain: Drain | None = None
+    history: tuple[NodePast, ...] = ()
+    drain: DrainState | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons of the faults, each once, in order."""
         return tuple(dict.fromkeys(reason for _, reason in self.faults))
 
-    def ended(self, phase: Phase, now: float) -> State:
+    def ended(self, phase: DrainPhase, now: float) -> RemediationState:
         """Return the state after the cordon has ended, with its time in the history."""
-        past = Past(self.at, now, self.reasons)
+        past = NodePast(self.at, now, self.reasons)
         return replace(self, phase=phase, history=(*self.history, past)[-MOST_HISTORY:], drain=None)
 
     def text(self) -> str:
@@ -115,14 +115,14 @@ class State:
         return json.dumps(asdict(self), separators=(",", ":"), default=lambda enum: enum.value)
 
 
-def clean_seconds(base: float, history: tuple[Past, ...], now: float) -> float:
+def clean_seconds(base: float, history: tuple[NodePast, ...], now: float) -> float:
     """Return for how long a node must be clean: twice as long for each cordon that ended in the last week."""
     repeats = sum(now - past.until < REPEAT_SECONDS for past in history)
     return max(base, min(base * float(2**repeats), LONGEST_CLEAN))
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class WatchedNode:
     """A node as the API server has it. `foreign`: another client than the controller set `unschedulable` last.
 
     `state` is None without the annotation, `unreadable` says what is wrong with it.
@@ -139,13 +139,13 @@ class Node:
     ready: bool
     has_gpus: bool
     taints: tuple[Mapping[str, str], ...] = ()
-    state: State | None = None
+    state: RemediationState | None = None
     unreadable: str = ""
 
     @property
     def cordoned(self) -> bool:
         """Whether the controller has cordoned it, by its annotation."""
-        return self.state is not None and self.state.phase is Phase.CORDONED
+        return self.state is not None and self.state.phase is DrainPhase.CORDONED
 
     @property
     def out_of_service(self) -> bool:
@@ -153,18 +153,18 @@ class Node:
         return self.unschedulable or not self.ready or self.cordoned
 
 
-def read(item: NodeObject, gpu_resources: Collection[str] = ()) -> Node:
+def read(item: NodeObject, gpu_resources: Collection[str] = ()) -> WatchedNode:
     """Return a node from the API server's object; `gpu_resources` are further names of resources that are GPUs."""
     metadata, spec, status = item.get("metadata", {}), item.get("spec", {}), item.get("status", {})
     annotations = metadata.get("annotations") or {}
     state, unreadable = None, ""
     if STATE in annotations:
         try:
-            state = json_as(State, annotations[STATE])
+            state = json_as(RemediationState, annotations[STATE])
         except ValueError as error:
             unreadable = str(error)
     conditions = status.get("conditions") or ()
-    return Node(
+    return WatchedNode(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         version=metadata.get("resourceVersion", ""),

@@ -24,7 +24,7 @@ from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.source import Source
 from gpu_exporter.profiling.sampler import RemoteSampler, local_sampler
 from gpu_exporter.profiling.store import Bounds, ProfileStore
-from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, Asked, Refusal, Rules
+from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, Asked, ProfileRefusal, Rules
 from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch
 from gpu_exporter.serving.endpoint import Reply
 from gpu_exporter.serving.watch.monitor import Monitor
@@ -150,7 +150,7 @@ async def ask(watch: ProfileWatch, arguments: Mapping[str, Sequence[str]], by: s
     except ValueError as error:
         return Reply(400, f"{error}\n".encode())
     answer = await asyncio.wrap_future(watch.ask(question))
-    if isinstance(answer, Refusal):
+    if isinstance(answer, ProfileRefusal):
         return Reply(429 if answer.retry_seconds else 409, f"{answer.why}\n".encode(), answer.retry_seconds)
     # Not on this thread: scrapes would wait for a large answer.
     return Reply(200, await asyncio.get_running_loop().run_in_executor(None, _as_json, answer))

@@ -16,7 +16,7 @@ VALID_SECONDS = 30.0
 MOST = 4096
 
 
-class Commands(threading.Thread):
+class CommandLines(threading.Thread):
     """Knows the commands of the processes that were asked for. `of` never blocks."""
 
     def __init__(self, files: HostFiles) -> None:

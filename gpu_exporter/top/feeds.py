@@ -29,7 +29,7 @@ from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.settings import CollectionSettings
-from gpu_exporter.top.commands import Commands
+from gpu_exporter.top.commands import CommandLines
 from gpu_exporter.top.state import View
 from gpu_exporter.top.tracker import Tracker
 
@@ -77,7 +77,7 @@ class SourceFeed:
         events: EventLog | None = None,
         host: HostEvidence | None = None,
         kernel_log: KernelWatch | None = None,
-        commands: Commands | None = None,
+        commands: CommandLines | None = None,
     ) -> None:
         self.view = View(origin=source.description)
         self._tracker, self._scrapes = tracker, Scrapes()

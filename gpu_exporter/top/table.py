@@ -23,7 +23,7 @@ BAR = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column: its title, its width, and what it shows of a GPU. `room` makes it wider where there is space."""
 
     title: str
@@ -33,7 +33,7 @@ class Column:
     most: int = 0
 
 
-def columns_for(width: int, rows: Sequence[GpuRow]) -> list[tuple[Column, int]]:
+def columns_for(width: int, rows: Sequence[GpuRow]) -> list[tuple[TableColumn, int]]:
     """Return the columns that fit, in order of display, with their widths. The most important ones come first."""
     names = max((width_of(row.name) for row in rows), default=1)
     owners = max((width_of(row.owner) for row in rows), default=0)
@@ -55,13 +55,13 @@ def columns_for(width: int, rows: Sequence[GpuRow]) -> list[tuple[Column, int]]:
     return [(column, chosen[title]) for title, column in COLUMNS.items() if title in chosen]
 
 
-def heading(columns: Sequence[tuple[Column, int]], width: int) -> Line:
+def heading(columns: Sequence[tuple[TableColumn, int]], width: int) -> Line:
     """Return the line with the titles."""
     cells = " ".join(fit(column.title, size, right=column.right) for column, size in columns)
     return cut((Span(f"  {cells}", "head"),), width)
 
 
-def line(row: GpuRow, columns: Sequence[tuple[Column, int]], width: int, marks: Glyphs, *, chosen: bool) -> Line:
+def line(row: GpuRow, columns: Sequence[tuple[TableColumn, int]], width: int, marks: Glyphs, *, chosen: bool) -> Line:
     """Return the line of a GPU."""
     mark = f"{marks.chosen} " if chosen else "  "
     if row.gone or row.down:
@@ -154,24 +154,24 @@ def _process(row: GpuRow, width: int, marks: Glyphs) -> Span:
 COLUMNS = {
     column.title: column
     for column in (
-        Column("GPU", 3, lambda row, width, marks: Span(row.name, "title")),
-        Column("MODEL", 12, lambda row, width, marks: Span(row.model.removeprefix("NVIDIA ") or ABSENT), most=16),
-        Column("!", 1, _mark),
-        Column("HEALTH", 9, _health),
-        Column("CLASS", LONGEST_CLASS, _class),
-        Column("SM", BAR + 4, _bar("sm_active"), most=20),
-        Column("SM HISTORY", 10, _spark("sm_active"), most=60),
-        Column("TENSOR", 6, _number("tensor_active"), right=True),
-        Column("DRAM", 5, _number("dram_active"), right=True),
-        Column("NVLINK/S", 8, _number("nvlink"), right=True),
-        Column("PCIE/S", 6, _number("pcie"), right=True),
-        Column("POWER", 6, _number("power"), right=True),
-        Column("TEMP", 5, _number("temperature"), right=True),
-        Column("MEMORY", 6, _number("memory_used"), right=True),
-        Column("LOST", 5, _lost, right=True),
-        Column("FINDING", 16, lambda row, width, marks: Span(*worst(row)), most=32),
-        Column("OWNER", 8, _owner, most=48),
-        Column("PROCESS", 20, _process, most=70),
+        TableColumn("GPU", 3, lambda row, width, marks: Span(row.name, "title")),
+        TableColumn("MODEL", 12, lambda row, width, marks: Span(row.model.removeprefix("NVIDIA ") or ABSENT), most=16),
+        TableColumn("!", 1, _mark),
+        TableColumn("HEALTH", 9, _health),
+        TableColumn("CLASS", LONGEST_CLASS, _class),
+        TableColumn("SM", BAR + 4, _bar("sm_active"), most=20),
+        TableColumn("SM HISTORY", 10, _spark("sm_active"), most=60),
+        TableColumn("TENSOR", 6, _number("tensor_active"), right=True),
+        TableColumn("DRAM", 5, _number("dram_active"), right=True),
+        TableColumn("NVLINK/S", 8, _number("nvlink"), right=True),
+        TableColumn("PCIE/S", 6, _number("pcie"), right=True),
+        TableColumn("POWER", 6, _number("power"), right=True),
+        TableColumn("TEMP", 5, _number("temperature"), right=True),
+        TableColumn("MEMORY", 6, _number("memory_used"), right=True),
+        TableColumn("LOST", 5, _lost, right=True),
+        TableColumn("FINDING", 16, lambda row, width, marks: Span(*worst(row)), most=32),
+        TableColumn("OWNER", 8, _owner, most=48),
+        TableColumn("PROCESS", 20, _process, most=70),
     )
 }
 # Which columns a narrow terminal keeps.

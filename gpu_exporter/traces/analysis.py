@@ -11,15 +11,14 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.advice import advice, merged
 from gpu_exporter.traces.collectives import collective_times
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
-from gpu_exporter.traces.idle import Launches, Share, attribute, frames_of, launch_frames
+from gpu_exporter.traces.idle import HostTimes, Launches, Share, attribute, frames_of, host_times, launch_frames
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
 from gpu_exporter.traces.model import DeviceKind, Trace
-from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, Verdict
+from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, TraceVerdict
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.straggler import rank_step, straggler_of
 from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
-from gpu_exporter.traces.waits import HostTimes, host_times
 
 MOST_FRAMES, MOST_KERNELS = 5, 20
 NO_FRAMES = "(no frames)"
@@ -55,7 +54,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
         raise GpuExporterError(no_gpu_events(traces))
     straggler = straggler_of(ranks, thresholds.straggler) if len(traces) > 1 else None
     lost = losses(ranks)
-    verdict = Verdict(class_of(lost, straggler, thresholds), because(ranks, lost, straggler), merged(tips))
+    verdict = TraceVerdict(class_of(lost, straggler, thresholds), because(ranks, lost, straggler), merged(tips))
     reasons: Counter[str] = Counter()
     for trace in traces:
         reasons.update(trace.dropped)

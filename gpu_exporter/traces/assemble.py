@@ -19,8 +19,8 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
-    Step,
     Trace,
+    TraceStep,
     contained,
     distinct,
 )
@@ -134,12 +134,13 @@ def _device(
     return replace(table, kind=kind, start=start, end=end), collectives, unlaunched
 
 
-def _steps(host: HostEvents, names: Sequence[str]) -> tuple[Step, ...]:
+def _steps(host: HostEvents, names: Sequence[str]) -> tuple[TraceStep, ...]:
     """Return the steps that the profiler marked, in order of their start."""
     matching = [row for row, name in enumerate(names) if _STEP.fullmatch(name)]
     if not matching:
         return ()
     rows = np.flatnonzero(np.isin(host.name, matching))
     return tuple(
-        Step(names[host.name[row]], int(host.start[row]), int(host.end[row]), int(host.thread[row])) for row in rows
+        TraceStep(names[host.name[row]], int(host.start[row]), int(host.end[row]), int(host.thread[row]))
+        for row in rows
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_exporter.traces.events import Args, Event
+from gpu_exporter.traces.events import Args, TraceEvent
 from gpu_exporter.traces.model import (
     UNKNOWN,
     Collectives,
@@ -64,7 +64,7 @@ class _Rows(dict[Any, int]):
         return row
 
 
-class Columns:
+class TraceColumns:
     """The tables of a trace in the making. Times are relative to the base that the file names."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Columns:
         self._device_rows = 0
         self._joined = 0
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[TraceEvent]) -> None:
         """Add the events of a chunk."""
         complete = [event for event in events if event.ph == "X"]
         if len(complete) < len(events):
@@ -123,12 +123,12 @@ class Columns:
     def _name(self, name: Any) -> int:
         return UNKNOWN if name is None else self.names[str(name)]
 
-    def _thread_rows(self, events: Iterable[Event]) -> Column:
+    def _thread_rows(self, events: Iterable[TraceEvent]) -> Column:
         """Return the row of each event's thread in the table of threads."""
         return np.array(list(map(self.threads.__getitem__, map(_THREAD, events))), dtype=np.int32)
 
     def _add_host(
-        self, events: Sequence[Event], rows: Column, codes: Column, start: Column, end: Column, names: Column
+        self, events: Sequence[TraceEvent], rows: Column, codes: Column, start: Column, end: Column, names: Column
     ) -> None:
         kinds = codes[rows] - _HOST_BASE
         correlation = np.full(len(rows), UNKNOWN, dtype=np.int64)
@@ -138,7 +138,7 @@ class Columns:
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
 
     def _add_device(
-        self, events: Sequence[Event], rows: Column, codes: Column, start: Column, end: Column, names: Column
+        self, events: Sequence[TraceEvent], rows: Column, codes: Column, start: Column, end: Column, names: Column
     ) -> None:
         if not len(rows):
             return
@@ -177,7 +177,7 @@ class Columns:
         }
         self.collectives.append(Collectives.from_lists(columns))
 
-    def _add_others(self, events: Sequence[Event]) -> None:
+    def _add_others(self, events: Sequence[TraceEvent]) -> None:
         """Add the instants that concern memory, and count the events that no reader can place."""
         unpaired = sum(event.ph in ("B", "E") for event in events)
         if unpaired:
@@ -191,7 +191,7 @@ class Columns:
             if found:
                 tables.append(self._memory(found))
 
-    def _memory(self, found: Sequence[Event]) -> MemoryEvents:
+    def _memory(self, found: Sequence[TraceEvent]) -> MemoryEvents:
         args = [event.args or _NO_ARGS for event in found]
         columns: dict[str, Sequence[int] | Column] = {
             "time": [round(event.ts * NS_PER_US) for event in found if event.ts is not None],

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpu_exporter.traces.idle import HostTimes
 from gpu_exporter.traces.intervals import Intervals, clipped, length, subtract, union
 from gpu_exporter.traces.kernel_classes import kernel_class, short_name
-from gpu_exporter.traces.model import UNKNOWN, DeviceEvents, DeviceKind, Step, Trace, distinct
+from gpu_exporter.traces.model import UNKNOWN, DeviceEvents, DeviceKind, Trace, TraceStep, distinct
 from gpu_exporter.traces.result import Kernels, StepTime
-from gpu_exporter.traces.waits import HostTimes
 
 NS = 1e9
 
@@ -72,7 +72,7 @@ def _of_kinds(events: DeviceEvents, *kinds: DeviceKind) -> Intervals:
     return union(events.start[chosen], events.end[chosen])
 
 
-def step_times(times: DeviceTimes, steps: tuple[Step, ...], origin: int, host: HostTimes) -> tuple[StepTime, ...]:
+def step_times(times: DeviceTimes, steps: tuple[TraceStep, ...], origin: int, host: HostTimes) -> tuple[StepTime, ...]:
     """Return how each step went on one GPU and its host. `origin` is the start of the trace, ns."""
     found = []
     has_launches = bool((host.launched != UNKNOWN).any())
@@ -97,7 +97,7 @@ def step_times(times: DeviceTimes, steps: tuple[Step, ...], origin: int, host: H
     return tuple(found)
 
 
-def _launched_in(step: Step, events: DeviceEvents, host: HostTimes) -> int:
+def _launched_in(step: TraceStep, events: DeviceEvents, host: HostTimes) -> int:
     """Return how long the GPU executed what a step launched, without communication, ns; perhaps after the step."""
     chosen = (host.launched >= step.start) & (host.launched < step.end) & (events.kind != DeviceKind.COMMUNICATION)
     return length(union(events.start[chosen], events.end[chosen]))

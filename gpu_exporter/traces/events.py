@@ -49,7 +49,7 @@ class Args(msgspec.Struct, gc=False):
     reserved: Any = msgspec.field(default=UNKNOWN, name="Total Reserved")
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """One event. `ts` and `dur` are microseconds."""
 
     ph: str = ""
@@ -62,8 +62,8 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_EVENTS = msgspec.json.Decoder(list[Event])
-_EVENT = msgspec.json.Decoder(Event)
+_EVENTS = msgspec.json.Decoder(list[TraceEvent])
+_EVENT = msgspec.json.Decoder(TraceEvent)
 
 
 class Decoder:
@@ -74,7 +74,7 @@ class Decoder:
         self.repaired = 0
         self.tail: bytes | None = None
 
-    def decode(self, chunk: bytes, is_last: bool) -> list[Event]:
+    def decode(self, chunk: bytes, is_last: bool) -> list[TraceEvent]:
         """Return the events of a chunk, as many as are intact or can be repaired."""
         if self.tail is not None:  # the array ended in an earlier chunk
             self.tail += chunk
@@ -86,7 +86,7 @@ class Decoder:
                 pass
         return [event for part in self._parts(pieces(chunk), is_last) for event in part]
 
-    def _parts(self, parts: Sequence[bytes], is_last: bool) -> Iterator[list[Event]]:
+    def _parts(self, parts: Sequence[bytes], is_last: bool) -> Iterator[list[TraceEvent]]:
         """Yield the events of parts of a chunk: together if they are valid, otherwise by halves."""
         pending = [parts]
         while pending:
@@ -105,7 +105,7 @@ class Decoder:
             else:
                 yield list(self._singly(parts, is_last and not pending))
 
-    def _singly(self, parts: Sequence[bytes], is_last: bool) -> Iterator[Event]:
+    def _singly(self, parts: Sequence[bytes], is_last: bool) -> Iterator[TraceEvent]:
         """Yield the events of a few parts, repaired if needed."""
         at = 0
         while at < len(parts):
@@ -127,7 +127,7 @@ class Decoder:
                 self.tail += b",".join(parts[at:])
                 return
 
-    def _event(self, part: bytes) -> Event | None:
+    def _event(self, part: bytes) -> TraceEvent | None:
         """Return the event of a part that is valid JSON, which may be followed by the end of the array."""
         try:
             return _EVENT.decode(part)
@@ -138,7 +138,7 @@ class Decoder:
         except UnicodeDecodeError:
             return None
 
-    def _split(self, text: str) -> Event | None:
+    def _split(self, text: str) -> TraceEvent | None:
         """Return the event at the start of a text, and keep what follows it as the tail if the array ends there."""
         stripped = text.lstrip()
         if stripped.startswith("]"):  # an empty array
@@ -156,7 +156,7 @@ class Decoder:
             self.tail = rest[1:].encode()
         return event
 
-    def _repair(self, part: bytes) -> Event | None:
+    def _repair(self, part: bytes) -> TraceEvent | None:
         """Return an event that is not valid JSON: quotes in its name, control characters, N/A as a number."""
         text = _CONTROL.sub(" ", part.decode(errors="replace"))
         text = _NOT_A_NUMBER.sub(r"\1null", text)
@@ -176,13 +176,13 @@ def _with_quoted_name(text: str) -> str:
     return f"{text[: start.end()]}{name}{text[end.start() :]}"
 
 
-def _lenient(content: Any) -> Event | None:
+def _lenient(content: Any) -> TraceEvent | None:
     """Return the event of decoded JSON, with numbers in quotes accepted; None if it is none."""
     if not isinstance(content, dict):
         return None
     if not isinstance(content.get("args"), dict):
         content.pop("args", None)
     try:
-        return msgspec.convert(content, Event, strict=False)
+        return msgspec.convert(content, TraceEvent, strict=False)
     except (msgspec.ValidationError, RecursionError, ValueError, OverflowError):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.assemble import Parts, assemble
 from gpu_exporter.traces.chunks import MOST_TAIL_BYTES, Blocks, Chunks, Progress, metadata
-from gpu_exporter.traces.columns import Columns, integers
+from gpu_exporter.traces.columns import TraceColumns, integers
 from gpu_exporter.traces.events import TRUNCATED, Decoder
 from gpu_exporter.traces.model import UNKNOWN, DeviceProperties, Distributed, Trace
 
@@ -25,7 +25,7 @@ def read(path: Path, progress: Progress | None = None) -> Trace:
     Raises OSError, and GpuExporterError if the file contains no events.
     """
     blocks = Blocks(path, progress)
-    chunks, decoder, columns = Chunks(blocks), Decoder(), Columns()
+    chunks, decoder, columns = Chunks(blocks), Decoder(), TraceColumns()
     collecting = gc.isenabled()
     gc.disable()  # the events of a chunk contain no cycles, and there are many
     try:
@@ -42,7 +42,7 @@ def read(path: Path, progress: Progress | None = None) -> Trace:
     return _trace(path, chunks.header, decoder, columns, +dropped)
 
 
-def _trace(path: Path, header: bytes, decoder: Decoder, columns: Columns, dropped: Mapping[str, int]) -> Trace:
+def _trace(path: Path, header: bytes, decoder: Decoder, columns: TraceColumns, dropped: Mapping[str, int]) -> Trace:
     tail = decoder.tail or b""
     if not columns.names and not sum(dropped.values()):
         raise GpuExporterError("the trace contains no events: record at least one step while the profiler is active")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column: TypeAlias = NDArray[Any]
-T = TypeVar("T", bound="Table")
+T = TypeVar("T", bound="EventTable")
 # The types of columns, as metadata of fields.
 INT64, INT32, INT16 = {"dtype": np.int64}, {"dtype": np.int32}, {"dtype": np.int16}
 UINT64, UINT8 = {"dtype": np.uint64}, {"dtype": np.uint8}
@@ -44,7 +44,7 @@ class HostKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Table:
+class EventTable:
     """Columns of equal length."""
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class DeviceEvents(Table):
+class DeviceEvents(EventTable):
     """What GPUs executed: kernels, copies and memsets. Shape of each column: (events,)."""
 
     start: Column = field(metadata=INT64)  # ns
@@ -91,7 +91,7 @@ class DeviceEvents(Table):
 
 
 @dataclass(frozen=True)
-class HostEvents(Table):
+class HostEvents(EventTable):
     """What threads of the host did. Events of one thread are nested, with small errors in some files."""
 
     start: Column = field(metadata=INT64)  # ns
@@ -103,7 +103,7 @@ class HostEvents(Table):
 
 
 @dataclass(frozen=True)
-class Collectives(Table):
+class Collectives(EventTable):
     """The arguments of communication kernels, where the profiler recorded them."""
 
     event: Column = field(metadata=INT64)  # row of `Trace.device_events`
@@ -117,7 +117,7 @@ class Collectives(Table):
 
 
 @dataclass(frozen=True)
-class MemoryEvents(Table):
+class MemoryEvents(EventTable):
     """Allocations (`bytes` > 0) and frees (< 0) of the framework, from `profile_memory=True`."""
 
     time: Column = field(metadata=INT64)  # ns
@@ -148,7 +148,7 @@ def contained(values: Column, ordered: Column) -> Column:
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One training step, or another phase that repeats: a ProfilerStep annotation or an NVTX range."""
 
     name: str
@@ -187,7 +187,7 @@ class Trace:
     host_events: HostEvents
     collectives: Collectives
     memory: MemoryEvents
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     devices: Mapping[int, DeviceProperties]
     distributed: Distributed | None
     # Events that the analysis does not cover, by reason, such as {"not valid JSON": 3}.

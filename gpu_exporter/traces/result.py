@@ -119,7 +119,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TraceVerdict:
     """The class of a job, why, and what to do. `because` is one sentence with the numbers that it rests on."""
 
     trace_class: TraceClass
@@ -141,7 +141,7 @@ class AnalysisResult:
     """Everything that `trace analyze` finds."""
 
     ranks: tuple[RankResult, ...]
-    verdict: Verdict
+    verdict: TraceVerdict
     straggler: Straggler | None
     dropped_events: int
     dropped_reasons: Mapping[str, int] = field(default_factory=dict)

@@ -10,8 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.traces.device_times import NS
 from gpu_exporter.traces.frames import PYTHON_FRAME, cause_of, is_user_frame
+from gpu_exporter.traces.idle import Launches
 from gpu_exporter.traces.intervals import Intervals, covered_until
+from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
 # So many events at a time are Python objects, which need far more memory than columns.
@@ -22,7 +25,7 @@ _CHANGING = re.compile(r"(?<=^ProfilerStep)\s*#?\s*\d+$| (?:object )?at 0x[0-9a-
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ThreadTimeline:
     """What one thread did: the innermost event between each two of the borders, which are in order."""
 
     borders: Column  # ns, one more than events
@@ -50,11 +53,11 @@ class Stacks:
         self._causes: list[TraceCause | None] = [None]
         self._frames: list[int] = [0]  # the innermost stack that ends in a frame of the user's code
         self._numbers: dict[tuple[int, int], int] = {}
-        self._timelines: dict[int, Timeline] = {}
+        self._timelines: dict[int, ThreadTimeline] = {}
         # The stack of each host event: UNKNOWN until its thread was asked for.
         self.of_event: Column = np.full(len(trace.host_events), UNKNOWN, dtype=np.int32)
 
-    def timeline(self, thread: int) -> Timeline:
+    def timeline(self, thread: int) -> ThreadTimeline:
         """Return what a thread did, and fill in `of_event` for its events."""
         if thread not in self._timelines:
             self._timelines[thread] = self._make(thread)
@@ -116,7 +119,7 @@ class Stacks:
         order = np.argsort(thread, kind="stable").astype(np.int32)
         return order, np.concatenate(([0], np.cumsum(np.bincount(thread, minlength=len(self._trace.threads)))))
 
-    def _make(self, thread: int) -> Timeline:
+    def _make(self, thread: int) -> ThreadTimeline:
         order, bounds = self._by_thread
         rows = order[bounds[thread] : bounds[thread + 1]]
         events = self._trace.host_events
@@ -222,11 +225,37 @@ def _nest(
     return times, innermost
 
 
-def _timeline(rows: Column, nested: Nesting) -> Timeline:
+def _timeline(rows: Column, nested: Nesting) -> ThreadTimeline:
     """Return the timeline of the events in these rows of the table."""
     times = nested.times
     if not len(times):
-        return Timeline(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+        return ThreadTimeline(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
     last = np.append(times[1:] != times[:-1], True)
     owners = nested.innermost[last][:-1]
-    return Timeline(times[last], np.where(owners == UNKNOWN, np.int32(UNKNOWN), rows[owners]))
+    return ThreadTimeline(times[last], np.where(owners == UNKNOWN, np.int32(UNKNOWN), rows[owners]))
+
+
+NO_FRAMES = "(no frames)"
+
+
+def gpu_stacks(trace: Trace, device: int) -> dict[str, float]:
+    """Return seconds by folded stack: frames from the outermost to the innermost, then the kernel.
+
+    Kernels may overlap, so the sum may exceed the span.
+    """
+    events = trace.device_events.rows(trace.device_events.device == device)
+    stacks, calls = Stacks(trace), Launches(trace).rows_of(events)
+    known = calls != UNKNOWN
+    for thread in np.unique(trace.host_events.thread[calls[known]]).tolist():
+        stacks.timeline(thread)
+    of_event = np.where(known, stacks.of_event[calls], 0).astype(np.int64)
+    width = len(trace.names) + 1
+    keys, inverse = np.unique(of_event * width + events.name, return_inverse=True)
+    spent = np.bincount(inverse, weights=events.end - events.start)
+    found: dict[str, float] = {}
+    for key, nanoseconds in zip(keys.tolist(), spent.tolist(), strict=True):
+        stack, name = divmod(key, width)
+        frames = stacks.names(stack) or (NO_FRAMES,)
+        folded = ";".join(frame.replace(";", ":") for frame in (*frames, short_name(trace.names[name])))
+        found[folded] = found.get(folded, 0.0) + nanoseconds / NS
+    return found

@@ -24,7 +24,7 @@ NO_JOB_ID = ("", "none")
 POD_UIDS = ("POD_UID", "KUBERNETES_POD_UID")
 
 
-class Place:
+class JobPlace:
     """A process of a job: its rank among `world_size`, its rank on this node, the job and the pod ("" if unknown)."""
 
     __slots__ = ("job_id", "local_rank", "pod_uid", "rank", "world_size")
@@ -34,12 +34,12 @@ class Place:
         self.local_rank, self.pod_uid = local_rank, pod_uid
 
 
-def place(environ: Mapping[str, str], program: str = "") -> Place:
+def place(environ: Mapping[str, str], program: str = "") -> JobPlace:
     """Return the place of this process in its job; without a launcher, the only rank of a job named as the program."""
     job_id = next((environ[name] for name in JOB_IDS if environ.get(name, "") not in NO_JOB_ID), "")
     pod_uid = next((environ[name] for name in POD_UIDS if environ.get(name)), "")
     rank, world_size, local_rank = _ranks(environ)
-    return Place(job_id or _stem(program) or "training", rank, world_size, local_rank, pod_uid)
+    return JobPlace(job_id or _stem(program) or "training", rank, world_size, local_rank, pod_uid)
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ COLLECTIVE = re.compile(
 )
 
 
-class Sampler:
+class StepSampler:
     """Profiles every `every`-th step. All ranks sample the same steps, because they have made the same number.
 
     The first profile gives no self time: while CUPTI is being set up, launches take tens of milliseconds longer, and

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpu_exporter.training.clocks import Clock
-    from gpu_exporter.training.totals import Totals
+    from gpu_exporter.training.totals import StepTotals
 
 ONLY_WAITING = frozenset({WAITING})
 # What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step.
@@ -57,7 +57,7 @@ class Recorder:
         "waits",
     )
 
-    def __init__(self, totals: Totals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
+    def __init__(self, totals: StepTotals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
         self.waits, self.on_gpu = waits, False
         self._totals, self._lock, self._gpu = totals, lock, gpu
         self._clock: Clock = HostClock()

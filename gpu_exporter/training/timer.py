@@ -19,20 +19,18 @@ from gpu_exporter.model.job_message import (
     TRAINING,
 )
 from gpu_exporter.training.clocks import cuda, gpu_uuid
-from gpu_exporter.training.launcher import Place, place, process_group, visible_uuid
-from gpu_exporter.training.message import State, message
+from gpu_exporter.training.launcher import JobPlace, place, process_group, visible_uuid
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
 from gpu_exporter.training.sections import Activity, Loader, Phase, Step
-from gpu_exporter.training.sender import Sender
-from gpu_exporter.training.totals import LONGEST_PHASE, MOST_PHASES, WAITING, Totals, amount
-from gpu_exporter.training.transport import transport
+from gpu_exporter.training.totals import LONGEST_PHASE, MOST_PHASES, WAITING, StepTotals, TimerState, amount, message
+from gpu_exporter.training.transport import SenderThread, transport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, TypeVar
 
-    from gpu_exporter.training.profiled import Sampler
+    from gpu_exporter.training.profiled import StepSampler
 
     Item = TypeVar("Item")
 
@@ -65,8 +63,8 @@ class StepTimer:
         gpu: bool = True,
     ) -> None:
         self.place = self._place(job_id, rank, world_size, local_rank)
-        self.totals, self._lock = Totals(), threading.Lock()
-        self._sampler: Sampler | None = None
+        self.totals, self._lock = StepTotals(), threading.Lock()
+        self._sampler: StepSampler | None = None
         self._data_of_step = 0.0
         waits = ONLY_WAITING if self.place.world_size == 1 else None  # a single rank waits for none
         self.recorder = Recorder(self.totals, self._lock, waits, gpu=gpu)
@@ -81,12 +79,12 @@ class StepTimer:
         self._step = Step(self)
         path = os.environ.get(SOCKET_VARIABLE, "") if socket is None else os.fspath(socket)
         way = transport(path, self.place.rank)
-        self._sender = Sender(way, self.message, SEND_SECONDS) if way else None
+        self._sender = SenderThread(way, self.message, SEND_SECONDS) if way else None
         if self._sender:
             atexit.register(self.close)
 
     @staticmethod
-    def _place(job_id: str, rank: int | None, world_size: int | None, local_rank: int | None) -> Place:
+    def _place(job_id: str, rank: int | None, world_size: int | None, local_rank: int | None) -> JobPlace:
         """Return the place of this process, of which arguments, the process group and the launcher say parts."""
         said = place(os.environ, sys.argv[0] if sys.argv else "")
         default_rank, default_size = process_group() or (said.rank, said.world_size)
@@ -95,7 +93,7 @@ class StepTimer:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size} ranks: ranks count from 0 to world_size - 1")
         local_rank = said.local_rank if local_rank is None else local_rank
-        return Place(job_id or said.job_id, rank, world_size, local_rank, said.pod_uid)
+        return JobPlace(job_id or said.job_id, rank, world_size, local_rank, said.pod_uid)
 
     # --- what a loop calls --------------------------------------------------------------------------------------------
 
@@ -160,9 +158,9 @@ class StepTimer:
 
         For jobs with collectives all over the step: FSDP, tensor parallelism. Raises ValueError for less than 2 steps.
         """
-        from gpu_exporter.training.profiled import Sampler  # few jobs need it
+        from gpu_exporter.training.profiled import StepSampler  # few jobs need it
 
-        sampler = Sampler(steps)
+        sampler = StepSampler(steps)
         if self.place.world_size > 1:  # a single rank waits for none
             self._sampler, self.recorder.waits = sampler, None
 
@@ -254,7 +252,7 @@ class StepTimer:
         """Return the message to the exporter. Safe in any thread."""
         now = perf_counter()
         with self._lock:
-            state = State(now - self._created, now - self._step_ended, self._activity, now - self._activity_began)
+            state = TimerState(now - self._created, now - self._step_ended, self._activity, now - self._activity_began)
             return message(self.place, self._attempt, state, self.totals, uuid=self._uuid, dtype=self._dtype)
 
     def _begin_sending(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING
+from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, STEP_BUCKETS, TRAINING, VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def amount(value: float) -> float:
     return value if 0 < value < float("inf") else 0
 
 
-class Histogram:
+class StepHistogram:
     """Counts times, in seconds, by the bounds of STEP_BUCKETS; as in Prometheus, a bound belongs to its bucket."""
 
     __slots__ = ("counts", "most", "sum")
@@ -53,7 +53,7 @@ class Histogram:
         return self.sum / self.count if self.count else 0.0
 
 
-class Totals:
+class StepTotals:
     """Sums since the timer was created; times in seconds.
 
     `own` has the self times, and only of steps whose waiting is known. `phases` do not overlap: time in a nested
@@ -64,7 +64,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.step, self.own = Histogram(), Histogram()
+        self.step, self.own = StepHistogram(), StepHistogram()
         self.data = 0.0
         self.activities = dict.fromkeys(ACTIVITIES, 0.0)
         self.phases: dict[str, float] = {}
@@ -117,3 +117,55 @@ class Totals:
         found |= {f"phase_seconds/{name}": seconds / steps for name, seconds in self.phases.items()}
         others = {name: seconds for name, seconds in self.activities.items() if name != TRAINING and seconds}
         return found | {f"{name}_seconds": seconds for name, seconds in others.items()}
+
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpu_exporter.training.launcher import JobPlace
+
+
+class TimerState:
+    """The moment of a message: times in seconds, and what the rank does since `activity_seconds`."""
+
+    __slots__ = ("activity", "activity_seconds", "elapsed", "since_step")
+
+    def __init__(self, elapsed: float, since_step: float, activity: str, activity_seconds: float) -> None:
+        self.elapsed, self.since_step = elapsed, since_step
+        self.activity, self.activity_seconds = activity, activity_seconds
+
+
+def message(
+    place: JobPlace, attempt: str, state: TimerState, totals: StepTotals, *, uuid: str = "", dtype: str = ""
+) -> dict[str, Any]:
+    """Return the message. An activity that is not over counts already; training counts when a step ends."""
+    activities = dict(totals.activities)
+    if state.activity != TRAINING:
+        activities[state.activity] += state.activity_seconds
+    optional = {
+        "uuid": uuid,
+        "pod_uid": place.pod_uid,
+        "dtype": dtype,
+        "self": _histogram(totals.own) if totals.own.count else None,
+        **totals.amounts,
+    }
+    return {
+        "version": VERSION,
+        "job_id": place.job_id,
+        "attempt": attempt,
+        "rank": place.rank,
+        "world_size": place.world_size,
+        "activity": state.activity,
+        "elapsed": state.elapsed,
+        "since_step": state.since_step,
+        "steps": totals.steps,
+        "step": _histogram(totals.step),
+        "data_seconds": totals.data,
+        "activity_seconds": activities,
+        "phase_seconds": dict(totals.phases),
+        **{key: value for key, value in optional.items() if value},
+    }
+
+
+def _histogram(histogram: StepHistogram) -> dict[str, Any]:
+    return {"sum": histogram.sum, "counts": list(histogram.counts)}

@@ -34,9 +34,8 @@ from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.inject import at, healthy, mean
 from gpu_exporter.sources.simulated.injected import InjectedDevice
 from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.placement import Place
-from gpu_exporter.sources.simulated.schedule import Schedule
-from gpu_exporter.sources.simulated.source import SimulatedSource
+from gpu_exporter.sources.simulated.schedule import JobSchedule
+from gpu_exporter.sources.simulated.source import PodPlace, SimulatedSource
 from gpu_exporter.sources.simulated.workload import Workloads, workloads
 from tests.boards.loops import NodeLoops
 from tests.boards.pages import kube_page, server_page
@@ -252,11 +251,11 @@ def serving(interval: float) -> Iterator[int]:
 def _sources(recorded: Workloads, since_start: Callable[[], float]) -> Iterator[StagedSource]:
     lock = Lock()
     for name, (job, rank) in placed().items():
-        schedule = Schedule(name, recorded, nodes=1, gpus=GPUS)
+        schedule = JobSchedule(name, recorded, nodes=1, gpus=GPUS)
         node = SimulatedNode(
             name, GPUS, 1, recorded, schedule, schedule, schedule, (), since_start, lambda seconds: None
         )
-        place = Place((_pod(job, rank),), trains=True)
+        place = PodPlace((_pod(job, rank),), trains=True)
         source = StagedSource(node, [place] * GPUS, list(_lost(name, job, rank)), lock)
         source.stages = [_stages(job, rank, gpu) for gpu in range(GPUS)]
         yield source

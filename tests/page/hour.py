@@ -28,9 +28,8 @@ from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.inject import healthy
 from gpu_exporter.sources.simulated.injected import InjectedDevice
 from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.placement import Place
-from gpu_exporter.sources.simulated.schedule import Schedule
-from gpu_exporter.sources.simulated.source import SimulatedSource
+from gpu_exporter.sources.simulated.schedule import JobSchedule
+from gpu_exporter.sources.simulated.source import PodPlace, SimulatedSource
 from gpu_exporter.sources.simulated.workload import workloads
 
 SECONDS, INTERVAL = 3600, 10
@@ -134,12 +133,12 @@ def _stages(scene: Scene, gpu: int) -> Iterator[tuple[float, Values, tuple[int, 
 
 def _source(scene: Scene, clock: Callable[[], float]) -> _Source:
     recorded = workloads(sorted(Path(PACKAGED).glob("*.jsonl.gz")))
-    schedule = Schedule(scene.node, recorded, nodes=1, gpus=scene.gpus)
+    schedule = JobSchedule(scene.node, recorded, nodes=1, gpus=scene.gpus)
     node = SimulatedNode(
         scene.node, scene.gpus, 1, recorded, schedule, schedule, schedule, (), clock, lambda seconds: None
     )
     places = [
-        Place((Owner("ml", f"{scene.job}-{gpu}", "train", f"uid-{gpu}", scene.job, str(gpu)),), trains=True)
+        PodPlace((Owner("ml", f"{scene.job}-{gpu}", "train", f"uid-{gpu}", scene.job, str(gpu)),), trains=True)
         for gpu in range(scene.gpus)
     ]
     lost = [

@@ -14,8 +14,8 @@ from gpu_exporter.catalogue.causes import STACK_WORDS, TraceCause
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.records import (
     CauseShare,
+    CodeLine,
     KernelTime,
-    Line,
     OddRank,
     ProcessStacks,
     ProfiledProcess,
@@ -38,7 +38,7 @@ def started(serve: Serve, driver: FakeDriver, folder: Path) -> Exporter:
 
     now = time.time()
     words = STACK_WORDS[TraceCause.DATA_LOADING]
-    cause = CauseShare(TraceCause.DATA_LOADING, words, 4.3, 0.86, (Line(FRAME, 0.86),))
+    cause = CauseShare(TraceCause.DATA_LOADING, words, 4.3, 0.86, (CodeLine(FRAME, 0.86),))
     process = ProfiledProcess(4711, 1000, HOSTILE, "0", (UUID,), 250, (cause,))
     odd = OddRank(4713, "2", "/home/mia/train.py(71): evaluate", 3, FRAME)
     name, found = str(round(now * 1000)), "data-loading-bound"

@@ -20,7 +20,7 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import KubernetesCluster
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER
 from gpu_exporter.remediation.run import client
-from gpu_exporter.remediation.settings import Exporters, Pool, Settings
+from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
 from tests.soak.remediation_fleet import DISRUPTIONS, LEASE, NAMES, Fleet, budget, seconds
 from tests.support import chart, eviction_contract
 from tests.support.control_plane import COLLECTIONS, Refused
@@ -75,7 +75,7 @@ def evictions(fleet: Fleet) -> str:
     free, kept = (next(pod for pod in fleet.pods() if pod.labels.get("app") == app) for app in ("web", "llama"))
     here = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(fleet.control.port)}
     with closing(client(fleet.folder / "account", here)) as api:
-        settings = Settings(chart.NAMESPACE, Exporters(chart.NAMESPACE), (Pool("all"),))
+        settings = Settings(chart.NAMESPACE, Exporters(chart.NAMESPACE), (NodePool("all"),))
         found = eviction_contract.answers(KubernetesCluster(api, settings), free, kept)
     assert found == eviction_contract.EXPECTED, found
     path = f"{COLLECTIONS['Pod'].format(namespace='team')}/{kept.name}"

@@ -20,8 +20,8 @@ import yaml
 
 from gpu_exporter.remediation import pods
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.pods import Pod
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.pods import NodePod
+from gpu_exporter.remediation.state import WatchedNode
 from tests.support import chart
 from tests.support.control_plane import COLLECTIONS, ControlPlane, Refused
 from tests.support.hollow_fleet import HollowFleet, is_ready
@@ -186,16 +186,16 @@ class Fleet:
                 return self.control.ask("GET", path)
         return self.control.ask("GET", path)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> WatchedNode:
         """Return a node as it is now."""
-        return s.read(self.get(f"{COLLECTIONS['Node']}/{name}"))
+        return s.read(self.get(f"{COLLECTIONS['WatchedNode']}/{name}"))
 
-    def pods(self) -> list[Pod]:
+    def pods(self) -> list[NodePod]:
         """Return the pods of the workloads with GPUs that do not end."""
         listed = map(pods.read, self.get("/api/v1/pods")["items"])
         return [pod for pod in listed if pod.has_gpus and not pod.terminating]
 
-    def on(self, name: str) -> list[Pod]:
+    def on(self, name: str) -> list[NodePod]:
         """Return the pods with GPUs on a node that may be evicted."""
         return [pod for pod in self.pods() if pod.node == name and pod.namespace == "team"]
 
@@ -259,7 +259,7 @@ class Fleet:
         metadata = {"annotations": gone, "labels": dict.fromkeys((s.DRAIN_LABEL, s.REPAIR_LABEL))}
         for name in NAMES:
             self.nodes.repair(name)
-            path = f"{COLLECTIONS['Node']}/{name}"
+            path = f"{COLLECTIONS['WatchedNode']}/{name}"
             self.control.ask("PATCH", path, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
         with suppress(Refused):
             self.control.ask("DELETE", LEASE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import patches
 from gpu_exporter.remediation.cluster import KubernetesCluster
-from gpu_exporter.remediation.pods import EVICT_AFTER, Pod, read
+from gpu_exporter.remediation.pods import EVICT_AFTER, NodePod, read
 
 EXPECTED: Mapping[str, str] = {
     "an old version": "conflict",
@@ -23,16 +23,16 @@ EXPECTED: Mapping[str, str] = {
 }
 
 
-def answers(cluster: KubernetesCluster, free: Pod, kept: Pod) -> Mapping[str, str]:
+def answers(cluster: KubernetesCluster, free: NodePod, kept: NodePod) -> Mapping[str, str]:
     """Return the answers to evictions of a pod, and of one that a disruption budget keeps. The first one goes."""
 
-    def now() -> Pod:
+    def now() -> NodePod:
         return next(pod for pod in map(read, cluster.pods_on(free.node, fresh=True)) if pod.uid == free.uid)
 
-    def evict(pod: Pod, *, dry_run: bool = False) -> Callable[[], None]:
+    def evict(pod: NodePod, *, dry_run: bool = False) -> Callable[[], None]:
         return lambda: cluster.evict(pod.namespace, pod.name, pod.uid, pod.version, dry_run=dry_run)
 
-    def announce(pod: Pod) -> Callable[[], None]:
+    def announce(pod: NodePod) -> Callable[[], None]:
         return lambda: cluster.patch_pod(pod.namespace, pod.name, patches.announcement(pod, 0.0), dry_run=False)
 
     first = now()

@@ -19,17 +19,17 @@ from gpu_exporter.kubernetes.objects import NodeObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.evidence import Finding
+from gpu_exporter.remediation.evidence import NodeFinding
 from gpu_exporter.remediation.ledger import BREAKER
 from gpu_exporter.remediation.pods import CHECKPOINT
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Phase, Progress
+from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, NodePool, Settings
+from gpu_exporter.remediation.state import DrainPhase, DrainProgress
 from tests.support.remediation_world import World
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 STEP = 30.0
 NODES, ZONES = 40, 4
-POOL = Pool("all", mode=Mode.DRAIN, budget=Budget(2, 0.1, "zone"), confirm="60s", clean="15m")
+POOL = NodePool("all", mode=Mode.DRAIN, budget=Budget(2, 0.1, "zone"), confirm="60s", clean="15m")
 STORM = 4
 # Pods that may not be evicted are on these nodes only: their drains time out.
 GUARDED = ("n00", "n01")
@@ -54,7 +54,7 @@ class Incident:
 class Days(World):
     """A fleet whose incidents and chores are scheduled in advance. `seed` decides about all of them."""
 
-    def __init__(self, seed: int, days: float, faults: int, pool: Pool = POOL) -> None:
+    def __init__(self, seed: int, days: float, faults: int, pool: NodePool = POOL) -> None:
         names = [f"n{place:02d}" for place in range(NODES)]
         settings = Settings("gpu", Exporters("gpu"), (pool,), breaker=Breaker(3))
         super().__init__(settings, {name: {"zone": f"z{int(name[1:]) % ZONES}"} for name in names}, seed, 0.0)
@@ -253,7 +253,7 @@ class Days(World):
         until = self._released.get(name)
         return {**super()._answer(name), **({"released_until": until} if until else {})}
 
-    def patch(self, name: str, operations: Sequence[Operation], asked: Finding | None) -> None:
+    def patch(self, name: str, operations: Sequence[Operation], asked: NodeFinding | None) -> None:
         before = self.objects[name]
         super().patch(name, operations, asked)
         self._record(name, before, self.objects[name])
@@ -272,13 +272,13 @@ class Days(World):
         if drains[1] and not drains[0]:
             self._justify(name, "drained")
         if drains[1] and drains[1] != drains[0]:
-            if drains[1].progress is Progress.DRAINED:
+            if drains[1].progress is DrainProgress.DRAINED:
                 latest.drained = latest.drained or self.now
-            if drains[1].progress is Progress.TIMEOUT:
+            if drains[1].progress is DrainProgress.TIMEOUT:
                 latest.timed_out = latest.timed_out or self.now
         if old.cordoned and new.state:
-            latest.held |= new.state.phase is Phase.HELD
-            latest.returned = self.now if new.state.phase is Phase.RETURNED else latest.returned
+            latest.held |= new.state.phase is DrainPhase.HELD
+            latest.returned = self.now if new.state.phase is DrainPhase.RETURNED else latest.returned
 
     def _justify(self, name: str, what: str) -> None:
         """A node is only touched while it has a fault of an incident that has lasted for long enough."""

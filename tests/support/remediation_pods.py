@@ -15,7 +15,7 @@ from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes.objects import BudgetObject, PodObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation.pods import CHECKPOINT, POLICY, Pod, read
+from gpu_exporter.remediation.pods import CHECKPOINT, POLICY, NodePod, read
 from tests.support.json_patch import PatchFailed, patched
 
 GPU = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -181,7 +181,7 @@ class Pods:
 
     # --- what must always hold ----------------------------------------------------------------------------------------
 
-    def _check(self, pod: Pod, now: float) -> None:
+    def _check(self, pod: NodePod, now: float) -> None:
         assert not pod.terminating, f"{pod} is evicted although it ends"
         assert not self.evicted[pod.uid], f"{pod} is evicted twice"
         assert not is_kept(pod), f"{pod} is protected"
@@ -191,7 +191,7 @@ class Pods:
             assert now >= after, f"{pod} is evicted before the time that it was told"
             assert now - told >= wanted - 1, f"{pod} had only {now - told:.0f} s for its checkpoint"
 
-    def members(self, pod: Pod) -> set[str]:
+    def members(self, pod: NodePod) -> set[str]:
         """Return the UIDs of the live pods of a pod's job."""
         job = pod.labels.get("job-name", "")
         found = map(read, self.of(pod.namespace, "job-name", job) if job else list[PodObject]())
@@ -211,7 +211,7 @@ class Pods:
             assert not (lost and left and not uids & self.excused), f"a job lost {lost}, but not {left}"
 
 
-def is_kept(pod: Pod) -> bool:
+def is_kept(pod: NodePod) -> bool:
     """Return whether a pod must not be evicted, or need not be."""
     return (
         pod.annotations.get(POLICY) == "never"

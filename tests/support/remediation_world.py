@@ -22,15 +22,15 @@ from gpu_exporter.remediation import evidence
 from gpu_exporter.remediation import ledger as lease
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.controller import Asked, Controller
-from gpu_exporter.remediation.evidence import Evidence, Finding
-from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.evidence import Evidence, NodeFinding
+from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.load import Eviction
-from gpu_exporter.remediation.pods import Pod
+from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.pods import read as read_pod
 from gpu_exporter.remediation.reconcile import Decision
-from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Node, Progress
+from gpu_exporter.remediation.settings import Breaker, Budget, DrainSettings, Exporters, Mode, NodePool, Settings
+from gpu_exporter.remediation.state import DrainProgress, WatchedNode
 from tests.support.json_patch import PatchFailed, patched
 from tests.support.remediation_pods import Pods, is_kept
 
@@ -45,16 +45,16 @@ class Crash(Exception):
 class Quiet:
     """Announces nothing."""
 
-    def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+    def planned(self, assessed: Sequence[Assessed], plan: FleetPlan) -> None:
         pass
 
-    def failed(self, node: Node, error: LookupFailed) -> None:
+    def failed(self, node: WatchedNode, error: LookupFailed) -> None:
         pass
 
-    def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def acted(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         pass
 
-    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
+    def evicted(self, node: WatchedNode, pool: NodePool, results: Sequence[Eviction]) -> None:
         pass
 
 
@@ -223,7 +223,7 @@ class World:
         if roll < self.chaos / 4:
             raise LookupFailed("timeout", "no answer")
 
-    def ask(self, node: Node) -> Evidence:
+    def ask(self, node: WatchedNode) -> Evidence:
         """Answer for the exporter of a node."""
         if not self.truth[node.name].reachable or self.random.random() < self.chaos / 8:
             return evidence.unknown("unreachable")
@@ -254,7 +254,7 @@ class World:
         change(item)
         self._store(name, item, manager)
 
-    def patch(self, name: str, operations: Sequence[Operation], asked: Finding | None) -> None:
+    def patch(self, name: str, operations: Sequence[Operation], asked: NodeFinding | None) -> None:
         """Apply a patch of a controller, and check it. `asked` is what the exporter has answered to it."""
         try:
             new = patched(self.objects[name], operations)
@@ -306,7 +306,7 @@ class World:
 
     # --- what must always hold ----------------------------------------------------------------------------------------
 
-    def _check(self, name: str, before: Any, after: Any, asked: Finding | None) -> None:
+    def _check(self, name: str, before: Any, after: Any, asked: NodeFinding | None) -> None:
         truth = self.truth[name]
         was, now = before["spec"].get("unschedulable", False), after["spec"].get("unschedulable", False)
         assert before["metadata"]["labels"].get(s.OPT_OUT) != "disabled" or self._is_fence(before, after), "opted out"
@@ -317,15 +317,15 @@ class World:
         drains = [state.drain if state else None for state in (s.read(before).state, s.read(after).state)]
         if drains[1] and drains[1].gang and not (drains[0] and drains[0].gang):
             self.pods.begun.append(frozenset(drains[1].gang.uids))
-        if drains[1] and drains[1].progress is Progress.DRAINED and drains[0] != drains[1]:
+        if drains[1] and drains[1].progress is DrainProgress.DRAINED and drains[0] != drains[1]:
             self.drained += 1
         if now and not was:
-            assert asked is Finding.FAULTY, "cordoned without evidence"
+            assert asked is NodeFinding.FAULTY, "cordoned without evidence"
             truth.cordoned_by = "controller"
             self._check_budget(name)
         if was and not now:
             assert truth.cordoned_by == "controller", "undid a foreign cordon"
-            assert asked is Finding.CLEAN, "returned without evidence"
+            assert asked is NodeFinding.CLEAN, "returned without evidence"
             state = s.read(before).state
             assert state is not None
             confirmed = before["metadata"]["annotations"].get(s.REPAIRED) == state.fault
@@ -373,7 +373,7 @@ class World:
             if not (node.cordoned and self.truth[name].faults and pool and pool.mode is Mode.DRAIN):
                 continue
             assert node.state is not None
-            if node.state.drain and node.state.drain.progress is Progress.TIMEOUT:
+            if node.state.drain and node.state.drain.progress is DrainProgress.TIMEOUT:
                 continue
             pods = [pod for pod in map(read_pod, self.pods.on(name)) if not is_kept(pod) and not pod.terminating]
             free = [
@@ -431,12 +431,12 @@ class Proxy:
     def __init__(self, world: World) -> None:
         self._world = world
         # What exporters have answered; nodes, versions of pods, and disruption budgets as they were last read.
-        self._asked: dict[str, Finding] = {}
+        self._asked: dict[str, NodeFinding] = {}
         self._seen: dict[str, NodeObject] = {}
         self._version = 0
         self._allowed: Mapping[str, int] = {}
 
-    def ask(self, node: Node, addresses: Sequence[str], pool: Pool) -> Evidence:
+    def ask(self, node: WatchedNode, addresses: Sequence[str], pool: NodePool) -> Evidence:
         found = self._world.ask(node)
         self._asked[node.name] = found.finding
         return found
@@ -490,15 +490,15 @@ class Proxy:
         self._world.pods.evict(name, uid, version, self._world.now, dry_run=dry_run)
         self._world.after()
 
-    def _check(self, pod: Pod) -> None:
+    def _check(self, pod: NodePod) -> None:
         """Evictions are of a node that is drained, or of a job whose eviction has begun, as this controller saw it."""
         states = {name: s.read(item).state for name, item in self._seen.items()}
         drains = {name: state.drain for name, state in states.items() if state and state.drain}
         if any(drain.gang and pod.uid in drain.gang.uids for drain in drains.values()):
             return
         assert pod.node in drains, f"{pod} is evicted from a node that is not drained"
-        assert drains[pod.node].progress is Progress.DRAINING
-        assert self._asked[pod.node] is Finding.FAULTY, "evicted without evidence"
+        assert drains[pod.node].progress is DrainProgress.DRAINING
+        assert self._asked[pod.node] is NodeFinding.FAULTY, "evicted without evidence"
         others = {uid for uid in self._world.pods.members(pod) - {pod.uid} if int(uid[4:]) <= self._version}
         assert not others, f"{pod} is evicted without {others}"
 
@@ -533,8 +533,8 @@ def history(seed: int) -> World:
     key = choose.choice(("", "zone"))
     budget = Budget(choose.randrange(1, 4), choose.choice((0.1, 0.4, 1.0)), key)
     mode = choose.choice((Mode.CORDON, Mode.DRAIN, Mode.DRAIN))
-    drain = Drain(timeout=choose.choice(("5m", "2h")))
-    pools = (Pool("a", "pool=a", mode, budget, confirm="1s", drain=drain), Pool("rest", mode=Mode.OBSERVE))
+    drain = DrainSettings(timeout=choose.choice(("5m", "2h")))
+    pools = (NodePool("a", "pool=a", mode, budget, confirm="1s", drain=drain), NodePool("rest", mode=Mode.OBSERVE))
     settings = Settings("gpu", Exporters("gpu"), pools, breaker=Breaker(choose.choice((3, 9))))
     count = choose.randrange(3, 8)
     nodes = {f"n{place}": {"pool": "a", "zone": f"z{place % 2}"} for place in range(count)} | {"o0": {"pool": "b"}}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, DcgmError
 from gpu_exporter.sources.dcgm.health_and_peers import Incident
-from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer
+from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, answer
 
 # The most fields of a field group, and the most entities of one call, in a host engine (DCGM 3.3 has the lower limits).
 MOST_FIELDS, MOST_ENTITIES = 127, 64
@@ -227,9 +227,9 @@ class Bindings:
 
     def latest(
         self, handle: Any, entities: Sequence[Entity], fields: Sequence[int]
-    ) -> dict[tuple[Entity, int], Answer]:
+    ) -> dict[tuple[Entity, int], FieldAnswer]:
         """Return the last sample of each field of each entity. Raises DcgmError."""
-        answers: dict[tuple[Entity, int], Answer] = {}
+        answers: dict[tuple[Entity, int], FieldAnswer] = {}
         pair = self._structs.c_dcgmGroupEntityPair_t
         for first in range(0, len(entities), MOST_ENTITIES):
             batch = entities[first : first + MOST_ENTITIES]
@@ -244,9 +244,9 @@ class Bindings:
                     answers[entity, value.fieldId] = _answer(value)
         return answers
 
-    def since(self, handle: Any, group: Any, fields: Any, stamp: int) -> tuple[list[tuple[Entity, Answer]], int]:
+    def since(self, handle: Any, group: Any, fields: Any, stamp: int) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
         """Return every sample after a timestamp, and the timestamp for the next call. Raises DcgmError."""
-        samples: list[tuple[Entity, Answer]] = []
+        samples: list[tuple[Entity, FieldAnswer]] = []
         with self._errors():
             stamp = self._agent.dcgmGetValuesSince_v2(handle, group, fields, stamp, self._enumerate, samples)
         return samples, int(stamp)
@@ -259,7 +259,7 @@ def _collect(group: int, entity: int, values: Any, count: int, samples: int) -> 
     return 0
 
 
-def _answer(value: Any) -> Answer:
+def _answer(value: Any) -> FieldAnswer:
     kind, union = chr(value.fieldType), value.value
     raw = union.dbl if kind == "d" else _text(union.str) if kind == "s" else union.i64
     return answer(int(value.status), kind, raw, int(value.ts))

@@ -10,13 +10,13 @@ from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.errors import SEE_LOG, SOURCE_LOST, DcgmError, source_lost
-from gpu_exporter.sources.dcgm.values import Answer, Entity
+from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Connection:
+class EngineConnection:
     """A handle of a host engine. `bindings` has the calls, each of which takes the handle first."""
 
     def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, heartbeat: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Connection:
             with suppress(DcgmError, SourceLost):
                 self.call(function, *args, **kwargs)
 
-    def latest(self, entities: Sequence[Entity], fields: Sequence[int]) -> Mapping[tuple[Entity, int], Answer]:
+    def latest(self, entities: Sequence[Entity], fields: Sequence[int]) -> Mapping[tuple[Entity, int], FieldAnswer]:
         """Return the last samples of some fields. Raises SourceLost."""
         try:
             return self.call(self.bindings.latest, entities, fields)

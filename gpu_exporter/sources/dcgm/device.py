@@ -5,22 +5,147 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
+from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
-from gpu_exporter.sources.dcgm.groups import Watch, WatchRequest
+from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest
 from gpu_exporter.sources.dcgm.health_and_peers import HealthAndPeers
-from gpu_exporter.sources.dcgm.identity import GPU_FIELDS, MIG_MODE, SYSTEM_FIELDS, identify
-from gpu_exporter.sources.dcgm.inventory import LINK_NONE, LINK_UP, LIST_SECONDS
-from gpu_exporter.sources.dcgm.layout import UUID, Layout, instances, layout
+from gpu_exporter.sources.dcgm.inventory import LINK_NONE, LINK_UP, LIST_SECONDS, Inventory
 from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS, FieldQuery, plan
-from gpu_exporter.sources.dcgm.profiling import Profiling
-from gpu_exporter.sources.dcgm.session import Session, Table
-from gpu_exporter.sources.dcgm.values import Answer, Entity, gpu, link
+from gpu_exporter.sources.dcgm.profiling import ProfilingReads
+from gpu_exporter.sources.dcgm.session import FieldTable, Session
+from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, gpu, link
+
+NAME, UUID = 50, 54
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The states of a GPU's NVLinks, whether it is in MIG mode, and its MIG instances and devices."""
+
+    links: tuple[int, ...]
+    mig: bool
+    parts: tuple[MigPart, ...]
+
+    @property
+    def shape(self) -> object:
+        """What decides which fields are read: of a link, only its existence, not its state."""
+        return self.mig, self.parts, tuple(state != LINK_NONE for state in self.links)
+
+    def of(self, group: EntityGroup) -> list[MigPart]:
+        """Return the MIG parts of one kind."""
+        return [part for part in self.parts if part.entity.group is group]
+
+
+def layout(inventory: Inventory, board: Entity, *, links: bool, mig: bool) -> Layout:
+    """Return the current layout of a GPU, with its links if they are wanted. Raises SourceLost.
+
+    `mig` is whether the GPU says that it is in MIG mode; one that has instances is, too.
+    """
+    parts = inventory.parts()
+    own = {part.entity for part in parts if part.parent == board}
+    devices = [part for part in parts if part.parent in own]
+    # In a GPU instance without a compute instance nothing can run.
+    instances = [part for part in parts if part.entity in {device.parent for device in devices}]
+    states = tuple(inventory.links(board.id)) if links else ()
+    return Layout(states, mig or bool(own), (*instances, *devices))
+
+
+class Instances(NamedTuple):
+    """Return the labels of the GPU instances that are read, and the constant values of these and their devices."""
+
+    labels: Mapping[Entity, Labels]
+    constants: Sequence[tuple[Metric, Labels, float]]
+
+
+def instances(session: Session, layout: Layout, chosen: Sequence[int | str]) -> Instances:
+    """Return the chosen GPU instances, by DCGM's numbers or their devices' UUIDs; all by default. Raises SourceLost."""
+    devices, parts = layout.of(EntityGroup.GPU_CI), layout.of(EntityGroup.GPU_I)
+    uuids = _texts(session, UUID, [device.entity for device in devices])
+    if chosen:
+        by_uuid = {device.parent for device in devices if uuids.get(device.entity) in chosen}
+        parts = [part for part in parts if part.entity.id in chosen or part.entity in by_uuid]
+        devices = [device for device in devices if device.parent in {part.entity for part in parts}]
+    names = _texts(session, NAME, [part.entity for part in parts])
+    labels: dict[Entity, Labels] = {}
+    constants: list[tuple[Metric, Labels, float]] = []
+    for part in parts:
+        labels[part.entity] = (("GPU_I_ID", str(part.number)), ("GPU_I_PROFILE", names.get(part.entity, "")))
+        constants.append((m.INSTANCE_SLICES, labels[part.entity], float(part.slices)))
+    for device in devices:
+        identity = (("compute_instance_id", str(device.number)), ("mig_uuid", uuids.get(device.entity, "")))
+        constants.append((m.MIG_DEVICE, (*labels.get(device.parent, ()), *identity), 1.0))
+    return Instances(labels, constants)
+
+
+def _texts(session: Session, field: int, entities: Sequence[Entity]) -> dict[Entity, str]:
+    if not entities:
+        return {}
+    request = WatchRequest("names", tuple(entities), (field,), SAMPLED_SECONDS[Pace.STATIC])
+    watch, refused = session.groups.watch(request)
+    answers = {} if refused else session.connection.latest(entities, (field,))
+    session.groups.unwatch(watch)
+    return {entity: answer.value for (entity, _), answer in answers.items() if isinstance(answer.value, str)}
+
+
+# Fields of the system and of a GPU that complement its attributes.
+NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE = 2, 5, 55, 63, 67
+SYSTEM_FIELDS = (NVML_VERSION, CUDA_DRIVER)
+GPU_FIELDS = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE, UUID)
+# NVML's names of architectures, by compute capability.
+ARCHITECTURES = {
+    (5, 0): "Maxwell",
+    (6, 0): "Pascal",
+    (7, 0): "Volta",
+    (7, 5): "Turing",
+    (8, 0): "Ampere",
+    (8, 9): "Ada",
+    (9, 0): "Hopper",
+    (10, 0): "Blackwell",
+}
+
+
+def identify(index: int, attributes: Attributes, answers: Mapping[int, FieldAnswer]) -> Gpu:
+    """Return the identity, without details that DCGM does not know."""
+
+    def number(field: int) -> int | None:
+        answer = answers.get(field)
+        return int(answer.value) if answer is not None and isinstance(answer.value, int | float) else None
+
+    nvml = answers.get(NVML_VERSION)
+    cuda, minor, capability = number(CUDA_DRIVER), number(MINOR_NUMBER), number(COMPUTE_CAPABILITY)
+    pair = None if capability is None else (capability >> 16, capability & 0xFFFF)
+    info = {
+        "driver_version": attributes.driver,
+        "nvml_version": nvml.value if nvml is not None and isinstance(nvml.value, str) else "",
+        "cuda_version": "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "serial": attributes.serial,
+        "vbios_version": attributes.vbios,
+        "inforom_version": attributes.inforom,
+        "architecture": "" if pair is None else _architecture(pair),
+        "compute_capability": "" if pair is None else f"{pair[0]}.{pair[1]}",
+    }
+    return Gpu(
+        index=index,
+        uuid=attributes.uuid,
+        pci_bus_id=detail(attributes.pci),
+        model=attributes.name,
+        device="" if minor is None else f"nvidia{minor}",
+        driver=attributes.driver,
+        info=tuple((name, value) for name, value in info.items() if detail(value)),
+    )
+
+
+def _architecture(capability: tuple[int, int]) -> str:
+    """Return the newest architecture up to this compute capability; a capability that is not listed may be any."""
+    return next((ARCHITECTURES[first] for first in sorted(ARCHITECTURES, reverse=True) if first <= capability), "")
+
 
 # If a GPU has no new sample for this long, the host engine is alive but stuck in the driver.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
@@ -34,7 +159,7 @@ class DeviceContext(Protocol):
     interval: float
     instances: Sequence[int | str]
 
-    def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
+    def read(self, session: Session, paces: frozenset[Pace], since: float) -> FieldTable:
         """Return the answers for these paces, read after `since` (monotonic seconds)."""
 
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
@@ -68,8 +193,8 @@ class DcgmDevice:
         self._number, self._board, self._interval = number, gpu(number), context.interval
         self._series: dict[tuple[Metric, Labels], Series] = {}
         self._answered: set[Series] = set()
-        self._watches: list[Watch] = []
-        self._profiling_watches: list[Watch] = []
+        self._watches: list[FieldWatch] = []
+        self._profiling_watches: list[FieldWatch] = []
         self._refused: dict[Metric, str] = {}
         self._constants: dict[Series, float] = {}
         self._paused: Series | None = None
@@ -77,8 +202,8 @@ class DcgmDevice:
         self._read_once = False
         self._xids: deque[XidEvent] = deque(maxlen=MOST_XIDS)
         self._health_and_peers = HealthAndPeers(self._series_of, metrics)
-        self._xid_watch: Watch | None = None
-        self._identity_watch: Watch | None = None
+        self._xid_watch: FieldWatch | None = None
+        self._identity_watch: FieldWatch | None = None
         self._other_since: int | None = None
         try:
             self.gpu = self._identify(index)
@@ -149,7 +274,7 @@ class DcgmDevice:
 
     def _watch_profiling(self) -> None:
         """Make the host engine sample the profiling fields. One that cannot profile refuses only these."""
-        profiling = self._profiling = Profiling(
+        profiling = self._profiling = ProfilingReads(
             self._plan.profiling, self._interval, time.monotonic(), self._session.counted
         )
         for request in self._plan.profiling_requests(self._interval):
@@ -221,7 +346,7 @@ class DcgmDevice:
 
     def _read_plain(
         self,
-        answers: Mapping[tuple[Entity, int], Answer],
+        answers: Mapping[tuple[Entity, int], FieldAnswer],
         due: Sequence[FieldQuery],
         now: float,
         values: dict[Series, float],
@@ -319,7 +444,7 @@ class DcgmDevice:
             values[self._paused] = 1.0
         return set() if before is None or before is self._paused else {before}
 
-    def _unsupported(self, answers: Mapping[tuple[Entity, int], Answer], now: float) -> dict[Metric, str]:
+    def _unsupported(self, answers: Mapping[tuple[Entity, int], FieldAnswer], now: float) -> dict[Metric, str]:
         """Return the metrics that neither the GPU nor any part of it has answered yet, with the reason."""
         reasons = {**self._plan.unsupported, **self._refused, **self._profiling.unsupported(answers, now)}
         reasons.update(self._health_and_peers.unsupported)
@@ -346,5 +471,5 @@ class DcgmDevice:
         self._unwatch()
 
 
-def _value(query: FieldQuery, answer: Answer | None) -> float | None:
+def _value(query: FieldQuery, answer: FieldAnswer | None) -> float | None:
     return query.value(answer.value) if answer is not None and isinstance(answer.value, int | float) else None

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import MOST_FIELDS
-from gpu_exporter.sources.dcgm.connection import Connection
+from gpu_exporter.sources.dcgm.connection import EngineConnection
 from gpu_exporter.sources.dcgm.errors import (
     BADPARAM,
     DUPLICATE_KEY,
@@ -51,7 +51,7 @@ class WatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class FieldWatch:
     """What the host engine samples for a request: fields of entities, in the field groups that it accepted."""
 
     entities: Entities
@@ -72,7 +72,7 @@ class _Shared:
 class Groups:
     """The groups of a connection. Every method but `unwatch` and `drop` raises SourceLost if that is broken."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: EngineConnection) -> None:
         self._connection = connection
         self._bindings = connection.bindings
         self._names = map(f"gpu-exporter-{os.getpid()}-{secrets.token_hex(4)}-{{}}".format, itertools.count())
@@ -82,15 +82,15 @@ class Groups:
 
     # --- watches --------------------------------------------------------------------------------------------------
 
-    def watch(self, request: WatchRequest) -> tuple[Watch, dict[int, DcgmError]]:
+    def watch(self, request: WatchRequest) -> tuple[FieldWatch, dict[int, DcgmError]]:
         """Make the host engine sample fields. The second value is the error of each field that it refused."""
         refused: dict[int, DcgmError] = {}
         if not request.entities:
-            return Watch((), ()), {}
+            return FieldWatch((), ()), {}
         try:
             group = self.acquire(request.entities)
         except DcgmError as error:
-            return Watch((), ()), dict.fromkeys(request.fields, error)
+            return FieldWatch((), ()), dict.fromkeys(request.fields, error)
         accepted: list[FieldIds] = []
         pending = [request.fields[at : at + MOST_FIELDS] for at in range(0, len(request.fields), MOST_FIELDS)]
         while pending:
@@ -104,7 +104,7 @@ class Groups:
                     pending += [fields[:middle], fields[middle:]]
                 else:
                     refused.update(dict.fromkeys(fields, error))
-        return Watch(request.entities, tuple(accepted)), refused
+        return FieldWatch(request.entities, tuple(accepted)), refused
 
     def _watch_fields(self, group: Any, request: WatchRequest, fields: FieldIds) -> None:
         field_group = self._acquire_fields(fields)
@@ -117,7 +117,7 @@ class Groups:
             raise
         self._watchers.update((entity, field) for entity in request.entities for field in fields)
 
-    def unwatch(self, watch: Watch) -> None:
+    def unwatch(self, watch: FieldWatch) -> None:
         """End a watch. Fields that another watch has, too, are still sampled. Never raises."""
         if not watch.entities:
             return

@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
-from gpu_exporter.sources.dcgm.connection import Connection
+from gpu_exporter.sources.dcgm.connection import EngineConnection
 from gpu_exporter.sources.dcgm.errors import MODULE_NOT_LOADED, SEE_LOG, DcgmError
-from gpu_exporter.sources.dcgm.groups import Groups, Watch, WatchRequest
-from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
+from gpu_exporter.sources.dcgm.groups import FieldWatch, Groups, WatchRequest
+from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, gpu, link
 
 T = TypeVar("T")
 # How many seconds a list of MIG instances or NVLinks is used before it is read again.
@@ -27,12 +27,12 @@ SYSTEM_SECONDS = 3600.0
 class Inventory:
     """The hardware of one connection. Every method raises SourceLost if the connection is broken."""
 
-    def __init__(self, connection: Connection, groups: Groups) -> None:
+    def __init__(self, connection: EngineConnection, groups: Groups) -> None:
         self._connection, self._groups = connection, groups
         self._bindings = connection.bindings
         self._lists: dict[str, tuple[float, Any]] = {}
-        self._link_watches: dict[int, tuple[Watch, dict[int, DcgmError]]] = {}
-        self._system: Mapping[tuple[Entity, int], Answer] | None = None
+        self._link_watches: dict[int, tuple[FieldWatch, dict[int, DcgmError]]] = {}
+        self._system: Mapping[tuple[Entity, int], FieldAnswer] | None = None
 
     def gpus(self, *, supported: bool = False) -> list[int]:
         """Return DCGM's numbers of all GPUs since its start, or of those that it can read now."""
@@ -46,7 +46,7 @@ class Inventory:
         """Return the identity of a GPU. Raises DcgmError."""
         return self._connection.call(self._bindings.attributes, number)
 
-    def of_system(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], Answer]:
+    def of_system(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], FieldAnswer]:
         """Return fields that belong to no entity, read through a GPU.
 
         They are watched once and until the end of the connection: the host engine can't end such a watch.

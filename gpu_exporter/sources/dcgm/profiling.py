@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import FieldQuery
-from gpu_exporter.sources.dcgm.values import Answer, Entity
+from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer
 
 # A sample that comes more than this many intervals after the previous one is the mean of only the last interval.
 LONGEST_SPAN = 2.5
@@ -21,7 +21,7 @@ LATER_SECONDS = 600.0
 
 
 @dataclass(slots=True)
-class Profiling:
+class ProfilingReads:
     """The state of the profiling fields since they were first watched at `since` (monotonic seconds).
 
     `counted` has the stamps of samples that any device of this GPU has taken: while the GPU is attached twice, the
@@ -52,7 +52,7 @@ class Profiling:
 
     def read(
         self,
-        answers: Mapping[tuple[Entity, int], Answer],
+        answers: Mapping[tuple[Entity, int], FieldAnswer],
         now: float,
         values: dict[Series, float],
         spans: dict[Series, float],
@@ -98,7 +98,7 @@ class Profiling:
         without = bool(self.refused) or (bool(self.queries) and not self.seen_at)
         return without and now - self.since >= LATER_SECONDS
 
-    def unsupported(self, answers: Mapping[tuple[Entity, int], Answer], now: float) -> dict[Metric, str]:
+    def unsupported(self, answers: Mapping[tuple[Entity, int], FieldAnswer], now: float) -> dict[Metric, str]:
         """Return the metrics that never had a value, with the reason, once a value is overdue."""
         reasons = dict(self.refused)
         seen = {series.metric for series in self.seen_at}
@@ -113,7 +113,7 @@ class Profiling:
         return reasons
 
     def computed_sums(
-        self, queries: Sequence[FieldQuery], answers: Mapping[tuple[Entity, int], Answer], now: float
+        self, queries: Sequence[FieldQuery], answers: Mapping[tuple[Entity, int], FieldAnswer], now: float
     ) -> set[Series]:
         """Return the sums that are computed from their parts, because these have values or are only paused.
 
@@ -125,7 +125,7 @@ class Profiling:
         sums = (query.series for query in queries if query.series.metric.sum_of)
         return {series for series in sums if parts.issuperset(series.metric.sum_of)}
 
-    def resume(self, before: Profiling) -> None:
+    def resume(self, before: ProfilingReads) -> None:
         """Continue where an earlier state ended, so that no sample counts twice."""
         for query in self.queries:
             series = query.series

@@ -6,30 +6,159 @@ Nothing of it outlives the connection: a host engine that was restarted has none
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.io.user_text import Hostengine
-from gpu_exporter.model.metric import Pace
+from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Bindings
-from gpu_exporter.sources.dcgm.calls import Calls
-from gpu_exporter.sources.dcgm.connection import Connection
-from gpu_exporter.sources.dcgm.groups import Groups
-from gpu_exporter.sources.dcgm.health_and_peers import NO_ANSWERS, CallAnswers
-from gpu_exporter.sources.dcgm.inventory import Inventory
-from gpu_exporter.sources.dcgm.values import Answer, Entity
-from gpu_exporter.sources.dcgm.xids import XidWatches
+from gpu_exporter.sources.dcgm.connection import EngineConnection
+from gpu_exporter.sources.dcgm.errors import (
+    FUNCTION_NOT_FOUND,
+    MODULE_NOT_LOADED,
+    NOT_SUPPORTED,
+    DcgmError,
+    outcome,
+)
+from gpu_exporter.sources.dcgm.groups import FieldWatch, Groups, WatchRequest
+from gpu_exporter.sources.dcgm.health_and_peers import NO_ANSWERS, CallAnswers, Incident
+from gpu_exporter.sources.dcgm.inventory import RETRY_SECONDS, Inventory
+from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer, gpu
+
+NO_MODULE = "no_module"
+
+
+class Calls:
+    """The calls of one connection, made while any device subscribes to them."""
+
+    def __init__(self, connection: EngineConnection, groups: Groups, inventory: Inventory) -> None:
+        self.answers: CallAnswers = NO_ANSWERS
+        self._connection, self._groups, self._inventory = connection, groups, inventory
+        self._bindings = connection.bindings
+        self._subscriptions: dict[object, tuple[Entity, frozenset[Metric]]] = {}
+        self._boards: tuple[Entity, ...] = ()
+        self._retry_at: dict[Metric, float] = {}
+
+    def subscribe(self, subscriber: object, board: Entity, rows: frozenset[Metric]) -> None:
+        """Read these rows of a GPU, each at its pace, until `unsubscribe`."""
+        if rows:
+            self._subscriptions[subscriber] = board, rows
+
+    def unsubscribe(self, subscriber: object) -> None:
+        """Stop reading for a subscriber."""
+        self._subscriptions.pop(subscriber, None)
+
+    def read(self, pace: Pace) -> None:
+        """Make the calls of this pace that are due. Raises SourceLost."""
+        for row in {row for _, rows in self._subscriptions.values() for row in rows if row.pace is pace}:
+            if time.monotonic() < self._retry_at.get(row, 0.0):
+                continue
+            try:
+                if row is m.EXP_HEALTH:
+                    self.answers = self.answers._replace(health=self._health())
+                else:
+                    self.answers = self.answers._replace(peers=self._peers())
+            except DcgmError as error:
+                reason = NO_MODULE if error.code == MODULE_NOT_LOADED else outcome(error.code)
+                if error.code in (MODULE_NOT_LOADED, FUNCTION_NOT_FOUND, NOT_SUPPORTED):
+                    self._retry_at[row] = time.monotonic() + RETRY_SECONDS
+                failed = {"health": reason} if row is m.EXP_HEALTH else {"peers": reason}
+                self.answers = self.answers._replace(**failed)
+
+    def _health(self) -> tuple[Incident, ...]:
+        """One call for all GPUs: its answer takes a megabyte."""
+        boards = tuple(sorted({board for board, rows in self._subscriptions.values() if m.EXP_HEALTH in rows}))
+        if boards != self._boards:
+            before, self._boards = self._boards, ()
+            if before:
+                self._groups.drop(before)
+            group = self._groups.acquire(boards)
+            try:
+                self._connection.call(self._bindings.watch_health, group)
+            except DcgmError:
+                self._groups.drop(boards)
+                raise
+            self._boards = boards
+        return self._connection.call(self._bindings.health, self._groups.handle(boards))
+
+    def _peers(self) -> dict[int, dict[int, int]]:
+        """Return the link states by index instead of DCGM's number."""
+        index_of = {number: index for index, number in enumerate(self._inventory.gpus())}
+        states = self._connection.call(self._bindings.peers)
+        return {
+            index_of[number]: {index_of[peer]: status for peer, status in peers.items() if peer in index_of}
+            for number, peers in states.items()
+            if number in index_of
+        }
+
+
+XID = 230
+# Samples are kept for a slow reader: DCGM's own limits on age and number.
+KEEP_SECONDS, KEEP_SAMPLES = 3600.0, 1000
+
+
+class XidWatches:
+    """The XIDs of one connection. Every method but `unwatch` raises SourceLost if the connection is broken."""
+
+    def __init__(self, connection: EngineConnection, groups: Groups) -> None:
+        self._connection, self._groups = connection, groups
+        self._watchers: Counter[int] = Counter()
+        self._boards: tuple[Entity, ...] = ()
+
+    def watch(self, number: int) -> FieldWatch | None:
+        """Make the host engine keep the XIDs of a GPU; return None if it refuses."""
+        watch, refused = self._groups.watch(
+            WatchRequest("xid", (gpu(number),), (XID,), 1.0, KEEP_SECONDS, KEEP_SAMPLES)
+        )
+        if refused:
+            self._groups.unwatch(watch)
+            return None
+        self._watchers[number] += 1
+        self._regroup()
+        return watch
+
+    def unwatch(self, number: int, watch: FieldWatch) -> None:
+        """End the watch of a GPU."""
+        self._watchers[number] -= 1
+        self._regroup()
+        self._groups.unwatch(watch)
+
+    def _regroup(self) -> None:
+        """Create one group of all watched GPUs, so that one call reads the XIDs of all."""
+        boards = tuple(gpu(number) for number in sorted(+self._watchers))
+        if boards == self._boards:
+            return
+        if self._boards:
+            self._groups.drop(self._boards)
+        self._boards = ()
+        if boards:
+            with suppress(DcgmError):  # then DCGM reports no XIDs; the kernel log has them, too
+                self._groups.acquire(boards)
+                self._boards = boards
+
+    def since(self, stamp: int) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
+        """Return every XID after a timestamp, and the timestamp for the next call."""
+        group, fields = self._groups.handle(self._boards), self._groups.fields_handle((XID,))
+        if group is None or fields is None:
+            return [], stamp
+        try:
+            return self._connection.call(self._connection.bindings.since, group, fields, stamp)
+        except DcgmError:  # none yet
+            return [], stamp
+
 
 # The fields that a subscriber wants read, by pace and entity.
 Wanted = Mapping[tuple[Pace, Entity], frozenset[int]]
 
 
 @dataclass(slots=True)
-class Table:
+class FieldTable:
     """The last answers, and when those of a pace were read (monotonic seconds)."""
 
-    answers: dict[tuple[Entity, int], Answer] = field(default_factory=dict)
+    answers: dict[tuple[Entity, int], FieldAnswer] = field(default_factory=dict)
     call_answers: CallAnswers = NO_ANSWERS
     read_at: dict[Pace, float] = field(default_factory=dict)
 
@@ -43,12 +172,12 @@ class Session:
 
     def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, heartbeat: Callable[[], None]) -> None:
         """Connect, as `Connection` does."""
-        self.connection = Connection(bindings, to, timeout, heartbeat)
+        self.connection = EngineConnection(bindings, to, timeout, heartbeat)
         self.groups = Groups(self.connection)
         self.inventory = Inventory(self.connection, self.groups)
         self.calls = Calls(self.connection, self.groups, self.inventory)
         self.xids = XidWatches(self.connection, self.groups)
-        self.table = Table()
+        self.table = FieldTable()
         self.counted: dict[tuple[Entity, int], int] = {}
         self._wanted: dict[object, Wanted] = {}
         self._batches: dict[Pace, dict[frozenset[int], list[Entity]]] = {}

@@ -29,7 +29,7 @@ from gpu_exporter.sources.dcgm.errors import SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
 from gpu_exporter.sources.dcgm.loading import load
 from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
-from gpu_exporter.sources.dcgm.session import Session, Table
+from gpu_exporter.sources.dcgm.session import FieldTable, Session
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import EntityGroup
@@ -254,7 +254,7 @@ class DcgmSource:
 
     # --- what devices use (`DeviceContext`) -----------------------------------------------------------------------
 
-    def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
+    def read(self, session: Session, paces: frozenset[Pace], since: float) -> FieldTable:
         """Return the answers for these paces, read after `since`, once for all devices of a collection."""
         with self._reading:  # held for as long as a call may take, and no longer
             now = time.monotonic()

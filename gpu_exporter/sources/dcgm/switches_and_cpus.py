@@ -9,11 +9,11 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.io.user_text import Devices
 from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
-from gpu_exporter.sources.dcgm.groups import Watch, WatchRequest
+from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest
 from gpu_exporter.sources.dcgm.inventory import Inventory
 from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS, FieldQuery
 from gpu_exporter.sources.dcgm.session import Session
-from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, link
+from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, link
 
 GROUPS = {
     EntityKind.NVSWITCH: EntityGroup.SWITCH,
@@ -39,7 +39,7 @@ class SwitchesAndCpus:
     session: Session
     wanted: frozenset[Metric]
     queries: tuple[FieldQuery, ...] = ()
-    watches: tuple[Watch, ...] = ()
+    watches: tuple[FieldWatch, ...] = ()
 
 
 def wanted(metrics: Iterable[Metric]) -> frozenset[Metric]:
@@ -50,7 +50,7 @@ def wanted(metrics: Iterable[Metric]) -> frozenset[Metric]:
 def watch(session: Session, wanted: frozenset[Metric], chosen: ChosenDevices) -> SwitchesAndCpus:
     """Watch those chosen entities that exist; they are read with the GPUs. Raises DcgmError, SourceLost."""
     queries: list[FieldQuery] = []
-    watches: list[Watch] = []
+    watches: list[FieldWatch] = []
     fields_of: dict[tuple[Pace, Entity], frozenset[int]] = {}
     for entities, rows in _entities(session.inventory, sorted(wanted, key=lambda row: row.key), chosen):
         fields = tuple(sorted({row.dcgm for row in rows if row.dcgm is not None}))
@@ -124,7 +124,7 @@ def _switch_links(inventory: Inventory, switches: Iterable[Entity], chosen: Devi
     }
 
 
-def samples(queries: Iterable[FieldQuery], answers: Mapping[tuple[Entity, int], Answer]) -> tuple[Sample, ...]:
+def samples(queries: Iterable[FieldQuery], answers: Mapping[tuple[Entity, int], FieldAnswer]) -> tuple[Sample, ...]:
     """Return the samples of those queries whose value is within its metric's range."""
     samples = []
     for query in queries:

@@ -56,7 +56,7 @@ def link(owner: Entity, index: int) -> Entity:
     return Entity(EntityGroup.LINK, owner.id << 24 | index << 8 | owner.group)
 
 
-class Answer(NamedTuple):
+class FieldAnswer(NamedTuple):
     """A sample: its value, or the reason why there is none; DCGM's `status`, and `stamp`, its time in microseconds."""
 
     value: float | str | None
@@ -65,12 +65,12 @@ class Answer(NamedTuple):
     stamp: int
 
 
-def answer(status: int, kind: str, raw: float | str, stamp: int) -> Answer:
+def answer(status: int, kind: str, raw: float | str, stamp: int) -> FieldAnswer:
     """Interpret a sample. `kind` is DCGM's letter for the field's type."""
     if status != OK:
-        return Answer(None, outcome(status), status, stamp)
+        return FieldAnswer(None, outcome(status), status, stamp)
     reason = _blank(kind, raw)
-    return Answer(None if reason else raw, reason, status, stamp)
+    return FieldAnswer(None if reason else raw, reason, status, stamp)
 
 
 def _blank(kind: str, raw: float | str) -> str:

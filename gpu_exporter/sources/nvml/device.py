@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +12,113 @@ from typing import Any
 
 import pynvml
 
+from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
 from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES, OF_HOSTS
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
-from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerProcess
+from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerPeer, PerProcess
 from gpu_exporter.sources.nvml.buffers import Buffers
-from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
+from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.handle import Handle
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
-from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
-from gpu_exporter.sources.nvml.xids import XidWatch
+
+
+class Peers:
+    """The peers of one GPU. The labels of a series contain the state, so a new state is a new series."""
+
+    def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric]) -> None:
+        self.unsupported: dict[Metric, str] = {}
+        self._handle, self._gpu = handle, gpu
+        self._rows = [row for row in metrics if isinstance(row.nvml, PerPeer)]
+        self._current: dict[tuple[Metric, int], Series] = {}
+        self._peers: dict[int, Any] = {}
+
+    def read(self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]) -> set[Series]:
+        """Fill in what is due; return the series of states that have ended. Raises SourceLost."""
+        ended: set[Series] = set()
+        for row in self._rows if Pace.RARE in paces else ():
+            assert isinstance(row.nvml, PerPeer)
+            for other in self._others():
+                if row in self.unsupported:
+                    break
+                series = self._current.get((row, other))
+                try:
+                    status = int(self._status(row.nvml, other))
+                except pynvml.NVMLError as error:
+                    self._missing(row, error.value, series, failed)
+                    continue
+                word = LINK_STATUS[status] if status < len(LINK_STATUS) else LINK_STATUS[-1]
+                labels: Labels = (("link_status", word), ("peer_gpu", str(other)))
+                if series is None or series.labels != labels:
+                    ended |= {series} if series else set()
+                    series = self._current[row, other] = Series(row, self._gpu, labels)
+                values[series] = status
+        return ended
+
+    def _others(self) -> Sequence[int]:
+        try:
+            return [index for index in range(pynvml.nvmlDeviceGetCount()) if index != self._gpu.index]
+        except pynvml.NVMLError as error:
+            if error.value in LIBRARY_LOST:
+                raise source_lost(error.value) from error
+            return ()
+
+    def _status(self, call: PerPeer, other: int) -> int:
+        peer = self._peers.get(other)
+        if peer is None:
+            peer = self._peers[other] = pynvml.nvmlDeviceGetHandleByIndex(other)
+        return int(getattr(pynvml, f"nvmlDeviceGet{call.name}")(self._handle, peer, *call.args))
+
+    def _missing(self, row: Metric, code: int, series: Series | None, failed: dict[Series, str]) -> None:
+        """Record that there is no status. A lost GPU may be the peer, and its own read reports that."""
+        if code in LIBRARY_LOST:
+            raise source_lost(code)
+        if series is not None:
+            failed[series] = outcome(code)
+        elif code in UNSUPPORTED:
+            self.unsupported[row] = outcome(code)
+
+
+# The most XIDs of one read; if there are more, the next read has them.
+MOST = 1000
+NO_INSTANCE = 0xFFFFFFFF
+
+
+class XidWatch:
+    """An event set of one GPU, polled at each read, so that no thread has to wait in the driver."""
+
+    def __init__(self, handle: Any, pci: str, lock: AbstractContextManager[None]) -> None:
+        self.since: float | None = None
+        self._pci, self._lock = pci, lock
+        self._set: Any = None
+        now = time.time()  # before the registration: an XID in between must not also count from the kernel log
+        with suppress(pynvml.NVMLError), lock:
+            self._set = pynvml.nvmlEventSetCreate()
+            pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+            self.since = now
+
+    def events(self) -> list[XidEvent]:
+        """Return the XIDs since the last call. Never raises: a GPU that fell off the bus still reports that."""
+        events: list[XidEvent] = []
+        while self.since is not None and len(events) < MOST:
+            try:
+                with self._lock:
+                    data = pynvml.nvmlEventSetWait_v2(self._set, 0)
+            except pynvml.NVMLError:  # usually a timeout: there are no more
+                break
+            if data.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                instance = None if data.gpuInstanceId == NO_INSTANCE else int(data.gpuInstanceId)
+                events.append(XidEvent(time.time(), self._pci, int(data.eventData), instance))
+        return events
+
+    def close(self) -> None:
+        """Free the event set."""
+        if self._set is not None:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._set)
+            self._set = self.since = None
+
 
 # How often the instances of a GPU in MIG mode are listed; after a failed read of one, they are listed at the next read.
 PARTITION_SECONDS = 5.0

@@ -5,6 +5,9 @@ Only this subpackage imports `pynvml` (from nvidia-ml-py). Every call here may b
 
 from __future__ import annotations
 
+import _ctypes
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,8 +23,89 @@ from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.driver import gpus_on_bus, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
-from gpu_exporter.sources.nvml.library import load, release
-from gpu_exporter.sources.nvml.lock import BRIEF, DriverLock
+
+
+def load() -> None:
+    """Load the library, or count another use of it. Raises NVMLError."""
+    pynvml.nvmlInit()
+
+
+def release(times: int) -> None:
+    """Undo that many `load`s, then unload the library if nothing uses it any more. Never raises.
+
+    No call may be inside the library. On an H200 (driver 580), nvmlShutdown closes every device file; after several
+    nvmlInit, only the last nvmlShutdown does.
+    """
+    undone = failed = 0
+    for _ in range(times):
+        try:
+            pynvml.nvmlShutdown()
+            undone += 1
+        except pynvml.NVMLError as error:
+            # After this error the library has no state. After any other error it may have some, and must stay loaded.
+            undone += error.value == pynvml.NVML_ERROR_UNINITIALIZED
+            failed += 1
+    if undone == times:
+        _unload(failed)
+
+
+def _unload(uncounted: int) -> None:
+    """Close the library and clear it in the bindings, so that the next `load` reads the one that is then on disk.
+
+    Does nothing if another user of the bindings in this process has the library loaded, or if the bindings lack what
+    this relies on. The bindings do not count down when nvmlShutdown fails, which it did `uncounted` times.
+    """
+    lock = getattr(pynvml, "libLoadLock", None)
+    cache = getattr(pynvml, "_nvmlGetFunctionPointer_cache", None)
+    close = getattr(_ctypes, "dlclose", None)
+    if lock is None or cache is None or close is None or not hasattr(pynvml, "_nvmlLib_refcount"):
+        return
+    with lock:
+        library = getattr(pynvml, "nvmlLib", None)
+        if library is None or pynvml._nvmlLib_refcount > uncounted:
+            return
+        pynvml.nvmlLib, pynvml._nvmlLib_refcount = None, 0
+        cache.clear()
+    close(library._handle)
+
+
+# Longer than any healthy call, shorter than the deadline of a read.
+PATIENCE = 0.5
+# Longer than a healthy read of all that changes fast.
+BRIEF = 0.05
+
+
+class DriverLock:
+    """A lock around nvmlDeviceGetFieldValues and GPM that no thread holds for longer than `patience` seconds.
+
+    When such calls of four H200s (driver 580) overlapped, processes died of a segmentation fault in nvmlGpmMetricsGet.
+    At that time, batches were also read past their end (`handle.LAST_FIELD`), which crashes without any overlap. Since
+    that was fixed, no process has died on two H200s, with or without this lock. Other NVML clients serialise these
+    calls, too. A holder that takes longer is stuck in the kernel, where it races with no other thread, so the next
+    thread proceeds: a wedged GPU delays the others once.
+
+    A second lock, with BRIEF, is around whole reads, because threads that call the driver at the same time spend CPU
+    waiting for each other. For two H200s that are read at the same time, it saves about a tenth of a read, little more
+    than the noise; it was not measured with more GPUs.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._free = threading.Condition()
+        self._holder: int | None = None
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        with self._free:
+            while self._holder is not None and (left := self._since + self._patience - time.monotonic()) > 0:
+                self._free.wait(left)
+            self._holder, self._since = threading.get_ident(), time.monotonic()
+
+    def __exit__(self, *exception: object) -> None:
+        with self._free:
+            if self._holder == threading.get_ident():
+                self._holder = None
+                self._free.notify()
 
 
 @contextmanager

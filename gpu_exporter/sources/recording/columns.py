@@ -17,7 +17,7 @@ from gpu_exporter.model.metric import Kind
 HOLE_INTERVALS = 10
 
 
-class Held(NamedTuple):
+class HeldValues(NamedTuple):
     """The known values of a period: for how many seconds they were held, their integral, the lowest and the highest."""
 
     seconds: float
@@ -26,7 +26,7 @@ class Held(NamedTuple):
     high: float
 
 
-def mean(parts: Sequence[Held]) -> float | None:
+def mean(parts: Sequence[HeldValues]) -> float | None:
     """Return the mean of parts of a period by their seconds; None if no value is known.
 
     Rounding never takes it outside the values: a constant is its own mean, and no bound of a value is exceeded.
@@ -74,7 +74,7 @@ class Column:
             if self.seconds[n]:
                 yield self.times[n], self.values[n]
 
-    def held(self, after: float, until: float) -> Iterator[Held]:
+    def held(self, after: float, until: float) -> Iterator[HeldValues]:
         """Yield what is known of this period, if anything is. Only its own values are summed up, so none loses digits
         to larger ones that were recorded before.
         """
@@ -87,7 +87,7 @@ class Column:
                 seconds, area = seconds + part, area + part * self.values[n]
         if seconds > 0:
             values = self.values[first : last + 1 if self.seconds[last] else last]
-            yield Held(seconds, area, min(values), max(values))
+            yield HeldValues(seconds, area, min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,68 @@ Recordings are untrusted: types, sizes and numbers are checked.
 
 from __future__ import annotations
 
+import gzip
 import math
+import os
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import IO, Any, NamedTuple, NoReturn, TypeGuard, cast
 
 from gpu_exporter.io.decoding import json_as, printable
+from gpu_exporter.io.file_access import open_regular
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.recording.columns import Recording, Timeline
-from gpu_exporter.sources.recording.lines import damaged, lines
+
+# Eight GPUs recorded ten times a second reach this after about twenty minutes, a single one after almost three hours.
+MOST_BYTES = 256 << 20
+MOST_LINES = 1_000_000
+# A line of all metrics has about 4 kB.
+MOST_LINE_BYTES = 1 << 20
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the content of each line. Raises GpuExporterError."""
+    number = 0
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as raw:
+            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+            unpacked = gzip.GzipFile(fileobj=raw) if zipped else raw
+            for number, line in _limited(path, cast(IO[bytes], unpacked)):
+                yield number, line
+    except FileNotFoundError:
+        raise GpuExporterError(f"recording {path}: no such file; check --recording") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        damaged(path, number + 1, f"the gzip stream is truncated or corrupt ({error})")
+    except OSError as error:
+        raise GpuExporterError(f"recording {path}: {error.strerror or error}") from error
+
+
+def _limited(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    number = total = 0
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        number += 1
+        total += len(line)
+        if len(line) > MOST_LINE_BYTES:
+            damaged(path, number, f"longer than {MOST_LINE_BYTES >> 20} MiB; this is not a line of a recording")
+        if total > MOST_BYTES or number > MOST_LINES:
+            damaged(path, number, f"{beyond_limit('unpacked')}; record for a shorter time")
+        yield number, line
+
+
+def beyond_limit(state: str) -> str:
+    """Return what is wrong with a recording that is too large."""
+    return f"the recording has more than {MOST_BYTES >> 20} MiB {state} or {MOST_LINES} lines"
+
+
+def damaged(path: Path, number: int, what: str) -> NoReturn:
+    """Raise GpuExporterError for a line."""
+    raise GpuExporterError(f"recording {path}, line {number}: {what}")
+
 
 FORMAT, VERSION = "gpu-exporter-recording", 1
 # At the beginning of a phase, clocks, power and one-second means are still those of the previous phase.
@@ -46,7 +95,7 @@ class Tick(NamedTuple):
 
 def load(path: Path) -> Recording:
     """Read a recording. Raises GpuExporterError naming file and line when it is unreadable or damaged."""
-    reader = Reader(path)
+    reader = RecordingReader(path)
     timeline = Timeline(reader.interval, {index: {} for index in reader.gpus})
     for at, gpu, _, samples in reader.ticks():
         if not timeline.add(at, gpu.index, samples):
@@ -60,7 +109,7 @@ def load(path: Path) -> Recording:
 
 def ticks(path: Path) -> Iterator[Tick]:
     """Yield the ticks of a recording as they were written. Raises GpuExporterError as `load` does."""
-    yield from Reader(path).ticks()
+    yield from RecordingReader(path).ticks()
 
 
 def job_of(path: Path) -> str:
@@ -98,7 +147,7 @@ class _Line:
     phase: str = ""
 
 
-class Reader:
+class RecordingReader:
     """Reads the header of a recording, then its ticks. Raises GpuExporterError as `load` does."""
 
     def __init__(self, path: Path) -> None:

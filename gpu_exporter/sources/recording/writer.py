@@ -13,11 +13,10 @@ from typing import IO, Any, cast
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.sources.recording.format import FORMAT, VERSION
-from gpu_exporter.sources.recording.lines import MOST_BYTES, MOST_LINES, beyond_limit
+from gpu_exporter.sources.recording.format import FORMAT, MOST_BYTES, MOST_LINES, VERSION, beyond_limit
 
 
-class Writer:
+class RecordingWriter:
     """Writes a recording, with gzip if the name ends in .gz. With `mask`, UUIDs do not identify the machine.
 
     `source` is the name of the source of the values; of a replay, the one from which the replayed file was recorded.

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import count
 from math import exp
 from random import Random
 from typing import NamedTuple
@@ -17,9 +18,35 @@ from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.schedule import GpuVariation, Schedule, SegmentPart
-from gpu_exporter.sources.simulated.workload import Activity
-from gpu_exporter.sources.simulated.xids import Xid
+from gpu_exporter.sources.simulated.schedule import GpuVariation, JobSchedule, SegmentPart
+from gpu_exporter.sources.simulated.workload import SimulatedActivity
+
+# Each GPU has one XID in each of these periods, at a random time. Those of real GPUs are rarer.
+PERIOD_SECONDS = 12 * 3600.0
+# Not within the time that `diagnose` watches by default.
+FIRST_SECONDS = 30.0
+# Illegal memory accesses are more frequent than other exceptions in kernels.
+CODES = (31, 31, 31, 13)
+
+
+class SimulatedXid(NamedTuple):
+    """An XID, `at` seconds after the start."""
+
+    at: float
+    code: int
+
+
+def upcoming(identity: str, schedule: JobSchedule, after: float, *, early: bool) -> Iterator[SimulatedXid]:
+    """Yield the XIDs of a GPU later than `after`, in order. They occur while a job runs; without jobs, the first is
+    infinitely far away. With `early`, the first is soon after the start.
+    """
+    for period in count(int(after // PERIOD_SECONDS)):
+        rng = Random(f"{identity}/xid/{period}")
+        begin = FIRST_SECONDS if early and not period else (period + rng.random()) * PERIOD_SECONDS
+        at = schedule.running_from(begin)
+        if at > after:
+            yield SimulatedXid(at, rng.choice(CODES))
+
 
 # Some systems cannot sleep much longer at a time.
 LONGEST_SLEEP = 3600.0
@@ -47,7 +74,7 @@ class Contribution(NamedTuple):
     """One part of a weighted mean: its weight, the activity, and the position of the GPU in its swing."""
 
     weight: float
-    activity: Activity
+    activity: SimulatedActivity
     swing: float
 
 
@@ -71,8 +98,8 @@ class SimulatedDevice:
         identity: str,
         faults: Sequence[ScriptedFault],
         metrics: Sequence[Metric],
-        schedule: Schedule,
-        xids: Iterator[Xid],
+        schedule: JobSchedule,
+        xids: Iterator[SimulatedXid],
     ) -> None:
         self.gpu = gpu
         self.xids_since: float | None = time.time()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
-from gpu_exporter.sources.simulated.schedule import Schedule
+from gpu_exporter.sources.simulated.schedule import JobSchedule
 from gpu_exporter.sources.simulated.workload import Workloads
 
 
@@ -24,9 +24,9 @@ class SimulatedNode:
     gpus: int
     seed: int
     workloads: Workloads
-    schedule: Schedule
-    idle: Schedule
-    free: Schedule
+    schedule: JobSchedule
+    idle: JobSchedule
+    free: JobSchedule
     reloads: tuple[ScriptedFault, ...]
     clock: Callable[[], float]
     sleep: Callable[[float], None]

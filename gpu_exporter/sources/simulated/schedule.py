@@ -11,7 +11,7 @@ from math import cos, inf, pi, sin
 from random import Random
 from typing import NamedTuple
 
-from gpu_exporter.sources.simulated.workload import Activity, Workloads
+from gpu_exporter.sources.simulated.workload import SimulatedActivity, Workloads
 
 # A schedule repeats, so that any time can be looked up without a history.
 PERIOD_SECONDS = 7200.0
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
     start: float
     seconds: float
-    activity: Activity
+    activity: SimulatedActivity
     steps: int
     phase: float
     joules: tuple[float, float]
@@ -75,13 +75,15 @@ def _sine(sines: int, seconds: float, phase: float, begin: float, end: float) ->
     return (cos(speed * begin + phase) - cos(speed * end + phase)) / (speed * (end - begin))
 
 
-class Schedule:
+class JobSchedule:
     """The activities of the GPUs of a block of nodes, at any time from 0 on.
 
     With `only`, this is their activity at all times, and there are no jobs.
     """
 
-    def __init__(self, seed: str, workloads: Workloads, *, nodes: int, gpus: int, only: Activity | None = None) -> None:
+    def __init__(
+        self, seed: str, workloads: Workloads, *, nodes: int, gpus: int, only: SimulatedActivity | None = None
+    ) -> None:
         rng = Random(seed)
         together = 0.0 if gpus == 1 else 1.0 if nodes > 1 else TOGETHER_SHARE
         self._segments: list[Segment] = []
@@ -139,7 +141,7 @@ class Schedule:
         )
 
 
-def _jobs(rng: Random, workloads: Workloads, together: float) -> Iterator[tuple[Activity, float, float]]:
+def _jobs(rng: Random, workloads: Workloads, together: float) -> Iterator[tuple[SimulatedActivity, float, float]]:
     """Yield activities, their seconds and the seconds of a step, for about one period.
 
     `together` is the share of jobs whose GPUs train one model and communicate over NVLink.

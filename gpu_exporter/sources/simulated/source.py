@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
@@ -20,14 +20,53 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Device
 from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
-from gpu_exporter.sources.simulated import placement
-from gpu_exporter.sources.simulated.device import SimulatedDevice
+from gpu_exporter.sources.simulated.device import SimulatedDevice, upcoming
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.placement import Place
-from gpu_exporter.sources.simulated.schedule import Schedule, blocks
+from gpu_exporter.sources.simulated.schedule import JobSchedule, blocks
 from gpu_exporter.sources.simulated.workload import Workloads
-from gpu_exporter.sources.simulated.xids import upcoming
+
+# A shared node has several pods: of this many GPUs, one is free, and one belongs to a notebook that does not use it.
+SHARED_GPUS = 8
+# The GPUs of a training pod on a shared node.
+POD_GPUS = 2
+
+
+class PodPlace(NamedTuple):
+    """The pods of a GPU, one or none, and whether they train on it."""
+
+    owners: Sequence[Owner]
+    trains: bool
+
+
+FREE = PodPlace((), trains=False)
+
+
+def whole(job: str, rank: int, gpus: int, seed: int) -> Sequence[PodPlace]:
+    """Return the places of a node whose GPUs all belong to one pod, which is this rank of a job."""
+    return [_training(job, rank, seed)] * gpus
+
+
+def shared(job: str, notebook: str, gpus: int, seed: int) -> Sequence[PodPlace]:
+    """Return the places of a node with all pods of a job, an idle notebook and free GPUs. A small node has one pod."""
+    unused = gpus // SHARED_GPUS
+    if not unused:
+        return whole(job, 0, gpus, seed)
+    training = [_training(job, index // POD_GPUS, seed) for index in range(gpus - 2 * unused)]
+    idle = PodPlace((_pod(notebook, 0, "notebook", seed),), trains=False)
+    return [*training, *[idle] * unused, *[FREE] * unused]
+
+
+def _training(job: str, rank: int, seed: int) -> PodPlace:
+    return PodPlace((_pod(job, rank, "train", seed),), trains=True)
+
+
+def _pod(workload: str, rank: int, container: str, seed: int) -> Owner:
+    """Return a pod as the API server describes it: its name ends with its rank."""
+    name = f"{workload}-{rank}"
+    uid = UUID(bytes=sha256(f"{seed}/{name}".encode()).digest()[:16], version=4)
+    return Owner("simulated", name, container, str(uid), workload, str(rank))
+
 
 if TYPE_CHECKING:
     from gpu_exporter.sources.simulated.inject import NodeInjection
@@ -64,9 +103,11 @@ def fleet(
         return clock() - begin
 
     size = Counter(block_of)
-    schedules = {block: Schedule(f"{seed}/{block}", workloads, nodes=nodes, gpus=gpus) for block, nodes in size.items()}
+    schedules = {
+        block: JobSchedule(f"{seed}/{block}", workloads, nodes=nodes, gpus=gpus) for block, nodes in size.items()
+    }
     idle, free = (
-        Schedule(f"{seed}/{only.name}", workloads, nodes=1, gpus=gpus, only=only)
+        JobSchedule(f"{seed}/{only.name}", workloads, nodes=1, gpus=gpus, only=only)
         for only in (workloads.idle, workloads.free)
     )
     injections = _injections(settings.inject, names, gpus)
@@ -76,11 +117,11 @@ def fleet(
         reloads = tuple(fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, name))
         node = SimulatedNode(name, gpus, seed, workloads, schedules[block], idle, free, reloads, since_begin, sleep)
         if name in injections:
-            places = placement.whole(f"injected-{name}", 0, gpus, seed)
+            places = whole(f"injected-{name}", 0, gpus, seed)
         elif size[block] > 1:
-            places = placement.whole(f"train-{block:03}", block_of[:number].count(block), gpus, seed)
+            places = whole(f"train-{block:03}", block_of[:number].count(block), gpus, seed)
         else:
-            places = placement.shared(f"train-{block:03}", f"notebook-{block:03}", gpus, seed)
+            places = shared(f"train-{block:03}", f"notebook-{block:03}", gpus, seed)
         sources[name] = SimulatedSource(node, places, faults, gil_lock, injections.get(name), early_xid=not number)
     return sources
 
@@ -105,7 +146,7 @@ class SimulatedSource:
     def __init__(
         self,
         node: SimulatedNode,
-        places: Sequence[Place],
+        places: Sequence[PodPlace],
         faults: Sequence[ScriptedFault],
         gil_lock: Lock,
         injection: NodeInjection | None = None,

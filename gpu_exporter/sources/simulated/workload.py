@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from statistics import fmean, mode, pstdev
+from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.sources.recording.phase_statistics import ValueStatistics, statistics
+from gpu_exporter.sources.recording.format import SETTLE_SECONDS, ticks
 from gpu_exporter.sources.recording.replay import STATES
+
+
+class ValueStatistics(NamedTuple):
+    """The statistics of one value in a phase; `mode` is the most frequent value."""
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    mode: float
+
+
+def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, ValueStatistics]]]:
+    """Return the first GPU of a recording, and by phase the statistics of every value after the first seconds.
+
+    Raises GpuExporterError as `load` does.
+    """
+    begun: dict[int, tuple[str, float]] = {}
+    by_phase: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    first: Gpu | None = None
+    for t, gpu, phase, samples in ticks(path):
+        first = first or gpu
+        if begun.get(gpu.index, ("", 0.0))[0] != phase:
+            begun[gpu.index] = phase, t
+        if phase and t - begun[gpu.index][1] >= SETTLE_SECONDS:
+            for name, value in samples.items():
+                by_phase[phase][name].append(value)
+    return first or Gpu(0), {
+        phase: {name: _statistics_of(values) for name, values in columns.items()} for phase, columns in by_phase.items()
+    }
+
+
+def _statistics_of(values: Sequence[float]) -> ValueStatistics:
+    return ValueStatistics(fmean(values), pstdev(values), min(values), max(values), mode(values))
+
 
 IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
 # Phases of a healthy training job. Only the first was recorded on GPUs that work together.
@@ -24,7 +62,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Activity:
+class SimulatedActivity:
     """What a GPU does for some time: for each row the middle and the swing of its value, in the exposed unit.
 
     No swing leaves the recorded range, so no value does.
@@ -39,11 +77,11 @@ class Activity:
 class JobKind:
     """A kind of training job: its activities in order, and the seconds that copying its memory takes."""
 
-    load: Activity
-    warm_up: Activity
-    train: Activity
-    save: Activity
-    hold: Activity
+    load: SimulatedActivity
+    warm_up: SimulatedActivity
+    train: SimulatedActivity
+    save: SimulatedActivity
+    hold: SimulatedActivity
     copy_seconds: float
 
 
@@ -57,12 +95,12 @@ class Workloads:
     gpu: Gpu
     rows: Mapping[str, int]
     whole: frozenset[str]
-    idle: Activity
-    free: Activity
+    idle: SimulatedActivity
+    free: SimulatedActivity
     together: JobKind
     alone: Sequence[JobKind]
 
-    def power(self, activity: Activity) -> tuple[float, float]:
+    def power(self, activity: SimulatedActivity) -> tuple[float, float]:
         """Return the power of an activity in watts: middle and swing."""
         row = self.rows[m.POWER.key]
         return activity.mid[row], activity.swing[row]
@@ -112,9 +150,9 @@ def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, Valu
     )
 
 
-def _activity(name: str, keys: Sequence[str], levels: Mapping[str, ValueStatistics]) -> Activity:
+def _activity(name: str, keys: Sequence[str], levels: Mapping[str, ValueStatistics]) -> SimulatedActivity:
     held = [BY_KEY[key].unit in HELD for key in keys]
-    return Activity(
+    return SimulatedActivity(
         name,
         [levels[key].mode if still else levels[key].mean for key, still in zip(keys, held, strict=True)],
         [0.0 if still else _swing(levels[key]) for key, still in zip(keys, held, strict=True)],

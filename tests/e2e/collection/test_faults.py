@@ -247,7 +247,7 @@ def test_a_container_that_lost_its_devices(start: Start, gpus: Drive) -> None:
     answer = exporter.get("/api/v1/node")[1].decode()
     node = json.loads(answer)
     found = evidence.judge(answer, node["node"], node["boot_id"], degraded=True)
-    assert (found.finding, found.faults) == (evidence.Finding.UNKNOWN, ())
+    assert (found.finding, found.faults) == (evidence.NodeFinding.UNKNOWN, ())
     driver.restore(1)
     page = exporter.until(lambda page: states(page) == {0: "unknown", 1: "up"})
     assert page.value("gpu_exporter_source_up") == 1

@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.remediation.cluster import KubernetesCluster
 from gpu_exporter.remediation.pods import read
 from gpu_exporter.remediation.run import client
-from gpu_exporter.remediation.settings import Exporters, Pool, Settings
+from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
 from tests.support import eviction_contract
 from tests.support.fakes.apiserver import FakeApiServer, pod_object
 
@@ -27,7 +27,7 @@ def test_answers_are_those_of_a_real_server(tmp_path: Path, version: str) -> Non
     path = f"/apis/policy/{version}/namespaces/team/poddisruptionbudgets"
     server.put(path, {"metadata": {"name": "kept"}, "spec": budget, "status": {"disruptionsAllowed": 0}})
     with closing(client(server.account, server.environment)) as api:
-        cluster = KubernetesCluster(api, Settings("gpu", Exporters("gpu"), (Pool("all"),)))
+        cluster = KubernetesCluster(api, Settings("gpu", Exporters("gpu"), (NodePool("all"),)))
         free, kept = map(read, cluster.pods_on("node", fresh=True))
         assert eviction_contract.answers(cluster, free, kept) == eviction_contract.EXPECTED
         assert [read(item).name for item in cluster.pods_on("node", fresh=True)] == ["kept"]

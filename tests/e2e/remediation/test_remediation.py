@@ -18,7 +18,16 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.ledger import CLAIMS
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.run import explain, run
-from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Notify, Pool, Settings
+from gpu_exporter.remediation.settings import (
+    Breaker,
+    Budget,
+    DrainSettings,
+    Exporters,
+    Mode,
+    NodePool,
+    Notify,
+    Settings,
+)
 from tests.support.fakes.apiserver import FakeApiServer
 from tests.support.tools import LIMIT, free_port, until
 
@@ -47,7 +56,7 @@ class Site:
     def settings(self, mode: Mode, **pool: Any) -> Settings:
         """Return settings with one pool in this mode."""
         exporters = Exporters("gpu", port=self.port)
-        pools = (Pool("all", "", mode, **{"budget": Budget(1, 1.0), "confirm": "1ms", "clean": "1ms", **pool}),)
+        pools = (NodePool("all", "", mode, **{"budget": Budget(1, 1.0), "confirm": "1ms", "clean": "1ms", **pool}),)
         return Settings(
             "gpu",
             exporters,
@@ -370,7 +379,7 @@ def test_time_for_a_checkpoint(site: Site, start: Start) -> None:
 def test_a_drain_that_cannot_end(site: Site, start: Start) -> None:
     """After the timeout, people are notified; nothing is forced."""
     site.pod("precious", "n0", notes={POLICY: "never"})
-    start(site.settings(Mode.DRAIN, drain=Drain(timeout="2s")))
+    start(site.settings(Mode.DRAIN, drain=DrainSettings(timeout="2s")))
     site.fail("n0")
     until(lambda: 'reason="protected_pods"} 1.0' in site.metrics(), what="the wait")
     until(lambda: site.received[-1]["verb"] == "drain_timeout", what="the timeout")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet import measure
-from gpu_exporter.sources.simulated.xids import CODES
+from gpu_exporter.sources.simulated.device import CODES
 from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
 from tests.support.prometheus import scraping

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.pipeline.hand_over import HandOver, ReleaseState, device_files
-from gpu_exporter.sources.nvml import library
+from gpu_exporter.sources.nvml import source
 from tests.support.virtual_time import Clock
 
 
@@ -75,8 +75,8 @@ class Bindings:
         )
         for name, value in changes.items():
             setattr(self.module, name, value)
-        monkeypatch.setattr(library, "pynvml", self.module)
-        monkeypatch.setattr(library, "_ctypes", SimpleNamespace(dlclose=self.closed.append))
+        monkeypatch.setattr(source, "pynvml", self.module)
+        monkeypatch.setattr(source, "_ctypes", SimpleNamespace(dlclose=self.closed.append))
 
     def _shutdown(self) -> None:
         code = next(self._codes)
@@ -102,7 +102,7 @@ class Bindings:
 def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, ...], closed: bool) -> None:
     """The library is unloaded after its last user, and loaded again by the next nvmlInit."""
     bindings = Bindings(monkeypatch, users, *codes)
-    library.release(len(codes))
+    source.release(len(codes))
     assert bindings.closed == ([7] if closed else [])
     assert (bindings.module.nvmlLib is None) is closed
     assert (not bindings.module._nvmlGetFunctionPointer_cache) is closed
@@ -112,5 +112,5 @@ def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, .
 def test_unknown_bindings_are_not_changed(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
     """The library then stays loaded."""
     bindings = Bindings(monkeypatch, 1, 0, **change)
-    library.release(1)
+    source.release(1)
     assert bindings.closed == []

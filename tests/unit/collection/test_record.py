@@ -22,7 +22,7 @@ from gpu_exporter.pipeline.accumulator import Accumulator
 from gpu_exporter.sources.choice import only
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import ReplaySource
-from gpu_exporter.sources.recording.writer import Writer
+from gpu_exporter.sources.recording.writer import RecordingWriter
 
 
 def recorded(source: Source, path: Path) -> tuple[int, bool]:
@@ -33,7 +33,7 @@ def test_an_unforeseen_error_is_raised(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(Writer, "tick", fail)
+    monkeypatch.setattr(RecordingWriter, "tick", fail)
     with pytest.raises(RuntimeError, match="unforeseen"):
         recorded(only(Config(source="simulated")), tmp_path / "out.jsonl")
 
@@ -71,7 +71,7 @@ def test_zeros_that_cannot_be_are_neither_played_nor_recorded(tmp_path: Path) ->
     """An old recording of a board whose driver answers 0 for what it does not know has no such values."""
     zeros = dict.fromkeys((row.key for row in (m.FB_TOTAL, m.FB_USED, m.POWER_LIMIT, m.GPU_TEMP, m.GPU_UTIL)), 0.0)
     old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
-    writer = Writer(old, [Gpu(0, "GPU-0")], 0.1, mask=False)
+    writer = RecordingWriter(old, [Gpu(0, "GPU-0")], 0.1, mask=False)
     for n in range(50):
         writer.tick(1000 + n / 10, 0, zeros)
     writer.close()

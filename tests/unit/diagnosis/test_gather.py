@@ -32,7 +32,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.recording import format as recording_format
-from gpu_exporter.sources.recording.lines import lines
+from gpu_exporter.sources.recording.format import lines
 
 BUSY = {m.GR_ENGINE_ACTIVE.key: 0.98, m.SM_ACTIVE.key: 0.9, m.TENSOR_ACTIVE.key: 0.8, m.POWER_INSTANT.key: 600.0}
 

@@ -12,8 +12,8 @@ import pytest
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import audit
-from gpu_exporter.profiling.others import other_profiler
 from gpu_exporter.profiling.processes import MOST_COMMAND, Process, environment, is_alive, look_up
+from gpu_exporter.profiling.taking import other_profiler
 from tests.unit.profiling.test_watch import proc
 
 

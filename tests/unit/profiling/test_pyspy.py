@@ -16,7 +16,7 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process, environment, is_alive, look_up
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling, failure_of, reason
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure, failure_of, reason
 from gpu_exporter.profiling.stacks import ThreadProfile, parse, profiles
 from tests.support.busy_jobs import busy_job
 from tests.support.tools import until
@@ -145,7 +145,7 @@ def test_a_py_spy_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
     here = look_up(FILES, os.getpid())
     answer = pyspy.sample(stand_in(tmp_path, "exec sleep 600"), [here], Sampling(0.2), FILES, tmp_path)[here.pid]
     assert isinstance(answer, NotSampled)
-    assert answer.failure is Failure.TIMEOUT
+    assert answer.failure is SamplingFailure.TIMEOUT
     assert [path.name for path in tmp_path.iterdir()] == ["py-spy"]
 
 
@@ -169,14 +169,14 @@ def test_stacks_that_are_too_large(tmp_path: Path) -> None:
     here = look_up(FILES, os.getpid())
     answer = pyspy.sample(program, [here], Sampling(1.0, most_bytes=2 << 20), FILES, tmp_path)[here.pid]
     assert isinstance(answer, NotSampled)
-    assert (answer.failure, str(answer)) == (Failure.TOO_LARGE, f"{here.title}: its stacks exceed 2 MiB")
+    assert (answer.failure, str(answer)) == (SamplingFailure.TOO_LARGE, f"{here.title}: its stacks exceed 2 MiB")
 
 
 def test_kinds_of_failures() -> None:
-    assert failure_of("No space left on device (os error 28)") is Failure.DISK
-    assert failure_of("Permission denied (os error 13)") is Failure.NOT_PERMITTED
-    assert failure_of("Error: Unsupported version of Python: 4.0") is Failure.UNSUPPORTED
-    assert failure_of("x") is Failure.OTHER
+    assert failure_of("No space left on device (os error 28)") is SamplingFailure.DISK
+    assert failure_of("Permission denied (os error 13)") is SamplingFailure.NOT_PERMITTED
+    assert failure_of("Error: Unsupported version of Python: 4.0") is SamplingFailure.UNSUPPORTED
+    assert failure_of("x") is SamplingFailure.OTHER
 
 
 def test_why_py_spy_failed() -> None:

@@ -16,7 +16,7 @@ import pytest
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.profiling import pyspy
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from tests.unit.profiling.test_watch import proc
 
 PROGRAM = Path("/bin/py-spy")
@@ -103,7 +103,7 @@ def files(tmp_path: Path) -> HostFiles:
     return HostFiles(tmp_path, tmp_path)
 
 
-def outcome(files: HostFiles, tmp_path: Path) -> tuple[Failure | None, str]:
+def outcome(files: HostFiles, tmp_path: Path) -> tuple[SamplingFailure | None, str]:
     """Return what is said about process 7, and make sure that no file is left."""
     (tmp_path / "scratch").mkdir()
     found = pyspy.sample(PROGRAM, PROCESSES[:1], Sampling(1.0, most_bytes=3 << 20), files, tmp_path / "scratch")[7]
@@ -116,13 +116,21 @@ def outcome(files: HostFiles, tmp_path: Path) -> tuple[Failure | None, str]:
     [
         ((0, b"a 1\n", b"warning"), None, "a 1\n"),
         ((0, b"a\xff 1\n", b""), None, "a\ufffd 1\n"),
-        ((1, b"half", b"Error: No space left on device\n"), Failure.DISK, "py-spy returned no stacks: Error: No space"),
-        ((0, b"", b""), Failure.OTHER, "py-spy returned no stacks: no reason given"),
-        ((0, None, b""), Failure.OTHER, "py-spy returned no stacks: no reason given"),
-        ((-signal.SIGXFSZ, b"half", b""), Failure.TOO_LARGE, "its stacks exceed 3 MiB"),
-        ((signal.SIGXFSZ, b"half", b""), Failure.OTHER, "py-spy returned no stacks"),
-        ((1, None, b"Error: Failed to find a Python interpreter"), Failure.NOT_PYTHON, "it does not run Python"),
-        ((1, None, NO_PYTHON), Failure.NOT_PERMITTED, "not permitted: run as root"),
+        (
+            (1, b"half", b"Error: No space left on device\n"),
+            SamplingFailure.DISK,
+            "py-spy returned no stacks: Error: No space",
+        ),
+        ((0, b"", b""), SamplingFailure.OTHER, "py-spy returned no stacks: no reason given"),
+        ((0, None, b""), SamplingFailure.OTHER, "py-spy returned no stacks: no reason given"),
+        ((-signal.SIGXFSZ, b"half", b""), SamplingFailure.TOO_LARGE, "its stacks exceed 3 MiB"),
+        ((signal.SIGXFSZ, b"half", b""), SamplingFailure.OTHER, "py-spy returned no stacks"),
+        (
+            (1, None, b"Error: Failed to find a Python interpreter"),
+            SamplingFailure.NOT_PYTHON,
+            "it does not run Python",
+        ),
+        ((1, None, NO_PYTHON), SamplingFailure.NOT_PERMITTED, "not permitted: run as root"),
     ],
 )
 def test_outcomes(
@@ -130,7 +138,7 @@ def test_outcomes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     result: tuple[int, bytes | None, bytes],
-    failure: Failure | None,
+    failure: SamplingFailure | None,
     text: str,
 ) -> None:
     """Where py-spy does not say why, a single look at the process does."""
@@ -147,14 +155,14 @@ def test_a_look_that_hangs(files: HostFiles, tmp_path: Path, monkeypatch: pytest
         raise subprocess.TimeoutExpired("py-spy", 1.0)
 
     runs.dump = hangs
-    assert outcome(files, tmp_path) == (Failure.OTHER, "py-spy returned no stacks: no reason given")
+    assert outcome(files, tmp_path) == (SamplingFailure.OTHER, "py-spy returned no stacks: no reason given")
 
 
 def test_a_process_that_has_ended(files: HostFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever py-spy says then. Stacks that it has written count."""
     (tmp_path / "7/stat").unlink()
     runs = Runs(monkeypatch, p7=(1, None, NO_PYTHON))
-    assert outcome(files, tmp_path) == (Failure.ENDED, "it ended before it was sampled")
+    assert outcome(files, tmp_path) == (SamplingFailure.ENDED, "it ended before it was sampled")
     assert "dumped" not in runs.events
 
 
@@ -163,7 +171,7 @@ def test_all_are_sampled_at_the_same_time(files: HostFiles, tmp_path: Path, monk
     runs = Runs(monkeypatch, p7=(None, b"half", b""), p8=(0, b"a 1\n", b""))
     found = pyspy.sample(PROGRAM, PROCESSES, Sampling(2.0), files, tmp_path)
     assert isinstance(found[7], NotSampled)
-    assert (found[7].failure, found[8]) == (Failure.TIMEOUT, "a 1\n")
+    assert (found[7].failure, found[8]) == (SamplingFailure.TIMEOUT, "a 1\n")
     assert runs.now == 2.0 + pyspy.SLACK_SECONDS
     assert runs.events == [("limit", 1007), ("limit", 1008), "killed", "waited"]
 

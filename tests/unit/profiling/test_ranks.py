@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.profiling import html_report, text_report
+from gpu_exporter.profiling import html_page, text_report
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.ranks import odd_ones
@@ -37,7 +37,7 @@ def test_the_rank_that_the_others_wait_for() -> None:
         "but process 12 (t.py, rank 2) on GPU 2 is at /t.py(71): evaluate",
         "",
     ]
-    assert "3 of 4 processes are at /t.py(40): step, but process 12" in Document(html_report.page(ranks)).text
+    assert "3 of 4 processes are at /t.py(40): step, but process 12" in Document(html_page.page(ranks)).text
 
 
 def test_ranks_that_make_progress() -> None:

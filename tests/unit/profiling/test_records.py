@@ -14,12 +14,12 @@ from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import records
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.records import (
     CauseShare,
+    CodeLine,
     FailedProcess,
     KernelTime,
-    Line,
     OddRank,
     ProcessStacks,
     ProfiledProcess,
@@ -55,7 +55,7 @@ def test_a_summary_has_the_main_thread() -> None:
     assert (python.cause, python.seconds, python.share) == (TraceCause.PYTHON, 7.061, 0.6997)
     assert python.words == STACK_WORDS[TraceCause.PYTHON]
     assert (loading.cause, loading.seconds, loading.share) == (TraceCause.DATA_LOADING, 3.03, 0.3003)
-    assert loading.lines == tuple(Line(f"/t.py({line}): load_batch", round(line / 333, 4)) for line in (40, 30, 20))
+    assert loading.lines == tuple(CodeLine(f"/t.py({line}): load_batch", round(line / 333, 4)) for line in (40, 30, 20))
     assert records.process_summary(profile("thread (8): x;f (/w.py:1) 9\n"), []).causes == ()
     assert records.traced_process(PROCESS, ["GPU-a"]) == replace(found, samples=0, causes=())
 
@@ -96,8 +96,8 @@ def test_an_odd_process_in_words(rank: str, others: int, words: str) -> None:
 
 
 def test_a_failure() -> None:
-    error = NotSampled("it failed", Failure.TIMEOUT)
-    assert records.failure(PROCESS, error) == FailedProcess(7, 1000, "train.py", Failure.TIMEOUT, "it failed")
+    error = NotSampled("it failed", SamplingFailure.TIMEOUT)
+    assert records.failure(PROCESS, error) == FailedProcess(7, 1000, "train.py", SamplingFailure.TIMEOUT, "it failed")
 
 
 def summary(
@@ -159,10 +159,12 @@ def test_the_latest_profile_of_a_gpu() -> None:
 def test_series_of_profiles() -> None:
     """GPUs that are gone have none. The same series is the same object each time."""
     series, gpus = ProfileSeries(), [GpuSamples(Gpu(index, uuid), 1.0, (), {}) for index, uuid in enumerate("ab")]
-    series.count(ProfileReason.STALL, [(PROCESS, Failure.ENDED), (PROCESS, Failure.ENDED)], succeeded=True)
+    series.count(
+        ProfileReason.STALL, [(PROCESS, SamplingFailure.ENDED), (PROCESS, SamplingFailure.ENDED)], succeeded=True
+    )
     series.count(ProfileReason.STALL, [], succeeded=True)
     series.count(ProfileReason.SCHEDULE, [], succeeded=False)
-    series.count_failure(Failure.DISK)
+    series.count_failure(SamplingFailure.DISK)
     for seconds in (0.1234564, 1.0):
         series.add_kernels(summary(kernels=[KernelTime("b", "gemm", seconds), KernelTime("gone", "gemm", 5.0)]))
     stored = [summary(1, 1000.0, processes=[profiled("a", python=1.0, copies=2.0)])]
@@ -184,7 +186,9 @@ def test_series_of_profiles() -> None:
         (m.IDLE_CAUSE.name, "a", "copies"): 0.6667,
     }
     assert {label for name, _, label in found if name == m.PROFILES.name} == {reason.value for reason in ProfileReason}
-    assert {label for name, _, label in found if name == m.PROFILE_FAILURES.name} == {each.value for each in Failure}
+    assert {label for name, _, label in found if name == m.PROFILE_FAILURES.name} == {
+        each.value for each in SamplingFailure
+    }
     first, again = (series.samples(gpus, stored, 1000.0) for _ in range(2))
     assert all(one.series is other.series for one, other in zip(first, again, strict=True))
     later = samples(1000.1 + SHOWN_SECONDS)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.profiling import html_report, text_report
+from gpu_exporter.io.file_access import write_private
+from gpu_exporter.profiling import html_page, text_report
 from gpu_exporter.profiling.audit import audit_line
-from gpu_exporter.profiling.private_file import write_private
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.result import ProcessProfile, all_stacks, folded_lines, process_profile
@@ -120,40 +120,40 @@ def test_workers_in_text() -> None:
     assert text[at + 1].endswith("  loading data")
     assert text.count("") == 1
     assert text[text.index("") + 1] == text[0]
-    document = Document(html_report.page([found]))
+    document = Document(html_page.page([found]))
     assert "loading data" in document.text
     assert "Stacks of other threads and processes" in document.text
 
 
 def test_html_is_bounded() -> None:
     """The JSON in it has everything."""
-    threads = html_report.MOST_THREADS
-    text = Document(html_report.page([many(threads + 1, 2 * html_report.MOST_LINES, waiting=1)])).text
+    threads = html_page.MOST_THREADS
+    text = Document(html_page.page([many(threads + 1, 2 * html_page.MOST_LINES, waiting=1)])).text
     assert sum(text.count(f"Busy{number:02}") for number in range(threads + 1)) == threads
     assert "Pool" not in text
-    assert text.count("/a.py(") >= html_report.MOST_LINES * threads
-    one = Document(html_report.page([many(1, html_report.MOST_LINES + 1)])).text
+    assert text.count("/a.py(") >= html_page.MOST_LINES * threads
+    one = Document(html_page.page([many(1, html_page.MOST_LINES + 1)])).text
     shown = one.partition("Stacks of")[0]
-    assert shown.count("/a.py(") == html_report.MOST_LINES
-    most = html_report.MOST_PROCESSES
+    assert shown.count("/a.py(") == html_page.MOST_LINES
+    most = html_page.MOST_PROCESSES
     document = Document(
-        html_report.page([replace(many(), process=Process(pid, 1, 0, "t", pid)) for pid in range(most + 3)])
+        html_page.page([replace(many(), process=Process(pid, 1, 0, "t", pid)) for pid in range(most + 3)])
     )
     assert sum(name == "h2" for name, _ in document.elements) == most
     assert "3 more processes are only in the JSON." in document.text
     (data,) = [text for name, text in document.raw if name == "script"]
     assert len(json.loads(data)) == most + 3
-    assert "more processes" not in Document(html_report.page([many()] * most)).text
+    assert "more processes" not in Document(html_page.page([many()] * most)).text
 
 
 def test_html_of_a_process() -> None:
-    document = Document(html_report.page([profile()]))
+    document = Document(html_page.page([profile()]))
     assert "Process 7 (python train.py) on GPU 0" in document.text
     assert "Sampled 100 times in 5 s." in document.text
     captions = ("Stacks of the main thread", "Stacks of other threads and processes")
     assert all(caption in document.text for caption in captions)
     only_main = Document(
-        html_report.page([process_profile(Process(7, 1, 0, "t", 7), parse(FOLDED.splitlines()[0]), Sampling())])
+        html_page.page([process_profile(Process(7, 1, 0, "t", 7), parse(FOLDED.splitlines()[0]), Sampling())])
     )
     assert [caption in only_main.text for caption in captions] == [True, False]
 
@@ -167,7 +167,7 @@ def test_json() -> None:
 
 
 def test_html() -> None:
-    document = Document(html_report.page([profile(), profile(8)]))
+    document = Document(html_page.page([profile(), profile(8)]))
     assert "<b>watch" in document.text
     assert "/home/u/train.py(31): load_batch" in document.text
     assert sum(name == "svg" for name, _ in document.elements) == 4

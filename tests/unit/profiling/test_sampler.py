@@ -19,7 +19,7 @@ import pytest
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.processes import Process, look_up
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.sample_server import MOST_RATE, SampleServer, checked
 from gpu_exporter.profiling.sampler import (
     MOST_REQUEST_BYTES,
@@ -83,9 +83,9 @@ def test_only_processes_on_a_gpu_are_sampled(served: Path) -> None:
     assert found[here.pid] == f"stacks of {here.pid}"
     refused, ended = found[parent.pid], found[gone.pid]
     assert isinstance(refused, NotSampled)
-    assert (refused.failure, str(refused).endswith(": holds no GPU")) == (Failure.NOT_PERMITTED, True)
+    assert (refused.failure, str(refused).endswith(": holds no GPU")) == (SamplingFailure.NOT_PERMITTED, True)
     assert isinstance(ended, NotSampled)
-    assert ended.failure is Failure.ENDED
+    assert ended.failure is SamplingFailure.ENDED
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_server_that_is_not_there(path: Path) -> None:
     here = look_up(FILES, os.getpid())
     found = RemoteSampler(path).sample([here], Sampling())[here.pid]
     assert isinstance(found, NotSampled)
-    assert found.failure is Failure.SAMPLER
+    assert found.failure is SamplingFailure.SAMPLER
     assert str(found) == f"--profile-socket {path}: No such file or directory: is gpu-exporter sampler running?"
 
 
@@ -130,9 +130,9 @@ def test_answers_of_another_program(path: Path) -> None:
         found = [RemoteSampler(path).sample([here], Sampling())[here.pid] for _ in answers]
         thread.join()
     assert [each.failure for each in found if isinstance(each, NotSampled)] == [
-        Failure.SAMPLER,
-        Failure.SAMPLER,
-        Failure.OTHER,
+        SamplingFailure.SAMPLER,
+        SamplingFailure.SAMPLER,
+        SamplingFailure.OTHER,
     ]
     assert all(str(each).isprintable() for each in found)
 
@@ -147,7 +147,7 @@ def test_whom_a_server_samples(path: Path, tmp_path: Path, caplog: pytest.LogCap
     class Fake:
         def sample(self, processes: Sequence[Process], sampling: Sampling) -> Mapping[int, str | NotSampled]:
             asked.append(([process.pid for process in processes], sampling))
-            return {7: "stacks", 9: NotSampled("it hangs", Failure.TIMEOUT)}
+            return {7: "stacks", 9: NotSampled("it hangs", SamplingFailure.TIMEOUT)}
 
     with closing(SampleServer(path, Fake(), HostFiles(tmp_path, tmp_path), lambda pid: pid != 8)) as server:
         answers = server.answers(SampleRequest(1, (7, 8, 9, 7, 10), 2.0, 25))
@@ -186,12 +186,16 @@ def test_clients_are_answered_until_the_end(path: Path, caplog: pytest.LogCaptur
     ("answer", "failure", "text"),
     [
         (SampleAnswer(7, "folded"), None, "folded"),
-        (SampleAnswer(7, "", "timeout", "it hangs"), Failure.TIMEOUT, "it hangs"),
-        (SampleAnswer(7, "", "of a newer server", "x\n" * 300), Failure.OTHER, ("x " * 150)[: MOST_WHY - 1] + "…"),
-        (None, Failure.SAMPLER, "process 7 (a.py): the sample server did not answer about it"),
+        (SampleAnswer(7, "", "timeout", "it hangs"), SamplingFailure.TIMEOUT, "it hangs"),
+        (
+            SampleAnswer(7, "", "of a newer server", "x\n" * 300),
+            SamplingFailure.OTHER,
+            ("x " * 150)[: MOST_WHY - 1] + "…",
+        ),
+        (None, SamplingFailure.SAMPLER, "process 7 (a.py): the sample server did not answer about it"),
     ],
 )
-def test_outcomes(answer: SampleAnswer | None, failure: Failure | None, text: str) -> None:
+def test_outcomes(answer: SampleAnswer | None, failure: SamplingFailure | None, text: str) -> None:
     found = _outcome(Process(7, 1, 0, "a.py", 7), answer)
     assert str(found) == text
     assert (found.failure if isinstance(found, NotSampled) else None) is failure

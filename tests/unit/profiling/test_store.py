@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.io import file_access
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.profile_reason import ProfileReason
-from gpu_exporter.profiling import private_file, records, store
-from gpu_exporter.profiling.pyspy import Failure
-from gpu_exporter.profiling.records import CauseShare, FailedProcess, Line, ProcessStacks, ProfiledProcess, Summary
+from gpu_exporter.profiling import records, store
+from gpu_exporter.profiling.pyspy import SamplingFailure
+from gpu_exporter.profiling.records import CauseShare, CodeLine, FailedProcess, ProcessStacks, ProfiledProcess, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 
 HOSTILE = "python <script>alert(1)</script> ../../x"
 
 
 def summary(number: int = 0, at: float = 1000.0) -> Summary:
-    cause = CauseShare(TraceCause.DATA_LOADING, "waiting", 4.5, 0.9, (Line("/a.py(3): load_batch", 0.9),))
+    cause = CauseShare(TraceCause.DATA_LOADING, "waiting", 4.5, 0.9, (CodeLine("/a.py(3): load_batch", 0.9),))
     process = ProfiledProcess(7, 1000, HOSTILE, "0", ("GPU-0",), 250, (cause,))
-    failed = FailedProcess(8, 1000, "sleep", Failure.NOT_PYTHON, "no Python")
+    failed = FailedProcess(8, 1000, "sleep", SamplingFailure.NOT_PYTHON, "no Python")
     return Summary(f"{number:013}", at, ProfileReason.STALL, "x", ("GPU-0",), (0,), 5.0, 50, (process,), (failed,))
 
 
@@ -162,7 +163,7 @@ def test_a_full_folder_makes_room(tmp_path: Path) -> None:
         made.add(summary(number), STACKS)
     assert len(made.summaries) == 2
     seen = []
-    write = private_file.write_private
+    write = file_access.write_private
 
     def noted(path: Path, content: bytes) -> None:
         seen.append(len(list(tmp_path.iterdir())))

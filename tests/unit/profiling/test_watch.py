@@ -20,11 +20,11 @@ from gpu_exporter.profiling import tracing
 from gpu_exporter.profiling import watch as watching
 from gpu_exporter.profiling.kineto_ipc import TraceOptions
 from gpu_exporter.profiling.processes import Process
-from gpu_exporter.profiling.pyspy import Failure, NotSampled, Sampling
+from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from gpu_exporter.profiling.tracing import Traced
-from gpu_exporter.profiling.triggers import GAP_SECONDS, MOST_PROCESSES, Asked, Device, Refusal, Rules
+from gpu_exporter.profiling.triggers import GAP_SECONDS, MOST_PROCESSES, Asked, ProfiledGpu, ProfileRefusal, Rules
 from gpu_exporter.profiling.watch import Given, GpuFindings, ProfileWatch, devices, remembered
 
 GPU = Gpu(0, "GPU-0")
@@ -48,7 +48,7 @@ class FakeSampler:
         return {process.pid: self.answer(process) for process in processes}
 
 
-def fails(failure: Failure) -> Answer:
+def fails(failure: SamplingFailure) -> Answer:
     return lambda process: NotSampled("it failed", failure)
 
 
@@ -115,15 +115,15 @@ def test_a_profile_has_samples(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failure", "tries"),
     [
-        (Failure.NOT_PYTHON, 1),
-        (Failure.ENDED, 2),
-        (Failure.TIMEOUT, 1),
-        (Failure.NOT_PERMITTED, 3),
-        (Failure.SAMPLER, 3),
+        (SamplingFailure.NOT_PYTHON, 1),
+        (SamplingFailure.ENDED, 2),
+        (SamplingFailure.TIMEOUT, 1),
+        (SamplingFailure.NOT_PERMITTED, 3),
+        (SamplingFailure.SAMPLER, 3),
     ],
 )
 def test_what_is_tried_again(
-    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, failure: Failure, tries: int
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, failure: SamplingFailure, tries: int
 ) -> None:
     """A program that responded badly is left alone. A fault of the node is tried again, and logged once."""
     proc(tmp_path / "proc", 7)
@@ -134,14 +134,14 @@ def test_what_is_tried_again(
     assert len(sampler.asked) == tries
     assert found[f"gpu_exporter_profile_failures_total,{failure.value}"] == tries
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said == ["profile: it failed"] * (2 if failure is Failure.ENDED else 1)
+    assert said == ["profile: it failed"] * (2 if failure is SamplingFailure.ENDED else 1)
     assert found["gpu_exporter_profiles_total,schedule"] == 0
     assert len(watch.store.summaries) == tries
 
 
 def test_budgets_and_bad_programs_outlive_a_restart(make: Make, tmp_path: Path) -> None:
     proc(tmp_path / "proc", 7)
-    ticked(make(FakeSampler(fails(Failure.TIMEOUT))), seen(7))
+    ticked(make(FakeSampler(fails(SamplingFailure.TIMEOUT))), seen(7))
     again = make(FakeSampler())
     again.store.load(0.0)
     (summary,) = again.store.summaries
@@ -249,14 +249,14 @@ def test_a_request_of_a_person(make: Make, tmp_path: Path, caplog: pytest.LogCap
     """It is taken at the next look, and audited with the user. A failure does not use up the budget."""
     caplog.set_level("INFO")
     proc(tmp_path / "proc", 7)
-    sampler = FakeSampler(fails(Failure.NOT_PERMITTED))
+    sampler = FakeSampler(fails(SamplingFailure.NOT_PERMITTED))
     watch = make(sampler, ProfileReason.STRAGGLER)
     failed, refused = watch.ask(Asked("mia")), watch.ask(Asked("eve"))
-    assert isinstance(refused.result(0), Refusal)
+    assert isinstance(refused.result(0), ProfileRefusal)
     ticked(watch, seen(7))
     answer = failed.result(0)
     assert isinstance(answer, Given)
-    assert [each.reason for each in answer.summary.failed] == [Failure.NOT_PERMITTED]
+    assert [each.reason for each in answer.summary.failed] == [SamplingFailure.NOT_PERMITTED]
     sampler.answer = lambda process: FOLDED
     taken, found = watch.ask(Asked("mia")), ticked(watch, seen(7))
     answer = taken.result(0)
@@ -267,7 +267,7 @@ def test_a_request_of_a_person(make: Make, tmp_path: Path, caplog: pytest.LogCap
     assert "reason=request:by=mia" in caplog.text
     over = watch.ask(Asked("mia"))
     ticked(watch, seen(7))
-    assert isinstance(over.result(0), Refusal)
+    assert isinstance(over.result(0), ProfileRefusal)
 
 
 @pytest.mark.parametrize("takes", [True, False])
@@ -302,11 +302,11 @@ def test_a_trace_that_a_person_asks_for(
         assert (given.outputs, found["gpu_kernel_class_seconds_total,gemm"]) == ({"text": b"x"}, 2.0)
         assert [stacks.kind for stacks in watch.store.stacks(summary.id) or ()] == [StackKind.GPU]
     else:
-        assert [(each.reason, each.why) for each in summary.failed] == [(Failure.OTHER, "garbage")]
+        assert [(each.reason, each.why) for each in summary.failed] == [(SamplingFailure.OTHER, "garbage")]
         assert (given.outputs, found["gpu_exporter_profiles_total,request"]) == ({}, 0)
     again = watch.ask(Asked("mia", trace=True))
     ticked(watch, seen(7))
-    assert isinstance(again.result(0), Refusal)
+    assert isinstance(again.result(0), ProfileRefusal)
 
 
 def test_profiles_of_one_moment_have_ids_in_order(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,9 @@ def test_failures_of_the_node_are_logged_again_after_a_success(
     proc(tmp_path / "proc", 7)
     sampler, now = FakeSampler(), [0.0]
     watch = make(sampler, clock=lambda: now[0])
-    for number, answer in enumerate((fails(Failure.DISK), fails(Failure.DISK), lambda _: FOLDED, fails(Failure.DISK))):
+    for number, answer in enumerate(
+        (fails(SamplingFailure.DISK), fails(SamplingFailure.DISK), lambda _: FOLDED, fails(SamplingFailure.DISK))
+    ):
         now[0], sampler.answer = number * GAP_SECONDS, answer
         ticked(watch, seen(7))
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -341,7 +343,7 @@ def test_somebody_who_asks_while_a_tool_uses_the_counters(make: Make, tmp_path: 
     watch = make(FakeSampler())
     answer = watch.ask(Asked("mia"))
     ticked(watch, seen(7, paused=True))
-    assert answer.result(0) == Refusal("not profiled while another tool uses the profiling counters of a GPU")
+    assert answer.result(0) == ProfileRefusal("not profiled while another tool uses the profiling counters of a GPU")
 
 
 def test_somebody_who_has_gone(make: Make, tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_an_error_is_also_the_answer(make: Make, tmp_path: Path) -> None:
 def test_processes_that_are_avoided_leave_nothing(make: Make, tmp_path: Path) -> None:
     """Nothing was learnt of them; the next look at the same program does not start py-spy either."""
     proc(tmp_path / "proc", 7)
-    sampler, now = FakeSampler(fails(Failure.TIMEOUT)), [0.0]
+    sampler, now = FakeSampler(fails(SamplingFailure.TIMEOUT)), [0.0]
     watch = make(sampler, clock=lambda: now[0])
     for now[0] in (0.0, GAP_SECONDS):
         found = ticked(watch, seen(7))
@@ -433,4 +435,4 @@ def test_what_is_found_about_gpus() -> None:
     about = GpuFindings("ml/a", {ProfileReason.STALL: "x"}, True, frozenset({"ml/a"}))
     nameless = GpuSamples(Gpu(1, ""), 1.0, samples, {})
     found = devices([GpuSamples(GPU, 1.0, samples, {}), nameless], {"GPU-0": about})
-    assert found == [Device("GPU-0", 0, (2, 3), "ml/a", {ProfileReason.STALL: "x"}, True, frozenset({"ml/a"}))]
+    assert found == [ProfiledGpu("GPU-0", 0, (2, 3), "ml/a", {ProfileReason.STALL: "x"}, True, frozenset({"ml/a"}))]

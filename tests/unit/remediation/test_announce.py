@@ -17,14 +17,14 @@ from gpu_exporter.remediation import announce
 from gpu_exporter.remediation.announce import Announcer, described
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import Evidence, unknown
-from gpu_exporter.remediation.fleet import Assessed, Plan, PoolUse, plan
+from gpu_exporter.remediation.fleet import Assessed, FleetPlan, PoolUse, plan
 from gpu_exporter.remediation.ledger import Ledger
-from gpu_exporter.remediation.load import Eviction, Load
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.load import Eviction, JobLoad
+from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
-from gpu_exporter.remediation.settings import Budget, Exporters, Mode, Notify, Pool, Settings
-from gpu_exporter.remediation.state import Node
+from gpu_exporter.remediation.settings import Budget, Exporters, Mode, NodePool, Notify, Settings
+from gpu_exporter.remediation.state import WatchedNode
 from tests.unit.remediation.test_drain import RANKS, WEB, unit
 from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULT, FAULTY, NODE, NOW, STATE
 
@@ -90,8 +90,8 @@ class Site:
     """An announcer and what it says."""
 
     def __init__(self, notify: Notify = NO_URL, mode: Mode = Mode.CORDON) -> None:
-        self.events, self.lines, self.metrics = Events(), list[Any](), Metrics()
-        self.pool = Pool("all", mode=mode, budget=Budget(9, 1.0))
+        self.events, self.lines, self.metrics = Events(), list[Any](), ControllerMetrics()
+        self.pool = NodePool("all", mode=mode, budget=Budget(9, 1.0))
         self.announcer = Announcer(
             cast(Cluster, self.events),
             self.metrics,
@@ -224,7 +224,7 @@ def test_events_of_actions(verb: Verb, reason: str, kind: str) -> None:
         (replace(CORDONED, labels={"gpu-exporter.io/remediation": "disabled"}), FAULTY, []),
     ],
 )
-def test_what_a_node_waits_for_is_an_event(node: Node, evidence: Evidence, events: list[str]) -> None:
+def test_what_a_node_waits_for_is_an_event(node: WatchedNode, evidence: Evidence, events: list[str]) -> None:
     """If it is faulty or cordoned, and nothing is as usual."""
     site = Site()
     each = Assessed(node, site.pool, reconcile(node, evidence, site.pool, NOW))
@@ -240,7 +240,7 @@ def test_only_what_is_new_is_news() -> None:
     site = Site()
     settings = Settings("gpu", Exporters("gpu"), (site.pool,))
 
-    def cycle(*found: tuple[Node, Evidence]) -> int:
+    def cycle(*found: tuple[WatchedNode, Evidence]) -> int:
         before = len(site.lines)
         assessed = [Assessed(node, site.pool, reconcile(node, evidence, site.pool, NOW)) for node, evidence in found]
         site.announcer.planned(assessed, plan(assessed, LEDGER, settings, NOW))
@@ -324,12 +324,12 @@ def test_a_refused_action_is_counted(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_decision_with_all_its_inputs() -> None:
     ranks = unit(*RANKS)
-    load = Load((WEB, replace(ranks, protected="kept")), refused={ranks.key: "429"})
+    load = JobLoad((WEB, replace(ranks, protected="kept")), refused={ranks.key: "429"})
     evidence = replace(FAULTY, faults=(replace(FAULT, age=1.26),), why="why", clean_for=2.34)
     decision = Decision(Verb.EVICT, Reason.FAULT, "words", None, evidence, load)
-    each = Assessed(replace(CORDONED, ready=False), Pool("all", mode=Mode.DRAIN), decision)
+    each = Assessed(replace(CORDONED, ready=False), NodePool("all", mode=Mode.DRAIN), decision)
     rank = {"on": "n", "terminating": False, "protected": "kept", "refused": "429"}
-    assert described(each, decision, Plan({}, {"b": 1.0, "a": 2.0}, {"all": PoolUse(9, 2, 3)}), NOW + 0.12345) == {
+    assert described(each, decision, FleetPlan({}, {"b": 1.0, "a": 2.0}, {"all": PoolUse(9, 2, 3)}), NOW + 0.12345) == {
         "at": NOW + 0.123,
         "node": "n",
         "pool": "all",
@@ -357,16 +357,16 @@ def test_a_decision_with_all_its_inputs() -> None:
         "breaker": ["a", "b"],
     }
     bare = described(
-        replace(each, node=NODE), replace(decision, load=None), Plan({}, {}, {"all": PoolUse(9, 2, 3)}), NOW
+        replace(each, node=NODE), replace(decision, load=None), FleetPlan({}, {}, {"all": PoolUse(9, 2, 3)}), NOW
     )
     assert (bare["state"], bare["pods"]) == (None, [])
 
 
 def test_a_decision_names_ten_pods_of_a_job() -> None:
     many = replace(unit(*RANKS), pods=RANKS * 6)
-    decision = Decision(Verb.NONE, Reason.PODS_END, "", load=Load((many,)))
-    each = Assessed(NODE, Pool("all"), decision)
-    assert len(described(each, decision, Plan({}, {}, {"all": PoolUse(9, 2, 3)}), NOW)["pods"]) == 10
+    decision = Decision(Verb.NONE, Reason.PODS_END, "", load=JobLoad((many,)))
+    each = Assessed(NODE, NodePool("all"), decision)
+    assert len(described(each, decision, FleetPlan({}, {}, {"all": PoolUse(9, 2, 3)}), NOW)["pods"]) == 10
 
 
 def test_a_line_ends(capsys: pytest.CaptureFixture[str]) -> None:

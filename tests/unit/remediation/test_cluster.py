@@ -14,8 +14,8 @@ from gpu_exporter.kubernetes.writer import KubernetesWriter
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation.cluster import KubernetesCluster, ask
-from gpu_exporter.remediation.evidence import Finding
-from gpu_exporter.remediation.settings import Exporters, Pool, Settings
+from gpu_exporter.remediation.evidence import NodeFinding
+from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
 from tests.unit.remediation.test_reconcile import ANSWER, NODE, POOL
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu/leases"
@@ -246,7 +246,7 @@ SECURE = Exporters(
 def test_an_exporter_is_asked(
     asked: list[Any], exporters: Exporters, address: str, remote: Remote, seconds: float
 ) -> None:
-    assert ask(exporters, NODE, [address], POOL).finding is Finding.CLEAN
+    assert ask(exporters, NODE, [address], POOL).finding is NodeFinding.CLEAN
     assert asked == [(remote, "/api/v1/node", seconds)]
 
 
@@ -255,7 +255,7 @@ def test_an_exporter_is_asked(
 )
 def test_a_node_has_one_exporter(asked: list[Any], addresses: list[str], why: str) -> None:
     found = ask(Exporters("gpu"), NODE, addresses, POOL)
-    assert (found.finding, found.why) == (Finding.UNKNOWN, why)
+    assert (found.finding, found.why) == (NodeFinding.UNKNOWN, why)
     assert asked == []
 
 
@@ -265,16 +265,16 @@ def test_an_exporter_that_does_not_answer_is_no_fault(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Remote, "get", get)
     found = ask(Exporters("gpu"), NODE, ["10.0.0.1"], POOL)
-    assert found.finding is Finding.UNKNOWN
+    assert found.finding is NodeFinding.UNKNOWN
     assert found.why.startswith("the exporter does not answer: connection refused!")
     assert len(found.why) < 250
 
 
-@pytest.mark.parametrize(("degraded", "finding"), [(False, Finding.UNKNOWN), (True, Finding.FAULTY)])
+@pytest.mark.parametrize(("degraded", "finding"), [(False, NodeFinding.UNKNOWN), (True, NodeFinding.FAULTY)])
 def test_a_pool_says_whether_degraded_gpus_are_faulty(
-    monkeypatch: pytest.MonkeyPatch, degraded: bool, finding: Finding
+    monkeypatch: pytest.MonkeyPatch, degraded: bool, finding: NodeFinding
 ) -> None:
     problem = '"problems": [{"reason": "heat", "health": "degraded", "action": "gpu_reset", "since": 70}]'
     answer = ANSWER.replace('"healthy"', '"degraded"').replace('"problems": []', problem)
     monkeypatch.setattr(Remote, "get", lambda *_: answer)
-    assert ask(Exporters("gpu"), NODE, ["10.0.0.1"], Pool("a", degraded=degraded)).finding is finding
+    assert ask(Exporters("gpu"), NODE, ["10.0.0.1"], NodePool("a", degraded=degraded)).finding is finding

@@ -14,26 +14,26 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.controller import Controller, Observed, several_at_once
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.evidence import unknown
-from gpu_exporter.remediation.fleet import Assessed, Plan
+from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.load import Eviction
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Node, Progress
+from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, NodePool, Settings
+from gpu_exporter.remediation.state import DrainProgress, WatchedNode
 from tests.support.remediation_world import Proxy, World
 from tests.unit.remediation.test_reconcile import CORDONED, NODE
 
-POOL = Pool("a", "pool=a", Mode.CORDON, Budget(2, 1.0), confirm="1s")
+POOL = NodePool("a", "pool=a", Mode.CORDON, Budget(2, 1.0), confirm="1s")
 SETTINGS = Settings("gpu", Exporters("gpu"), (POOL,), breaker=Breaker(9))
 
 
-def world(pool: Pool = POOL, breaker: int = 9) -> World:
+def world(pool: NodePool = POOL, breaker: int = 9) -> World:
     """Return a cluster of four nodes in which nothing goes wrong by itself."""
     settings = replace(SETTINGS, pools=(pool,), breaker=Breaker(breaker))
     return World(settings, {f"n{place}": {"pool": "a"} for place in range(4)}, 1, 0.0)
 
 
-def failed(pool: Pool = POOL, *names: str) -> World:
+def failed(pool: NodePool = POOL, *names: str) -> World:
     """Return a cluster whose node n0, or these nodes, failed a minute ago."""
     of = world(pool)
     for name in names or ("n0",):
@@ -53,20 +53,20 @@ class Recorder:
         self.acts: list[tuple[str, Verb]] = []
         self.failures: list[tuple[str, str]] = []
         self.evictions: list[Sequence[Eviction]] = []
-        self.plans: list[Plan] = []
+        self.plans: list[FleetPlan] = []
         controller.announce = self
         controller.__post_init__()
 
-    def planned(self, assessed: Sequence[Assessed], plan: Plan) -> None:
+    def planned(self, assessed: Sequence[Assessed], plan: FleetPlan) -> None:
         self.plans.append(plan)
 
-    def failed(self, node: Node, error: LookupFailed) -> None:
+    def failed(self, node: WatchedNode, error: LookupFailed) -> None:
         self.failures.append((node.name, error.reason))
 
-    def acted(self, node: Node, pool: Pool, decision: Decision) -> None:
+    def acted(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         self.acts.append((node.name, decision.verb))
 
-    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
+    def evicted(self, node: WatchedNode, pool: NodePool, results: Sequence[Eviction]) -> None:
         self.evictions.append(results)
 
 
@@ -371,7 +371,7 @@ def test_no_fence_is_written_in_observe_mode(mode: Mode, pool: str, given_back: 
 
 
 def test_a_pool_in_observe_mode_is_not_written_because_another_one_acts() -> None:
-    settings = replace(SETTINGS, pools=(POOL, Pool("b", mode=Mode.OBSERVE)))
+    settings = replace(SETTINGS, pools=(POOL, NodePool("b", mode=Mode.OBSERVE)))
     of = World(settings, {"n0": {"pool": "a"}, "n1": {"pool": "b"}}, 1, 0.0)
     claimed(of, {"n0": "a", "n1": "b"})
     of.controllers[0].cycle()
@@ -500,7 +500,7 @@ def test_exporters_that_are_asked(
     of = world(replace(POOL, mode=mode))
     controller, found = of.controllers[0], list[tuple[str, Sequence[str]]]()
 
-    def ask(node: Node, addresses: Sequence[str], _: Pool) -> Any:
+    def ask(node: WatchedNode, addresses: Sequence[str], _: NodePool) -> Any:
         found.append((node.name, addresses))
         return unknown("new")
 
@@ -540,8 +540,8 @@ def test_several_exporters_are_asked_at_once() -> None:
     assert {name: evidence.why for name, evidence in found.items()} == {f"n{n}": f"n{n}" for n in range(40)}
 
 
-DRAINING = replace(CORDONED, state=replace(CORDONED.state, drain=s.Drain(0.0)))  # type: ignore[type-var]
-DRAINED = replace(CORDONED, state=replace(CORDONED.state, drain=s.Drain(0.0, Progress.DRAINED)))  # type: ignore[type-var]
+DRAINING = replace(CORDONED, state=replace(CORDONED.state, drain=s.DrainState(0.0)))  # type: ignore[type-var]
+DRAINED = replace(CORDONED, state=replace(CORDONED.state, drain=s.DrainState(0.0, DrainProgress.DRAINED)))  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize(
@@ -556,10 +556,10 @@ DRAINED = replace(CORDONED, state=replace(CORDONED.state, drain=s.Drain(0.0, Pro
         (DRAINED, Verb.NONE, Mode.DRAIN, False),
     ],
 )
-def test_nodes_to_look_at_again_soon(node: Node, verb: Verb, mode: Mode, draining: bool) -> None:
+def test_nodes_to_look_at_again_soon(node: WatchedNode, verb: Verb, mode: Mode, draining: bool) -> None:
     decision = Decision(verb, Reason.FAULT, "")
     each = Assessed(node, replace(POOL, mode=mode), decision)
-    observed = Observed({}, Plan({node.name: decision}, {}, {}), (each,))
+    observed = Observed({}, FleetPlan({node.name: decision}, {}, {}), (each,))
     assert observed.draining == ({node.name} if draining else set())
 
 

@@ -14,41 +14,41 @@ from gpu_exporter.remediation import load, pods
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.drain import advance, needs_pods
 from gpu_exporter.remediation.evidence import unknown
-from gpu_exporter.remediation.load import Load, Unit
-from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY, Pod
+from gpu_exporter.remediation.load import EvictionUnit, JobLoad
+from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY, NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
-from gpu_exporter.remediation.settings import Drain, Mode, Scope
-from gpu_exporter.remediation.state import Gang, Node, Progress
+from gpu_exporter.remediation.settings import DrainSettings, Mode, RemediationScope
+from gpu_exporter.remediation.state import DrainProgress, Gang, WatchedNode
 from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULTY, NOW, POOL
 
-DRAIN = Drain()
+DRAIN = DrainSettings()
 DRAINS = replace(POOL, mode=Mode.DRAIN)
 OWN = "gpu"
 LIMITS = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 OWNER = {"kind": "ReplicaSet", "name": "web", "controller": True}
 
 
-def pod(name: str = "p", node: str = "n", spec: Any = None, **metadata: Any) -> Pod:
+def pod(name: str = "p", node: str = "n", spec: Any = None, **metadata: Any) -> NodePod:
     """Return a pod with a GPU and a controller."""
     about = {"name": name, "namespace": "team", "uid": name, "ownerReferences": [OWNER], **metadata}
     item: Any = {"metadata": about, "spec": {"nodeName": node, "containers": [LIMITS], **(spec or {})}}
     return pods.read(item)
 
 
-def unit(*members: Pod, drain: Drain = DRAIN) -> Unit:
+def unit(*members: NodePod, drain: DrainSettings = DRAIN) -> EvictionUnit:
     """Return the unit of these pods, of which some are on the node n."""
     here = [each for each in members if each.node == "n"]
     (made,) = load.units(here, dict.fromkeys(load.gangs(here, drain), members), drain, OWN)
     return made
 
 
-def draining(**drain: Any) -> Node:
+def draining(**drain: Any) -> WatchedNode:
     """Return a node whose drain began a minute ago."""
     assert CORDONED.state is not None
-    return replace(CORDONED, state=replace(CORDONED.state, drain=s.Drain(**{"since": NOW - 60, **drain})))
+    return replace(CORDONED, state=replace(CORDONED.state, drain=s.DrainState(**{"since": NOW - 60, **drain})))
 
 
-def decide(node: Node, found: Load, evidence: Any = FAULTY) -> Decision:
+def decide(node: WatchedNode, found: JobLoad, evidence: Any = FAULTY) -> Decision:
     return advance(reconcile(node, evidence, DRAINS, NOW), node, found, DRAINS, NOW)
 
 
@@ -66,23 +66,23 @@ BEGUN = Gang("team", "job-name", "bert", ("r0", "r1"))
 @pytest.mark.parametrize(
     ("node", "found", "verb", "reason"),
     [
-        (CORDONED, Load((WEB,)), Verb.DRAIN, Reason.FAULT),
-        (CORDONED, Load(), Verb.DRAINED, Reason.DRAINED),
-        (draining(), Load((WEB,)), Verb.EVICT, Reason.FAULT),
-        (draining(), Load((unit(*RANKS),)), Verb.EVICT, Reason.FAULT),
-        (draining(), Load(), Verb.DRAINED, Reason.DRAINED),
-        (draining(), Load((unit(GONE),)), Verb.NONE, Reason.PODS_END),
-        (draining(), Load((WEB,), refused={WEB.key: "429"}), Verb.NONE, Reason.EVICTION_REFUSED),
-        (draining(), Load((unit(pod(namespace="kube-system")),)), Verb.NONE, Reason.PROTECTED),
-        (draining(), Load(problem="forbidden"), Verb.NONE, Reason.PODS_UNKNOWN),
-        (draining(since=NOW - 7200), Load((WEB,)), Verb.TIMEOUT, Reason.DRAIN_TIMEOUT),
-        (draining(progress=Progress.TIMEOUT), Load((WEB,)), Verb.NONE, Reason.DRAIN_TIMEOUT),
-        (draining(progress=Progress.TIMEOUT), Load(), Verb.DRAINED, Reason.DRAINED),
-        (draining(gang=BEGUN), Load((WEB,), rest=unit(*RANKS)), Verb.EVICT, Reason.REST_OF_GANG),
-        (draining(gang=BEGUN), Load((WEB,)), Verb.EVICTED, Reason.REST_OF_GANG),
+        (CORDONED, JobLoad((WEB,)), Verb.DRAIN, Reason.FAULT),
+        (CORDONED, JobLoad(), Verb.DRAINED, Reason.DRAINED),
+        (draining(), JobLoad((WEB,)), Verb.EVICT, Reason.FAULT),
+        (draining(), JobLoad((unit(*RANKS),)), Verb.EVICT, Reason.FAULT),
+        (draining(), JobLoad(), Verb.DRAINED, Reason.DRAINED),
+        (draining(), JobLoad((unit(GONE),)), Verb.NONE, Reason.PODS_END),
+        (draining(), JobLoad((WEB,), refused={WEB.key: "429"}), Verb.NONE, Reason.EVICTION_REFUSED),
+        (draining(), JobLoad((unit(pod(namespace="kube-system")),)), Verb.NONE, Reason.PROTECTED),
+        (draining(), JobLoad(problem="forbidden"), Verb.NONE, Reason.PODS_UNKNOWN),
+        (draining(since=NOW - 7200), JobLoad((WEB,)), Verb.TIMEOUT, Reason.DRAIN_TIMEOUT),
+        (draining(progress=DrainProgress.TIMEOUT), JobLoad((WEB,)), Verb.NONE, Reason.DRAIN_TIMEOUT),
+        (draining(progress=DrainProgress.TIMEOUT), JobLoad(), Verb.DRAINED, Reason.DRAINED),
+        (draining(gang=BEGUN), JobLoad((WEB,), rest=unit(*RANKS)), Verb.EVICT, Reason.REST_OF_GANG),
+        (draining(gang=BEGUN), JobLoad((WEB,)), Verb.EVICTED, Reason.REST_OF_GANG),
     ],
 )
-def test_steps(node: Node, found: Load, verb: Verb, reason: Reason) -> None:
+def test_steps(node: WatchedNode, found: JobLoad, verb: Verb, reason: Reason) -> None:
     decision = decide(node, found)
     assert (decision.verb, decision.reason) == (verb, reason)
     assert decision.words
@@ -92,23 +92,23 @@ def test_steps(node: Node, found: Load, verb: Verb, reason: Reason) -> None:
 def test_only_faulty_nodes_are_drained(evidence: Any) -> None:
     """Neither an unreachable exporter nor a node that seems healthy is a reason; a job that was begun is finished."""
     for node in (CORDONED, draining()):
-        assert decide(node, Load((WEB,)), evidence).verb is Verb.NONE
-    assert decide(draining(gang=BEGUN), Load(rest=unit(*RANKS)), evidence).evict == (unit(*RANKS),)
+        assert decide(node, JobLoad((WEB,)), evidence).verb is Verb.NONE
+    assert decide(draining(gang=BEGUN), JobLoad(rest=unit(*RANKS)), evidence).evict == (unit(*RANKS),)
 
 
 def test_the_rest_of_a_job_waits_for_the_announced_time() -> None:
     """The drain of another node of the job has announced it after this one had begun."""
     wants = {"gpu-exporter.io/checkpoint": "90s"}
     notified = pod("r0", annotations={**wants, pods.EVICT_AFTER: at(30)}, **JOB)
-    decision = decide(draining(gang=BEGUN), Load(rest=unit(notified, RANKS[1])))
+    decision = decide(draining(gang=BEGUN), JobLoad(rest=unit(notified, RANKS[1])))
     assert (decision.verb, decision.reason, decision.evict) == (Verb.NONE, Reason.CHECKPOINT, ())
     over = pod("r0", annotations={**wants, pods.EVICT_AFTER: at(-1)}, **JOB)
-    assert decide(draining(gang=BEGUN), Load(rest=unit(over, RANKS[1]))).reason is Reason.REST_OF_GANG
+    assert decide(draining(gang=BEGUN), JobLoad(rest=unit(over, RANKS[1]))).reason is Reason.REST_OF_GANG
 
 
 def test_a_person_who_uncordons_ends_the_drain() -> None:
     uncordoned = replace(draining(), unschedulable=False)
-    decision = decide(uncordoned, Load((WEB,)))
+    decision = decide(uncordoned, JobLoad((WEB,)))
     assert decision.verb is Verb.HOLD
     assert decision.state is not None
     assert decision.state.drain is None
@@ -117,8 +117,8 @@ def test_a_person_who_uncordons_ends_the_drain() -> None:
 def test_pods_are_read_only_where_they_matter() -> None:
     assert needs_pods(CORDONED, DRAINS)
     assert needs_pods(draining(), DRAINS)
-    assert needs_pods(draining(progress=Progress.DRAINED, gang=BEGUN), DRAINS)
-    assert not needs_pods(draining(progress=Progress.DRAINED), DRAINS)
+    assert needs_pods(draining(progress=DrainProgress.DRAINED, gang=BEGUN), DRAINS)
+    assert not needs_pods(draining(progress=DrainProgress.DRAINED), DRAINS)
     assert not needs_pods(CORDONED, POOL)
     assert not needs_pods(replace(CORDONED, state=None), DRAINS)
 
@@ -126,10 +126,10 @@ def test_pods_are_read_only_where_they_matter() -> None:
 def test_a_job_goes_as_a_whole_and_one_after_the_other() -> None:
     """With its pods on other nodes; if one of them is protected, none goes."""
     job = unit(*RANKS)
-    assert decide(draining(), Load((job, WEB))).evict == (job, WEB)
-    assert decide(draining(gang=BEGUN), Load((job, WEB), unit(*RANKS), {job.key: "429"})).evict == (WEB,)
+    assert decide(draining(), JobLoad((job, WEB))).evict == (job, WEB)
+    assert decide(draining(gang=BEGUN), JobLoad((job, WEB), unit(*RANKS), {job.key: "429"})).evict == (WEB,)
     precious = pod("r1", "m", annotations={POLICY: "never"}, **JOB)
-    assert decide(draining(), Load((unit(RANKS[0], precious),))).reason is Reason.PROTECTED
+    assert decide(draining(), JobLoad((unit(RANKS[0], precious),))).reason is Reason.PROTECTED
     ends = unit(replace(RANKS[0], terminating=True), RANKS[1])
     assert not ends.live, "somebody else has ended it on this node"
 
@@ -149,7 +149,7 @@ def test_a_job_goes_as_a_whole_and_one_after_the_other() -> None:
 def test_checkpoints(notes: Mapping[str, str], notified: bool, evicted: bool) -> None:
     """A pod that asks for time is notified, and gets all of it; a job gets what its slowest pod asks for."""
     for waiting in (unit(pod(annotations=notes)), unit(RANKS[0], pod("r1", "m", annotations=notes, **JOB))):
-        decision = decide(draining(), Load((waiting,)))
+        decision = decide(draining(), JobLoad((waiting,)))
         assert (bool(decision.notify), bool(decision.evict)) == (notified, evicted)
         assert (decision.reason is Reason.CHECKPOINT) == (not notified and not evicted)
 
@@ -166,7 +166,7 @@ def test_checkpoints(notes: Mapping[str, str], notified: bool, evicted: bool) ->
         (pod(ownerReferences=[{"kind": "Job", "name": "j"}]), "no controller"),
     ],
 )
-def test_protected_pods(found: Pod, why: str) -> None:
+def test_protected_pods(found: NodePod, why: str) -> None:
     protection = pods.protection(found, DRAIN, OWN)
     assert why in protection
     assert bool(protection) == bool(why)
@@ -186,8 +186,8 @@ def test_protected_pods(found: Pod, why: str) -> None:
         (replace(pod(), ended=True), False, False),
     ],
 )
-def test_which_pods_must_go(found: Pod, gpu: bool, every: bool) -> None:
-    assert (found.concerns(Scope.GPU), found.concerns(Scope.ALL)) == (gpu, every)
+def test_which_pods_must_go(found: NodePod, gpu: bool, every: bool) -> None:
+    assert (found.concerns(RemediationScope.GPU), found.concerns(RemediationScope.ALL)) == (gpu, every)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_pods_of_disruption_budgets(selector: Any, chosen: bool) -> None:
 
 
 def test_a_drain_that_was_given_up_begins_anew_with_a_new_fault() -> None:
-    decision = reconcile(draining(progress=Progress.TIMEOUT), replace(FAULTY, boot="b3"), DRAINS, NOW)
+    decision = reconcile(draining(progress=DrainProgress.TIMEOUT), replace(FAULTY, boot="b3"), DRAINS, NOW)
     assert decision.verb is Verb.UPDATE
     assert decision.state is not None
     assert decision.state.drain is None
@@ -229,38 +229,38 @@ STILL, ENDS = "still faulty: GPU GPU-1: stalled", "pod team/p: evicted, but not 
 @pytest.mark.parametrize(
     ("node", "found", "words"),
     [
-        (CORDONED, Load((WEB,)), f"pod team/p must go: {STILL}"),
-        (CORDONED, Load(tuple(unit(pod(name)) for name in "abc")), f"pods team/a, team/b, team/c must go: {STILL}"),
+        (CORDONED, JobLoad((WEB,)), f"pod team/p must go: {STILL}"),
+        (CORDONED, JobLoad(tuple(unit(pod(name)) for name in "abc")), f"pods team/a, team/b, team/c must go: {STILL}"),
         (
             CORDONED,
-            Load(tuple(unit(pod(name)) for name in "abcde")),
+            JobLoad(tuple(unit(pod(name)) for name in "abcde")),
             f"pods team/a, team/b, team/c and 2 more must go: {STILL}",
         ),
-        (draining(), Load((WEB, unit(*RANKS))), "evicts pod team/p, 2 pods of team/bert"),
-        (draining(), Load(tuple(unit(pod(name)) for name in "abcd")), "evicts pod team/a, pod team/b, pod team/c"),
-        (draining(), Load((unit(GONE),)), ENDS),
-        (draining(), Load((WEB,), refused={WEB.key: "429"}), "429"),
-        (draining(), Load((unit(pod(namespace="kube-system")),)), "pod kube-system/p is in a protected namespace"),
-        (draining(), Load(problem="forbidden"), "forbidden"),
-        (draining(since=NOW - 7200), Load((WEB,)), "not drained within 2h: pod team/p: still running"),
+        (draining(), JobLoad((WEB, unit(*RANKS))), "evicts pod team/p, 2 pods of team/bert"),
+        (draining(), JobLoad(tuple(unit(pod(name)) for name in "abcd")), "evicts pod team/a, pod team/b, pod team/c"),
+        (draining(), JobLoad((unit(GONE),)), ENDS),
+        (draining(), JobLoad((WEB,), refused={WEB.key: "429"}), "429"),
+        (draining(), JobLoad((unit(pod(namespace="kube-system")),)), "pod kube-system/p is in a protected namespace"),
+        (draining(), JobLoad(problem="forbidden"), "forbidden"),
+        (draining(since=NOW - 7200), JobLoad((WEB,)), "not drained within 2h: pod team/p: still running"),
         (
-            draining(progress=Progress.TIMEOUT),
-            Load((WEB, unit(GONE), unit(pod("q")), unit(pod("r")))),
+            draining(progress=DrainProgress.TIMEOUT),
+            JobLoad((WEB, unit(GONE), unit(pod("q")), unit(pod("r")))),
             f"the drain was given up; drain it yourself: pod team/p: still running; {ENDS}; pod team/q: still running",
         ),
-        (draining(gang=BEGUN), Load(rest=unit(*RANKS)), "evicts the rest of a job: pods team/r0, team/r1"),
-        (draining(gang=BEGUN), Load(), "a whole job is evicted"),
+        (draining(gang=BEGUN), JobLoad(rest=unit(*RANKS)), "evicts the rest of a job: pods team/r0, team/r1"),
+        (draining(gang=BEGUN), JobLoad(), "a whole job is evicted"),
     ],
 )
-def test_steps_in_words(node: Node, found: Load, words: str) -> None:
+def test_steps_in_words(node: WatchedNode, found: JobLoad, words: str) -> None:
     assert decide(node, found).words == words
 
 
 def test_what_a_checkpoint_waits_for_in_words() -> None:
     """Until the last pod of a job is ready."""
     ranks = [pod(f"r{n}", annotations={CHECKPOINT: "10m", EVICT_AFTER: at(560 + n)}, **JOB) for n in range(2)]
-    assert decide(draining(), Load((unit(*ranks),))).words == "2 pods of team/bert: 561 s left to write a checkpoint"
-    decision = decide(draining(), Load((unit(pod(annotations={CHECKPOINT: "10m"})),)))
+    assert decide(draining(), JobLoad((unit(*ranks),))).words == "2 pods of team/bert: 561 s left to write a checkpoint"
+    decision = decide(draining(), JobLoad((unit(pod(annotations={CHECKPOINT: "10m"})),)))
     assert decision.words == "announces the eviction to pod team/p"
     assert (decision.verb, decision.reason, decision.state) == (Verb.EVICT, Reason.FAULT, None)
 
@@ -268,19 +268,19 @@ def test_what_a_checkpoint_waits_for_in_words() -> None:
 @pytest.mark.parametrize(
     ("node", "found", "drain"),
     [
-        (CORDONED, Load((WEB,)), s.Drain(NOW)),
-        (CORDONED, Load(), s.Drain(NOW, Progress.DRAINED)),
-        (draining(), Load(), s.Drain(NOW - 60, Progress.DRAINED)),
-        (draining(since=NOW - 7200), Load((WEB,)), s.Drain(NOW - 7200, Progress.TIMEOUT)),
-        (draining(gang=BEGUN), Load(), s.Drain(NOW - 60)),
+        (CORDONED, JobLoad((WEB,)), s.DrainState(NOW)),
+        (CORDONED, JobLoad(), s.DrainState(NOW, DrainProgress.DRAINED)),
+        (draining(), JobLoad(), s.DrainState(NOW - 60, DrainProgress.DRAINED)),
+        (draining(since=NOW - 7200), JobLoad((WEB,)), s.DrainState(NOW - 7200, DrainProgress.TIMEOUT)),
+        (draining(gang=BEGUN), JobLoad(), s.DrainState(NOW - 60)),
         (
             draining(gang=BEGUN),
-            Load(rest=unit(*RANKS), refused={unit(*RANKS).key: "429"}),
-            s.Drain(NOW - 60, Progress.DRAINED, BEGUN),
+            JobLoad(rest=unit(*RANKS), refused={unit(*RANKS).key: "429"}),
+            s.DrainState(NOW - 60, DrainProgress.DRAINED, BEGUN),
         ),
     ],
 )
-def test_what_is_written_about_a_drain(node: Node, found: Load, drain: s.Drain) -> None:
+def test_what_is_written_about_a_drain(node: WatchedNode, found: JobLoad, drain: s.DrainState) -> None:
     """When it began never changes, and a job that was begun is not forgotten."""
     state = decide(node, found).state
     assert state is not None
@@ -290,15 +290,15 @@ def test_what_is_written_about_a_drain(node: Node, found: Load, drain: s.Drain) 
 @pytest.mark.parametrize(
     ("node", "found", "reason"),
     [
-        (draining(since=NOW - 7199.5), Load((WEB,), refused={WEB.key: "429"}), Reason.EVICTION_REFUSED),
-        (draining(progress=Progress.DRAINED), Load((WEB,)), Reason.AWAITING_REPAIR),
-        (replace(draining(gang=BEGUN), labels={s.OPT_OUT: "disabled"}), Load((WEB,)), Reason.OPTED_OUT),
-        (replace(draining(gang=BEGUN), unreadable="broken"), Load((WEB,)), Reason.UNREADABLE),
-        (replace(CORDONED, unschedulable=False), Load(problem="forbidden"), Reason.UNCORDONED),
-        (draining(gang=BEGUN), Load(problem="forbidden"), Reason.PODS_UNKNOWN),
+        (draining(since=NOW - 7199.5), JobLoad((WEB,), refused={WEB.key: "429"}), Reason.EVICTION_REFUSED),
+        (draining(progress=DrainProgress.DRAINED), JobLoad((WEB,)), Reason.AWAITING_REPAIR),
+        (replace(draining(gang=BEGUN), labels={s.OPT_OUT: "disabled"}), JobLoad((WEB,)), Reason.OPTED_OUT),
+        (replace(draining(gang=BEGUN), unreadable="broken"), JobLoad((WEB,)), Reason.UNREADABLE),
+        (replace(CORDONED, unschedulable=False), JobLoad(problem="forbidden"), Reason.UNCORDONED),
+        (draining(gang=BEGUN), JobLoad(problem="forbidden"), Reason.PODS_UNKNOWN),
     ],
 )
-def test_what_stops_a_drain(node: Node, found: Load, reason: Reason) -> None:
+def test_what_stops_a_drain(node: WatchedNode, found: JobLoad, reason: Reason) -> None:
     assert decide(node, found).reason is reason
 
 
@@ -307,12 +307,12 @@ def test_the_most_important_reason_to_wait_is_named() -> None:
     ends, kept = unit(pod("ends", deletionTimestamp="now")), unit(pod("kept", annotations={POLICY: "never"}))
     writes = unit(pod("writes", annotations={CHECKPOINT: "10m", EVICT_AFTER: at(570)}))
     refused = {WEB.key: "429"}
-    assert decide(draining(), Load((ends, kept, writes, WEB), refused=refused)).reason is Reason.EVICTION_REFUSED
-    assert decide(draining(), Load((ends, kept, writes))).reason is Reason.CHECKPOINT
-    assert decide(draining(), Load((ends, kept))).reason is Reason.PROTECTED
-    assert decide(draining(), Load((ends,))).reason is Reason.PODS_END
+    assert decide(draining(), JobLoad((ends, kept, writes, WEB), refused=refused)).reason is Reason.EVICTION_REFUSED
+    assert decide(draining(), JobLoad((ends, kept, writes))).reason is Reason.CHECKPOINT
+    assert decide(draining(), JobLoad((ends, kept))).reason is Reason.PROTECTED
+    assert decide(draining(), JobLoad((ends,))).reason is Reason.PODS_END
     gone = unit(pod("kept", annotations={POLICY: "never"}, deletionTimestamp="now"))
-    assert decide(draining(), Load((gone,))).reason is Reason.PODS_END
+    assert decide(draining(), JobLoad((gone,))).reason is Reason.PODS_END
 
 
 def test_a_second_job_waits_for_the_first() -> None:
@@ -321,9 +321,9 @@ def test_a_second_job_waits_for_the_first() -> None:
     other = unit(pod("s0", labels={"job-name": "llama"}), pod("s1", "m", labels={"job-name": "llama"}))
     last = unit(pod("s0", labels={"job-name": "llama"}))
     busy = draining(gang=BEGUN)
-    assert decide(busy, Load((other, last, WEB), unit(*RANKS), refused)).evict == (last, WEB)
-    assert decide(busy, Load((other,), unit(*RANKS), refused)).reason is Reason.PODS_END
-    assert decide(draining(), Load((other, last, WEB))).evict == (other, last, WEB)
+    assert decide(busy, JobLoad((other, last, WEB), unit(*RANKS), refused)).evict == (last, WEB)
+    assert decide(busy, JobLoad((other,), unit(*RANKS), refused)).reason is Reason.PODS_END
+    assert decide(draining(), JobLoad((other, last, WEB))).evict == (other, last, WEB)
 
 
 def test_the_units_of_a_node() -> None:
@@ -345,8 +345,10 @@ def test_the_rest_of_a_job() -> None:
     later, kept = pod("r2", **JOB), pod("r1", "m", annotations={POLICY: "never"}, **JOB)
     ends = replace(RANKS[0], terminating=True)
     found = load.rest(BEGUN, [*RANKS, later], DRAIN, OWN)
-    assert found == Unit(("team", "job-name", "bert"), RANKS)
-    assert load.rest(BEGUN, [RANKS[0], kept, later], DRAIN, OWN) == Unit(("team", "job-name", "bert"), RANKS[:1])
+    assert found == EvictionUnit(("team", "job-name", "bert"), RANKS)
+    assert load.rest(BEGUN, [RANKS[0], kept, later], DRAIN, OWN) == EvictionUnit(
+        ("team", "job-name", "bert"), RANKS[:1]
+    )
     assert load.rest(BEGUN, [ends, kept, later], DRAIN, OWN) is None
 
 
@@ -354,6 +356,6 @@ def test_the_rest_of_a_job() -> None:
 def test_a_gang_has_several_live_pods(live: int, is_gang: bool) -> None:
     """Pods that end do not count."""
     members = tuple(replace(pod(f"r{n}"), terminating=n >= live) for n in range(3))
-    made = Unit(("team", "job-name", "bert"), members)
+    made = EvictionUnit(("team", "job-name", "bert"), members)
     assert made.is_gang is is_gang
     assert made.begun().uids == tuple(f"r{n}" for n in range(live))

@@ -9,8 +9,8 @@ import pytest
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.reconcile import Reason, Verb
-from gpu_exporter.remediation.settings import Breaker, Budget, Drain, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Progress
+from gpu_exporter.remediation.settings import Breaker, Budget, DrainSettings, Exporters, Mode, NodePool, Settings
+from gpu_exporter.remediation.state import DrainProgress
 from tests.support.remediation_world import World
 
 JOB = {"labels": {"app": "bert", "job-name": "bert"}}
@@ -18,7 +18,7 @@ JOB = {"labels": {"app": "bert", "job-name": "bert"}}
 
 def world(mode: Mode = Mode.DRAIN, timeout: str = "2h") -> World:
     """Return a world without mishaps, whose node n0 is faulty and has a pod and a rank of a job; n1 has the other."""
-    pools = (Pool("all", "", mode, Budget(1, 1.0), confirm="1s", drain=Drain(timeout=timeout)),)
+    pools = (NodePool("all", "", mode, Budget(1, 1.0), confirm="1s", drain=DrainSettings(timeout=timeout)),)
     settings = Settings("gpu", Exporters("gpu"), pools, breaker=Breaker(9))
     made = World(settings, {"n0": {}, "n1": {}, "n2": {}}, 1, 0.0)
     made.pods.items.clear()
@@ -37,7 +37,7 @@ def cycles(made: World, count: int) -> None:
         made.cycle(0)
 
 
-def progress(made: World) -> Progress | None:
+def progress(made: World) -> DrainProgress | None:
     state = s.read(made.objects["n0"]).state
     return state.drain.progress if state and state.drain else None
 
@@ -57,7 +57,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, made: World, method: str, reason: st
 def test_a_drain() -> None:
     made = world()
     cycles(made, 12)
-    assert progress(made) is Progress.DRAINED
+    assert progress(made) is DrainProgress.DRAINED
     assert made.pods.evicted.total() == 3
 
 
@@ -67,13 +67,13 @@ def test_a_refused_eviction_waits(monkeypatch: pytest.MonkeyPatch, reason: str) 
     made = world(timeout="10m")
     count = refuse(monkeypatch, made, "evict", reason)
     cycles(made, 40)
-    assert progress(made) is Progress.DRAINING
+    assert progress(made) is DrainProgress.DRAINING
     assert not made.pods.begun
     assert made.controllers[0].leader.leads
     if reason != "conflict":
         assert 6 < count() < 60
     cycles(made, 40)
-    assert progress(made) is Progress.TIMEOUT
+    assert progress(made) is DrainProgress.TIMEOUT
 
 
 def test_a_lost_answer_ends_the_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_node_that_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(type(made.controllers[0].cluster), "budgets", disturbed)
     cycles(made, 12)
-    assert progress(made) is Progress.DRAINED
+    assert progress(made) is DrainProgress.DRAINED
 
 
 def test_a_person_who_uncordons_during_the_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Eviction, Load, Unit
+from gpu_exporter.remediation.load import Eviction, EvictionUnit, JobLoad
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.settings import Exporters, Pool, Settings
-from gpu_exporter.remediation.state import Node, Progress
+from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
+from gpu_exporter.remediation.state import DrainProgress, WatchedNode
 from tests.support.json_patch import patched
 from tests.unit.remediation.test_drain import BEGUN, DRAINS, OWN, at, decide, draining, unit
 from tests.unit.remediation.test_drain import pod as pod_of
@@ -48,7 +48,7 @@ class Server:
         """Count how often the Lease is renewed."""
         self.kept += 1
 
-    def evicted(self, node: Node, pool: Pool, results: Sequence[Eviction]) -> None:
+    def evicted(self, node: WatchedNode, pool: NodePool, results: Sequence[Eviction]) -> None:
         self.reports.append([f"{each.pod} {each.uid} {each.result}" for each in results])
 
     def pods_on(self, node: str, *, fresh: bool) -> Sequence[Any]:
@@ -122,16 +122,16 @@ NODE_OBJECT: Any = {
         "name": "n",
         "uid": "uid",
         "resourceVersion": "7",
-        "annotations": {s.STATE: cast(s.State, draining().state).text()},
+        "annotations": {s.STATE: cast(s.RemediationState, draining().state).text()},
     },
     "spec": {"unschedulable": True},
     "status": {"nodeInfo": {"bootID": "b1"}},
 }
 
 
-def evicts(*units: Unit, notify: Sequence[Unit] = (), reason: Reason = Reason.FAULT) -> Decision:
+def evicts(*units: EvictionUnit, notify: Sequence[EvictionUnit] = (), reason: Reason = Reason.FAULT) -> Decision:
     """Return the decision to evict units of a node that is drained."""
-    decision = decide(draining(), Load(units))
+    decision = decide(draining(), JobLoad(units))
     return replace(decision, verb=Verb.EVICT, reason=reason, evict=units, notify=tuple(notify))
 
 
@@ -148,7 +148,7 @@ def test_what_a_drain_waits_for(server: Server, fresh: bool) -> None:
     assert [each.name for each in found.rest.pods] == ["r0", "r1"]
     assert server.lists == [("n", fresh), *[("team", "job-name", "bert", fresh)] * 2]
     server.lists.clear()
-    assert server.drainer.load(draining(progress=Progress.DRAINED), DRAINS, fresh=fresh) is None
+    assert server.drainer.load(draining(progress=DrainProgress.DRAINED), DRAINS, fresh=fresh) is None
     assert server.lists == []
     without = server.drainer.load(draining(), DRAINS, fresh=fresh)
     assert without is not None
@@ -161,7 +161,7 @@ def test_pods_that_cannot_be_listed(server: Server, what: str) -> None:
     """A missing right is the node's problem; any other failure ends the cycle."""
     server.pods = {"r0": item("r0", **LABELS)}
     server.refused[what] = "forbidden"
-    assert server.drainer.load(CORDONED, DRAINS) == Load(problem=f"its pods cannot be listed: {what}")
+    assert server.drainer.load(CORDONED, DRAINS) == JobLoad(problem=f"its pods cannot be listed: {what}")
     for reason in ("timeout", "absent", "zero"):
         server.refused[what] = reason
         with pytest.raises(LookupFailed):
@@ -174,7 +174,7 @@ def test_pods_go_before_the_first_job_that_can(server: Server) -> None:
     server.listed = [{"metadata": {"name": "none"}, "spec": {"selector": {"matchLabels": {"job-name": "bert"}}}}]
     third = unit(pod_of("t0", labels={"job-name": "third"}), pod_of("t1", "m", labels={"job-name": "third"}))
     units = (BERT, WEB, LLAMA, third, DB)
-    decision = replace(evicts(*units, notify=[wants]), load=Load((*units, wants)))
+    decision = replace(evicts(*units, notify=[wants]), load=JobLoad((*units, wants)))
     server.drainer.evict(draining(), DRAINS, decision)
     tried = [("evict", name, True) for name in ("s0", "s1")]
     assert server.writes == [
@@ -195,7 +195,7 @@ def test_pods_go_before_the_first_job_that_can(server: Server) -> None:
     assert server.kept == 6, "before each eviction, also a dry one"
     state = s.read(server.node_object).state
     assert state is not None
-    assert state.drain == s.Drain(NOW - 60, gang=LLAMA.begun())
+    assert state.drain == s.DrainState(NOW - 60, gang=LLAMA.begun())
 
 
 def test_the_rest_of_a_job_is_not_begun_again(server: Server) -> None:
@@ -333,12 +333,15 @@ def changed(**about: Any) -> Any:
         (None, DRAINS),
         (changed(spec={}), DRAINS),
         (changed(metadata={"annotations": {}}), DRAINS),
-        (changed(metadata={"annotations": {s.STATE: cast(s.State, CORDONED.state).text()}}), DRAINS),
-        (changed(metadata={"annotations": {s.STATE: cast(s.State, draining(gang=BEGUN).state).text()}}), DRAINS),
+        (changed(metadata={"annotations": {s.STATE: cast(s.RemediationState, CORDONED.state).text()}}), DRAINS),
+        (
+            changed(metadata={"annotations": {s.STATE: cast(s.RemediationState, draining(gang=BEGUN).state).text()}}),
+            DRAINS,
+        ),
         (NODE_OBJECT, replace(DRAINS, selector="pool=other")),
     ],
 )
-def test_a_job_is_not_begun_on_a_node_that_changed(server: Server, found: Any, pool: Pool) -> None:
+def test_a_job_is_not_begun_on_a_node_that_changed(server: Server, found: Any, pool: NodePool) -> None:
     """It is gone, was uncordoned, has another state, or belongs to another pool by now."""
     server.node_object = found
     server.drainer.evict(draining(), pool, evicts(BERT))
@@ -375,7 +378,7 @@ def test_pods_are_told_once_in_each_drain(server: Server, annotations: Any, told
 
 
 def test_a_pod_that_ends_need_not_be_told(server: Server) -> None:
-    ends = Unit("k", (pod_of("ends", deletionTimestamp="now", **WANTS), pod_of("slow", **WANTS)))
+    ends = EvictionUnit("k", (pod_of("ends", deletionTimestamp="now", **WANTS), pod_of("slow", **WANTS)))
     server.drainer.evict(draining(), DRAINS, evicts(notify=[ends]))
     assert [name for _, name, *_ in server.writes] == ["slow"]
 

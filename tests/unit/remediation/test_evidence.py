@@ -9,7 +9,7 @@ import pytest
 
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.remediation import evidence as e
-from gpu_exporter.remediation.evidence import Evidence, Fault, Finding, judge
+from gpu_exporter.remediation.evidence import Evidence, NodeFinding, ReportedFault, judge
 
 CHECK = {"at": 50.0, "health": "healthy", "boot_id": "b1"}
 
@@ -42,10 +42,10 @@ def test_a_fault() -> None:
     about = {"serial": "S1", "pci_bus_id": "0000:01:00.0", "xids": xids}
     evidence = found(faulty(problem(), **about), gpu(1), expected=4)
     assert evidence == Evidence(
-        Finding.FAULTY,
+        NodeFinding.FAULTY,
         "b1",
         (
-            Fault(
+            ReportedFault(
                 "GPU-0",
                 "stalled",
                 Action.NODE_REBOOT,
@@ -65,16 +65,16 @@ def test_a_fault() -> None:
 @pytest.mark.parametrize(
     ("changes", "degraded", "finding"),
     [
-        ({}, False, Finding.FAULTY),
-        ({"health": "degraded"}, False, Finding.UNKNOWN),
-        ({"health": "degraded"}, True, Finding.FAULTY),
-        ({"health": "unknown"}, True, Finding.UNKNOWN),
-        ({"health": "healthy"}, True, Finding.UNKNOWN),
-        *(({"action": action}, False, Finding.FAULTY) for action in ("gpu_reset", "drain", "replace")),
-        *(({"action": action}, True, Finding.UNKNOWN) for action in ("none", "monitor", "restart_app")),
+        ({}, False, NodeFinding.FAULTY),
+        ({"health": "degraded"}, False, NodeFinding.UNKNOWN),
+        ({"health": "degraded"}, True, NodeFinding.FAULTY),
+        ({"health": "unknown"}, True, NodeFinding.UNKNOWN),
+        ({"health": "healthy"}, True, NodeFinding.UNKNOWN),
+        *(({"action": action}, False, NodeFinding.FAULTY) for action in ("gpu_reset", "drain", "replace")),
+        *(({"action": action}, True, NodeFinding.UNKNOWN) for action in ("none", "monitor", "restart_app")),
     ],
 )
-def test_what_is_a_fault(changes: Any, degraded: bool, finding: Finding) -> None:
+def test_what_is_a_fault(changes: Any, degraded: bool, finding: NodeFinding) -> None:
     """It is serious, and its repair concerns the node rather than the application."""
     assert found(faulty(problem(**changes)), degraded=degraded).finding is finding
 
@@ -84,7 +84,7 @@ def test_the_age_of_a_fault(since: float | None, age: float) -> None:
     """0 if the exporter does not know it, or if it says that it lies ahead."""
     assert found(faulty(problem(since=since))).age == age
     missing = found(gpu(), missing=1, expected=2, missing_since=since)
-    assert missing.faults == (Fault("", "missing", Action.NODE_REBOOT, age, "1 of 2 GPUs are missing"),)
+    assert missing.faults == (ReportedFault("", "missing", Action.NODE_REBOOT, age, "1 of 2 GPUs are missing"),)
 
 
 def test_the_oldest_and_the_worst_fault_count() -> None:
@@ -104,7 +104,9 @@ def test_a_node_has_at_most_32_faults() -> None:
 )
 def test_a_node_is_clean_since_its_last_gpu_is(since: tuple[float, float | None], clean: float) -> None:
     evidence = found(*(gpu(number, since=at) for number, at in enumerate(since)))
-    assert evidence == Evidence(Finding.CLEAN, "b1", clean_for=clean, gpus=frozenset({"GPU-0", "GPU-1"}), expected=2)
+    assert evidence == Evidence(
+        NodeFinding.CLEAN, "b1", clean_for=clean, gpus=frozenset({"GPU-0", "GPU-1"}), expected=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,8 @@ def test_active_checks_that_were_passed(checks: tuple[Any, Any], at: float) -> N
 )
 def test_what_proves_nothing(changes: Any, why: str) -> None:
     evidence = found(gpu(), **changes)
-    assert (evidence.finding, evidence.why) == (Finding.UNKNOWN, why)
+    assert (evidence.finding, evidence.why) == (NodeFinding.UNKNOWN, why)
 
 
 def test_an_answer_of_a_minute_ago_is_good_enough() -> None:
-    assert found(gpu(), age=60.0).finding is Finding.CLEAN
+    assert found(gpu(), age=60.0).finding is NodeFinding.CLEAN

@@ -11,10 +11,10 @@ import pytest
 from gpu_exporter.remediation.evidence import Evidence, unknown
 from gpu_exporter.remediation.fleet import Assessed, PoolUse, plan
 from gpu_exporter.remediation.ledger import Ledger
-from gpu_exporter.remediation.load import Load
+from gpu_exporter.remediation.load import JobLoad
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Pool, Settings
-from gpu_exporter.remediation.state import Node, Phase
+from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, NodePool, Settings
+from gpu_exporter.remediation.state import DrainPhase, WatchedNode
 from tests.unit.remediation.test_drain import DRAINS, RANKS, WEB, decide, draining, unit
 from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULT, FAULTY, NODE, NOW, POOL, STATE
 
@@ -27,7 +27,7 @@ def aged(age: float, reason: str = "stalled") -> Evidence:
     return replace(FAULTY, faults=(replace(FAULT, reason=reason, age=age),))
 
 
-def assessed(pool: Pool, evidence: Evidence = FAULTY, **nodes: Mapping[str, Any]) -> list[Assessed]:
+def assessed(pool: NodePool, evidence: Evidence = FAULTY, **nodes: Mapping[str, Any]) -> list[Assessed]:
     """Return nodes by name, with what differs from a schedulable one, and what is decided about each."""
     made = [replace(NODE, name=name, **changes) for name, changes in nodes.items()]
     return [Assessed(node, pool, reconcile(node, evidence, pool, NOW)) for node in made]
@@ -109,19 +109,19 @@ def test_without_a_topology_key_there_are_no_zones() -> None:
 
 
 DRAIN_NODE = draining()
-REST = Load(rest=unit(*RANKS))
+REST = JobLoad(rest=unit(*RANKS))
 
 
 @pytest.mark.parametrize(
     ("node", "decision", "windows", "breaker", "reason"),
     [
         (NODE, reconcile(NODE, FAULTY, POOL, NOW), CLOSED, {}, Reason.WINDOW),
-        (CORDONED, decide(CORDONED, Load((WEB,))), CLOSED, {}, Reason.WINDOW),
-        (DRAIN_NODE, decide(DRAIN_NODE, Load((WEB,))), CLOSED, {}, None),
+        (CORDONED, decide(CORDONED, JobLoad((WEB,))), CLOSED, {}, Reason.WINDOW),
+        (DRAIN_NODE, decide(DRAIN_NODE, JobLoad((WEB,))), CLOSED, {}, None),
         (CORDONED, reconcile(CORDONED, CLEAN, POOL, NOW), CLOSED, {"stalled": NOW}, None),
         (NODE, reconcile(NODE, FAULTY, POOL, NOW), (), {"stalled": NOW}, Reason.BREAKER),
         (NODE, reconcile(NODE, FAULTY, POOL, NOW), (), {"lost": NOW}, None),
-        (DRAIN_NODE, decide(DRAIN_NODE, Load((WEB,))), (), {"stalled": NOW}, Reason.BREAKER),
+        (DRAIN_NODE, decide(DRAIN_NODE, JobLoad((WEB,))), (), {"stalled": NOW}, Reason.BREAKER),
         (
             NODE,
             replace(decide(DRAIN_NODE, REST), verb=Verb.EVICT, reason=Reason.REST_OF_GANG),
@@ -132,7 +132,9 @@ REST = Load(rest=unit(*RANKS))
         (CORDONED, reconcile(CORDONED, unknown("gone"), POOL, NOW), CLOSED, {"stalled": NOW}, None),
     ],
 )
-def test_what_is_refused(node: Node, decision: Decision, windows: Any, breaker: Any, reason: Reason | None) -> None:
+def test_what_is_refused(
+    node: WatchedNode, decision: Decision, windows: Any, breaker: Any, reason: Reason | None
+) -> None:
     """Cordons and new drains outside a window; with the breaker open, also evictions. Never the rest of a job."""
     found = [Assessed(node, replace(DRAINS, windows=windows, budget=Budget(9, 1.0)), decision)]
     found += assessed(found[0].pool, CLEAN, x={}, y={})
@@ -172,22 +174,22 @@ def test_the_breaker_stays_open_for_half_an_hour(at: float, reset: float, kept: 
 @pytest.mark.parametrize(
     ("phase", "cordoned_at", "age", "evidence", "opens"),
     [
-        (Phase.CORDONED, NOW - 60, 30.0, None, {"stalled": NOW}),
-        (Phase.CORDONED, NOW - 700, 30.0, None, {}),
-        (Phase.HELD, NOW - 700, 30.0, None, {}),
-        (Phase.RETURNED, NOW - 700, 30.0, None, {"stalled": NOW}),
-        (Phase.CORDONED, NOW - 60, 700.0, None, {}),
-        (Phase.CORDONED, NOW - 60, 0.0, CLEAN, {"stalled": NOW}),
-        (Phase.CORDONED, NOW - 700, 0.0, CLEAN, {}),
-        (Phase.RETURNED, NOW - 60, 0.0, CLEAN, {}),
-        (Phase.CORDONED, NOW - 60, 0.0, unknown("gone"), {"stalled": NOW}),
+        (DrainPhase.CORDONED, NOW - 60, 30.0, None, {"stalled": NOW}),
+        (DrainPhase.CORDONED, NOW - 700, 30.0, None, {}),
+        (DrainPhase.HELD, NOW - 700, 30.0, None, {}),
+        (DrainPhase.RETURNED, NOW - 700, 30.0, None, {"stalled": NOW}),
+        (DrainPhase.CORDONED, NOW - 60, 700.0, None, {}),
+        (DrainPhase.CORDONED, NOW - 60, 0.0, CLEAN, {"stalled": NOW}),
+        (DrainPhase.CORDONED, NOW - 700, 0.0, CLEAN, {}),
+        (DrainPhase.RETURNED, NOW - 60, 0.0, CLEAN, {}),
+        (DrainPhase.CORDONED, NOW - 60, 0.0, unknown("gone"), {"stalled": NOW}),
     ],
 )
 def test_a_fault_began_no_later_than_the_cordon(
-    phase: Phase, cordoned_at: float, age: float, evidence: Evidence | None, opens: Any
+    phase: DrainPhase, cordoned_at: float, age: float, evidence: Evidence | None, opens: Any
 ) -> None:
     state = replace(STATE, phase=phase, at=cordoned_at)
-    nodes: Any = {name: {"state": state, "unschedulable": phase is Phase.CORDONED} for name in "abc"}
+    nodes: Any = {name: {"state": state, "unschedulable": phase is DrainPhase.CORDONED} for name in "abc"}
     assert planned(assessed(WIDE, evidence or aged(age), **nodes), breaker=Breaker(3)).breaker == opens
 
 

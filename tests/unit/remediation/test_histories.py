@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gpu_exporter.remediation import drain, load, state
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Unit
-from gpu_exporter.remediation.pods import Pod
+from gpu_exporter.remediation.load import EvictionUnit
+from gpu_exporter.remediation.pods import NodePod
 from tests.support.remediation_world import history
 
 pytestmark = pytest.mark.slow
@@ -47,9 +47,9 @@ def test_histories_do_something() -> None:
         ((Leader, "claim"), lambda *_: None, 230, "over budget"),
         ((state, "_is_foreign"), lambda _: False, 310, "undid a foreign cordon"),
         ((load, "protection"), lambda *_: "", 0, "is protected"),
-        ((Unit, "live"), property(lambda unit: unit.pods), 0, "is evicted although it ends"),
-        ((Pod, "waits"), lambda *_: False, 0, "is evicted before the time that it was told"),
-        ((Pod, "gang"), lambda *_: None, 0, "is evicted without"),
+        ((EvictionUnit, "live"), property(lambda unit: unit.pods), 0, "is evicted although it ends"),
+        ((NodePod, "waits"), lambda *_: False, 0, "is evicted before the time that it was told"),
+        ((NodePod, "gang"), lambda *_: None, 0, "is evicted without"),
         ((Drainer, "_begin"), lambda *_: True, 0, "is evicted from a node that is not drained"),
         ((Drainer, "_is_possible"), lambda *_: True, 0, "Counter"),
         ((drain, "_finish"), lambda decision, *_: decision, 0, "is not drained|a job lost"),

@@ -11,16 +11,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.alerting.remediation import REMEDIATION
 from gpu_exporter.catalogue.failure_modes import remediation as modes
 from gpu_exporter.remediation.ledger import Ledger
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.reconcile import Reason
-from gpu_exporter.remediation.state import Drain, Phase, Progress
+from gpu_exporter.remediation.state import DrainPhase, DrainProgress, DrainState
 from tests import ROOT
 from tests.support.remediation_metrics import BEGAN, STATE, full, node, planned
 
 NAME = re.compile(r"gpu_remediation_\w+")
 
 
-def samples(of: Metrics) -> dict[str, float]:
+def samples(of: ControllerMetrics) -> dict[str, float]:
     """Return the samples as Prometheus parses them, by name and labels."""
     return {
         f"{sample.name}{dict(sorted(sample.labels.items()))}": sample.value
@@ -73,7 +73,7 @@ def test_only_the_leader_knows_nodes() -> None:
 def test_a_state_lasts_until_the_decision_changes() -> None:
     """Healthy nodes have no series; one that is gone has none, either."""
     now = [BEGAN]
-    metrics = Metrics(lambda: now[0])
+    metrics = ControllerMetrics(lambda: now[0])
     name = "gpu_remediation_node_state_since_timestamp_seconds" + str(
         {"node": "n", "pool": "training", "reason": "unknown"}
     )
@@ -90,10 +90,10 @@ def test_a_state_lasts_until_the_decision_changes() -> None:
 
 def test_values() -> None:
     """Counts by pool and reason, times in unix seconds, and nothing about nodes that are gone."""
-    metrics = Metrics(lambda: BEGAN + 90)
-    held = replace(STATE, phase=Phase.HELD)
-    drained = replace(STATE, drain=Drain(BEGAN + 60, Progress.DRAINED))
-    given_up = replace(STATE, drain=Drain(BEGAN + 50, Progress.TIMEOUT))
+    metrics = ControllerMetrics(lambda: BEGAN + 90)
+    held = replace(STATE, phase=DrainPhase.HELD)
+    drained = replace(STATE, drain=DrainState(BEGAN + 60, DrainProgress.DRAINED))
+    given_up = replace(STATE, drain=DrainState(BEGAN + 50, DrainProgress.TIMEOUT))
     nodes = [
         *(node(name) for name in ("a", "b")),
         node("drains", STATE),
@@ -133,7 +133,7 @@ def test_values() -> None:
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_who_leads(leads: bool) -> None:
-    metrics = Metrics()
+    metrics = ControllerMetrics()
     assert not metrics.leads
     metrics.lead(leads=leads)
     assert metrics.leads is leads

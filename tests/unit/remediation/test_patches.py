@@ -11,43 +11,43 @@ import pytest
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.remediation import patches
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.evidence import Evidence, Fault, Finding
+from gpu_exporter.remediation.evidence import Evidence, NodeFinding, ReportedFault
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.pods import EVICT_AFTER
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
-from gpu_exporter.remediation.state import Phase, State
+from gpu_exporter.remediation.state import DrainPhase, RemediationState
 from tests.support.json_patch import PatchFailed, patched
 from tests.unit.remediation.test_drain import pod
 
-WORN = Fault("GPU-1", "sram_threshold", Action.REPLACE, 120.0, serial="S1")
-LOST = Fault("GPU-2", "lost", Action.NODE_REBOOT, 120.0, serial="S2")
+WORN = ReportedFault("GPU-1", "sram_threshold", Action.REPLACE, 120.0, serial="S1")
+LOST = ReportedFault("GPU-2", "lost", Action.NODE_REBOOT, 120.0, serial="S2")
 FAULTS = (("GPU-1", "sram_threshold"), ("GPU-2", "lost"))
-STATE = State(Phase.CORDONED, "id", 0.0, "b2", "replace", FAULTS, 2)
+STATE = RemediationState(DrainPhase.CORDONED, "id", 0.0, "b2", "replace", FAULTS, 2)
 
 
-def repair(*faults: Fault, before: str = "", state: State = STATE) -> list[tuple[str, str]]:
+def repair(*faults: ReportedFault, before: str = "", state: RemediationState = STATE) -> list[tuple[str, str]]:
     """Return serial and reason of each entry of the hand-off."""
-    text = repair_text(state, Evidence(Finding.FAULTY, "b2", faults), before)
+    text = repair_text(state, Evidence(NodeFinding.FAULTY, "b2", faults), before)
     return [(gpu["serial"], gpu["reason"]) for gpu in json.loads(text)["gpus"]]
 
 
 def test_a_gpu_that_needs_replacement_stays_in_the_hand_off() -> None:
     """After a reboot only another fault may be seen; whoever repairs the node must still replace the first GPU."""
-    before = repair_text(STATE, Evidence(Finding.FAULTY, "b1", (WORN,)))
+    before = repair_text(STATE, Evidence(NodeFinding.FAULTY, "b1", (WORN,)))
     assert repair(LOST, before=before) == [("S2", "lost"), ("S1", "sram_threshold")]
     assert repair(WORN, LOST, before=before) == [("S1", "sram_threshold"), ("S2", "lost")]
 
 
 def test_the_hand_off_of_an_earlier_fault_is_not_kept() -> None:
     """Nor is one that a person has changed to something else."""
-    before = repair_text(replace(STATE, fault="earlier"), Evidence(Finding.FAULTY, "b1", (WORN,)))
+    before = repair_text(replace(STATE, fault="earlier"), Evidence(NodeFinding.FAULTY, "b1", (WORN,)))
     assert repair(LOST, before=before) == [("S2", "lost")]
     assert repair(LOST, before="repaired on Monday") == [("S2", "lost")]
 
 
 def test_the_hand_off_has_what_a_repair_needs() -> None:
     fault = replace(WORN, pci="0000:01:00.0", xids=(79, 31), words="x" * 300)
-    assert json.loads(repair_text(STATE, Evidence(Finding.FAULTY, "b2", (fault,)))) == {
+    assert json.loads(repair_text(STATE, Evidence(NodeFinding.FAULTY, "b2", (fault,)))) == {
         "fault": "id",
         "action": "replace",
         "boot_id": "b2",
@@ -68,7 +68,7 @@ def test_the_hand_off_has_what_a_repair_needs() -> None:
 OWN = {"key": s.TAINT, "value": "true", "effect": "NoSchedule"}
 OTHER = {"key": "maintenance", "effect": "NoExecute"}
 MINE: dict[str, str] = {s.STATE: "old", s.REPAIR: "old", s.REPAIRED: "id"}
-EVIDENCE = Evidence(Finding.FAULTY, "b2", (LOST,))
+EVIDENCE = Evidence(NodeFinding.FAULTY, "b2", (LOST,))
 
 
 def node(annotations: Any = None, labels: Any = None, **spec: Any) -> Any:
@@ -81,7 +81,7 @@ def node(annotations: Any = None, labels: Any = None, **spec: Any) -> Any:
     return {"metadata": metadata, "spec": spec}
 
 
-def written(item: Any, verb: Verb, state: State = STATE) -> tuple[Any, Any, Any]:
+def written(item: Any, verb: Verb, state: RemediationState = STATE) -> tuple[Any, Any, Any]:
     """Return the specification, annotations and labels of a node after a decision."""
     decision = Decision(verb, Reason.FAULT, "", state, EVIDENCE)
     new = patched(item, patches.patch(s.read(item), decision))
@@ -139,7 +139,7 @@ def test_a_further_fault_changes_only_the_hand_off() -> None:
 @pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.DRAINED, Verb.TIMEOUT, Verb.EVICTED])
 def test_a_drain_changes_only_its_progress(verb: Verb) -> None:
     spec = {"unschedulable": True, "taints": [OTHER]}
-    state = replace(STATE, drain=s.Drain(1.0, s.Progress.TIMEOUT))
+    state = replace(STATE, drain=s.DrainState(1.0, s.DrainProgress.TIMEOUT))
     annotations = {name: text for name, text in MINE.items() if name != s.STATE}
     assert written(node(MINE, {s.REPAIR_LABEL: "replace"}, **spec), verb, state) == (
         spec,

@@ -10,20 +10,20 @@ import pytest
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.remediation import evidence as e
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.evidence import Evidence, Fault, Finding
+from gpu_exporter.remediation.evidence import Evidence, NodeFinding, ReportedFault
 from gpu_exporter.remediation.fleet import Assessed, plan
 from gpu_exporter.remediation.ledger import Ledger
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
-from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, Pool, Settings
-from gpu_exporter.remediation.state import Node, Past, Phase, State
+from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, NodePool, Settings
+from gpu_exporter.remediation.state import DrainPhase, NodePast, RemediationState, WatchedNode
 
 NOW = 1_700_000_000.0
-POOL = Pool("all", mode=Mode.CORDON)
-NODE = Node("n", "uid", "7", "b1", {}, {}, unschedulable=False, foreign=False, ready=True, has_gpus=True)
-FAULT = Fault("GPU-1", "stalled", Action.NODE_REBOOT, 120.0)
-FAULTY = Evidence(Finding.FAULTY, "b1", (FAULT,), gpus=frozenset({"GPU-1"}), expected=1)
-CLEAN = Evidence(Finding.CLEAN, "b2", clean_for=1e4, gpus=frozenset({"GPU-1"}), expected=1)
-STATE = State(Phase.CORDONED, "id", NOW - 3600, "b1", "node_reboot", (("GPU-1", "stalled"),), 1)
+POOL = NodePool("all", mode=Mode.CORDON)
+NODE = WatchedNode("n", "uid", "7", "b1", {}, {}, unschedulable=False, foreign=False, ready=True, has_gpus=True)
+FAULT = ReportedFault("GPU-1", "stalled", Action.NODE_REBOOT, 120.0)
+FAULTY = Evidence(NodeFinding.FAULTY, "b1", (FAULT,), gpus=frozenset({"GPU-1"}), expected=1)
+CLEAN = Evidence(NodeFinding.CLEAN, "b2", clean_for=1e4, gpus=frozenset({"GPU-1"}), expected=1)
+STATE = RemediationState(DrainPhase.CORDONED, "id", NOW - 3600, "b1", "node_reboot", (("GPU-1", "stalled"),), 1)
 CORDONED = replace(NODE, unschedulable=True, state=STATE)
 WORN = replace(CORDONED, state=replace(STATE, action="replace"))
 
@@ -59,7 +59,7 @@ WORN = replace(CORDONED, state=replace(STATE, action="replace"))
         (replace(CORDONED, foreign=True), CLEAN, Verb.HOLD, Reason.TAKEN_OVER),
     ],
 )
-def test_decisions(node: Node, evidence: Evidence, verb: Verb, reason: Reason) -> None:
+def test_decisions(node: WatchedNode, evidence: Evidence, verb: Verb, reason: Reason) -> None:
     decision = reconcile(node, evidence, POOL, NOW)
     assert (decision.verb, decision.reason) == (verb, reason)
     assert decision.words
@@ -83,7 +83,7 @@ def test_a_pool_that_needs_active_checks(checked_at: float, reason: Reason) -> N
     assert reconcile(confirmed, evidence, pool, NOW).reason is Reason.RECOVERED
 
 
-HELD = replace(NODE, state=replace(STATE, phase=Phase.HELD))
+HELD = replace(NODE, state=replace(STATE, phase=DrainPhase.HELD))
 CONFIRM = "confirm the repair with the annotation gpu-exporter.io/repaired=id"
 
 
@@ -94,25 +94,49 @@ def aged(seconds: float) -> Evidence:
 @pytest.mark.parametrize(
     ("node", "evidence", "pool", "reason", "words"),
     [
-        (NODE, FAULTY, Pool("a", mode=Mode.OFF), Reason.OFF, "pool a is off"),
+        (NODE, FAULTY, NodePool("a", mode=Mode.OFF), Reason.OFF, "pool a is off"),
         (replace(NODE, labels={s.OPT_OUT: "enabled"}), FAULTY, POOL, Reason.FAULT, "GPU GPU-1: stalled"),
         (CORDONED, e.unknown("gone"), POOL, Reason.UNKNOWN, "gone"),
         (NODE, CLEAN, POOL, Reason.HEALTHY, "all GPUs are healthy"),
-        (replace(HELD, unschedulable=True), replace(FAULTY, boot="b9"), POOL, Reason.FOREIGN, "already cordoned"),
+        (
+            replace(HELD, unschedulable=True),
+            replace(FAULTY, boot="b9"),
+            POOL,
+            Reason.FOREIGN,
+            "already cordoned",
+        ),
         (NODE, aged(59.6), POOL, Reason.CONFIRMING, "the fault is 60 s old: it must last for 60 s"),
         (NODE, aged(60.0), POOL, Reason.FAULT, "GPU GPU-1: stalled"),
         (CORDONED, aged(0.0), POOL, Reason.AWAITING_REPAIR, "still faulty: GPU GPU-1: stalled"),
-        (CORDONED, replace(CLEAN, clean_for=899.5), POOL, Reason.VERIFYING, "healthy for 900 s: it must be for 900 s"),
+        (
+            CORDONED,
+            replace(CLEAN, clean_for=899.5),
+            POOL,
+            Reason.VERIFYING,
+            "healthy for 900 s: it must be for 900 s",
+        ),
         (CORDONED, replace(CLEAN, clean_for=900.0), POOL, Reason.RECOVERED, "healthy for 900 s"),
         (WORN, CLEAN, POOL, Reason.NEEDS_REPLACEMENT, f"a GPU needs replacement: {CONFIRM}"),
         (CORDONED, replace(CLEAN, boot="b1"), POOL, Reason.NEEDS_REBOOT, f"reboot it, or {CONFIRM}"),
         (CORDONED, replace(CLEAN, boot="b1"), replace(POOL, new_boot=False), Reason.RECOVERED, "healthy"),
-        (CORDONED, CLEAN, replace(POOL, active_check=True), Reason.NEEDS_ACTIVE_CHECK, f"on the node, or {CONFIRM}"),
+        (
+            CORDONED,
+            CLEAN,
+            replace(POOL, active_check=True),
+            Reason.NEEDS_ACTIVE_CHECK,
+            f"on the node, or {CONFIRM}",
+        ),
         (CORDONED, replace(CLEAN, gpus=frozenset()), POOL, Reason.GPU_ABSENT, f"if it was replaced, {CONFIRM}"),
-        (replace(CORDONED, state=replace(STATE, faults=(("", "missing"),))), CLEAN, POOL, Reason.RECOVERED, "healthy"),
+        (
+            replace(CORDONED, state=replace(STATE, faults=(("", "missing"),))),
+            CLEAN,
+            POOL,
+            Reason.RECOVERED,
+            "healthy",
+        ),
     ],
 )
-def test_reasons_in_words(node: Node, evidence: Evidence, pool: Pool, reason: Reason, words: str) -> None:
+def test_reasons_in_words(node: WatchedNode, evidence: Evidence, pool: NodePool, reason: Reason, words: str) -> None:
     """People read them in `kubectl describe node`; the limits are inclusive."""
     decision = reconcile(node, evidence, pool, NOW)
     assert decision.reason is reason
@@ -128,21 +152,21 @@ def test_reasons_in_words(node: Node, evidence: Evidence, pool: Pool, reason: Re
         ((FAULT, FAULT, FAULT), "GPU GPU-1: stalled and 2 more"),
     ],
 )
-def test_faults_in_words(faults: tuple[Fault, ...], words: str) -> None:
+def test_faults_in_words(faults: tuple[ReportedFault, ...], words: str) -> None:
     assert reconcile(NODE, replace(FAULTY, faults=faults), POOL, NOW).words == words
 
 
 def test_the_state_of_a_new_cordon() -> None:
     """With an id that the same fault has again only by the time, and the history of the node."""
-    history = (Past(1.0, 2.0, ("lost",)),)
+    history = (NodePast(1.0, 2.0, ("lost",)),)
     faults = (FAULT, replace(FAULT, reason="lost", action=Action.REPLACE), FAULT)
     evidence = replace(FAULTY, faults=faults, expected=4)
-    node = replace(NODE, state=replace(STATE, phase=Phase.RETURNED, history=history))
+    node = replace(NODE, state=replace(STATE, phase=DrainPhase.RETURNED, history=history))
     state = reconcile(node, evidence, POOL, NOW).state
     assert state is not None
     assert len(state.fault) == 12
     keys = (("GPU-1", "stalled"), ("GPU-1", "lost"))
-    assert state == State(Phase.CORDONED, state.fault, NOW, "b1", "replace", keys, 4, history)
+    assert state == RemediationState(DrainPhase.CORDONED, state.fault, NOW, "b1", "replace", keys, 4, history)
     assert reconcile(NODE, evidence, POOL, NOW).state == replace(state, history=())
     later = reconcile(NODE, evidence, POOL, NOW + 1).state
     assert later is not None
@@ -162,15 +186,15 @@ def test_further_faults_are_added() -> None:
 @pytest.mark.parametrize(
     ("progress", "gang", "kept"),
     [
-        (s.Progress.DRAINING, None, True),
-        (s.Progress.DRAINED, None, True),
-        (s.Progress.TIMEOUT, None, False),
-        (s.Progress.TIMEOUT, s.Gang("team", "job-name", "bert", ("r0",)), True),
+        (s.DrainProgress.DRAINING, None, True),
+        (s.DrainProgress.DRAINED, None, True),
+        (s.DrainProgress.TIMEOUT, None, False),
+        (s.DrainProgress.TIMEOUT, s.Gang("team", "job-name", "bert", ("r0",)), True),
     ],
 )
-def test_a_drain_goes_on_with_further_faults(progress: s.Progress, gang: s.Gang | None, kept: bool) -> None:
+def test_a_drain_goes_on_with_further_faults(progress: s.DrainProgress, gang: s.Gang | None, kept: bool) -> None:
     """One that was given up begins anew, unless pods of a job that was begun are left."""
-    drain = s.Drain(NOW, progress, gang)
+    drain = s.DrainState(NOW, progress, gang)
     node = replace(CORDONED, state=replace(STATE, drain=drain))
     state = reconcile(node, replace(FAULTY, boot="b3"), POOL, NOW).state
     assert state is not None
@@ -179,7 +203,7 @@ def test_a_drain_goes_on_with_further_faults(progress: s.Progress, gang: s.Gang 
 
 def test_a_held_node_waits_for_new_evidence() -> None:
     """The same fault on the same boot is known to the person who uncordoned it."""
-    held = replace(NODE, state=replace(STATE, phase=Phase.HELD))
+    held = replace(NODE, state=replace(STATE, phase=DrainPhase.HELD))
     assert reconcile(held, FAULTY, POOL, NOW).reason is Reason.HELD
     worse = replace(FAULTY, faults=(FAULT, replace(FAULT, reason="lost")))
     assert reconcile(held, worse, POOL, NOW).verb is Verb.CORDON
@@ -200,17 +224,17 @@ def test_a_worse_fault_makes_the_repair_more_drastic_never_less() -> None:
 @pytest.mark.parametrize(("repeats", "factor"), [(0, 1), (1, 2), (3, 8), (20, 96)])
 def test_flapping_nodes_wait_longer(repeats: int, factor: int) -> None:
     """Twice as long for each return in the last week, at most a day; older ones do not count."""
-    history = (Past(0, NOW - 8 * 86400, ("old",)), *(Past(0, NOW - 60, ("x",)) for _ in range(repeats)))
+    history = (NodePast(0, NOW - 8 * 86400, ("old",)), *(NodePast(0, NOW - 60, ("x",)) for _ in range(repeats)))
     assert s.clean_seconds(900, history, NOW) == 900 * factor
 
 
-def assessed(count: int, pool: Pool = POOL, **changes: Any) -> list[Assessed]:
+def assessed(count: int, pool: NodePool = POOL, **changes: Any) -> list[Assessed]:
     """Return faulty nodes, and what `reconcile` decides about them."""
     nodes = [replace(NODE, name=f"n{place}", **changes) for place in range(count)]
     return [Assessed(node, pool, reconcile(node, FAULTY, pool, NOW)) for node in nodes]
 
 
-def settings(pool: Pool = POOL, breaker: int = 99) -> Settings:
+def settings(pool: NodePool = POOL, breaker: int = 99) -> Settings:
     return Settings("gpu", Exporters("gpu"), (pool,), breaker=Breaker(breaker))
 
 
@@ -261,7 +285,7 @@ def test_the_breaker_stops_cordons_but_not_returns() -> None:
 def test_a_rollout_of_exporters_does_not_open_the_breaker() -> None:
     """A restarted exporter dates all faults anew: those that nodes are already cordoned for are not new."""
     old = [replace(CORDONED, name=f"n{n}", state=replace(STATE, at=NOW - 86400)) for n in range(5)]
-    nodes = [*old[:3], *(replace(each, state=replace(STATE, at=NOW - 9e4, phase=Phase.HELD)) for each in old[3:])]
+    nodes = [*old[:3], *(replace(each, state=replace(STATE, at=NOW - 9e4, phase=DrainPhase.HELD)) for each in old[3:])]
     found = [Assessed(node, POOL, reconcile(node, FAULTY, POOL, NOW)) for node in nodes]
     assert plan(found, Ledger(), settings(POOL, 3), NOW).breaker == {}
     other = replace(FAULTY, faults=(FAULT, replace(FAULT, reason="lost")))
@@ -318,18 +342,18 @@ def test_what_says_nothing(old: str, new: str, why: str) -> None:
     """Neither fault nor recovery."""
     assert old in ANSWER
     found = e.judge(ANSWER.replace(old, new), "n", "b1", degraded=False)
-    assert found.finding is Finding.UNKNOWN
+    assert found.finding is NodeFinding.UNKNOWN
     assert why in found.why
 
 
 def test_what_the_exporter_says() -> None:
     found = e.judge(ANSWER, "n", "b1", degraded=False)
-    assert (found.finding, found.clean_for) == (Finding.CLEAN, 60.0)
+    assert (found.finding, found.clean_for) == (NodeFinding.CLEAN, 60.0)
     missing = e.judge(ANSWER.replace('"missing": 0', '"missing": 1, "missing_since": 90'), "n", "b1", degraded=False)
     assert [(fault.reason, fault.age, fault.action) for fault in missing.faults] == [
         ("missing", 10.0, Action.NODE_REBOOT)
     ]
     problem = '"problems": [{"reason": "heat", "health": "degraded", "action": "gpu_reset", "since": 70}]'
     text = ANSWER.replace('"healthy"', '"degraded"').replace('"problems": []', problem)
-    assert e.judge(text, "n", "b1", degraded=False).finding is Finding.UNKNOWN
+    assert e.judge(text, "n", "b1", degraded=False).finding is NodeFinding.UNKNOWN
     assert e.judge(text, "n", "b1", degraded=True).keys == (("GPU-1", "heat"),)

@@ -18,18 +18,18 @@ from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import run
 from gpu_exporter.remediation.controller import Controller, Observed
 from gpu_exporter.remediation.evidence import Evidence
-from gpu_exporter.remediation.fleet import Plan
+from gpu_exporter.remediation.fleet import FleetPlan
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.run import _Loop, controller, explain
 from gpu_exporter.remediation.server import Hints
-from gpu_exporter.remediation.settings import Budget, Exporters, Mode, Pool, Settings
+from gpu_exporter.remediation.settings import Budget, Exporters, Mode, NodePool, Settings
 from tests.support.remediation_world import World
 from tests.unit.remediation.test_reconcile import CLEAN
 
 KNOWN: Mapping[str, Evidence] = {"n0": CLEAN}
 FOLLOWS = Observed({}, None)
-SEEN = Observed(KNOWN, Plan({}, {}, {}))
+SEEN = Observed(KNOWN, FleetPlan({}, {}, {}))
 
 
 class Draining(Observed):
@@ -38,7 +38,7 @@ class Draining(Observed):
     draining = frozenset({"n1"})
 
 
-DRAINS = Draining(KNOWN, Plan({}, {}, {}))
+DRAINS = Draining(KNOWN, FleetPlan({}, {}, {}))
 
 
 class Running:
@@ -68,7 +68,7 @@ class Site:
     """A loop that runs one step at a time."""
 
     def __init__(self, interval: float = 30.0) -> None:
-        self.running, self.hints, self.metrics = Running(), Hints(), Metrics()
+        self.running, self.hints, self.metrics = Running(), Hints(), ControllerMetrics()
         self.loop = _Loop(cast(Controller, self.running), self.metrics, self.hints, interval)
 
     def step(self, now: float, result: Observed = SEEN) -> float:
@@ -210,8 +210,8 @@ def test_a_controller_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("socket.gethostname", lambda: "pod")
     asked: list[Any] = []
     monkeypatch.setattr(run, "ask", lambda *arguments: asked.append(arguments))
-    settings = Settings("gpu", Exporters("gpu"), (Pool("all"),), lease="mine")
-    made = [controller(settings, Metrics(), cast(KubernetesWriter, None)) for _ in range(2)]
+    settings = Settings("gpu", Exporters("gpu"), (NodePool("all"),), lease="mine")
+    made = [controller(settings, ControllerMetrics(), cast(KubernetesWriter, None)) for _ in range(2)]
     first, second = (each.leader.identity for each in made)
     assert first.startswith("pod_")
     assert len(first) == len("pod_") + 8
@@ -225,7 +225,7 @@ class Served:
 
     port = 9401
 
-    def __init__(self, where: Address, metrics: Metrics, hints: Hints, token_file: Path | None) -> None:
+    def __init__(self, where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> None:
         self.where, self.token_file, self.calls = where, token_file, list[str]()
 
     def start(self) -> None:
@@ -282,7 +282,7 @@ def test_outside_of_a_cluster_there_is_nothing_to_run() -> None:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster with a faulty node, which `explain` looks at."""
-    pool = Pool("all", mode=Mode.CORDON, budget=Budget(1, 1.0))
+    pool = NodePool("all", mode=Mode.CORDON, budget=Budget(1, 1.0))
     made = World(Settings("gpu", Exporters("gpu"), (pool,)), {"n0": {}, "n1": {}, "n2": {}}, 1, 0.0)
     made.fail("n0", "stalled")
     made.now += 120

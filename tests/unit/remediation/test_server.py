@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.remediation.metrics import Metrics
+from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.server import ControllerServer, Hints, Webhook, nodes_of
 from tests.support.tools import PATIENCE
 
@@ -27,8 +27,8 @@ def token(tmp_path: Path) -> Path:
     return path
 
 
-def leading(*, leads: bool = True) -> Metrics:
-    metrics = Metrics()
+def leading(*, leads: bool = True) -> ControllerMetrics:
+    metrics = ControllerMetrics()
     metrics.lead(leads=leads)
     return metrics
 
@@ -135,6 +135,6 @@ def test_an_address_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPa
         raise error
 
     monkeypatch.setattr("gpu_exporter.remediation.server.bind_sockets", bind)
-    server = ControllerServer(Address("", 9401), Metrics(), Hints(), None)
+    server = ControllerServer(Address("", 9401), ControllerMetrics(), Hints(), None)
     with pytest.raises(GpuExporterError, match=f"address :9401: {why}: set another address in the configuration"):
         server.start()

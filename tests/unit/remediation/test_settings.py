@@ -12,16 +12,17 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.settings import (
     Breaker,
     Budget,
-    Drain,
+    DrainSettings,
     Exporters,
+    MaintenanceWindow,
     Mode,
-    Pool,
-    Scope,
+    NodePool,
+    RemediationScope,
     Settings,
     load,
     parse,
+    window,
 )
-from gpu_exporter.remediation.windows import Window, window
 
 MINIMAL = "namespace: gpu\nexporters: {namespace: gpu}\n"
 
@@ -32,9 +33,11 @@ def test_defaults() -> None:
     labels = settings.pools[0].drain.gang_labels
     assert labels[0] == "gpu-exporter.io/gang"
     assert labels[-1] == "job-name"
-    drain = Drain(Scope.GPU, "2h", "30m", ("kube-*", "gpu-operator", "monitoring"), 1_000_000_001, False, labels)
+    drain = DrainSettings(
+        RemediationScope.GPU, "2h", "30m", ("kube-*", "gpu-operator", "monitoring"), 1_000_000_001, False, labels
+    )
     budget = Budget(1, 0.1, "", 1)
-    pool = Pool("all", "", Mode.OBSERVE, budget, "60s", "15m", True, False, False, (), drain)
+    pool = NodePool("all", "", Mode.OBSERVE, budget, "60s", "15m", True, False, False, (), drain)
     exporters = Exporters("gpu", "app.kubernetes.io/component=exporter", 9400, "http", timeout="5s")
     assert settings == Settings(
         "gpu", exporters, (pool,), "gpu-exporter-remediation", "30s", ":9401", "", (), Breaker(3, "10m", "30m")
@@ -42,9 +45,9 @@ def test_defaults() -> None:
 
 
 def test_durations_in_seconds() -> None:
-    drain = Drain(timeout="90s", longest_checkpoint="2m")
+    drain = DrainSettings(timeout="90s", longest_checkpoint="2m")
     assert (drain.timeout_seconds, drain.checkpoint_seconds) == (90.0, 120.0)
-    pool = Pool("a", confirm="3s", clean="1h")
+    pool = NodePool("a", confirm="3s", clean="1h")
     assert (pool.confirm_seconds, pool.clean_seconds) == (3.0, 3600.0)
 
 
@@ -56,7 +59,7 @@ def test_modes_that_change_nodes(mode: Mode, acts: bool) -> None:
 
 
 def test_a_node_belongs_to_the_first_pool_that_matches() -> None:
-    first, rest = Pool("a", "pool=a"), Pool("rest", "pool")
+    first, rest = NodePool("a", "pool=a"), NodePool("rest", "pool")
     settings = Settings("gpu", Exporters("gpu"), (first, rest))
     assert settings.pool({"pool": "a"}) is first
     assert settings.pool({"pool": "b"}) is rest
@@ -72,7 +75,7 @@ def test_a_file(tmp_path: Path) -> None:
     with pytest.raises(GpuExporterError, match=r"config.yaml: pools is empty"):
         load(path)
     path.write_text(f"{MINIMAL}pools: [{{name: all}}]")
-    assert load(path).pools == (Pool("all"),)
+    assert load(path).pools == (NodePool("all"),)
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "Off"])
@@ -173,7 +176,7 @@ def test_off_in_one_line() -> None:
     ],
 )
 def test_selectors(selector: str, labels: dict[str, str], matches: bool) -> None:
-    assert Pool("a", selector).matches(labels) is matches
+    assert NodePool("a", selector).matches(labels) is matches
 
 
 @pytest.mark.parametrize(("total", "limit"), [(0, 0), (2, 0), (3, 1), (10, 1), (29, 2), (30, 3), (1000, 5)])
@@ -200,7 +203,7 @@ def test_a_budget_is_the_smaller_of_number_and_share(total: int, limit: int) -> 
 )
 def test_windows(text: str, day: int, hour: int, inside: bool) -> None:
     assert window(text).contains(datetime(2026, 1, day, hour, tzinfo=timezone.utc).timestamp()) is inside
-    pool = Pool("a", windows=("Wed 01:00-02:00", text))
+    pool = NodePool("a", windows=("Wed 01:00-02:00", text))
     moment = datetime(2026, 1, day, hour, tzinfo=timezone.utc).timestamp()
     assert pool.is_open(moment) is inside
     assert replace(pool, windows=()).is_open(moment)
@@ -217,7 +220,7 @@ def test_windows(text: str, day: int, hour: int, inside: bool) -> None:
     ],
 )
 def test_windows_in_minutes(text: str, days: set[int], begin: int, end: int) -> None:
-    assert window(text) == Window(frozenset(days), begin, end)
+    assert window(text) == MaintenanceWindow(frozenset(days), begin, end)
 
 
 @pytest.mark.parametrize(

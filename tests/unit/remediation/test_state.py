@@ -10,15 +10,15 @@ import pytest
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER
 from gpu_exporter.remediation import pods
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.pods import Pod
-from gpu_exporter.remediation.settings import Drain
-from gpu_exporter.remediation.state import Gang, Node, Past, Phase, Progress, State
+from gpu_exporter.remediation.pods import NodePod
+from gpu_exporter.remediation.settings import DrainSettings
+from gpu_exporter.remediation.state import DrainPhase, DrainProgress, Gang, NodePast, RemediationState, WatchedNode
 from tests.unit.remediation.test_reconcile import CORDONED, NODE, NOW, STATE
 
 FULL = replace(
     STATE,
-    history=(Past(1.0, 2.0, ("lost",)),),
-    drain=s.Drain(NOW, Progress.TIMEOUT, Gang("team", "job-name", "bert", ("r0", "r1"))),
+    history=(NodePast(1.0, 2.0, ("lost",)),),
+    drain=s.DrainState(NOW, DrainProgress.TIMEOUT, Gang("team", "job-name", "bert", ("r0", "r1"))),
 )
 
 
@@ -38,7 +38,7 @@ def test_a_node() -> None:
             "conditions": [{"type": "Ready", "status": "True"}, {"type": "DiskPressure", "status": "False"}],
         },
     }
-    assert s.read(item) == Node(
+    assert s.read(item) == WatchedNode(
         "n",
         "uid",
         "7",
@@ -66,7 +66,9 @@ def test_a_node() -> None:
     ],
 )
 def test_an_empty_node(item: Any) -> None:
-    assert s.read(item) == Node("", "", "", "", {}, {}, unschedulable=False, foreign=False, ready=True, has_gpus=False)
+    assert s.read(item) == WatchedNode(
+        "", "", "", "", {}, {}, unschedulable=False, foreign=False, ready=True, has_gpus=False
+    )
 
 
 @pytest.mark.parametrize(("status", "ready"), [("True", True), ("False", False), ("Unknown", False)])
@@ -87,7 +89,7 @@ def test_a_state_without_the_optional_keys() -> None:
     """An earlier version of the controller may have written it."""
     text = '{"phase":"held","fault":"id","at":1,"boot":"b1","action":"replace","faults":[["GPU-1","lost"]]}'
     state = s.read({"metadata": {"annotations": {s.STATE: text}}}).state
-    assert state == State(Phase.HELD, "id", 1.0, "b1", "replace", (("GPU-1", "lost"),), 0, (), None)
+    assert state == RemediationState(DrainPhase.HELD, "id", 1.0, "b1", "replace", (("GPU-1", "lost"),), 0, (), None)
 
 
 def field(manager: str, name: str = "f:unschedulable") -> Any:
@@ -119,33 +121,33 @@ def test_who_cordoned_a_node(fields: Any, foreign: bool) -> None:
         (replace(CORDONED, unschedulable=False), True, True),
         (replace(NODE, unschedulable=True), False, True),
         (replace(NODE, ready=False), False, True),
-        (replace(NODE, state=replace(STATE, phase=Phase.HELD)), False, False),
-        (replace(NODE, state=replace(STATE, phase=Phase.RETURNED)), False, False),
+        (replace(NODE, state=replace(STATE, phase=DrainPhase.HELD)), False, False),
+        (replace(NODE, state=replace(STATE, phase=DrainPhase.RETURNED)), False, False),
     ],
 )
-def test_nodes_out_of_service(node: Node, cordoned: bool, out: bool) -> None:
+def test_nodes_out_of_service(node: WatchedNode, cordoned: bool, out: bool) -> None:
     assert (node.cordoned, node.out_of_service) == (cordoned, out)
 
 
 def test_a_cordon_that_ends_becomes_history() -> None:
     """Without its drain; of many, the last eight are kept."""
-    state: State = replace(FULL, faults=(("GPU-1", "lost"), ("GPU-2", "lost"), ("GPU-1", "stalled")))
-    ended = state.ended(Phase.HELD, NOW)
-    assert (ended.phase, ended.drain) == (Phase.HELD, None)
-    assert ended.history == (Past(1.0, 2.0, ("lost",)), Past(STATE.at, NOW, ("lost", "stalled")))
+    state: RemediationState = replace(FULL, faults=(("GPU-1", "lost"), ("GPU-2", "lost"), ("GPU-1", "stalled")))
+    ended = state.ended(DrainPhase.HELD, NOW)
+    assert (ended.phase, ended.drain) == (DrainPhase.HELD, None)
+    assert ended.history == (NodePast(1.0, 2.0, ("lost",)), NodePast(STATE.at, NOW, ("lost", "stalled")))
     for _ in range(20):
-        ended = ended.ended(Phase.RETURNED, NOW)
+        ended = ended.ended(DrainPhase.RETURNED, NOW)
     assert len(ended.history) == 8
-    assert ended.history[-1] == Past(STATE.at, NOW, ("lost", "stalled"))
+    assert ended.history[-1] == NodePast(STATE.at, NOW, ("lost", "stalled"))
 
 
 @pytest.mark.parametrize(("ago", "seconds"), [(7 * 86400.0 - 1, 1800.0), (7 * 86400.0, 900.0)])
 def test_a_return_counts_for_a_week(ago: float, seconds: float) -> None:
-    assert s.clean_seconds(900.0, (Past(0.0, NOW - ago, ()),), NOW) == seconds
+    assert s.clean_seconds(900.0, (NodePast(0.0, NOW - ago, ()),), NOW) == seconds
 
 
 def test_who_wants_more_than_a_day_gets_it() -> None:
-    assert s.clean_seconds(2 * 86400.0, (Past(0.0, NOW, ()),), NOW) == 2 * 86400.0
+    assert s.clean_seconds(2 * 86400.0, (NodePast(0.0, NOW, ()),), NOW) == 2 * 86400.0
 
 
 def test_a_pod() -> None:
@@ -168,7 +170,7 @@ def test_a_pod() -> None:
         },
         "status": {"phase": "Failed"},
     }
-    assert pods.read(item) == Pod(
+    assert pods.read(item) == NodePod(
         "team", "p", "u", "3", "n", {"app": "web"}, {"a": "b"}, "Job", 7, True, True, True, True
     )
 
@@ -184,7 +186,7 @@ def test_a_pod() -> None:
     ],
 )
 def test_an_empty_pod(item: Any) -> None:
-    assert pods.read(item) == Pod("", "", "", "", "", {}, {}, "", 0, False, False, False, False)
+    assert pods.read(item) == NodePod("", "", "", "", "", {}, {}, "", 0, False, False, False, False)
 
 
 @pytest.mark.parametrize(("phase", "ended"), [("Succeeded", True), ("Failed", True), ("Running", False)])
@@ -202,7 +204,7 @@ POD = pods.read({"metadata": {"namespace": "team", "name": "p"}})
 def test_the_time_that_a_pod_asks_for(text: str | None, seconds: float) -> None:
     """At most half an hour, which is also what a typing error gets."""
     annotations = {} if text is None else {pods.CHECKPOINT: text}
-    assert replace(POD, annotations=annotations).checkpoint_seconds(Drain()) == seconds
+    assert replace(POD, annotations=annotations).checkpoint_seconds(DrainSettings()) == seconds
 
 
 @pytest.mark.parametrize(
@@ -218,9 +220,9 @@ def test_the_time_that_a_pod_asks_for(text: str | None, seconds: float) -> None:
 def test_a_pod_that_was_told(after: str, notified: bool, waits: bool) -> None:
     """At NOW, in a drain that began then."""
     pod = replace(POD, annotations={pods.CHECKPOINT: "90s", **({pods.EVICT_AFTER: after} if after else {})})
-    assert (pod.is_notified(NOW, Drain()), pod.waits(Drain(), NOW)) == (notified, waits)
+    assert (pod.is_notified(NOW, DrainSettings()), pod.waits(DrainSettings(), NOW)) == (notified, waits)
     indifferent = replace(pod, annotations={pods.EVICT_AFTER: after})
-    assert (indifferent.is_notified(NOW, Drain()), indifferent.waits(Drain(), NOW)) == (True, False)
+    assert (indifferent.is_notified(NOW, DrainSettings()), indifferent.waits(DrainSettings(), NOW)) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_a_pod_that_was_told(after: str, notified: bool, waits: bool) -> None:
 )
 def test_the_job_of_a_pod(labels: Any, gang: tuple[str, str] | None) -> None:
     """The first of the labels counts."""
-    assert replace(POD, labels=labels).gang(Drain()) == gang
+    assert replace(POD, labels=labels).gang(DrainSettings()) == gang
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_the_job_of_a_pod(labels: Any, gang: tuple[str, str] | None) -> None:
 )
 def test_pods_of_the_system_are_protected(priority: int, protected: str) -> None:
     pod = replace(POD, owner="Job", priority=priority)
-    assert pods.protection(pod, Drain(), "gpu") == protected
+    assert pods.protection(pod, DrainSettings(), "gpu") == protected
 
 
 def test_selectors_of_disruption_budgets_name_values() -> None:

@@ -14,7 +14,7 @@ from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 from gpu_exporter.remediation import evidence
-from gpu_exporter.remediation.evidence import Finding
+from gpu_exporter.remediation.evidence import NodeFinding
 from gpu_exporter.serving import node_state
 from gpu_exporter.serving.node_state import Since
 
@@ -56,7 +56,7 @@ def test_the_controller_reads_what_the_exporter_writes(monkeypatch: pytest.Monke
     since.take(HEALTHY)
     monkeypatch.setattr(time, "time", lambda: 161.0)
     found = evidence.judge(text(replace(HEALTHY, at=160.0), since), "n", "boot", degraded=False)
-    assert (found.finding, found.clean_for, found.gpus) == (Finding.CLEAN, 60.0, frozenset({"GPU-0"}))
+    assert (found.finding, found.clean_for, found.gpus) == (NodeFinding.CLEAN, 60.0, frozenset({"GPU-0"}))
     assert found.checked_at == 90.0
     since.take(FAULTY)
     monkeypatch.setattr(time, "time", lambda: 231.0)

@@ -13,11 +13,11 @@ from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace
 from gpu_exporter.sources.dcgm import thread
 from gpu_exporter.sources.dcgm.bindings import Attributes
-from gpu_exporter.sources.dcgm.identity import identify
+from gpu_exporter.sources.dcgm.device import identify
 from gpu_exporter.sources.dcgm.plan import plan
-from gpu_exporter.sources.dcgm.profiling import Profiling
+from gpu_exporter.sources.dcgm.profiling import ProfilingReads
 from gpu_exporter.sources.dcgm.thread import CallThread
-from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer, gpu, link
+from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, answer, gpu, link
 from tests.support.tools import LIMIT, until
 from tests.support.virtual_time import Clock
 
@@ -54,7 +54,7 @@ I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
 )
 def test_answers(status: int, kind: str, raw: float | str, value: float | str | None, reason: str) -> None:
     """A blank is no value with any status; a failing status is a reason with any value."""
-    assert answer(status, kind, raw, 5) == Answer(value, reason, status, 5)
+    assert answer(status, kind, raw, 5) == FieldAnswer(value, reason, status, 5)
 
 
 def test_links() -> None:
@@ -118,14 +118,14 @@ def test_a_sum_is_dcgms_own_only_without_its_parts() -> None:
     (own,) = asked.plain
 
     def computed(reason: str) -> bool:
-        profiling = Profiling(asked.profiling, 1.0, 0.0, {})
+        profiling = ProfilingReads(asked.profiling, 1.0, 0.0, {})
         if reason:
             profiling.refuse([gpu(0)], 1011, reason)
         return own.series in profiling.computed_sums(asked.plain, {}, 0.0)
 
     assert [computed(reason) for reason in ("", "paused", "not_supported")] == [True, True, False]
     alone = plan(_series, gpu(0), [m.NVLINK_BOTH], {}, {}, mig=False)
-    assert Profiling((), 1.0, 0.0, {}).computed_sums(alone.plain, {}, 0.0) == set()
+    assert ProfilingReads((), 1.0, 0.0, {}).computed_sums(alone.plain, {}, 0.0) == set()
 
 
 def test_pcie_throughput_is_never_asked_of_dcgm() -> None:
@@ -138,16 +138,16 @@ def test_pcie_throughput_is_never_asked_of_dcgm() -> None:
 Read = tuple[dict[Series, float], dict[Series, float], dict[Series, str]]
 
 
-def _profiling(since: float = 0.0) -> tuple[Profiling, Series]:
+def _profiling(since: float = 0.0) -> tuple[ProfilingReads, Series]:
     asked = plan(_series, gpu(0), [m.SM_ACTIVE], {}, {}, mig=False)
-    return Profiling(asked.profiling, 1.0, since, {}), asked.profiling[0].series
+    return ProfilingReads(asked.profiling, 1.0, since, {}), asked.profiling[0].series
 
 
-def _read(profiling: Profiling, at: float, value: float | None, stamp: int) -> Read:
+def _read(profiling: ProfilingReads, at: float, value: float | None, stamp: int) -> Read:
     values: dict[Series, float] = {}
     spans: dict[Series, float] = {}
     failed: dict[Series, str] = {}
-    answers = {(gpu(0), 1002): Answer(value, "" if value is not None else "no_value", 0, stamp)}
+    answers = {(gpu(0), 1002): FieldAnswer(value, "" if value is not None else "no_value", 0, stamp)}
     profiling.read(answers, at, values, spans, failed)
     return values, spans, failed
 
@@ -190,7 +190,9 @@ def test_a_value_with_an_old_time_stamp_is_stale() -> None:
 def test_identity(capability: int, name: str) -> None:
     """In NVML's terms; unknown details are left out."""
     known = Attributes("GPU-1", "NVIDIA A100", "00000000:07:00.0", "", "92.00", "", "580.1")
-    found = identify(4, known, {63: Answer(capability, "", 0, 1), 5: Answer(13010, "", 0, 1), 55: Answer(7, "", 0, 1)})
+    found = identify(
+        4, known, {63: FieldAnswer(capability, "", 0, 1), 5: FieldAnswer(13010, "", 0, 1), 55: FieldAnswer(7, "", 0, 1)}
+    )
     assert (found.index, found.device, found.driver) == (4, "nvidia7", "580.1")
     info = dict(found.info)
     assert info.keys() == {"driver_version", "cuda_version", "vbios_version", "architecture", "compute_capability"}

@@ -6,8 +6,8 @@ import pytest
 
 from gpu_exporter.model.gpu import detail
 from gpu_exporter.sources.dcgm.bindings import Attributes
-from gpu_exporter.sources.dcgm.identity import COMPUTE_CAPABILITY, CUDA_DRIVER, MINOR_NUMBER, identify
-from gpu_exporter.sources.dcgm.values import Answer
+from gpu_exporter.sources.dcgm.device import COMPUTE_CAPABILITY, CUDA_DRIVER, MINOR_NUMBER, identify
+from gpu_exporter.sources.dcgm.values import FieldAnswer
 
 
 @pytest.mark.parametrize("text", ["", "0", "0000000000000", "0.0", "00.00.00.00.00", "00000000:00:00.0", "____", " - "])
@@ -22,7 +22,7 @@ def test_details(text: str) -> None:
 
 def test_dcgm_without_details() -> None:
     """The minor number may be 0."""
-    answers = {field: Answer(0, "", 0, 0) for field in (CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY)}
+    answers = {field: FieldAnswer(0, "", 0, 0) for field in (CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY)}
     attributes = Attributes("GPU-0", "Orin", "00000000:00:00.0", "0", "00.00.00.00.00", "0000", "580.1")
     gpu = identify(0, attributes, answers)
     assert (gpu.pci_bus_id, gpu.device, dict(gpu.info)) == ("", "nvidia0", {"driver_version": "580.1"})

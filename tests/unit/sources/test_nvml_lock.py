@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.sources.nvml import lock as lock_module
-from gpu_exporter.sources.nvml.lock import BRIEF, PATIENCE, DriverLock
+from gpu_exporter.sources.nvml import source as lock_module
+from gpu_exporter.sources.nvml.source import BRIEF, PATIENCE, DriverLock
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import LIMIT
 from tests.support.virtual_time import Clock

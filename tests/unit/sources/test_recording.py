@@ -21,7 +21,7 @@ from gpu_exporter.pipeline.accumulator import Accumulator
 from gpu_exporter.sources.recording.columns import HOLE_INTERVALS, Column, Recording, mean
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import OTHER_ENTITIES, ReplayDevice, ReplaySource
-from gpu_exporter.sources.recording.writer import Writer
+from gpu_exporter.sources.recording.writer import RecordingWriter
 from tests import ROOT
 from tests.conftest import RECORDINGS
 
@@ -180,7 +180,7 @@ def test_writer_reads_back(tmp_path: Path) -> None:
     gpu = Gpu(3, "GPU-secret", "00000000:06:00.0", "NVIDIA H200", "nvidia3", "580.1")
     for name, mask in (("a.jsonl", False), ("b.jsonl.gz", True)):
         path = tmp_path / name
-        writer = Writer(path, [gpu], 0.5, mask=mask)
+        writer = RecordingWriter(path, [gpu], 0.5, mask=mask)
         writer.tick(100.0, 3, {ACTIVE: 1 / 3, ENERGY: 2.0**52})
         writer.tick(100.5, 3, {ACTIVE: 2 / 3, ENERGY: 2.0**52 + 1})
         writer.close()

@@ -16,10 +16,10 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import MetricSet, Pace
-from gpu_exporter.sources.recording import lines, writer
+from gpu_exporter.sources.recording import format, writer
 from gpu_exporter.sources.recording.format import MOST_GPUS, MOST_NAMES, load, ticks
 from gpu_exporter.sources.recording.replay import ReplaySource
-from gpu_exporter.sources.recording.writer import Writer
+from gpu_exporter.sources.recording.writer import RecordingWriter
 
 HEADER: dict[str, Any] = {
     "format": "gpu-exporter-recording",
@@ -84,7 +84,7 @@ def test_a_gzip_bomb_without_lines(tmp_path: Path) -> None:
 def test_a_gzip_bomb_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is an endless file of valid or empty lines."""
     path = tmp_path / "bomb.jsonl.gz"
-    monkeypatch.setattr(lines, "MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(format, "MOST_BYTES", 4 << 20)
     for line in (b" " * 999 + b"\n", b"\n"):
         path.write_bytes(bomb(content(TICK), line, 8))
         assert "the recording has more than 4 MiB unpacked or 1000000 lines; record for a shorter time" in refused(path)
@@ -180,7 +180,7 @@ def test_a_fifo_is_not_written(tmp_path: Path) -> None:
     """A FIFO without a reader would block the recorder for ever."""
     os.mkfifo(tmp_path / "r")
     with pytest.raises(GpuExporterError, match="r: not a regular file"):
-        Writer(tmp_path / "r", [Gpu(0)], 1.0)
+        RecordingWriter(tmp_path / "r", [Gpu(0)], 1.0)
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_fifo_is_not_written(tmp_path: Path) -> None:
 def test_a_recording_that_becomes_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It ends with an error, and can be read up to there."""
     monkeypatch.setattr(writer, "MOST_LINES", 10)
-    recorder = Writer(tmp_path / name, [Gpu(0)], 1.0)
+    recorder = RecordingWriter(tmp_path / name, [Gpu(0)], 1.0)
     for t in range(9):
         recorder.tick(float(t), 0, {"DCGM_FI_DEV_GPU_TEMP": 40})
     with pytest.raises(GpuExporterError, match="it is complete up to here, because the recording has more than"):

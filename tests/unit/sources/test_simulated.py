@@ -23,12 +23,11 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Device
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.settings import CollectionSettings
-from gpu_exporter.sources.recording.phase_statistics import statistics
 from gpu_exporter.sources.simulated.device import NOT_SIMULATED
 from gpu_exporter.sources.simulated.faults import ScriptedFault, parse
-from gpu_exporter.sources.simulated.schedule import BIAS, PERIOD_SECONDS, WANDER, Schedule
+from gpu_exporter.sources.simulated.schedule import BIAS, PERIOD_SECONDS, WANDER, JobSchedule
 from gpu_exporter.sources.simulated.source import FleetSettings, SimulatedSource, fleet
-from gpu_exporter.sources.simulated.workload import workloads
+from gpu_exporter.sources.simulated.workload import statistics, workloads
 from tests.conftest import RECORDINGS
 from tests.support.tools import LIMIT, until
 from tests.support.virtual_time import Clock
@@ -212,7 +211,7 @@ def test_ranks_of_a_job_are_alike() -> None:
 
 def test_phases_of_a_job() -> None:
     """Copy, warm-up, training, checkpoint, end. Memory is in use meanwhile; NVLink is busy in training."""
-    schedule = Schedule("seed", KNOWN, nodes=2, gpus=8)
+    schedule = JobSchedule("seed", KNOWN, nodes=2, gpus=8)
     parts = list(schedule.parts(0, PERIOD_SECONDS))
     names = [part.segment.activity.name for part in parts]
     assert set(names) == {"idle", "load", "warm up", "ddp_balanced", "save", "hold"}
@@ -230,7 +229,7 @@ def test_phases_of_a_job() -> None:
 
 def test_a_gpu_alone_has_no_link() -> None:
     """Nodes of one GPU never run jobs that use NVLink."""
-    schedule = Schedule("seed", KNOWN, nodes=4, gpus=1)
+    schedule = JobSchedule("seed", KNOWN, nodes=4, gpus=1)
     assert "ddp_balanced" not in {part.segment.activity.name for part in schedule.parts(0, PERIOD_SECONDS)}
 
 

@@ -25,10 +25,10 @@ from gpu_exporter.owners.devices import Allocated, Listing, devices
 from gpu_exporter.owners.pods import PodDetails
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
-from gpu_exporter.sources.simulated.schedule import Schedule
+from gpu_exporter.sources.simulated.device import CODES, FIRST_SECONDS, PERIOD_SECONDS, upcoming
+from gpu_exporter.sources.simulated.schedule import JobSchedule
 from gpu_exporter.sources.simulated.source import FleetSettings, SimulatedSource, fleet
 from gpu_exporter.sources.simulated.workload import workloads
-from gpu_exporter.sources.simulated.xids import CODES, FIRST_SECONDS, PERIOD_SECONDS, upcoming
 from tests.conftest import RECORDINGS
 from tests.soak.ticks import CLOCKS, Clock
 
@@ -177,7 +177,7 @@ def test_the_default_node_has_no_finding_that_pages() -> None:
 
 def test_xids_are_rare_and_come_while_a_job_runs() -> None:
     """About one in twelve hours, at the same times for the same seed; after a restart of the driver none repeats."""
-    schedule = Schedule("seed", KNOWN, nodes=1, gpus=8)
+    schedule = JobSchedule("seed", KNOWN, nodes=1, gpus=8)
     days = list(islice(upcoming("a", schedule, 0.0, early=False), 100))
     assert days[-1].at == pytest.approx(100 * PERIOD_SECONDS, rel=0.02)
     assert days == list(islice(upcoming("a", schedule, 0.0, early=False), 100))

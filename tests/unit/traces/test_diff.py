@@ -12,9 +12,22 @@ from click.testing import CliRunner
 
 from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.diff import diff, lines, main_cause
+from gpu_exporter.traces.diff import (
+    CAUSE,
+    CLASS,
+    FRAME,
+    IDLE_FRAME,
+    KERNEL,
+    KEYS,
+    OPERATOR,
+    Total,
+    TraceTotals,
+    diff,
+    lines,
+    main_cause,
+    totals,
+)
 from gpu_exporter.traces.reader import read
-from gpu_exporter.traces.totals import CAUSE, CLASS, FRAME, IDLE_FRAME, KERNEL, KEYS, OPERATOR, Total, Totals, totals
 from tests.support.traces import SyntheticTrace
 
 PID, TID = 100, 100
@@ -105,12 +118,12 @@ def test_new_and_gone_names(tmp_path: Path) -> None:
     assert "Most of it" in "\n".join(lines(found))
 
 
-def _totals(step: float, busy: float, steps: int = 2, **by: dict[str, float]) -> Totals:
+def _totals(step: float, busy: float, steps: int = 2, **by: dict[str, float]) -> TraceTotals:
     """Return totals per step; each name was launched twice."""
     tables = {
         key: {name: Total(seconds, 2.0) for name, seconds in by.get(key.replace("-", "_"), {}).items()} for key in KEYS
     }
-    return Totals(steps, 1, step, busy, tables)
+    return TraceTotals(steps, 1, step, busy, tables)
 
 
 BEFORE = _totals(1.0, 0.5, operator={"a": 0.25, "b": 0.25}, cause={"python": 0.5})
@@ -186,7 +199,7 @@ def test_the_five_slowest_and_the_five_fastest() -> None:
          "+100 ms idle, running other code on the host, in g"),
     ],
 )  # fmt: skip
-def test_the_main_cause(after: Totals, expected: str) -> None:
+def test_the_main_cause(after: TraceTotals, expected: str) -> None:
     assert main_cause(diff(BEFORE, after)) == expected
 
 

@@ -18,12 +18,11 @@ from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.reports.flame_graph import MOST_DEPTH, ROW, flame_graph, tree
 from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.device_times import devices
-from gpu_exporter.traces.gpu_stacks import gpu_stacks
-from gpu_exporter.traces.html_report.page import page
-from gpu_exporter.traces.html_report.timeline import shares, timeline
-from gpu_exporter.traces.model import Step
+from gpu_exporter.traces.html_page import page, shares, timeline
+from gpu_exporter.traces.model import TraceStep
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import IdleCause, Straggler
+from gpu_exporter.traces.stacks import gpu_stacks
 from tests.support.traces import SyntheticTrace
 from tests.unit.traces.test_diff import STEP, trace
 from tests.unit.traces.test_text_report import MEMORY, RESULT
@@ -172,10 +171,10 @@ def test_the_timeline_has_a_column_for_each_moment(tmp_path: Path) -> None:
         "copies": [0.0] * 150 + [1.0] * 50 + [0.0] * 300,
     }
     steps = (
-        Step("before", -1, 5, 0),
-        Step("first", 0, 5, 0),
-        Step("<middle>", 250_000, 5, 0),
-        Step("late", 10**7, 5, 0),
+        TraceStep("before", -1, 5, 0),
+        TraceStep("first", 0, 5, 0),
+        TraceStep("<middle>", 250_000, 5, 0),
+        TraceStep("late", 10**7, 5, 0),
     )
     svg = ElementTree.fromstring(timeline(times, steps, times.start, times.end, "a < b"))
     paths = {path.attrib["class"]: path.attrib["d"] for path in svg.iter("path")}

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_exporter.traces.exports import folded_lines
 from gpu_exporter.traces.memory import FailedAllocation, Holder, MemoryResult
+from gpu_exporter.traces.pprof import folded_lines
 from gpu_exporter.traces.result import (
     Advice,
     AnalysisResult,
@@ -19,7 +19,7 @@ from gpu_exporter.traces.result import (
     StepTime,
     Straggler,
     TraceClass,
-    Verdict,
+    TraceVerdict,
 )
 from gpu_exporter.traces.straggler import straggler_of
 from gpu_exporter.traces.text_report import duration, lines, memory_words, size
@@ -88,7 +88,7 @@ SLOW = replace(
 )
 RESULT = AnalysisResult(
     ranks=(FAST,),
-    verdict=Verdict(
+    verdict=TraceVerdict(
         TraceClass.DATA_LOADING,
         "the GPU was busy",
         (
@@ -151,7 +151,7 @@ def test_a_whole_report() -> None:
 
 def test_what_a_trace_does_not_have_is_left_out() -> None:
     rank = replace(FAST, idle_causes=(), collectives=(), memory=None, steps=(), device_name="")
-    text = "\n".join(lines(AnalysisResult((rank,), Verdict(TraceClass.COMPUTE, "busy", ()), None, 0)))
+    text = "\n".join(lines(AnalysisResult((rank,), TraceVerdict(TraceClass.COMPUTE, "busy", ()), None, 0)))
     assert text.splitlines()[4].split()[:2] == ["0", "0"]
     assert text.splitlines()[4].endswith(" -")
     for heading in ("Why", "Collectives", "Memory", "What to do", "Not analysed", "Repaired"):
