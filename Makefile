@@ -49,7 +49,7 @@ lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --verbose --no-cache
-	$(BIN)/gpu-exporter generate --check
+	$(BIN)/python -m content --check
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
@@ -57,7 +57,7 @@ lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 	$(BIN)/zizmor --quiet --offline --strict-collection .github
 
 generate: $(VENV)/dev ## Write the files that are generated from the catalogues
-	$(BIN)/gpu-exporter generate
+	$(BIN)/python -m content
 
 docs: $(VENV)/docs ## Build the documentation site of this version into build/site, which opens without a server or a network
 	$(BIN)/python -m release.site $(ARGS)

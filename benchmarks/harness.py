@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pynvml
 
-from gpu_exporter.diagnosis.doctor.machine import read
+from gpu_exporter.doctor.machine import read
 from tests.support.tools import BUNDLED
 
 ROOT = Path(__file__).parent.parent

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from benchmarks import harness
 from benchmarks.workloads import timed, training
+from gpu_exporter.app.library import INTERVAL_SECONDS, readings
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.library import INTERVAL_SECONDS, readings
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.pipeline.monitor import Monitor
 from gpu_exporter.sources.nvml.source import NvmlSource

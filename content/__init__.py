@@ -1,1 +1,1 @@
-"""Catalogues to the files that are committed."""
+"""What only maintainers render: dashboards, pages of the documentation, and the chart. It is not in the wheel."""

@@ -12,7 +12,7 @@ Names are imported when they are first used (PEP 562), so that `import gpu_expor
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` for it would take longer than all the rest
 if TYPE_CHECKING:
     from gpu_exporter import training
-    from gpu_exporter.library import GpuDiagnosis, GpuReading, NodeDiagnosis, diagnose, read
+    from gpu_exporter.app.library import GpuDiagnosis, GpuReading, NodeDiagnosis, diagnose, read
     from gpu_exporter.model.errors import GpuExporterError
     from gpu_exporter.version import __version__
 
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "GpuDiagnosis": "gpu_exporter.library",
+    "GpuDiagnosis": "gpu_exporter.app.library",
     "GpuExporterError": "gpu_exporter.model.errors",
-    "GpuReading": "gpu_exporter.library",
-    "NodeDiagnosis": "gpu_exporter.library",
+    "GpuReading": "gpu_exporter.app.library",
+    "NodeDiagnosis": "gpu_exporter.app.library",
     "__version__": "gpu_exporter.version",
-    "diagnose": "gpu_exporter.library",
-    "read": "gpu_exporter.library",
+    "diagnose": "gpu_exporter.app.library",
+    "read": "gpu_exporter.app.library",
     "training": "gpu_exporter.training",
 }
 

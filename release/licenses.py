@@ -65,7 +65,7 @@ COPIED = (
         "facts from NVIDIA's documentation; the descriptions are this project's",
     ),
     Copied(
-        "gpu_exporter/serving/live/static/uPlot*",
+        "gpu_exporter/live_page/static/uPlot*",
         "wheel, image",
         f"unchanged files of uplot {version('uplot')}, which draws the charts of the live page",
         "MIT, Copyright Leon Sorokin",

@@ -10,12 +10,12 @@ from content.chart.schemas import BOOL, DURATION, POSITIVE, TEXT, Schema, closed
 from gpu_exporter.catalogue import xids
 from gpu_exporter.catalogue.xids import XidKind
 from gpu_exporter.config import Config
+from gpu_exporter.http.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS
+from gpu_exporter.http.web_config import HEADERS, HTTP_KEYS, RATE_KEYS, SECTIONS, TLS_KEYS
 from gpu_exporter.io import user_text
 from gpu_exporter.model.metric import Schema as NameSchema
 from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.model.verdict import Action
-from gpu_exporter.serving.security.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS
-from gpu_exporter.serving.security.web_config import HEADERS, HTTP_KEYS, RATE_KEYS, SECTIONS, TLS_KEYS
 
 HOST_ENGINE = text("|(unix://)?/.+|([^][:/ ]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]+)?")
 

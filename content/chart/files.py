@@ -15,6 +15,7 @@ from content.chart import values as v
 from content.chart.schemas import OBJECTS, REGISTRY, Schema
 from content.chart.values import Value
 from gpu_exporter.alerting import allocation, banner, rules
+from gpu_exporter.alerting.limits import user_limits
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
@@ -71,7 +72,7 @@ def chart() -> str:
 
 def named_limits() -> Limits:
     """Return all limits by name, rendered as `$(name)`."""
-    return {limit.name: _Placeholder(limit.name, limit.value) for limit in v.limits()}
+    return {limit.name: _Placeholder(limit.name, limit.value) for limit in user_limits()}
 
 
 def bundle() -> str:
@@ -80,7 +81,7 @@ def bundle() -> str:
     for name, pattern in (("resources", allocation.RESOURCES), ("toleratedTaints", allocation.TOLERATED)):
         text = text.replace(f'"{pattern}"', f'"$({name})"')
     defaults = {
-        "limits": {limit.name: v.limit(limit).default for limit in v.limits()},
+        "limits": {limit.name: v.limit(limit).default for limit in user_limits()},
         "resources": allocation.RESOURCES,
         "toleratedTaints": list(allocation.TOLERATED_TAINTS),
         "domains": [domain.value for domain in Domain],
@@ -184,7 +185,7 @@ def readme() -> str:
     )
     limits = table(
         ("limit", "default", "unit", "meaning"),
-        ((f"`{limit.name}`", f"{limit.value:.15g}", limit.unit, limit.help) for limit in v.limits()),
+        ((f"`{limit.name}`", f"{limit.value:.15g}", limit.unit, limit.help) for limit in user_limits()),
     )
     modes = table(
         ("mode", "severity", "hold", "keep"),

@@ -8,13 +8,12 @@ from typing import Any
 
 from content.chart import exporter_schemas, schemas
 from content.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, listed, one_of
-from content.docs.failure_modes import all_limits
 from gpu_exporter.alerting.allocation import TOLERATED_TAINTS
 from gpu_exporter.alerting.boards import BOARDS
 from gpu_exporter.alerting.levels import RuleLevel
+from gpu_exporter.alerting.limits import largest_of, user_limits
 from gpu_exporter.alerting.selection import ALL
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.tree import Limit, duration
 from gpu_exporter.model.profile_reason import AUTOMATIC, ProfileReason
@@ -268,16 +267,11 @@ MONITORING = (*SERVICE_MONITOR, *POD_MONITOR, *DASHBOARDS, *RULES)
 BY_HAND = (*IMAGE, *NAMES, *EXPORTER, *ATTRIBUTION, *GPUS, *PODS, *ACCESS, *MONITORING, *REMEDIATION, *TEST)
 
 
-def limits() -> tuple[Limit, ...]:
-    """Return all thresholds and prices of the rules."""
-    return (*all_limits(), *PRICES)
-
-
 def limit(of: Limit) -> Value:
     """Return the value that sets a limit."""
     default = int(of.value) if of.value == int(of.value) else of.value
-    highest = {"maximum": 1} if of.unit == "ratio" and of.value < 1 else {}
-    schema = {"type": "number", "minimum": 0, **highest}
+    largest = largest_of(of)
+    schema = {"type": "number", "minimum": 0, **({} if largest is None else {"maximum": largest})}
     return Value(f"prometheusRule.limits.{of.name}", default, schema, f"{of.unit}: {of.help}")
 
 
@@ -297,5 +291,5 @@ def span(seconds: float) -> str:
 def values() -> Iterator[Value]:
     """Return all values, in the order of values.yaml."""
     yield from BY_HAND
-    yield from map(limit, limits())
+    yield from map(limit, user_limits())
     yield from map(mode, MODES)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from gpu_exporter.alerting import banner, rules, runbooks
+from gpu_exporter.alerting.limits import all_limits
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import failure_modes as catalogued_modes
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
@@ -14,7 +15,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.conditions import prose
-from gpu_exporter.conditions.tree import Is, Limit, Limits, limits_of
+from gpu_exporter.conditions.tree import Is, Limits
 from gpu_exporter.reports.markdown import code, table
 
 INTRO = """# Failure modes
@@ -114,7 +115,7 @@ LIMITS_INTRO = """
 
 Each threshold in a condition has a name. With the [chart](../helm/gpu-exporter/README.md#rules), set it by
 this name in `prometheusRule.limits`. Without the chart, change its default in the catalogue and run
-`gpu-exporter generate`.
+`make generate`.
 """
 
 COST_INTRO = """
@@ -214,12 +215,6 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
         ", ".join(prose.title(signal) for signal in mode.needs) or mode.requires or "-",
         *runbooks.works(mode),
     )
-
-
-def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
-    """Return every limit of the classes and of the modes, in their order."""
-    conditions = [each.condition for each in BOTTLENECKS] + [each for mode in modes for each in mode.conditions]
-    return tuple(dict.fromkeys(limit for condition in conditions for limit in limits_of(condition)))
 
 
 def _cost() -> Iterator[tuple[str, str]]:

@@ -16,20 +16,14 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS, SETTINGS, DcgmExpo
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, FaultState
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
-from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
+from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS, read_from
 from gpu_exporter.catalogue.xids import PACKAGED, load
 from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag
 from gpu_exporter.model.metric import (
-    Buffered,
-    Call,
     EntityKind,
-    FieldValue,
-    Gpm,
     Kind,
-    LinkSum,
     Metric,
     MetricSet,
-    PerPeer,
     PerProcess,
 )
 from gpu_exporter.reports.markdown import table
@@ -305,32 +299,6 @@ def _seen_on(rows: Sequence[Metric]) -> str:
     if not any(computed) and not any(row.nvml or row.entity in NON_GPU_ENTITIES for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
-
-
-def read_from(metric: Metric) -> str:
-    """Return where the value is read from, in words."""
-    match metric.nvml:
-        case Call(name, args, pick):
-            return f"{name}({', '.join(map(str, args))})" + ("" if pick is None else f"[{pick}]")
-        case FieldValue(number):
-            return f"field {number}"
-        case Buffered(number):
-            return f"Samples({number})"
-        case LinkSum(number):
-            return f"field {number}, all links"
-        case PerPeer(name, args):
-            return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
-        case PerProcess(what):
-            return f"process list: {what}"
-        case Gpm(number, stride, _):
-            return f"GPM {number}" + (f" + {stride} per link" if stride else "")
-    if metric.entity in NON_GPU_ENTITIES or metric is m.EXP_HEALTH:
-        return "DCGM only"
-    if metric.sum_of:
-        return " + ".join(part.name for part in metric.sum_of)
-    if metric.histogram_of:
-        return f"histogram of {metric.histogram_of}"
-    return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"
 
 
 HEAD = f"""# dcgm-exporter's flags

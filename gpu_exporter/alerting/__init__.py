@@ -1,1 +1,1 @@
-"""Recording rules, alerts, and the Alertmanager example."""
+"""Catalogues -> recording rules, alerts, the Alertmanager example and runbooks: what `bundle` writes."""

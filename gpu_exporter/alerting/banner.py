@@ -21,7 +21,7 @@ def comment(*sources: ModuleType | Path) -> str:
 def _text(sources: tuple[ModuleType | Path, ...]) -> str:
     *others, last = map(_path, sources)
     before = f"{', '.join(others)} or " if others else ""
-    return f"Rendered by `gpu-exporter generate`; edit {before}{last} instead."
+    return f"Rendered by `make generate`; edit {before}{last} instead."
 
 
 def _path(source: ModuleType | Path) -> str:

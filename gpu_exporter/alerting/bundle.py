@@ -12,13 +12,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from content.chart.values import limit
-from content.docs.failure_modes import all_limits
 from gpu_exporter.alerting import alertmanager, dcgm_exporter_csv, rules, runbooks
 from gpu_exporter.alerting.levels import RuleLevel
+from gpu_exporter.alerting.limits import largest_of, user_limits
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions.tree import Limits, duration
 from gpu_exporter.io.decoding import json_as
@@ -65,7 +63,7 @@ class _Manifest:
 
 def limits(path: Path) -> Limits:
     """Return the limits in a YAML file of the form `name: number`. Raises GpuExporterError naming what is wrong."""
-    known = {limit.name: limit for limit in (*all_limits(), *PRICES)}
+    known = {limit.name: limit for limit in user_limits()}
     try:
         document = yaml_document(read(path, MOST_YAML_BYTES)) or {}
     except (OSError, ValueError) as error:
@@ -77,10 +75,9 @@ def limits(path: Path) -> Limits:
             close = near(str(name), known)
             fix = f"did you mean {close}?" if close else "docs/failure-modes.md lists all limits"
             raise GpuExporterError(f"{path}: there is no limit {name!r}; {fix}")
-        bounds = limit(known[name]).schema
-        least, most = bounds["minimum"], bounds.get("maximum", LARGEST)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            what = f"{known[name].unit} from {least:g}" + (f" to {most:g}" if most < LARGEST else "")
+        largest = largest_of(known[name])
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= (largest or LARGEST):
+            what = f"{known[name].unit} from 0" + (f" to {largest:g}" if largest else "")
             raise GpuExporterError(f"{path}: {name} is {quoted(str(value))}, not a number of {what}")
     return {str(name): float(value) for name, value in document.items()}
 

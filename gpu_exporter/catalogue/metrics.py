@@ -488,3 +488,29 @@ def selected(choice: MetricSet, *, processes: bool = False, host: bool = False) 
 def histograms(choice: MetricSet) -> tuple[Metric, ...]:
     """Return the histogram rows whose underlying rows are read."""
     return tuple(row for row in METRICS if row.histogram_of is not None and row.set in {MetricSet.DEFAULT, choice})
+
+
+def read_from(metric: Metric) -> str:
+    """Return where the value is read from, in words."""
+    match metric.nvml:
+        case Call(name, args, pick):
+            return f"{name}({', '.join(map(str, args))})" + ("" if pick is None else f"[{pick}]")
+        case FieldValue(number):
+            return f"field {number}"
+        case Buffered(number):
+            return f"Samples({number})"
+        case LinkSum(number):
+            return f"field {number}, all links"
+        case PerPeer(name, args):
+            return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
+        case PerProcess(what):
+            return f"process list: {what}"
+        case Gpm(number, stride, _):
+            return f"GPM {number}" + (f" + {stride} per link" if stride else "")
+    if metric.entity in NON_GPU_ENTITIES or metric is EXP_HEALTH:
+        return "DCGM only"
+    if metric.sum_of:
+        return " + ".join(part.name for part in metric.sum_of)
+    if metric.histogram_of:
+        return f"histogram of {metric.histogram_of}"
+    return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Assumption:
-    """Of limits that are compared with readings of one kind: what is measured, and what is extrapolated to models."""
-
-    name: str
-    measured: str
-    extrapolated: str
-
+from gpu_exporter.conditions.tree import Assumption
 
 TIME = Assumption(
     "shares of time",

@@ -15,7 +15,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT
 from gpu_exporter.catalogue.xids import XidKind, load
-from gpu_exporter.conditions.signal import OWNERS_INFO, Derived, Read, Signal, Spread, Within
+from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read, Signal, Spread, Within
 from gpu_exporter.model.metric import Metric
 
 
@@ -46,7 +46,7 @@ def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
     return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
-GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
+GR_ACTIVE = _activity(PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
 SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "{} of the SMs busy on average")
 SM_IDLE = Signal(
     "sm_idle",
@@ -321,8 +321,8 @@ XID_FATAL = _xid(
     "alone, for a day, or until dcgm-exporter shows another code",
     "XID that requires a drain: {}",
     Read(m.HEALTH_REASON.name, any_of=("reason", tuple(f"xid_{code}" for code in DRAIN_CODES)), extract="xid_(.+)"),
-    Read(m.XID_ERRORS.name, codes=DRAIN_CODES),
-    Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES),
+    Read(m.XID_ERRORS.name, codes=DRAIN_CODES, unless=str(m.XID_EVENTS)),
+    Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES, unless=str(m.XID_EVENTS)),
 )
 XID_APPLICATION = _xid(
     "xid_application_age",

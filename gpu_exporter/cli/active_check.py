@@ -34,7 +34,7 @@ AROUND = tuple(dict.fromkeys((*fitness.ROWS, *gpu_users.ROWS, m.GPU_UTIL, *activ
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CheckRequest:
     """What the command line asks for. `gpus` is None for all, or what `check.names` returns; `seconds` is the limit."""
 
     config: Config
@@ -55,7 +55,7 @@ class _Checked:
     users: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def run_check(request: Request, *, as_json: bool) -> tuple[int, bool]:
+def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
     limit = request.seconds or TIME_LIMITS[request.level]
     if request.level > 1 and request.load_seconds + TIME_LIMITS[1] > limit:
@@ -114,7 +114,11 @@ def _in_mig_mode(snapshot: Snapshot) -> Iterator[tuple[int, str]]:
 
 
 def _checked(
-    request: Request, targets: list[CheckTarget], before: Snapshot, users: Mapping[int, tuple[str, ...]], end: float
+    request: CheckRequest,
+    targets: list[CheckTarget],
+    before: Snapshot,
+    users: Mapping[int, tuple[str, ...]],
+    end: float,
 ) -> _Checked:
     """Run the check while the load is observed; judge and keep it. `users` are the programs that used GPUs before."""
     checked, loads, start = _Checked(), Loads(), time.time()
@@ -157,7 +161,7 @@ def _history(directory: Path | None, warnings: list[str]) -> CheckHistory:
         return CheckHistory()
 
 
-def _keep(request: Request, checked: _Checked, at: float) -> None:
+def _keep(request: CheckRequest, checked: _Checked, at: float) -> None:
     """Write history and textfile. A check whose result cannot be kept is still a check: this is only a warning."""
     seconds = sum(checked.outcomes.seconds.values())
     runs = report.runs(checked.results, at, request.level, boot_id(request.config.procfs), seconds)

@@ -93,9 +93,9 @@ def check_command(
 
         sys.exit(run_collectives(of_active["seconds"], as_json=as_json))
     if active:
-        from gpu_exporter.cli.active_check import Request, run_check
+        from gpu_exporter.cli.active_check import CheckRequest, run_check
 
-        leave(*run_check(Request(config, gpus, **of_active), as_json=as_json))
+        leave(*run_check(CheckRequest(config, gpus, **of_active), as_json=as_json))
     snapshot, clean = observe(only(config), fitness.ROWS, config.expected_gpus)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))

@@ -43,9 +43,6 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "resume": "Make a running exporter use the driver again, after `gpu-exporter release`.",
         "remediate": "Cordon and drain nodes with unfit GPUs and return them to service, within strict bounds.",
     },
-    "Develop gpu-exporter": {
-        "generate": "Write the committed files that are rendered from the catalogues, in a checkout.",
-    },
 }
 SUMMARIES = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
 

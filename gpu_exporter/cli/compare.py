@@ -41,7 +41,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
 
     Exit code 0 if the sources agree; 3 if a value or the identity of a GPU differs.
     """
-    from gpu_exporter.diagnosis import compare
+    from gpu_exporter.diagnosis import comparison
 
     config = Config(**values)
     if a == b and SOURCE_KINDS[a.partition(":")[0]].live:
@@ -49,6 +49,6 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
             f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
         )
     sides = ((a, named(config, a)), (b, named(config, b)))
-    result, clean = compare.compare_sources(*sides, selected(config.metrics), seconds)
-    click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
-    leave(compare.EXIT_DIFFERS if result.differs else 0, clean)
+    result, clean = comparison.compare_sources(*sides, selected(config.metrics), seconds)
+    click.echo(json.dumps(comparison.as_dict(result), indent=2) if as_json else "\n".join(comparison.lines(result)))
+    leave(comparison.EXIT_DIFFERS if result.differs else 0, clean)

@@ -52,13 +52,13 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
 
     Exit code 0 if nothing is wrong; 1 if something was found; 2 if that could not be determined.
     """
-    from gpu_exporter.cli.diagnose_run import Request, diagnosis
+    from gpu_exporter.cli.diagnose_run import DiagnoseRequest, diagnosis
 
     credentials = login(values)
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price", "report", "mask_names")}
     if what["mask_names"] and not what["report"]:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
-    request = Request(Config(**values), _remote(url, credentials) if url else None, **what)
+    request = DiagnoseRequest(Config(**values), _remote(url, credentials) if url else None, **what)
     leave(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.cli.host import host_of, name_neighbours
 from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.progress import Progress, has_colour
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import gather, judge, report, terminal_report
+from gpu_exporter.diagnosis import diagnose, gather, report, terminal_report
+from gpu_exporter.diagnosis.machine import host_of, name_neighbours
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import Window, seen
@@ -35,8 +35,8 @@ from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unrea
 from gpu_exporter.sources.recording.format import job_of
 
 if TYPE_CHECKING:
-    from gpu_exporter.cli.diagnose_profiles import StoredProfiles
     from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.diagnosis.stored_profiles import StoredProfiles
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
@@ -54,7 +54,7 @@ COLOURS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DiagnoseRequest:
     """What to diagnose: a phase of the recording in the settings, a remote exporter or Prometheus, or local GPUs."""
 
     config: Config
@@ -87,7 +87,7 @@ class _Gathered:
         return self.recorded.seconds if self.recorded else self.watched
 
 
-def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = False) -> tuple[int, bool]:
+def diagnosis(request: DiagnoseRequest, *, every: bool, as_json: bool, verbose: bool = False) -> tuple[int, bool]:
     """Print a diagnosis. Returns the exit code, and False if a driver call is stuck.
 
     With `every`, it includes the failure modes that could not be judged; `verbose` adds the names of series.
@@ -104,7 +104,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
             # Each tick of a recording is of one GPU: the absence of the others means nothing.
             scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)
             window = seen(scrapes, {}, job=gathered.job)
-            diagnoses = judge.diagnose(window)
+            diagnoses = diagnose.diagnose(window)
         if not gathered.recorded and not request.remote:
             name_neighbours(diagnoses, request.config)
         if not diagnoses and not absent:
@@ -129,7 +129,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     return report.exit_code(diagnoses, absent), clean
 
 
-def _gathered(request: Request, stop: threading.Event) -> _Gathered:
+def _gathered(request: DiagnoseRequest, stop: threading.Event) -> _Gathered:
     """Gather the scrapes. Raises GpuExporterError."""
     config, remote = request.config, request.remote
     if remote and config.recording:
@@ -144,7 +144,7 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
     job, begin = "all" if request.one_job else "", time.monotonic()
     wanted = request.seconds or gather.WATCH_SECONDS
     if remote:
-        from gpu_exporter.diagnosis.remote_scrapes import of_url  # a client of HTTP, which local GPUs do not need
+        from gpu_exporter.diagnosis.gather_remote import of_url  # a client of HTTP, which local GPUs do not need
 
         scrapes = of_url(remote, request.seconds, stop)
         elapsed, span = time.monotonic() - begin, _span(scrapes)
@@ -154,7 +154,7 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
     return _Gathered(scrapes, config.source, job, min(wanted, time.monotonic() - begin), clean=clean)
 
 
-def _refuse_ignored(config: Config, request: Request) -> None:
+def _refuse_ignored(config: Config, request: DiagnoseRequest) -> None:
     """Raise GpuExporterError for settings that a recording or a URL would ignore."""
     instead = "--recording" if config.recording else "--url"
     if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):
@@ -176,13 +176,13 @@ def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[lis
 
 
 def _write_report(
-    request: Request,
+    request: DiagnoseRequest,
     gathered: _Gathered,
-    diagnoses: Sequence[judge.Diagnosis],
+    diagnoses: Sequence[diagnose.Diagnosis],
     absent: Sequence[Absent],
     window: Window,
 ) -> None:
-    from gpu_exporter.cli.diagnose_report import Watched, driver_of, write  # only this option needs it
+    from gpu_exporter.diagnosis.html_file import Watched, driver_of, write  # only this option needs it
 
     recorded = gathered.recorded
     simulated = recorded.simulated if recorded else gathered.source == SIMULATED.name
@@ -195,28 +195,28 @@ def _write_report(
     write(request.report, watched, diagnoses, absent, window, mask=request.mask_names, price=request.price)
 
 
-def _profiles(request: Request, gathered: _Gathered) -> StoredProfiles | None:
+def _profiles(request: DiagnoseRequest, gathered: _Gathered) -> StoredProfiles | None:
     """Return the profiles that the exporter has stored; None if the GPUs are no real ones."""
     if gathered.recorded or gathered.source == SIMULATED.name:
         return None
-    from gpu_exporter.cli import diagnose_profiles
+    from gpu_exporter.diagnosis import stored_profiles
 
     if request.remote:
-        return diagnose_profiles.of_exporter(request.remote, gathered.scrapes)
-    return diagnose_profiles.of_folder(request.config.profile_dir)
+        return stored_profiles.of_exporter(request.remote, gathered.scrapes)
+    return stored_profiles.of_folder(request.config.profile_dir)
 
 
-def _profile_lines(diagnoses: Sequence[judge.Diagnosis], profiles: StoredProfiles | None) -> list[str]:
+def _profile_lines(diagnoses: Sequence[diagnose.Diagnosis], profiles: StoredProfiles | None) -> list[str]:
     if profiles is None:
         return []
-    from gpu_exporter.cli.diagnose_profiles import lines
+    from gpu_exporter.diagnosis.stored_profiles import lines
 
     gpus = {each.device.uuid: each.identity.gpu for each in diagnoses if report.is_reported(each)}
     return lines(profiles, [(index, uuid) for uuid, index in gpus.items()], time.time())
 
 
 def _print_json(
-    diagnoses: Sequence[judge.Diagnosis],
+    diagnoses: Sequence[diagnose.Diagnosis],
     absent: Sequence[Absent],
     gathered: _Gathered,
     profiles: StoredProfiles | None,
@@ -228,7 +228,7 @@ def _print_json(
 
 
 def _print_text(
-    diagnoses: Sequence[judge.Diagnosis],
+    diagnoses: Sequence[diagnose.Diagnosis],
     absent: Sequence[Absent],
     gathered: _Gathered,
     found: Iterable[str],
@@ -277,7 +277,7 @@ def _style() -> terminal_report.Style:
     return lambda text, name: click.style(text, **COLOURS[name]) if name else text
 
 
-def _progress(request: Request) -> Progress:
+def _progress(request: DiagnoseRequest) -> Progress:
     """Return what shows that the command works."""
     if request.config.recording:
         return Progress("Reading the recording")

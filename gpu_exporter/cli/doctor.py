@@ -15,7 +15,7 @@ from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import remote
-from gpu_exporter.diagnosis.doctor import examine, surroundings
+from gpu_exporter.doctor import examine, machine
 from gpu_exporter.model import finding
 from gpu_exporter.sources.choice import only
 
@@ -31,21 +31,21 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
     certificate = partial(local_exporter.certificate, config.web_config_file)
-    around = surroundings.checks(config.address, certificate, kubelet_checked=config.kubernetes)
+    around = machine.checks(config.address, certificate, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
-        from gpu_exporter.diagnosis.doctor.attribution import checks
+        from gpu_exporter.doctor.owners import checks
 
         around += checks(config)
     if config.nics:
-        from gpu_exporter.diagnosis.doctor import nics
+        from gpu_exporter.doctor import nics
 
         around += (partial(nics.checks, config),)
     if config.host_evidence:
-        from gpu_exporter.diagnosis.doctor import host
+        from gpu_exporter.doctor import host
 
         around += (partial(host.checks, config),)
     if config.job_socket is not None:
-        from gpu_exporter.diagnosis.doctor import jobs
+        from gpu_exporter.doctor import jobs
 
         around += (partial(jobs.checks, config.job_socket, partial(_own_metrics, config)),)
     findings, clean = examine.examine(lambda: only(config), around)

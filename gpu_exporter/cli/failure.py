@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """An error that ends a command with one line and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:

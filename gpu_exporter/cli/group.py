@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,10 +10,23 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_exporter.cli.commands import SECTIONS, SUMMARIES, Commands
-from gpu_exporter.cli.failure import Failure
-from gpu_exporter.cli.log_lines import without_tracebacks
+from gpu_exporter.cli.failure import CommandFailure
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.version import __version__
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        text = f"gpu-exporter: {record.getMessage()}" + (f": {type(error).__name__}: {error}" if error else "")
+        return " ".join(text.split())
+
+
+def without_tracebacks() -> None:
+    """Print warnings and errors that are logged before, or without, `configure` as one line each."""
+    if logging.lastResort:
+        logging.lastResort.setFormatter(_OneLine())
+
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -86,7 +100,7 @@ def execute(*, debug: bool) -> tuple[int, str]:
         without_tracebacks()
     try:
         return cli.main(standalone_mode=False) or 0, ""
-    except Failure as error:
+    except CommandFailure as error:
         return error.code, error.message
     except click.ClickException as error:
         return error.exit_code, " ".join(error.format_message().split())

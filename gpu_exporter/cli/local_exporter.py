@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_exporter.app.greeting import base_url
 from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FLAGS
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
 from gpu_exporter.cli.options import Command, F
 from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.http.web_config import parse
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving.greeting import base_url
-from gpu_exporter.serving.security.web_config import parse
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.remote import Remote

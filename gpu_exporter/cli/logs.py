@@ -9,7 +9,7 @@ import sys
 import threading
 from datetime import datetime, timezone
 
-from gpu_exporter.serving.log_queue import LogQueue
+from gpu_exporter.app.log_queue import LogQueue
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from gpu_exporter.app.library import readings
 from gpu_exporter.cli import tables
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
-from gpu_exporter.library import readings
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.pipeline.fields_in_force import Fields
 from gpu_exporter.pipeline.monitor import observe

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter.cli.failure import Failure
+from gpu_exporter.cli.failure import CommandFailure
 from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, read_file, unknown_variables
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import address, boolean, duration, interval, near, nearest, ratio, release_duration
@@ -131,12 +131,12 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except GpuExporterError as error:
-            raise Failure(str(error), self.error_code) from error
+            raise CommandFailure(str(error), self.error_code) from error
         except BrokenPipeError:
             raise
         except OSError as error:
             what = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{what}{error.strerror or error}", self.error_code) from error
+            raise CommandFailure(f"{what}{error.strerror or error}", self.error_code) from error
 
     def warn_of_variables(self, ctx: click.Context) -> None:
         """Print a line for each environment variable that looks like a setting and is none."""
@@ -251,7 +251,7 @@ def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, 
             try:
                 values = {name: value for name, value in read_file(path).items() if name in names}
             except GpuExporterError as error:
-                raise Failure(str(error), 2) from error
+                raise CommandFailure(str(error), 2) from error
             ctx.default_map = {name: [value] if name in many else value for name, value in values.items()}
 
     return load_file

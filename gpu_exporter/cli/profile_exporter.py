@@ -24,7 +24,7 @@ BUDGET, OFF = 429, (404, 405)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProfileAnswer:
     """A profile that the exporter took: its summary, its stacks, and the outputs of the analysis of a trace."""
 
     profile: Summary
@@ -66,7 +66,7 @@ def of_trace(outputs: Sequence[str], *, frames: bool) -> list[tuple[str, str]]:
     return [("trace", "true"), ("frames", str(frames).lower()), *(("output", name) for name in outputs)]
 
 
-def ask(remote: Remote, arguments: Sequence[tuple[str, str]], *, required: bool) -> Answer | None:
+def ask(remote: Remote, arguments: Sequence[tuple[str, str]], *, required: bool) -> ProfileAnswer | None:
     """Return the exporter's answer; None if there is no exporter, or it does not take this profile, which is printed.
 
     Raises GpuExporterError if that would exceed its budget, and with `required` for everything.
@@ -74,7 +74,7 @@ def ask(remote: Remote, arguments: Sequence[tuple[str, str]], *, required: bool)
     try:
         exporter = replace(remote, url=exporter_url(remote.url))
         body = exporter.post_whole(f"/api/v1/profiles?{urlencode(arguments)}", MOST_SECONDS)
-        return json_as(Answer, body)
+        return json_as(ProfileAnswer, body)
     except Refused as error:
         if error.status == BUDGET:
             fix = "--standalone profiles from here, without the exporter and its limits"

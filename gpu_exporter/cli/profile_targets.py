@@ -24,7 +24,7 @@ _OF_PROCESSES = (m.PROCESS_MEMORY, m.PROCESS_SM, m.PROCESSES, m.PROCESSES_UNRESO
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundProcesses:
     """The processes to profile, the errors of those that ended meanwhile, and whether no driver call is stuck."""
 
     processes: tuple[Process, ...]
@@ -32,13 +32,13 @@ class Found:
     clean: bool = True
 
 
-def named(pids: Sequence[int], config: Config) -> Found:
+def named(pids: Sequence[int], config: Config) -> FoundProcesses:
     """Return the processes with these PIDs, whether they hold a GPU or not. Raises GpuExporterError."""
     files = HostFiles(config.procfs, config.sysfs)
-    return Found(tuple(look_up(files, pid) for pid in dict.fromkeys(pids)))
+    return FoundProcesses(tuple(look_up(files, pid) for pid in dict.fromkeys(pids)))
 
 
-def holding(wanted: Wanted, config: Config) -> Found:
+def holding(wanted: Wanted, config: Config) -> FoundProcesses:
     """Return the processes that hold the GPUs that are wanted. Raises GpuExporterError if there are none."""
     if wanted.pod and not config.kubernetes:
         raise GpuExporterError("--pod needs --kubernetes: kubelet says which pod has which GPU")
@@ -56,7 +56,7 @@ def holding(wanted: Wanted, config: Config) -> Found:
             processes.append(look_up(files, pid, gpus))
         except GpuExporterError as error:
             errors.append(error)
-    return Found(tuple(processes), tuple(errors), clean)
+    return FoundProcesses(tuple(processes), tuple(errors), clean)
 
 
 def _owned(wanted: Wanted, config: Config, snapshot: Snapshot, files: HostFiles, pids: Iterable[int]) -> Owned:

@@ -31,7 +31,7 @@ from gpu_exporter.sources.choice import only
 @click.option("--duration", type=parsed(duration), default="60s", show_default=True, help="How long to record.")
 @click.option("--mask", is_flag=True, help="Replace UUIDs, so that you can share the file.")
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
-    from gpu_exporter.cli.host import recorded_host
+    from gpu_exporter.diagnosis.machine import recorded_host
 
     config = Config(**values)
     stop, source = stop_event(), only(config)

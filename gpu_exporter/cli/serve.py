@@ -51,8 +51,8 @@ class _Serve(Command):
 def serve_command(**chosen_settings: Any) -> None:
     """It also accepts the flags and environment variables of dcgm-exporter, which docs/dcgm-exporter-flags.md lists."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    from gpu_exporter.app.run import run
     from gpu_exporter.pipeline.fields_in_force import Fields
-    from gpu_exporter.serving.run import run
     from gpu_exporter.sources.choice import chosen, without_missing_dcgm
 
     config = Config(**chosen_settings)

@@ -7,12 +7,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from content.docs.reference import read_from
-from gpu_exporter.catalogue.metrics import BY_KEY, NON_GPU_ENTITIES
+from gpu_exporter.catalogue.metrics import BY_KEY, NON_GPU_ENTITIES, read_from
 from gpu_exporter.model.metric import Metric, MetricSet
 
 if TYPE_CHECKING:
-    from gpu_exporter.library import GpuReading
+    from gpu_exporter.app.library import GpuReading
 
 SYMBOLS = {"celsius": "°C", "percent": "%", "watts": "W", "joules": "J", "millijoules": "mJ", "seconds": "s"}
 # What exposes the metrics of a set.

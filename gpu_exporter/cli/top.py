@@ -79,7 +79,7 @@ def _print_once(config: Config) -> None:
 def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
-    from gpu_exporter.cli.host import host_of
+    from gpu_exporter.diagnosis.machine import host_of
     from gpu_exporter.diagnosis.remote import Remote
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch

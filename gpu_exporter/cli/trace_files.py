@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.cli.failure import Failure
+from gpu_exporter.cli.failure import CommandFailure
 from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.progress import Progress
 
@@ -20,7 +20,7 @@ MISSING = "trace needs NumPy, which is not installed: pip install numpy"
 def require_numpy() -> None:
     """Raise Failure with one line if NumPy is not installed."""
     if importlib.util.find_spec("numpy") is None:
-        raise Failure(MISSING, COULD_NOT_TELL)
+        raise CommandFailure(MISSING, COULD_NOT_TELL)
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:

@@ -1,1 +1,1 @@
-"""TODO-DOC."""
+"""The language of conditions on signals: the tree, its values in Python, its PromQL, and its words."""

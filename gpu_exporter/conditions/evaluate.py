@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, Protocol
 
-from gpu_exporter.catalogue.signals import GR_ACTIVE
 from gpu_exporter.conditions.averages import deviation, line, mean, median
 from gpu_exporter.conditions.signal import OPERATORS, Signal
 from gpu_exporter.conditions.tree import (
@@ -51,6 +50,10 @@ class SignalWindow(Protocol):
     now: float
     limits: Limits
     memo: dict[Hashable, Any]
+
+    @property
+    def presence(self) -> Signal:
+        """The signal that every device has."""
 
     def points(self, device: Device, signal: Signal) -> Points:
         """Return (unix time, value) in order of time; empty if the signal of this device is not known."""
@@ -177,7 +180,7 @@ def marked(mark: Mark, window: SignalWindow, device: Device) -> bool:
 
 
 def _has_engine_activity(window: SignalWindow, device: Device) -> bool:
-    return value(Over(GR_ACTIVE), window, device) is not None
+    return value(Over(window.presence), window, device) is not None
 
 
 # --- conditions ------------------------------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue.signals import GR_ACTIVE
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
-from gpu_exporter.conditions.signal import DEVICE, OPERATORS
+from gpu_exporter.conditions.signal import DEVICE, OPERATORS, PRESENCE_INFO
 from gpu_exporter.conditions.tree import (
     Calc,
     Condition,
@@ -29,7 +28,6 @@ from gpu_exporter.conditions.tree import (
     no_case,
 )
 
-_ENGINE = Over(GR_ACTIVE)
 _TERMS = Leaf | Calc
 
 
@@ -129,7 +127,7 @@ def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
     """Return the value of a formula for a device; None if it is unknown."""
     match of:
         case float() | int():
-            return None if value(_ENGINE, window, device) is None else float(of)
+            return None if value(Over(window.presence), window, device) is None else float(of)
         case Limit(name, default):
             return window.limits.get(name, default)
         case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
@@ -178,7 +176,7 @@ def expression(of: Formula, limits: Limits) -> str:
     """Return the PromQL of a formula, for devices whose engine activity is known."""
     match of:
         case float() | int():
-            return f"({GR_ACTIVE.record} * 0 + {of:.15g})"
+            return f"({PRESENCE_INFO} * 0 + {of:.15g})"
         case Limit(name, default):
             return expression(limits.get(name, default), limits)
         case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
@@ -200,7 +198,7 @@ def expression(of: Formula, limits: Limits) -> str:
         case Positive():
             return f"clamp_min({expression(of.of, limits)}, 0)"
         case Known():
-            return f"({expression(of.of, limits)} or {GR_ACTIVE.record} * 0)"
+            return f"({expression(of.of, limits)} or {PRESENCE_INFO} * 0)"
         case Recorded():
             return f'sum without ({of.label}) ({of.record}{{{of.label}="{of.name}"}})'
         case _:
@@ -216,7 +214,7 @@ def _chosen(of: Choice, limits: Limits) -> str:
 
 
 def _of_board(of: OfBoard) -> str:
-    device, engine = ", ".join(DEVICE), f"{GR_ACTIVE.record} * 0"
+    device, engine = ", ".join(DEVICE), f"{PRESENCE_INFO} * 0"
     terms = (f'label_replace({promql.term(term)}, "part", "{part}", "", "")' for part, term in enumerate(of.of))
     # The values first: in VictoriaMetrics, the second side costs nothing if the first is empty.
     most = f"max by ({device}) (({' or '.join(terms)}) > 0)"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_exporter.catalogue.signals import GR_ACTIVE
-from gpu_exporter.conditions.signal import JOB, OWNER
+from gpu_exporter.conditions.signal import JOB, OWNER, PRESENCE_INFO
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -119,7 +118,7 @@ def _mean(of: PeerMean) -> str:
 def mark_definition(mark: Mark, limits: Limits) -> str:
     """Return the expression of the recording rule of a mark: 0 where it is not known to be true."""
     on = f"(\n{_indented(condition(mark.condition, limits))}\n) * 0 + 1"
-    return f"({on})\nand\n{GR_ACTIVE.record}\nor\n{GR_ACTIVE.record} * 0"
+    return f"({on})\nand\n{PRESENCE_INFO}\nor\n{PRESENCE_INFO} * 0"
 
 
 def condition(of: Condition, limits: Limits) -> str:

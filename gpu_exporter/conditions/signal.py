@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import inf
 from operator import add, mul, pow, sub, truediv
 
-from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Labels
 
 # Long enough for several periods of a slow swing; also the window of the bottleneck classes.
@@ -79,6 +78,16 @@ DEVICE_INFO = "gpu:device:info"
 # 1 for each device and owner: pod or job.
 OWNERS_INFO = "gpu:device_owners:info"
 RATE_WINDOW = "2m"
+# The signal that every device has: what is computed of a device without it is unknown.
+PRESENCE = "gr_active"
+
+
+def record_name(signal: str, unit: str) -> str:
+    """Return the name of the recording rule of a signal."""
+    return f"gpu:{signal}:{unit}"
+
+
+PRESENCE_INFO = record_name(PRESENCE, "ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +95,10 @@ class Read:
     """One way to get a signal: the series `name{where}` times `scale`; its rate if `rate`, one bit of it if `bit`.
 
     `codes`: the series is a gauge of the last code, and the signal is 1 for one of these. That gauge never clears, so a
-    code that it has shown for a day no longer counts. `shape`: the series is a histogram, from which the signal is
-    computed. `age_by`: the series is a time, and the signal is its age by the clock of the exporter, a series of this
-    name. `extract`: the label `xid` is this part of the label of `any_of`.
+    code that it has shown for a day no longer counts, and a GPU that has the series `unless` is left out. `shape`: the
+    series is a histogram, from which the signal is computed. `age_by`: the series is a time, and the signal is its age
+    by the clock of the exporter, a series of this name. `extract`: the label `xid` is this part of the label of
+    `any_of`.
     """
 
     name: str
@@ -98,6 +108,7 @@ class Read:
     where: Labels = ()
     any_of: tuple[str, tuple[str, ...]] | None = None
     codes: tuple[int, ...] = ()
+    unless: str = ""
     age_by: str = ""
     extract: str = ""
     shape: Within | Spread | None = None
@@ -144,7 +155,7 @@ class Read:
         changed = f"({last} > 0 unless {last} == {before[0]} == {before[1]})"
         codes = " or ".join(f'label_replace(vector(1), "xid", "{code}", "", "")' for code in self.codes)
         seen = f'count_values by (cluster, UUID) ("xid", {changed}) and on (xid) ({codes})'
-        return f"({seen}) unless on (cluster, UUID) {m.XID_EVENTS}"
+        return f"({seen}) unless on (cluster, UUID) {self.unless}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +243,7 @@ class Signal:
     @property
     def record(self) -> str:
         """Return the name of its recording rule."""
-        return f"gpu:{self.name}:{self.unit}"
+        return record_name(self.name, self.unit)
 
     def promql(self) -> str:
         """Return the expression of its recording rule."""

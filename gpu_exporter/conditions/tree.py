@@ -4,7 +4,7 @@ A condition is true, false or unknown (Kleene's logic) for a device, which is on
 
 A new kind of node is a class that joins `Term` or `Condition`. Every function that distinguishes kinds of nodes ends in
 `no_case`, so mypy names each of them until it handles the new kind; everything else goes through `children` and
-`leaves` of `condition_walks.py`.
+`leaves`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
 
-from gpu_exporter.catalogue.model_assumptions import Assumption
 from gpu_exporter.conditions.signal import Signal
 
 Limits = Mapping[str, float]
@@ -23,6 +22,15 @@ Limits = Mapping[str, float]
 def no_case(node: NoReturn) -> TypeError:
     """Return the error that ends a dispatch over all kinds of nodes: mypy reports a kind without a case."""
     return TypeError(f"no case for {node!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Of limits that are compared with readings of one kind: what is measured, and what is extrapolated to models."""
+
+    name: str
+    measured: str
+    extrapolated: str
 
 
 @dataclass(frozen=True, slots=True)

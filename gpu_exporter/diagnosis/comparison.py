@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Kind, Labels, Metric, Pace
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
+from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.accumulator import INTEGRALS
+from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.renderer import number
+from gpu_exporter.pipeline.settings import CollectionSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ def compares(metric: Metric) -> bool:
 
 
 @dataclass(slots=True)
-class Track:
+class ComparedTrack:
     """The values of one series. `changed_at` is when its last value was first read (monotonic seconds)."""
 
     first: float
@@ -122,7 +131,7 @@ class Side:
 
     name: str
     gpus: dict[str, Gpu] = field(default_factory=dict)
-    tracks: dict[Key, Track] = field(default_factory=dict)
+    tracks: dict[Key, ComparedTrack] = field(default_factory=dict)
     settled: bool = False
 
     def begin(self) -> None:
@@ -130,7 +139,7 @@ class Side:
         for track in self.tracks.values():
             track.begin()
 
-    def seen(self, key: Key) -> Track | None:
+    def seen(self, key: Key) -> ComparedTrack | None:
         """Return a series that had a value since `begin`."""
         track = self.tracks.get(key)
         return track if track and track.count else None
@@ -147,7 +156,7 @@ class Side:
             key = (series.gpu.uuid if series.gpu else "", metric, tuple(sorted(series.labels)))
             track = self.tracks.get(key)
             if track is None:
-                track = self.tracks[key] = Track(value, value, now, now)
+                track = self.tracks[key] = ComparedTrack(value, value, now, now)
             track.add(now, value)
 
 
@@ -223,7 +232,7 @@ def _both(uuid: str, a: Side, b: Side) -> bool:
     return not uuid or (uuid in a.gpus and uuid in b.gpus)
 
 
-def _compared(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> ComparedMetric:
+def _compared(gpu: Gpu | None, key: Key, a: ComparedTrack | None, b: ComparedTrack | None) -> ComparedMetric:
     _, metric, labels = key
     how, value = _how(metric)
     if a is None:
@@ -243,7 +252,7 @@ def _compared(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Co
     )
 
 
-def _how(metric: Metric) -> tuple[str, Callable[[Track], float]]:
+def _how(metric: Metric) -> tuple[str, Callable[[ComparedTrack], float]]:
     """Return what is compared of a metric. A profiling gauge is itself a mean over the whole time."""
     if metric.kind is Kind.COUNTER:
         return (RISE, lambda track: track.rise) if metric.unit in FLOWS else ("level", _last)
@@ -254,7 +263,7 @@ def _how(metric: Metric) -> tuple[str, Callable[[Track], float]]:
     return "mean", _last if metric in INTEGRALS else lambda track: track.mean
 
 
-def _last(track: Track) -> float:
+def _last(track: ComparedTrack) -> float:
     return track.last
 
 
@@ -280,3 +289,118 @@ def _identity(gpu: Gpu) -> Labels:
         ("driver", gpu.driver),
     )
     return tuple((what, text) for what, text in (*attributes, *gpu.info) if text)
+
+
+INTERVAL_SECONDS = 1.0
+# How long a source may take until it has read each GPU.
+PATIENCE_SECONDS = 15.0
+EXIT_DIFFERS = 3
+
+
+def compare_sources(
+    a: tuple[str, Source], b: tuple[str, Source], metrics: Sequence[Metric], seconds: float
+) -> tuple[Comparison, bool]:
+    """Read both sources for `seconds`. Returns the comparison, and False if a driver call is stuck.
+
+    Raises GpuExporterError if one has no GPU.
+    """
+    sides, lock = (Side(a[0]), Side(b[0])), threading.Lock()
+    loops = [
+        Collector(source, metrics, _taking(side, lock), CollectionSettings(INTERVAL_SECONDS, gauge_window=seconds))
+        for (_, source), side in zip((a, b), sides, strict=True)
+    ]
+    try:
+        for loop, side in zip(loops, sides, strict=True):
+            loop.start()
+            _await(side)
+        with lock:
+            for side in sides:
+                side.begin()
+        time.sleep(seconds)
+        with lock:
+            result = compared(*sides, seconds)
+    except GpuExporterError:
+        for loop in loops:
+            loop.stop()
+        raise
+    return result, all([loop.stop() for loop in loops])
+
+
+def _taking(side: Side, lock: threading.Lock) -> Callable[[Snapshot], None]:
+    def take(snapshot: Snapshot) -> None:
+        with lock:
+            side.add(snapshot, time.monotonic())
+
+    return take
+
+
+def _await(side: Side) -> None:
+    """Wait until each GPU was read or is down. Raises SourceLost if none answers in time."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not (side.gpus and (side.settled or time.monotonic() > end)):
+        if time.monotonic() > end:
+            message = f"{side.name}: no GPU answered within {PATIENCE_SECONDS:g} s"
+            raise SourceLost(message, fix="`gpu-exporter doctor` says why")
+        time.sleep(0.05)
+
+
+def as_dict(result: Comparison) -> dict[str, Any]:
+    """Return a comparison for JSON."""
+    return {
+        "a": result.a,
+        "b": result.b,
+        "seconds": result.seconds,
+        "gpus": result.gpus,
+        "same": not result.differs,
+        "identities": [{"UUID": item.uuid, "what": item.what, "a": item.a, "b": item.b} for item in result.identities],
+        "metrics": [
+            {
+                "gpu": row.gpu.index if row.gpu else None,
+                "UUID": row.gpu.uuid if row.gpu else None,
+                "metric": row.name,
+                "unit": row.metric.unit,
+                "compared": row.how,
+                "a": row.a,
+                "b": row.b,
+                "difference": row.difference,
+                "tolerance": row.tolerance,
+                "verdict": row.agreement.value,
+            }
+            for row in result.metrics
+        ],
+    }
+
+
+def lines(result: Comparison) -> Iterable[str]:
+    """Yield a table: first what is the same, then what only one source has, last what differs."""
+    yield f"a: {result.a}, b: {result.b}; {result.gpus} GPU{'s' * (result.gpus != 1)} in both, {result.seconds:g} s"
+    table: list[tuple[str, ...]] = [("GPU", "METRIC", "COMPARED", "A", "B", "DIFFERENCE", "TOLERANCE", "VERDICT")]
+    for agreement in Agreement:
+        table += [_cells(row) for row in result.metrics if row.agreement is agreement]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for cells in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+    for item in result.identities:
+        yield f"differs: {_difference(item)}"
+    yield ", ".join(
+        f"{result.count(agreement)} {words}"
+        for agreement, words in (
+            (Agreement.SAME, "the same"),
+            (Agreement.ONLY_A, "only in a"),
+            (Agreement.ONLY_B, "only in b"),
+            (Agreement.DIFFERS, "differ"),
+        )
+    )
+
+
+def _difference(item: IdentityDifference) -> str:
+    what, uuid, a, b = (printable(text, 100) for text in (item.what, item.uuid, item.a, item.b))
+    if item.what == PRESENCE:
+        return f"{uuid} exists only in {'a' if item.a == 'yes' else 'b'}"
+    return f"{what} of {uuid} is {a} in a and {b} in b"
+
+
+def _cells(row: ComparedMetric) -> tuple[str, ...]:
+    values = (row.a, row.b, row.difference, row.tolerance)
+    shown = ("-" if value is None else number(float(f"{value:.6g}")) for value in values)
+    return ("-" if row.gpu is None else str(row.gpu.index), row.name, row.how, *shown, row.agreement.value)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
-from gpu_exporter.diagnosis.judge import Diagnosis, Match
+from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.presence import RELEASED, explain
 from gpu_exporter.diagnosis.words import statement, subject

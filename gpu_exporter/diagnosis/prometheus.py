@@ -42,7 +42,7 @@ class _Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """The answer to a query. Prometheus, Thanos and Mimir warn of samples that are missing."""
 
     status: str
@@ -69,14 +69,14 @@ def scrapes(remote: Remote, families: Sequence[str], seconds: float) -> list[Scr
     query = f'{{__name__=~"{"|".join(families)}"}}[{max(seconds, 1.0):.0f}s]'
     text = remote.get(f"/api/v1/query?{urlencode({'query': query})}", QUERY_SECONDS)
     try:
-        return scrapes_of(json_as(Answer, text))
+        return scrapes_of(json_as(QueryAnswer, text))
     except ValueError as error:
         raise GpuExporterError(
             f"{remote.url}: not a usable answer of a Prometheus: {printable(str(error), 200)}; give another --url"
         ) from error
 
 
-def scrapes_of(answer: Answer) -> list[Scrape]:
+def scrapes_of(answer: QueryAnswer) -> list[Scrape]:
     """Return the samples by time. Raises ValueError."""
     if answer.status != "success" or answer.data is None:
         raise ValueError(answer.error or "no data")

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Position
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import OfRanks
-from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
+from gpu_exporter.diagnosis.diagnose import Diagnosis, Evidence, name_of
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.causes import WORDS
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.conditions.evaluate import value
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.diagnosis.judge import Diagnosis
+from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window

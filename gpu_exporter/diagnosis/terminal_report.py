@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.diagnosis import report
-from gpu_exporter.diagnosis.judge import Diagnosis, Match
+from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.signals import ALLOCATED, SIGNALS
+from gpu_exporter.catalogue.signals import ALLOCATED, GR_ACTIVE, SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.conditions.evaluate import Device, Points, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
@@ -74,12 +74,13 @@ class DeviceIdentity:
 
 @dataclass(slots=True)
 class Window:
-    """All signals of some scrapes. Implements `catalogue.evaluate.Window`. `devices` are in order of node and index."""
+    """All signals of some scrapes, as a `SignalWindow`. `devices` are in order of node and index."""
 
     now: float
     devices: Mapping[DeviceKey, DeviceIdentity]
     signals: Mapping[tuple[Device, Signal], Points]
     limits: Limits = field(default_factory=dict)
+    presence: ClassVar[Signal] = GR_ACTIVE
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def points(self, device: Device, signal: Signal) -> Points:

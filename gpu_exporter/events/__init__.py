@@ -1,1 +1,1 @@
-"""TODO-DOC."""
+"""What happened to the GPUs: XIDs and SXids, from the kernel log and from the driver, and how often."""

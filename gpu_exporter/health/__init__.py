@@ -1,1 +1,1 @@
-"""Whether a GPU is fit, and what happened to it: verdicts, XIDs and the kernel log."""
+"""Whether a GPU is fit for work."""

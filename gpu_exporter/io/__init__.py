@@ -1,1 +1,1 @@
-"""TODO-DOC."""
+"""Content from outside: reading files that may hang, decoding them, and parsing what users write."""

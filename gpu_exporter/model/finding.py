@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 
-class Level(Enum):
+class FindingLevel(Enum):
     """How bad a finding is. Only FAIL means that nothing can be read."""
 
     OK = "ok"
@@ -22,7 +22,7 @@ class Finding:
     """The result of a check. `topic` is a stable name of what was checked; the texts may change."""
 
     topic: str
-    level: Level
+    level: FindingLevel
     what: str
     cure: str = ""
 
@@ -33,7 +33,7 @@ class Finding:
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return findings for JSON; `ok` agrees with the exit code."""
     return {
-        "ok": all(finding.level is not Level.FAIL for finding in findings),
+        "ok": all(finding.level is not FindingLevel.FAIL for finding in findings),
         "findings": [
             {
                 "topic": finding.topic,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 WARM_SECONDS = 60.0
 # A client that requests pages at least this often shows them live, and needs more than one page a second.
 FOLLOWED_SECONDS = 0.5
+NO_METRICS_YET = "no metrics yet: the first collection is not complete"
 
 
 class Variant(NamedTuple):

@@ -101,7 +101,7 @@ def _of_devices(traces: Sequence[Trace], result: AnalysisResult) -> list[dict[st
     Of the stacks, only as many as are stored: a job decides how many there are.
     """
     from gpu_exporter.profiling.records import most_costly
-    from gpu_exporter.traces.stacks import gpu_stacks
+    from gpu_exporter.traces.gpu_stacks import gpu_stacks
 
     positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
     return [

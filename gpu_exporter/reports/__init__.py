@@ -1,1 +1,1 @@
-"""TODO-DOC."""
+"""What all reports share: the HTML document, flame graphs, Markdown, and numbers as text."""

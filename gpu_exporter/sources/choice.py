@@ -263,11 +263,11 @@ def local_gpus(
     try:
         from gpu_exporter.sources.nvml.source import NvmlSource
     except (ImportError, AttributeError, SyntaxError) as error:
-        from gpu_exporter.model.finding import Level
+        from gpu_exporter.model.finding import FindingLevel
         from gpu_exporter.sources.nvml.bindings import bindings
 
         finding = bindings()
-        if finding.level is not Level.FAIL:
+        if finding.level is not FindingLevel.FAIL:
             raise
         raise SourceLost(finding.what, fix=finding.cure) from error
     source = NvmlSource(sysfs, procfs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.diagnosis.judge import Match
+from gpu_exporter.diagnosis.diagnose import Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, scaled
 from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook

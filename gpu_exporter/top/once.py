@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
-from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import is_reported
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import seen

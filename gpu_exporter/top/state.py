@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_exporter.diagnosis.judge import Diagnosis
+from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
 
 HEALTHY, DEGRADED, UNHEALTHY, UNKNOWN = "healthy", "degraded", "unhealthy", "unknown"

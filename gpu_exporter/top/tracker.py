@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
 from gpu_exporter.diagnosis.report import LONGEST_NAME, is_reported

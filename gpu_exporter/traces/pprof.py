@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.traces.frames import PYTHON_FRAME
+from gpu_exporter.traces.gpu_stacks import gpu_stacks
 from gpu_exporter.traces.model import Trace
 from gpu_exporter.traces.result import AnalysisResult
-from gpu_exporter.traces.stacks import gpu_stacks
 
 # Numbers of fields in profile.proto.
 _SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRINGS, _TIME, _DURATION, _PERIOD_TYPE, _PERIOD = (

@@ -10,11 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.traces.device_times import NS
 from gpu_exporter.traces.frames import PYTHON_FRAME, cause_of, is_user_frame
-from gpu_exporter.traces.idle import Launches
 from gpu_exporter.traces.intervals import Intervals, covered_until
-from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, HostKind, Trace
 
 # So many events at a time are Python objects, which need far more memory than columns.
@@ -233,29 +230,3 @@ def _timeline(rows: Column, nested: Nesting) -> ThreadTimeline:
     last = np.append(times[1:] != times[:-1], True)
     owners = nested.innermost[last][:-1]
     return ThreadTimeline(times[last], np.where(owners == UNKNOWN, np.int32(UNKNOWN), rows[owners]))
-
-
-NO_FRAMES = "(no frames)"
-
-
-def gpu_stacks(trace: Trace, device: int) -> dict[str, float]:
-    """Return seconds by folded stack: frames from the outermost to the innermost, then the kernel.
-
-    Kernels may overlap, so the sum may exceed the span.
-    """
-    events = trace.device_events.rows(trace.device_events.device == device)
-    stacks, calls = Stacks(trace), Launches(trace).rows_of(events)
-    known = calls != UNKNOWN
-    for thread in np.unique(trace.host_events.thread[calls[known]]).tolist():
-        stacks.timeline(thread)
-    of_event = np.where(known, stacks.of_event[calls], 0).astype(np.int64)
-    width = len(trace.names) + 1
-    keys, inverse = np.unique(of_event * width + events.name, return_inverse=True)
-    spent = np.bincount(inverse, weights=events.end - events.start)
-    found: dict[str, float] = {}
-    for key, nanoseconds in zip(keys.tolist(), spent.tolist(), strict=True):
-        stack, name = divmod(key, width)
-        frames = stacks.names(stack) or (NO_FRAMES,)
-        folded = ";".join(frame.replace(";", ":") for frame in (*frames, short_name(trace.names[name])))
-        found[folded] = found.get(folded, 0.0) + nanoseconds / NS
-    return found

@@ -23,14 +23,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from gpu_exporter.app.node import Node, ProcessMetrics
+from gpu_exporter.app.server import Server
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.watch import JobWatch
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.owners.choice import Poller
 from gpu_exporter.pipeline.fields_in_force import Fields
-from gpu_exporter.serving.node import Node, ProcessMetrics
-from gpu_exporter.serving.server import Server
 from gpu_exporter.sources.nvml.source import NvmlSource
 from tests.support.fakes.driver import FakeDriver, counter
 from tests.support.fakes.procfs import FakeHost, Task

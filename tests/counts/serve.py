@@ -18,8 +18,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_exporter.app import run
 from gpu_exporter.cli.main import main
-from gpu_exporter.serving import run
 
 REQUEST = b"GET /metrics HTTP/1.0\r\nAccept-Encoding: gzip\r\nAuthorization: Basic bWU6c2VjcmV0\r\n\r\n"  # me:secret
 PATIENCE_SECONDS = 120.0

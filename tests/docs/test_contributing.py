@@ -78,17 +78,17 @@ ADDED: Mapping[str, Sequence[Edit]] = {
             '    greeting: str = _setting(LOG, "What to log at the start.", str, "")\n',
             'choice("text", "json"), "text")\n',
         ),
-        Edit("gpu_exporter/serving/run.py", "    log.debug(config.greeting)\n", "    alone = len(sources) == 1\n"),
+        Edit("gpu_exporter/app/run.py", "    log.debug(config.greeting)\n", "    alone = len(sources) == 1\n"),
     ],
     "an HTTP path": [
         Edit(
-            "gpu_exporter/serving/handlers.py",
+            "gpu_exporter/app/handlers.py",
             '\n\nclass Greeting(Handler):\n    """A greeting."""\n\n'
             '    async def get(self, prefix: str) -> None:\n        await self.send("hello", TEXT)\n\n    head = get\n',
         ),
-        Edit("gpu_exporter/serving/routes.py", "Greeting, ", "import Discovery, Events, Gpus, "),
+        Edit("gpu_exporter/app/routes.py", "Greeting, ", "import Discovery, Events, Gpus, "),
         Edit(
-            "gpu_exporter/serving/routes.py",
+            "gpu_exporter/app/routes.py",
             '    Route("/api/v1/greeting", Greeting, Needs.NODE, "a greeting"),\n',
             "ROUTES: Sequence[Route] = (\n",
         ),
@@ -161,7 +161,7 @@ MADE = {
 }
 # Diagnose a healthy GPU, and one with the values that the entry injects, each over ten minutes.
 DIAGNOSE = f"""
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
@@ -246,7 +246,7 @@ MISTAKES = (
         '    unread: bool = _setting(COMMON, "Unread.", boolean, "false")\n    processes: bool ',
         "Common has 11 settings",
     ),
-    ("gpu_exporter/serving/run.py", "    log.debug(config.greeting)\n", "", "nothing reads ['unread', 'greeting']"),
+    ("gpu_exporter/app/run.py", "    log.debug(config.greeting)\n", "", "nothing reads ['unread', 'greeting']"),
     ("docs/api.md", "\n`/api/v1/greeting` greets.\n", "", "no page of docs/ names ['/api/v1/greeting']"),
     (
         "helm/gpu-exporter/templates/daemonset.yaml",

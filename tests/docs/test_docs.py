@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from content.artifacts import ARTIFACTS
-from content.docs import failure_modes as failure_pages
 from gpu_exporter.alerting import rules, runbooks
+from gpu_exporter.alerting.limits import all_limits
 from gpu_exporter.alerting.roofline import ROOFLINE
 from gpu_exporter.alerting.rules import shared_conditions
 from gpu_exporter.catalogue import bottlenecks
@@ -160,8 +160,8 @@ def test_every_limit_is_documented() -> None:
     modules = (bottlenecks, *FILES)
     defined = {value for module in modules for value in vars(module).values() if isinstance(value, Limit)}
 
-    assert defined <= set(failure_pages.all_limits()), LIMIT
-    for limit in (*failure_pages.all_limits(), *cost.PRICES):
+    assert defined <= set(all_limits()), LIMIT
+    for limit in (*all_limits(), *cost.PRICES):
         assert f"| `{limit.name}` | {limit.value:.15g} | {limit.unit} | {limit.help} |" in FAILURE_MODES, LIMIT
 
 

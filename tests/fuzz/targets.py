@@ -20,7 +20,7 @@ import trustme
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
-from gpu_exporter.diagnosis import judge, remote_scrapes, report
+from gpu_exporter.diagnosis import diagnose, gather_remote, report
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
@@ -28,6 +28,7 @@ from gpu_exporter.diagnosis.window import FAMILIES, seen
 from gpu_exporter.events.event_log import EventLog, GpuState
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, parse, parse_kmsg
+from gpu_exporter.http import web_config
 from gpu_exporter.kubernetes.client import in_cluster
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, XidEvent
@@ -36,7 +37,6 @@ from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.owners import pods, resource_slices
 from gpu_exporter.owners.kubelet import Kubelet
 from gpu_exporter.pipeline.fields_file import FieldsFile
-from gpu_exporter.serving.security import web_config
 from gpu_exporter.sources.recording.format import load, ticks
 from gpu_exporter.sources.recording.replay import ReplaySource
 from tests import PACKAGED_RECORDINGS, ROOT
@@ -338,10 +338,10 @@ def _diagnosed(seeds: Sequence[bytes], *, prometheus: bool) -> Iterator[Parser]:
 
     def take(content: bytes) -> Iterable[str]:
         served[0] = content
-        scrapes = remote_scrapes.of_url(Remote(url), 300.0, stop)
+        scrapes = gather_remote.of_url(Remote(url), 300.0, stop)
         if len(scrapes) == 1:
             scrapes.append(Scrape(scrapes[0].at + 15.0, scrapes[0].samples))
-        diagnoses = judge.diagnose(seen(scrapes, {}))
+        diagnoses = diagnose.diagnose(seen(scrapes, {}))
         json.dumps(report.as_dict(diagnoses), allow_nan=False)
         return [line for text in report.lines(diagnoses, every=True) for line in text.split("\n")]
 

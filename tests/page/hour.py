@@ -12,6 +12,8 @@ from random import Random
 from threading import Lock
 from unittest.mock import patch
 
+from gpu_exporter.app.node import Node, ProcessMetrics
+from gpu_exporter.app.server import Server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
@@ -20,8 +22,6 @@ from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.gpu import Owner, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, MetricSet
-from gpu_exporter.serving.node import Node, ProcessMetrics
-from gpu_exporter.serving.server import Server
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault

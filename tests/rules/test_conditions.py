@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import yaml
@@ -28,7 +28,7 @@ from gpu_exporter.catalogue import time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
-from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import evaluate
 from gpu_exporter.conditions.evaluate import Device, Points, holds, marked
@@ -80,6 +80,7 @@ class Fleet:
     gpus: list[Gpu] = field(default_factory=list)
     limits: Limits = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
+    presence: ClassVar[Signal] = GR_ACTIVE
 
     def points(self, device: Device, signal: Signal) -> Points:
         """Return the points in order of time."""

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.model.metric import Metric

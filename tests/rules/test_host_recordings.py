@@ -9,7 +9,7 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import host
 from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import MORE
 

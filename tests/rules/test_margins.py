@@ -20,6 +20,7 @@ class Flat:
     """A window in which each signal has had one value."""
 
     now = 1000.0
+    presence = GR_ACTIVE
     limits: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, **values: float) -> None:

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import Window, seen
 

@@ -31,7 +31,7 @@ def test_each_name_works_when_it_is_used() -> None:
     names, _ = fresh(
         "import gpu_exporter\n"
         "from gpu_exporter import GpuReading\n"
-        "from gpu_exporter.library import read\n"
+        "from gpu_exporter.app.library import read\n"
         "from gpu_exporter.model.errors import GpuExporterError\n"
         "assert gpu_exporter.read is read\n"
         "assert gpu_exporter.GpuExporterError is GpuExporterError\n"
@@ -65,7 +65,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_server_loads_no_parser_of_untrusted_content() -> None:
     """JSON and YAML need a MiB each, but by default nothing to decode comes. It never needs NumPy."""
-    modules = "gpu_exporter.serving.run, gpu_exporter.serving.watch.thread"
+    modules = "gpu_exporter.app.run, gpu_exporter.live_page.thread"
     loaded, _ = fresh(f"import {modules}; print(json.dumps([*sys.modules]))")
 
     assert {"msgspec", "numpy", "yaml"}.isdisjoint(loaded)
@@ -73,9 +73,9 @@ def test_the_server_loads_no_parser_of_untrusted_content() -> None:
 
 def test_the_server_loads_nothing_that_profiles() -> None:
     """Only `--profile` does."""
-    loaded, _ = fresh(f"import gpu_exporter.serving.run; print(json.dumps({LOADED}))")
+    loaded, _ = fresh(f"import gpu_exporter.app.run; print(json.dumps({LOADED}))")
 
-    assert "gpu_exporter.serving.node" in loaded
+    assert "gpu_exporter.app.node" in loaded
     assert [
         name for name in loaded if ".profiling" in name or ".traces" in name or name.endswith("serving.profiles")
     ] == []

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
-from gpu_exporter.model.finding import Finding, Level
+from gpu_exporter.model.finding import Finding, FindingLevel
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.pci import PciGpu
@@ -310,15 +310,15 @@ class DcgmSource:
         if self._bindings is None:
             return []
         version = self._bindings.version() or "of unknown version"
-        findings = [Finding("bindings", Level.OK, f"DCGM {version}, bindings in {self._bindings.folder}")]
+        findings = [Finding("bindings", FindingLevel.OK, f"DCGM {version}, bindings in {self._bindings.folder}")]
         if self._listed is not None:
             what = f"{self._hostengine}: reads {len(self._supported)} of {self._listed} GPUs"
-            findings.append(Finding("hostengine", Level.OK, what))
+            findings.append(Finding("hostengine", FindingLevel.OK, what))
         queries = self._switches_and_cpus.queries if self._switches_and_cpus is not None else ()
         entities = Counter(entity.group for entity in {query.entity for query in queries})
         there = [f"{entities[group]} {name}" for group, name in NAMES.items() if entities[group]]
         if there:
-            findings.append(Finding("hostengine", Level.OK, f"beside the GPUs: {', '.join(there)}"))
+            findings.append(Finding("hostengine", FindingLevel.OK, f"beside the GPUs: {', '.join(there)}"))
         return findings
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_exporter.model.finding import Finding, Level
+from gpu_exporter.model.finding import Finding, FindingLevel
 
 # The first version with the GPM calls, as in setup.cfg.
 OLDEST_BINDINGS = (12, 535)
@@ -40,7 +40,7 @@ def bindings(
             others.append(f"{name} {installed(name).version}")
         except PackageNotFoundError:
             continue
-    return Finding("bindings", Level.OK, ", ".join((f"nvidia-ml-py {project.version}", *others)))
+    return Finding("bindings", FindingLevel.OK, ", ".join((f"nvidia-ml-py {project.version}", *others)))
 
 
 def _shadowed(
@@ -56,7 +56,7 @@ def _shadowed(
 
 
 def _wrong(what: str, cure: str) -> Finding:
-    return Finding("bindings", Level.FAIL, what, cure)
+    return Finding("bindings", FindingLevel.FAIL, what, cure)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

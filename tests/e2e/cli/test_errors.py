@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from content import artifacts
 from tests.conftest import Serve, command, run
 from tests.support.tools import LIMIT, until
 
@@ -26,11 +25,10 @@ from gpu_exporter.cli.main import main
 main()
 """
 UNFORESEEN = (
-    ("collection.monitor", "observe", ("check", *REPLAY)),
-    ("collection.monitor", "observe", ("once", *REPLAY)),
-    ("diagnosis.judge", "diagnose", ("diagnose", *REPLAY)),
-    ("diagnosis.doctor.examine", "examine", ("doctor", *REPLAY)),
-    ("render.artifacts", "stale", ("generate", "--check")),
+    ("pipeline.monitor", "observe", ("check", *REPLAY)),
+    ("pipeline.monitor", "observe", ("once", *REPLAY)),
+    ("diagnosis.diagnose", "diagnose", ("diagnose", *REPLAY)),
+    ("doctor.examine", "examine", ("doctor", *REPLAY)),
 )
 
 
@@ -159,31 +157,15 @@ def test_a_filter_that_matches_nothing() -> None:
     assert "no metric has 'no-such-metric'" in ended.stderr
 
 
-def test_generate_outside_of_a_checkout(tmp_path: Path) -> None:
-    """As with an installed package: one line, and nothing is written."""
-    for arguments in ((), ("--check",)):
-        ended = subprocess.run(
-            command("generate", *arguments), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT
-        )
-        assert (ended.returncode, ended.stdout) == (2, "")
-        assert ended.stderr == (
-            "gpu-exporter: . is not a checkout of gpu-exporter: `generate` is for its developers; run it in a checkout,"
-            " or name one with --root\n"
-        )
-        assert not list(tmp_path.iterdir())
-
-
 def test_generate_without_the_modules_of_developers(tmp_path: Path) -> None:
     """Dashboards come late among the files: none is written before the error."""
-    (tmp_path / artifacts.CHECKOUT).parent.mkdir(parents=True)
-    (tmp_path / artifacts.CHECKOUT).touch()
     code = (
         "import sys, importlib.util as util\nfind = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'grafanalib' else find(name, *more)\n"
-        f"sys.argv = ['gpu-exporter', 'generate', '--root', {str(tmp_path)!r}]\n"
-        "from gpu_exporter.cli.main import main\nmain()\n"
+        f"sys.argv = ['content', '--root', {str(tmp_path)!r}]\n"
+        "from content.__main__ import generate\ngenerate()\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("gpu-exporter: rendering dashboards needs the module grafanalib: run `pip")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu_exporter"]
+    assert ended.stderr.startswith("rendering dashboards needs the module grafanalib: run `pip")
+    assert not list(tmp_path.iterdir())

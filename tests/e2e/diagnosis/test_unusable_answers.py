@@ -15,7 +15,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.cli import diagnose_run
-from gpu_exporter.cli.diagnose_run import Request, diagnosis
+from gpu_exporter.cli.diagnose_run import DiagnoseRequest, diagnosis
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import prometheus, remote
 from gpu_exporter.diagnosis.remote import Remote
@@ -310,7 +310,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exit_code_of(server: Server) -> int:
     """Return the exit code of a diagnosis."""
-    request = Request(Config(), Remote(server.url), 0.01)
+    request = DiagnoseRequest(Config(), Remote(server.url), 0.01)
     return diagnosis(request, every=False, as_json=False)[0]
 
 
@@ -387,7 +387,7 @@ def test_the_same_collection_twice(
         f'{name}{{UUID="GPU-0"}} {n}\n' for n, name in enumerate(("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_USED"))
     )
     server = serving(metrics=answer(METRICS + extra.encode() + f"{m.RENDERED_AT} 1000\n".encode()))
-    assert diagnosis(Request(Config(), Remote(server.url), 1.2), every=True, as_json=False)[0] == 0
+    assert diagnosis(DiagnoseRequest(Config(), Remote(server.url), 1.2), every=True, as_json=False)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["Prometheus: series are numbers", "exporter: cut off at the end of a line"])

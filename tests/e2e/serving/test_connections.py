@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.serving.admission import MOST_CONNECTIONS, Admission
+from gpu_exporter.http.admission import MOST_CONNECTIONS, Admission
 from tests.conftest import Exporter, Page, Serve, command, free_port
 from tests.e2e.serving.test_web import TLS, Pki, cpu_seconds
 from tests.support.tools import LIMIT, until

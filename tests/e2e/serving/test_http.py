@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics import parser
 
-from gpu_exporter.serving.admission import Admission
-from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT
-from gpu_exporter.serving.handlers import OPENMETRICS
-from gpu_exporter.serving.routes import ROUTES, Needs
+from gpu_exporter.app.handlers import OPENMETRICS
+from gpu_exporter.app.routes import ROUTES, Needs
+from gpu_exporter.http.admission import Admission
+from gpu_exporter.http.handler import CLIENT_SECONDS, TEXT
 from tests.conftest import Exporter, Page, Serve
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import LIMIT, until

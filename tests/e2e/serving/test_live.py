@@ -16,8 +16,8 @@ from typing import Any
 import bcrypt
 import jsonschema
 
-from gpu_exporter.serving.handler import CLIENT_SECONDS
-from gpu_exporter.serving.watch.stream import MOST_STREAMS
+from gpu_exporter.http.handler import CLIENT_SECONDS
+from gpu_exporter.live_page.stream import MOST_STREAMS
 from tests import ROOT
 from tests.conftest import Exporter, Serve, run
 from tests.support.fakes.driver import FakeDriver, mig_device

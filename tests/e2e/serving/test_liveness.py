@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.serving.endpoint import EXPIRY_SECONDS
+from gpu_exporter.app.endpoint import EXPIRY_SECONDS
 from tests import ROOT
 from tests.conftest import Exporter, Serve, command
 from tests.e2e.cli.test_bad_input import fails

@@ -21,10 +21,10 @@ import bcrypt
 import pytest
 import trustme
 
-from gpu_exporter.serving.admission import Admission
-from gpu_exporter.serving.handler import CLIENT_SECONDS
-from gpu_exporter.serving.live.page import PAGE_POLICY
-from gpu_exporter.serving.security.web_config import SECURE_HEADERS
+from gpu_exporter.http.admission import Admission
+from gpu_exporter.http.handler import CLIENT_SECONDS
+from gpu_exporter.http.web_config import SECURE_HEADERS
+from gpu_exporter.live_page.page import PAGE_POLICY
 from tests.conftest import Exporter, Serve
 from tests.e2e.cli.test_bad_input import fails
 from tests.e2e.serving.test_http import REQUEST, connected, first_ended, resident, rest

@@ -68,6 +68,7 @@ class Points09:
     """A window in which one GPU and its peer have the value 0.9 for every signal, except for one."""
 
     now = 1000.0
+    presence = s.GR_ACTIVE
 
     def __init__(self, without: Signal | None = None) -> None:
         self.limits: Limits = {}
@@ -169,7 +170,7 @@ DISPATCHES = {
     "gpu_exporter/conditions/promql.py",
     "gpu_exporter/conditions/evaluate.py",
     "gpu_exporter/catalogue/failure_modes/mode.py",
-    "gpu_exporter/diagnosis/judge.py",
+    "gpu_exporter/diagnosis/diagnose.py",
     "gpu_exporter/alerting/coverage.py",
     "gpu_exporter/conditions/prose.py",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -45,6 +45,7 @@ class Steady:
     now: float = 1000.0
     limits: Limits = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
+    presence: ClassVar[Signal] = s.GR_ACTIVE
 
     def points(self, device: Device, signal: Signal) -> Points:
         """Return one point every 15 s."""

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_exporter.catalogue.gpu_models import BY_NAME, MODELS
 from gpu_exporter.catalogue.roofline import FLOPS_PER_CYCLE, ROOFS, Position, roof
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.loss import achieved
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen

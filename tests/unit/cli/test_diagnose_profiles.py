@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_exporter.cli.diagnose_profiles import StoredProfiles, lines, of_folder
+from gpu_exporter.diagnosis.stored_profiles import StoredProfiles, lines, of_folder
 from gpu_exporter.profiling.records import OddRank, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from tests.unit.profiling.test_store import STACKS, summary

@@ -20,12 +20,12 @@ EXPENSIVE = {
     "gpu_exporter.diagnosis",
     "gpu_exporter.events.kernel_log_parser",
     "gpu_exporter.host",
-    "gpu_exporter.library",
+    "gpu_exporter.app.library",
     "gpu_exporter.active_checks",
     "gpu_exporter.profiling",
     "gpu_exporter.remediation",
-    "content.chart",
-    "gpu_exporter.serving",
+    "gpu_exporter.alerting",
+    "gpu_exporter.app",
     "grafana_foundation_sdk",
     "grafanalib",
     "http.client",
@@ -42,25 +42,24 @@ EXPENSIVE = {
 RENDERING = {
     "gpu_exporter.catalogue.failure_modes",
     "gpu_exporter.catalogue.signals",
-    "content.chart",
-    "gpu_exporter.serving",
+    "gpu_exporter.alerting",
+    "gpu_exporter.app",
     "ssl",
     "yaml",
 }
-WITH_A_LOGIN = {"gpu_exporter.serving", "ssl"}
+WITH_A_LOGIN = {"gpu_exporter.app", "ssl"}
 # What the help of a command needs of these, which includes the options.
 OF_HELP = {
     "bundle": RENDERING,
-    "generate": RENDERING,
     "doctor": {*WITH_A_LOGIN, "gpu_exporter.diagnosis", "http.client"},
     "events": {"gpu_exporter.events.kernel_log_parser"},
     "profile": WITH_A_LOGIN,
     "release": WITH_A_LOGIN,
     "resume": WITH_A_LOGIN,
-    "remediate": {"gpu_exporter.serving"},
-    "sampler": {"gpu_exporter.serving"},
-    "serve": {"gpu_exporter.serving"},
-    "once": {"gpu_exporter.library"},
+    "remediate": {"gpu_exporter.app"},
+    "sampler": {"gpu_exporter.app"},
+    "serve": {"gpu_exporter.app"},
+    "once": {"gpu_exporter.app.library"},
 }
 
 
@@ -93,7 +92,6 @@ def test_help_imports_no_command(tmp_path: Path, argument: str) -> None:
         "gpu_exporter.cli.commands",
         "gpu_exporter.cli.failure",
         "gpu_exporter.cli.group",
-        "gpu_exporter.cli.log_lines",
         "gpu_exporter.cli.main",
         "gpu_exporter.model",
         "gpu_exporter.model.errors",
@@ -124,8 +122,8 @@ def test_a_command_imports_no_other(tmp_path: Path, name: str) -> None:
         ("events --kernel-log /dev/null", {"gpu_exporter.events.kernel_log_parser"}),
         ("metrics power", set()),
         ("check --source nvml", {"pynvml"}),
-        ("once --source nvml --json", {"gpu_exporter.library", "pynvml"}),
-        ("once --source nvml", {"gpu_exporter.library", "pynvml"}),
+        ("once --source nvml --json", {"gpu_exporter.app.library", "pynvml"}),
+        ("once --source nvml", {"gpu_exporter.app.library", "pynvml"}),
         (
             "diagnose --source nvml --for 1s",
             {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_exporter.app.library import GpuReading
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.cli import tables
-from gpu_exporter.library import GpuReading
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from tests.conftest import run
 

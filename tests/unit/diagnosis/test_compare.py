@@ -9,9 +9,18 @@ from dataclasses import replace
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis import compare
-from gpu_exporter.diagnosis.compare import as_dict, lines
-from gpu_exporter.diagnosis.comparison import STATES, TOLERANCES, Agreement, Comparison, Side, compared, compares
+from gpu_exporter.diagnosis import comparison
+from gpu_exporter.diagnosis.comparison import (
+    STATES,
+    TOLERANCES,
+    Agreement,
+    Comparison,
+    Side,
+    as_dict,
+    compared,
+    compares,
+    lines,
+)
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Metric, Pace
@@ -227,14 +236,14 @@ class Fixed:
 
 def watched(a: Fixed, b: Fixed) -> Comparison:
     """Read both sources by the real loop."""
-    result, clean = compare.compare_sources(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
+    result, clean = comparison.compare_sources(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
     assert clean
     return result
 
 
 def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By collection loops, as in `serve`."""
-    monkeypatch.setattr(compare, "INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(comparison, "INTERVAL_SECONDS", 0.1)
     result = watched(Fixed({m.POWER: 600.0, m.SM_ACTIVE: 0.5}), Fixed({m.POWER: 700.0, m.ENERGY: 1.0}))
 
     assert {row.metric: (row.a, row.b, row.agreement) for row in result.metrics} == {

@@ -9,9 +9,9 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.diagnosis.current import RankState, Watch
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.headline import findings, headline
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.rolling import RankState, Watch
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Scrapes, seen
 from gpu_exporter.model.gpu import Gpu, Sample, Series

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.diagnosis.doctor import examine, machine, surroundings
+from gpu_exporter.doctor import examine, machine
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import SourceLost
-from gpu_exporter.model.finding import Finding, Level, as_dict
+from gpu_exporter.model.finding import Finding, FindingLevel, as_dict
 from gpu_exporter.model.source import Source
 from gpu_exporter.sources.nvml.bindings import bindings
 from tests.conftest import free_port
 from tests.support.tools import LIMIT
 
-OK, NOTE, WARN, FAIL = Level.OK, Level.NOTE, Level.WARN, Level.FAIL
+OK, NOTE, WARN, FAIL = FindingLevel.OK, FindingLevel.NOTE, FindingLevel.WARN, FindingLevel.FAIL
 HERE = Address("127.0.0.1", 9400)
 
 
@@ -113,7 +113,7 @@ SITE = Path("/site")
         (Path("/cwd/pynvml.py"), {}, FAIL, "at /cwd/pynvml.py is not", "nvidia-ml-py"),
     ],
 )
-def test_bindings(origin: Path | None, projects: Mapping[str, str], level: Level, said: str, cure: str) -> None:
+def test_bindings(origin: Path | None, projects: Mapping[str, str], level: FindingLevel, said: str, cure: str) -> None:
     """Only nvidia-ml-py's own module is accepted; another one is named with the fix."""
 
     def installed(name: str) -> Distribution:
@@ -149,7 +149,7 @@ def test_bindings_of_this_environment() -> None:
         ({"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "all"}, True, [], ""),
     ],
 )
-def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], said: str) -> None:
+def test_container(environ: Mapping[str, str], mig: bool, levels: list[FindingLevel], said: str) -> None:
     """Variables of NVIDIA's runtime are reported if they take something away."""
     found = machine.container(environ, mig=mig)
     assert [each.level for each in found] == levels
@@ -174,9 +174,9 @@ def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], s
         (raises(errno.EADDRNOTAVAIL), "", WARN, "Cannot assign requested address"),
     ],
 )
-def test_port(take: Callable[[Address], None], page: str, level: Level, said: str) -> None:
+def test_port(take: Callable[[Address], None], page: str, level: FindingLevel, said: str) -> None:
     """If a port is in use, its page shows by which program."""
-    [found] = surroundings.port(HERE, take, lambda address: page)
+    [found] = machine.port(HERE, take, lambda address: page)
     assert (found.level, found.topic) == (level, "port")
     assert said in found.what
     assert bool(found.cure) == (level is WARN)
@@ -192,14 +192,14 @@ def listener() -> Iterator[socket.socket]:
 @pytest.mark.slow
 def test_silent_port(listener: socket.socket) -> None:
     """A real port in use by a program that never answers."""
-    [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
+    [found] = machine.port(Address("127.0.0.1", listener.getsockname()[1]))
     assert "does not speak HTTP" in found.what
 
 
 def test_port_that_is_free() -> None:
     """A real port that is free is still free after the check."""
     address = Address("127.0.0.1", free_port())
-    assert [each.level for each in surroundings.port(address) + surroundings.port(address)] == [OK, OK]
+    assert [each.level for each in machine.port(address) + machine.port(address)] == [OK, OK]
 
 
 def test_page_of_a_server(listener: socket.socket) -> None:
@@ -212,7 +212,7 @@ def test_page_of_a_server(listener: socket.socket) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
+    [found] = machine.port(Address("127.0.0.1", listener.getsockname()[1]))
     thread.join()
     assert "dcgm-exporter" in found.what
 
@@ -230,7 +230,7 @@ def test_page_of_a_server(listener: socket.socket) -> None:
 )
 def test_dcgm(tmp_path: Path, contents: Mapping[str, str], listens: bool, said: list[str]) -> None:
     """A host engine is a note; its absence has no line."""
-    found = surroundings.dcgm(files(tmp_path, contents), lambda host, port: listens)
+    found = machine.dcgm(files(tmp_path, contents), lambda host, port: listens)
     assert [each.level for each in found] == [NOTE] * len(said)
     assert all(part in each.what for part, each in zip(said, found, strict=True))
 
@@ -240,7 +240,7 @@ def test_dcgm_by_its_socket(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     with closing(socket.socket(socket.AF_UNIX)) as engine:
         engine.bind(str(tmp_path / "tmp/nv-hostengine"))
-        [found] = surroundings.dcgm(tmp_path, lambda host, port: False)
+        [found] = machine.dcgm(tmp_path, lambda host, port: False)
     assert "(its socket)" in found.what
 
 
@@ -256,7 +256,13 @@ def test_dcgm_by_its_socket(tmp_path: Path) -> None:
     ],
 )
 def test_kubelet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, readable: bool, inside: bool, level: Level, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: bool,
+    readable: bool,
+    inside: bool,
+    level: FindingLevel,
+    said: str,
 ) -> None:
     """Pod names need kubelet's socket; its absence is a warning only in Kubernetes."""
     folder = tmp_path / "var/lib/kubelet/pod-resources"
@@ -266,7 +272,7 @@ def test_kubelet(
             monkeypatch.chdir(folder)  # the whole path may be too long for a socket
             kubelet.bind("kubelet.sock")
         environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if inside else {}
-        [found] = surroundings.kubelet(tmp_path, environ, lambda path: readable)
+        [found] = machine.kubelet(tmp_path, environ, lambda path: readable)
     assert found.level is level
     assert said in found.what
 
@@ -281,10 +287,10 @@ def test_kubelet(
     ],
 )
 def test_kernel_log(
-    tmp_path: Path, opens: Callable[[Path], None], restricted: str, level: Level, said: str, cure: str
+    tmp_path: Path, opens: Callable[[Path], None], restricted: str, level: FindingLevel, said: str, cure: str
 ) -> None:
     """Whether XIDs can be read from the kernel log, and otherwise the fix."""
-    [found] = surroundings.kernel_log(files(tmp_path, {"proc/sys/kernel/dmesg_restrict": f"{restricted}\n"}), opens)
+    [found] = machine.kernel_log(files(tmp_path, {"proc/sys/kernel/dmesg_restrict": f"{restricted}\n"}), opens)
     assert found.level is level
     assert said in found.what
     assert cure in found.cure
@@ -300,16 +306,18 @@ def test_kernel_log(
         (True, {"proc/9/comm": "bash\n"}, WARN),
     ],
 )
-def test_clock(tmp_path: Path, unsynchronised: bool | None, contents: Mapping[str, str], level: Level | None) -> None:
+def test_clock(
+    tmp_path: Path, unsynchronised: bool | None, contents: Mapping[str, str], level: FindingLevel | None
+) -> None:
     """The kernel reports whether the clock is synchronised; if not, a time daemon may still do it."""
-    found = surroundings.clock(files(tmp_path, contents), lambda: unsynchronised)
+    found = machine.clock(files(tmp_path, contents), lambda: unsynchronised)
     assert [each.level for each in found] == ([] if level is None else [level])
 
 
 @pytest.mark.slow
 def test_checks_of_this_machine() -> None:
     """On any machine, each check ends with findings on its own topic."""
-    found = [finding for check in surroundings.checks(Address("127.0.0.1", free_port())) for finding in check()]
+    found = [finding for check in machine.checks(Address("127.0.0.1", free_port())) for finding in check()]
     assert {each.topic for each in found} >= {"port", "kubelet", "kernel_log"}
     assert FAIL not in {each.level for each in found}
 
@@ -328,7 +336,7 @@ def test_hanging_check_is_not_awaited() -> None:
 
 
 @pytest.mark.parametrize(("levels", "ok"), [([], True), ([OK, NOTE, WARN], True), ([OK, FAIL], False)])
-def test_findings_as_json(levels: list[Level], ok: bool) -> None:
+def test_findings_as_json(levels: list[FindingLevel], ok: bool) -> None:
     """The format that scripts rely on; only FAIL is not ok."""
     result = as_dict([Finding("port", level, "what", "cure") for level in levels])
     names = [level.name.lower() for level in levels]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis.doctor.host import checks
-from gpu_exporter.model.finding import Level
+from gpu_exporter.doctor.host import checks
+from gpu_exporter.model.finding import FindingLevel
 from tests.support.fakes.procfs import FakeHost, Task
 
 
@@ -20,15 +20,15 @@ def host(tmp_path: Path) -> FakeHost:
     return host
 
 
-def said(host: FakeHost) -> list[tuple[Level, str]]:
+def said(host: FakeHost) -> list[tuple[FindingLevel, str]]:
     found = checks(Config(procfs=host.proc, sysfs=host.sys))
-    assert all(finding.cure for finding in found if finding.level is not Level.OK)
+    assert all(finding.cure for finding in found if finding.level is not FindingLevel.OK)
     return [(finding.level, finding.what.removeprefix("host evidence: ").split(",")[0]) for finding in found]
 
 
 def test_a_machine_that_has_everything(host: FakeHost) -> None:
     """One line says where it is read from."""
-    assert [level for level, _ in said(host)] == [Level.OK]
+    assert [level for level, _ in said(host)] == [FindingLevel.OK]
 
 
 def test_each_lack_has_a_cure(host: FakeHost) -> None:
@@ -38,14 +38,14 @@ def test_each_lack_has_a_cure(host: FakeHost) -> None:
     (host.sys / "fs/cgroup/cgroup.controllers").unlink()
 
     assert said(host)[:4] == [
-        (Level.WARN, f"{host.proc} has not the host's processes"),
-        (Level.NOTE, "the kernel has no scheduler statistics"),
-        (Level.NOTE, "the kernel does not list children"),
-        (Level.WARN, f"no cgroups below {host.sys}/fs/cgroup"),
+        (FindingLevel.WARN, f"{host.proc} has not the host's processes"),
+        (FindingLevel.NOTE, "the kernel has no scheduler statistics"),
+        (FindingLevel.NOTE, "the kernel does not list children"),
+        (FindingLevel.WARN, f"no cgroups below {host.sys}/fs/cgroup"),
     ]
 
 
 def test_no_procfs(tmp_path: Path) -> None:
     """Nothing else is checked."""
     (finding,) = checks(Config(procfs=tmp_path / "nowhere"))
-    assert (finding.level, finding.cure) == (Level.WARN, "check --procfs")
+    assert (finding.level, finding.cure) == (FindingLevel.WARN, "check --procfs")

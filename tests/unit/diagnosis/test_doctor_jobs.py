@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpu_exporter.diagnosis.doctor.jobs import DROPPED, checks
+from gpu_exporter.doctor.jobs import DROPPED, checks
 from gpu_exporter.jobs.socket_file import JobSocket
 from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.finding import Level
+from gpu_exporter.model.finding import FindingLevel
 
 FINE = """gpu_exporter_job_socket_up 1
 gpu_exporter_job_messages_total{result="accepted"} 7
@@ -37,54 +37,56 @@ def listens(path: Path) -> Iterator[Path]:
     made.close()
 
 
-def said(path: Path, page: str = FINE) -> list[tuple[Level, str]]:
+def said(path: Path, page: str = FINE) -> list[tuple[FindingLevel, str]]:
     found = checks(path, lambda: page)
-    assert all(finding.cure for finding in found if finding.level is not Level.OK)
+    assert all(finding.cure for finding in found if finding.level is not FindingLevel.OK)
     return [(finding.level, finding.what.replace(str(path), "PATH")) for finding in found]
 
 
 def test_a_socket_that_works(listens: Path) -> None:
     assert said(listens) == [
-        (Level.OK, "the exporter listens on PATH, and every user may send to it"),
-        (Level.OK, "messages of training loops accepted: 7; sending now: ranks 2, jobs 2"),
+        (FindingLevel.OK, "the exporter listens on PATH, and every user may send to it"),
+        (FindingLevel.OK, "messages of training loops accepted: 7; sending now: ranks 2, jobs 2"),
     ]
 
 
 def test_no_socket_and_a_socket_without_a_process(path: Path) -> None:
-    assert said(path)[0] == (Level.WARN, "there is no socket PATH")
+    assert said(path)[0] == (FindingLevel.WARN, "there is no socket PATH")
     left = JobSocket(path)
     left.socket.close()
-    assert said(path)[0] == (Level.WARN, "no process listens on PATH")
+    assert said(path)[0] == (FindingLevel.WARN, "no process listens on PATH")
     left.close()
     path.write_text("")
-    assert said(path)[0] == (Level.WARN, "PATH is not a socket")
+    assert said(path)[0] == (FindingLevel.WARN, "PATH is not a socket")
 
 
 def test_permissions(listens: Path) -> None:
     listens.chmod(0o600)
-    assert said(listens)[0] == (Level.WARN, "other users may not send to PATH: its mode is 0o600")
+    assert said(listens)[0] == (FindingLevel.WARN, "other users may not send to PATH: its mode is 0o600")
     listens.chmod(0o666)
     listens.parent.chmod(0o700)
     what = f"jobs of other users do not reach PATH: {listens.parent} has the mode 0o700"
-    assert said(listens)[0] == (Level.WARN, what)
+    assert said(listens)[0] == (FindingLevel.WARN, what)
 
 
 def test_the_exporter_cannot_be_asked(listens: Path) -> None:
     def fail() -> str:
         raise GpuExporterError("http://127.0.0.1:9400: connection refused", fix="start it")
 
-    assert [finding.level for finding in checks(listens, fail)] == [Level.OK, Level.NOTE]
-    assert [finding.level for finding in checks(listens, lambda: "<html>")] == [Level.OK, Level.NOTE]
+    assert [finding.level for finding in checks(listens, fail)] == [FindingLevel.OK, FindingLevel.NOTE]
+    assert [finding.level for finding in checks(listens, lambda: "<html>")] == [FindingLevel.OK, FindingLevel.NOTE]
 
 
 def test_the_exporter_runs_without_a_socket_or_could_not_make_it(listens: Path) -> None:
-    assert said(listens, "gpu_up 1\n")[1][0] is Level.WARN
-    assert (Level.WARN, "the running exporter could not make its socket") in said(listens, FINE.replace("up 1", "up 0"))
+    assert said(listens, "gpu_up 1\n")[1][0] is FindingLevel.WARN
+    assert (FindingLevel.WARN, "the running exporter could not make its socket") in said(
+        listens, FINE.replace("up 1", "up 0")
+    )
 
 
 def test_no_message_so_far(listens: Path) -> None:
     page = 'gpu_exporter_job_messages_total{result="accepted"} 0\n'
-    assert said(listens, page)[1:] == [(Level.NOTE, "no message of a training loop was accepted so far")]
+    assert said(listens, page)[1:] == [(FindingLevel.NOTE, "no message of a training loop was accepted so far")]
 
 
 @pytest.mark.parametrize("result", [result for result in Accepted if result is not Accepted.ACCEPTED])
@@ -92,11 +94,11 @@ def test_every_reason_for_a_drop_has_a_cure(listens: Path, result: Accepted) -> 
     page = FINE + f'gpu_exporter_job_messages_total{{result="{result.value}"}} 3\n'
     page = page.replace('gpu_exporter_job_messages_total{result="unknown_gpu"} 0\n', "")
     assert said(listens, page)[2:] == [
-        (Level.WARN, f"messages of training loops dropped: 3, because {DROPPED[result][0]}")
+        (FindingLevel.WARN, f"messages of training loops dropped: 3, because {DROPPED[result][0]}")
     ]
 
 
 def test_ranks_that_are_not_verified(listens: Path) -> None:
     page = FINE.replace('"true"', '"false"', 1)
     what = "ranks whose process is not seen on a GPU (unverified): 1 of 2"
-    assert said(listens, page)[2:] == [(Level.NOTE, what)]
+    assert said(listens, page)[2:] == [(FindingLevel.NOTE, what)]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis.doctor.nics import checks
-from gpu_exporter.model.finding import Finding, Level
+from gpu_exporter.doctor.nics import checks
+from gpu_exporter.model.finding import Finding, FindingLevel
 from tests.support.fakes.fabric import FakeFabric, infiniband_node
 
 
@@ -20,7 +20,7 @@ def test_a_node_with_infiniband(tmp_path: Path) -> None:
     fabric.state(fabric.port("mlx5_5"), up=False)
     finding = said(fabric)
     assert (finding.level, finding.what) == (
-        Level.OK,
+        FindingLevel.OK,
         "7 of 8 ports active (8 x mlx5_core InfiniBand 400 Gb/s); nearest port of the GPUs: PIX for 8; "
         "GPUDirect: nvidia_peermem; not active: mlx5_5:1",
     )
@@ -29,10 +29,12 @@ def test_a_node_with_infiniband(tmp_path: Path) -> None:
 def test_without_gpudirect(tmp_path: Path) -> None:
     """It works, but not as fast as it could."""
     finding = said(infiniband_node(tmp_path, 1))
-    assert (finding.level, "GPUDirect: not available" in finding.what) == (Level.NOTE, True)
+    assert (finding.level, "GPUDirect: not available" in finding.what) == (FindingLevel.NOTE, True)
     assert "nvidia_peermem" in finding.cure
 
 
 def test_no_network_cards(tmp_path: Path) -> None:
     fabric = FakeFabric(tmp_path)
-    assert said(fabric) == Finding("network", Level.OK, f"no network cards for RDMA in {fabric.sys}/class/infiniband")
+    assert said(fabric) == Finding(
+        "network", FindingLevel.OK, f"no network cards for RDMA in {fabric.sys}/class/infiniband"
+    )

@@ -17,14 +17,14 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.cli import diagnose_run
-from gpu_exporter.cli.diagnose_run import Request, diagnosis
+from gpu_exporter.cli.diagnose_run import DiagnoseRequest, diagnosis
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS
 from gpu_exporter.conditions.tree import Over, PeerMedian, PeerShare, terms
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order
+from gpu_exporter.diagnosis.gather_remote import of_url
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.diagnosis.remote_scrapes import of_url
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrapes, seen
@@ -50,7 +50,7 @@ def diagnosed(path: Path) -> int:
     """Run `diagnose --recording`; return its exit code."""
     try:
         with patch.object(diagnose_run, "stop_event", threading.Event):
-            return diagnosis(Request(Config(recording=path)), every=False, as_json=False)[0]
+            return diagnosis(DiagnoseRequest(Config(recording=path)), every=False, as_json=False)[0]
     finally:
         logging.disable(logging.NOTSET)
 

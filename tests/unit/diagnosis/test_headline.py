@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
-from gpu_exporter.diagnosis.judge import Diagnosis
 from tests.support.table import table_test
 
 

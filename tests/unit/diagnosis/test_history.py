@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.diagnosis.history import POINTS, STEP_SECONDS, History
+from gpu_exporter.live_page.history import POINTS, STEP_SECONDS, LiveHistory
 
 NAMES = ("sm", "power")
 
 
-def rows(history: History) -> dict[tuple[str, str], list[float | None]]:
+def rows(history: LiveHistory) -> dict[tuple[str, str], list[float | None]]:
     """Return the rows of a history by device and name."""
     return {(device, name): list(values) for device, name, values in history.rows()}
 
 
-def filled(history: History, begin: float, seconds: int, value: float = 0.5) -> float:
+def filled(history: LiveHistory, begin: float, seconds: int, value: float = 0.5) -> float:
     """Add one moment per second; return the time of the next one."""
     for second in range(seconds):
         history.take(begin + second, {"a": {"sm": value}}, {"a": 3})
@@ -23,7 +23,7 @@ def filled(history: History, begin: float, seconds: int, value: float = 0.5) -> 
 
 def test_a_point_is_the_mean_of_ten_seconds() -> None:
     """It appears when its ten seconds are over; what was not read is a gap."""
-    history = History(NAMES)
+    history = LiveHistory(NAMES)
     complete = [history.take(1000.0 + n, {"a": {"sm": n / 10}}, {"a": 2}) for n in range(11)]
     assert complete == [False] * 10 + [True]
     found = rows(history)
@@ -37,7 +37,7 @@ def test_a_point_is_the_mean_of_ten_seconds() -> None:
 
 def test_gaps_and_the_end_of_the_hour() -> None:
     """Five minutes without values are thirty gaps; after an hour the oldest points are gone."""
-    history = History(NAMES)
+    history = LiveHistory(NAMES)
     after = filled(history, 0.0, 100)
     later = filled(history, after + 300, 20)
     history.take(later, {"a": {"sm": 0.5}}, {"a": 3})
@@ -49,7 +49,7 @@ def test_gaps_and_the_end_of_the_hour() -> None:
 
 def test_a_device_that_has_ended_is_forgotten() -> None:
     """Its points are kept for the hour in which somebody may look at them, and no longer."""
-    history = History(NAMES)
+    history = LiveHistory(NAMES)
     filled(history, 0.0, 30)
     for second in range(30, 1800):
         history.take(second, {"b": {"sm": 1.0}}, {})
@@ -63,7 +63,7 @@ def test_a_device_that_has_ended_is_forgotten() -> None:
 
 def test_a_clock_that_is_set_back_begins_anew() -> None:
     """Points of a time that has not come yet would be lies."""
-    history = History(NAMES)
+    history = LiveHistory(NAMES)
     filled(history, 10_000.0, 100)
     filled(history, 5000.0, 21)
     assert sum(value is not None for value in rows(history)["a", "sm"]) == 2
@@ -71,7 +71,7 @@ def test_a_clock_that_is_set_back_begins_anew() -> None:
 
 def test_eight_gpus_need_little_memory() -> None:
     """Arrays, not lists: a float object would take six times as much."""
-    history = History(tuple("abcdefghi"))
+    history = LiveHistory(tuple("abcdefghi"))
     for second in range(25):
         history.take(second, {f"gpu{n}": dict.fromkeys("abcdefghi", 0.5) for n in range(8)}, {})
     tracks = history._tracks.values()

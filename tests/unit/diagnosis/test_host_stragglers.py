@@ -11,8 +11,8 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
-from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import seen
 
 RANKS, STRAGGLER, SECONDS = 4, 2, 40

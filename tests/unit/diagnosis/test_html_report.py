@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.cli.diagnose_report import Watched, driver_of, write
-from gpu_exporter.diagnosis.html_report.charts import chart
-from gpu_exporter.diagnosis.html_report.masking import Names, without_secrets
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.html_file import Watched, driver_of, write
+from gpu_exporter.diagnosis.html_page import chart
+from gpu_exporter.diagnosis.masking import Names, without_secrets
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.report import as_dict

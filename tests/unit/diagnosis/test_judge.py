@@ -15,7 +15,7 @@ from gpu_exporter.conditions.evaluate import value
 from gpu_exporter.conditions.signal import Read
 from gpu_exporter.conditions.tree import And, Compare, Fn, Or, Over, Unless
 from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.diagnosis import prometheus
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.report import as_dict, lines
 from gpu_exporter.diagnosis.scrape import LARGEST, Scrape
 from gpu_exporter.diagnosis.text_format import parsed
@@ -88,7 +88,7 @@ def mutated(content: str, of: random.Random) -> bytes:
 
 
 def of_prometheus(of: random.Random) -> list[Scrape]:
-    return prometheus.scrapes_of(json_as(prometheus.Answer, mutated(matrix(of), of)))
+    return prometheus.scrapes_of(json_as(prometheus.QueryAnswer, mutated(matrix(of), of)))
 
 
 def of_exporter(of: random.Random) -> list[Scrape]:

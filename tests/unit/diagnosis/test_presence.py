@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpu_exporter.diagnosis import report
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen

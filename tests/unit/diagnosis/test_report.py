@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.report import as_dict, hint, lines
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen

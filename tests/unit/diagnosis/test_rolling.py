@@ -9,8 +9,8 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
-from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample

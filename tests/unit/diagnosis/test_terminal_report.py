@@ -8,7 +8,7 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.report import runbook
 from gpu_exporter.diagnosis.terminal_report import NARROWEST, lines
 from gpu_exporter.diagnosis.window import Window, seen

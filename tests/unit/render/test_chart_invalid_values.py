@@ -11,7 +11,7 @@ from helm_python import Chart, HelmError
 from content.chart.exporter_schemas import WEB_CONFIG
 from content.chart.values import BY_HAND
 from content.chart.values import values as rows
-from gpu_exporter.serving.security import web_config
+from gpu_exporter.http import web_config
 from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
 from tests.support.chart_valid_values import VALID
 from tests.support.chart_values import INVALID

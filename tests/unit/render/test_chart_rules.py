@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from content.chart import values
 from gpu_exporter.alerting import allocation, rules
 from gpu_exporter.alerting.levels import RuleLevel
+from gpu_exporter.alerting.limits import user_limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.conditions.tree import Limit
@@ -49,7 +49,7 @@ def _changed(limit: Limit, factor: float) -> float:
 def test_every_limit_is_in_the_rules() -> None:
     """With all limits changed, the rules are those that Python renders with these numbers."""
     chance = random.Random(7)
-    limits = {each.name: _changed(each, chance.uniform(1.1, 3)) for each in values.limits()}
+    limits = {each.name: _changed(each, chance.uniform(1.1, 3)) for each in user_limits()}
     limits["heldMemory"] = 123456789012
     expected = [
         yaml.safe_load(rules.recording(limits)),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_exporter.serving.security import web_config
+from gpu_exporter.http import web_config
 from tests.support.chart import BASIC_AUTH, HASH, USER, Values, exporter, kind, objects, only, pod, texts
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.conditions.signal import Read
 from gpu_exporter.conditions.tree import Over, terms
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.model.metric import Kind

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from content import artifacts as render
+from content.__main__ import generate as generate_command
 from content.chart import manifests
-from gpu_exporter.cli.generate import generate_command
 from tests import ROOT
 
 MONITORING = f"{manifests.FOLDER}/monitored/monitoring.yaml"
@@ -23,13 +23,11 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(render, "ARTIFACTS", {})
     for folder in ("helm", manifests.FOLDER):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / render.CHECKOUT).parent.mkdir(parents=True)
-    (tmp_path / render.CHECKOUT).touch()
     return tmp_path
 
 
 def generate(root: Path, *arguments: str) -> Result:
-    """Run `gpu-exporter generate` on a copy of the repository."""
+    """Run `python -m content` on a copy of the repository."""
     return CliRunner().invoke(generate_command, ["--root", str(root), *arguments])
 
 
@@ -40,7 +38,7 @@ def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
     (copy / MONITORING).write_text(before.replace("severity: critical", "severity: info"))
 
     checked = generate(copy, "--check")
-    assert (checked.exit_code, checked.output) == (1, f"{MONITORING}: stale; run `gpu-exporter generate`\n")
+    assert (checked.exit_code, checked.output) == (1, f"{MONITORING}: stale; run `make generate`\n")
     assert generate(copy).output == f"{MONITORING}: written\n"
     assert (copy / MONITORING).read_text() == before
     again = generate(copy, "--check")
@@ -54,7 +52,7 @@ def test_a_changed_template_makes_a_manifest_stale(copy: Path) -> None:
     template.write_text(template.read_text().replace("name: metrics", "name: gpu-metrics"))
 
     assert generate(copy, "--check").output == (
-        f"{manifests.FOLDER}/plain/gpu-exporter.yaml: stale; run `gpu-exporter generate`\n"
+        f"{manifests.FOLDER}/plain/gpu-exporter.yaml: stale; run `make generate`\n"
     )
 
 

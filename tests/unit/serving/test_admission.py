@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gpu_exporter.serving.admission import (
+from gpu_exporter.http.admission import (
     BUSY_SECONDS,
     FEWEST_CONNECTIONS,
     MOST_CONNECTIONS,

@@ -7,21 +7,21 @@ import time
 
 import pytest
 
+from gpu_exporter.app import api
+from gpu_exporter.app.api import ApiAnswer, Composed
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
-from gpu_exporter.serving import api
-from gpu_exporter.serving.api import Answer, Composed
 
 
 def test_an_answer_is_composed_once_per_snapshot() -> None:
     """However often it is requested."""
     composed: list[int] = []
 
-    def compose() -> Answer:
+    def compose() -> ApiAnswer:
         composed.append(1)
-        return Answer(b"")
+        return ApiAnswer(b"")
 
     answer, first, second = Composed(), Snapshot(1, "nvml"), Snapshot(1, "nvml")
     for snapshot in (first, first, second, second):
@@ -31,7 +31,7 @@ def test_an_answer_is_composed_once_per_snapshot() -> None:
 
 def test_events_are_composed_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """New events may come while no snapshot is made."""
-    now, answers = [0.0], iter([Answer(b"1"), Answer(b"2")])
+    now, answers = [0.0], iter([ApiAnswer(b"1"), ApiAnswer(b"2")])
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     events = Composed(1.0)
     bodies = []

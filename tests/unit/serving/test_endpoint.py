@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gpu_exporter.pipeline.pages import Page, Pages
-from gpu_exporter.serving.endpoint import EXPIRY_INTERVALS, EXPIRY_SECONDS, NO_METRICS_YET, Health
+from gpu_exporter.app.endpoint import EXPIRY_INTERVALS, EXPIRY_SECONDS, NodeHealth
+from gpu_exporter.pipeline.pages import NO_METRICS_YET, Page, Pages
 
 STARTED = 1000.0
 
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_page_expires(clock: list[float], interval: float, expires: float) -> None:
     """After three intervals, but not before a few seconds; until there is a new page."""
     pages = Pages()
-    health = Health(interval, pages)
+    health = NodeHealth(interval, pages)
     assert health.liveness_problem() == health.readiness_problem() == NO_METRICS_YET
     pages.publish(Page([]))
     clock[0] = STARTED + expires
@@ -44,4 +44,4 @@ def test_a_page_that_cannot_be_made_says_why(clock: list[float]) -> None:
     pages = Pages()
     pages.publish(Page([]))
     clock[0] += 2 * EXPIRY_SECONDS
-    assert Health(1.0, pages, lambda: "it fails").liveness_problem().endswith(": it fails")
+    assert NodeHealth(1.0, pages, lambda: "it fails").liveness_problem().endswith(": it fails")

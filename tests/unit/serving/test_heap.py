@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 GLIBC = hasattr(ctypes.CDLL(None), "malloc_info")
 THREADS = """
 import ctypes, threading
-from gpu_exporter.serving import heap
+from gpu_exporter.app import heap
 if {share}: heap.share()
 together = threading.Barrier(8)
 def work():
@@ -42,7 +42,7 @@ def test_threads_share_one_arena(share: bool, few: bool) -> None:
 
 LARGE = """
 import ctypes
-from gpu_exporter.serving import heap
+from gpu_exporter.app import heap
 libc = ctypes.CDLL(None)
 def show():
     libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))

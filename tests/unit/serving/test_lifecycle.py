@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.app.lifecycle import Lifecycle, is_cross_site
+from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.token_file import Token, is_loopback
 from gpu_exporter.io.user_text import release_duration
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving.lifecycle import Lifecycle, is_cross_site
-from gpu_exporter.serving.security.guard import Guard
-from gpu_exporter.serving.security.token_file import Token, is_loopback
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from gpu_exporter.serving.log_queue import LogQueue
+from gpu_exporter.app.log_queue import LogQueue
 from tests.support.tools import LIMIT, until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.serving.negotiation import accepts_gzip, accepts_openmetrics
+from gpu_exporter.http.negotiation import accepts_gzip, accepts_openmetrics
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.app.node import _kernel_log
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.io.user_text import hostengine
-from gpu_exporter.serving.node import _kernel_log
 from tests.unit.collection.test_metrics_change import FakeSource
 
 

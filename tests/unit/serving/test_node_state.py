@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from gpu_exporter.active_checks.history import Run
+from gpu_exporter.app import api
+from gpu_exporter.app.api import Since
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 from gpu_exporter.remediation import evidence
 from gpu_exporter.remediation.evidence import NodeFinding
-from gpu_exporter.serving import node_state
-from gpu_exporter.serving.node_state import Since
 
 GPU = Gpu(0, "GPU-0", "00000000:01:00.0", info=(("serial", "S0"),))
 HEALTHY = Snapshot(100.0, "nvml", (Sample(Series(m.EXPECTED), 1),), (GpuStatus(GPU, True),), verdicts=(Verdict(GPU),))
@@ -28,7 +28,7 @@ XID = {"at": 150.0, "uuid": "GPU-0", "xid": 119, "name": "gsp", "kind": "hardwar
 
 def text(snapshot: Snapshot, since: Since) -> str:
     """Return the answer for a snapshot."""
-    return node_state.node("n", "boot", snapshot, since, [XID], "", {"GPU-0": CHECK}.get).body.decode()
+    return api.node("n", "boot", snapshot, since, [XID], "", {"GPU-0": CHECK}.get).body.decode()
 
 
 def test_a_verdict_keeps_its_time_until_it_changes() -> None:

@@ -7,13 +7,14 @@ from http.client import HTTPConnection
 
 import pytest
 
+from gpu_exporter.app import server as server_module
+from gpu_exporter.app.endpoint import Endpoint, NodeHealth
+from gpu_exporter.app.handler import Handler
+from gpu_exporter.app.routes import ROUTES, Needs, Route, check
+from gpu_exporter.app.server import Server
+from gpu_exporter.http.handler import TEXT
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.pipeline.pages import Pages
-from gpu_exporter.serving import server as server_module
-from gpu_exporter.serving.endpoint import Endpoint, Health
-from gpu_exporter.serving.handler import TEXT, Handler
-from gpu_exporter.serving.routes import ROUTES, Needs, Route, check
-from gpu_exporter.serving.server import Server
 from tests.support.tools import LIMIT
 
 
@@ -41,7 +42,7 @@ ADDED = (Route("/of-node", OfNode, Needs.NODE, "a test"), Route("/always", Alway
 def endpoint(name: str) -> Endpoint:
     """A node without pages."""
     pages = Pages()
-    return Endpoint(name, Health(1.0, pages))
+    return Endpoint(name, NodeHealth(1.0, pages))
 
 
 @pytest.fixture(params=[["a"], ["a", "b"]], ids=["one node", "two nodes"])

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.app.endpoint import Endpoint, NodeHealth
+from gpu_exporter.app.page_handlers import CSP
+from gpu_exporter.app.server import Server
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.http.guard import Guard
 from gpu_exporter.io.user_text import Address
+from gpu_exporter.live_page import assets
+from gpu_exporter.live_page.page import PAGE_POLICY
 from gpu_exporter.pipeline.pages import Pages
-from gpu_exporter.serving.endpoint import Endpoint, Health
-from gpu_exporter.serving.live import assets
-from gpu_exporter.serving.live.page import CSP, PAGE_POLICY
-from gpu_exporter.serving.security.guard import Guard
-from gpu_exporter.serving.server import Server
 from tests.support.tools import LIMIT
 
 OWN = [name for name in assets.NAMES if not name.startswith("uPlot")]
@@ -27,7 +28,7 @@ HOSTILE = "<script>"
 def endpoint(name: str) -> Endpoint:
     """A node without a collection."""
     pages = Pages()
-    return Endpoint(name, Health(1.0, pages))
+    return Endpoint(name, NodeHealth(1.0, pages))
 
 
 @pytest.fixture(params=[["a"], ["a", HOSTILE]], ids=["one node", "two nodes"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_exporter.app.profiles import asked, findings
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.profiling.triggers import Asked
-from gpu_exporter.serving.profiles import asked, findings
 from tests.unit.diagnosis.test_current import GPUS, snapshots, watched
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tornado.web import RequestHandler
 
-from gpu_exporter.serving.handler import Handler
-from gpu_exporter.serving.handlers import Discovery, Gpus, Metrics
-from gpu_exporter.serving.lifecycle import Quit
-from gpu_exporter.serving.routes import ROUTES, LandingPage, Needs, Route, check, linked
+from gpu_exporter.app.handler import Handler
+from gpu_exporter.app.handlers import DiscoveryHandler, GpusHandler, MetricsHandler
+from gpu_exporter.app.lifecycle import QuitHandler
+from gpu_exporter.app.routes import ROUTES, LandingPage, Needs, Route, check, linked
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,10 +105,13 @@ GOOD = Route("/good", Answer, Needs.NODE, "something good")
         (Route("/more", NoMethod, Needs.NODE, "more"), "define get or post"),
         (Route("/more", NoHead, Needs.NODE, "more"), "write `head = get`"),
         (Route("/more", Answer, Needs.NODES, "more"), "write `async def get(self)`"),
-        (Route("/more", Discovery, Needs.NODE, "more"), "write `async def get(self, prefix)`"),
+        (Route("/more", DiscoveryHandler, Needs.NODE, "more"), "write `async def get(self, prefix)`"),
         (Route("/more", Answer, Needs.NOTHING, "more"), "with Needs.NOTHING: write `async def get(self)`"),
-        (Route("/more", Quit, Needs.LIFECYCLE, "more", LandingPage.LIST), "write LandingPage.NOTHING"),
-        (Route("/more", Discovery, Needs.NODES, "more", LandingPage.NODE | LandingPage.LIST), "write LandingPage.LIST"),
+        (Route("/more", QuitHandler, Needs.LIFECYCLE, "more", LandingPage.LIST), "write LandingPage.NOTHING"),
+        (
+            Route("/more", DiscoveryHandler, Needs.NODES, "more", LandingPage.NODE | LandingPage.LIST),
+            "write LandingPage.LIST",
+        ),
         (Route("/more", Answer, Needs.NODE, ""), "say in a few words"),
     ],
 )
@@ -150,4 +153,4 @@ def test_methods_of_paths() -> None:
         posts = route.handler.post is not RequestHandler.post
         assert gets is not posts or route.path == "/api/v1/profiles"
         assert gets is not route.path.startswith("/-/")
-    assert {Metrics, Gpus, Quit} <= {route.handler for route in ROUTES}
+    assert {MetricsHandler, GpusHandler, QuitHandler} <= {route.handler for route in ROUTES}

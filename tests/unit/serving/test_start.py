@@ -9,10 +9,10 @@ import socket
 
 import pytest
 
+from gpu_exporter.app.server import Server
+from gpu_exporter.http import systemd
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving import systemd
-from gpu_exporter.serving.server import Server
 
 
 def test_an_event_loop_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.app import page_handlers as handlers
+from gpu_exporter.app.endpoint import Endpoint, NodeHealth
+from gpu_exporter.app.server import Server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.io.user_text import Address
+from gpu_exporter.live_page import monitor as monitor_module
+from gpu_exporter.live_page.monitor import MOST_XIDS, SOURCES, TOO_MANY, LiveMonitor
+from gpu_exporter.live_page.stream import MOST_STREAMS, Stream, StreamListener
+from gpu_exporter.live_page.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.pipeline.pages import Pages
-from gpu_exporter.serving.endpoint import Endpoint, Health
-from gpu_exporter.serving.live import handlers
-from gpu_exporter.serving.server import Server
-from gpu_exporter.serving.watch import monitor as monitor_module
-from gpu_exporter.serving.watch.measurements import SOURCES
-from gpu_exporter.serving.watch.monitor import MOST_XIDS, TOO_MANY, Monitor
-from gpu_exporter.serving.watch.stream import MOST_STREAMS, Listener, Stream
-from gpu_exporter.serving.watch.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
 from tests import ROOT
 from tests.support.tools import LIMIT, until
 
@@ -47,11 +46,11 @@ def snapshot(samples: Sequence[Sample] = (), at: float = 1000.0, *statuses: GpuS
     return Snapshot(at, "nvml", tuple(samples), gpus, verdicts=tuple(Verdict(status.gpu, ()) for status in gpus))
 
 
-def entries(taken: Snapshot, monitor: Monitor | None = None) -> list[dict[str, Any]]:
+def entries(taken: Snapshot, monitor: LiveMonitor | None = None) -> list[dict[str, Any]]:
     """Return the entries of the GPUs, which agree with the schema."""
     import jsonschema  # takes a second, which each run of fast tests would pay
 
-    monitor = monitor or Monitor(NODE, 1.0)
+    monitor = monitor or LiveMonitor(NODE, 1.0)
     monitor.take(taken)
     monitor.watch(taken)
     monitor.judge(taken)
@@ -114,7 +113,7 @@ def test_processes_and_owner() -> None:
 )
 def test_gpus_that_do_not_answer(reason: str, severity: str) -> None:
     """They have no class and no numbers of before, a headline, and since when."""
-    monitor, before = Monitor(NODE, 1.0), snapshot([Sample(Series(m.SM_ACTIVE, GPU), 0.9)])
+    monitor, before = LiveMonitor(NODE, 1.0), snapshot([Sample(Series(m.SM_ACTIVE, GPU), 0.9)])
     entries(before, monitor)
     (entry,) = entries(snapshot((), 1001.0, GpuStatus(GPU, False, reason)), monitor)
     assert entry["headline"]["severity"] == severity
@@ -152,7 +151,7 @@ def test_a_huge_event(monkeypatch: pytest.MonkeyPatch) -> None:
     many = snapshot([sample for pid in range(1000) for sample in process(pid, 1.0, command="x" * 100)])
     assert len(entries(many)[0]["processes"]) == 1000
     monkeypatch.setattr(monitor_module, "MOST_EVENT_BYTES", 100_000)
-    event = json.loads(Monitor(NODE, 1.0).event(many, "old"))
+    event = json.loads(LiveMonitor(NODE, 1.0).event(many, "old"))
     assert event["gpus"][0]["processes"] == []
     assert event["problem"] == f"old; {TOO_MANY}"
 
@@ -171,7 +170,7 @@ def test_xids() -> None:
     other = Gpu(1, "GPU-1")
     first, second = entries(
         snapshot((), 1000.0, GpuStatus(GPU, True), GpuStatus(other, True)),
-        Monitor(NODE, 1.0, Events()),  # type: ignore[arg-type]
+        LiveMonitor(NODE, 1.0, Events()),  # type: ignore[arg-type]
     )
     assert [event["at"] for event in first["xids"]] == [2000.0 - n for n in range(MOST_XIDS)]
     assert second["xids"] == []
@@ -179,7 +178,7 @@ def test_xids() -> None:
 
 def test_the_history_is_composed_once_per_point() -> None:
     """Until there is a new point, or the clock is set back."""
-    monitor = Monitor(NODE, 1.0)
+    monitor = LiveMonitor(NODE, 1.0)
 
     def at(when: float) -> dict[str, Any]:
         import jsonschema  # takes a second, which each run of fast tests would pay
@@ -208,7 +207,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, always: bool = True) -> None:
         self.now, self.taken, self.watched, self.judged = 10_000.0, 0, 0, 0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monitor = Monitor(NODE, 1.0)
+        monitor = LiveMonitor(NODE, 1.0)
         take, watch, judge = monitor.take, monitor.watch, monitor.judge
         self.node = LiveNode(monitor, lambda: snapshot((), self.now), str, always=always)
 
@@ -265,8 +264,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, LiveNode]]
     """A server with the live page of a node. A client that does not read is cut off after some seconds."""
     monkeypatch.setattr(handlers, "CLIENT_SECONDS", 6.0)
     pages, taken = Pages(), snapshot()
-    node = LiveNode(Monitor(NODE, 1.0), lambda: taken, str)
-    server = Server(Address("127.0.0.1", 0), [Endpoint(NODE, Health(1.0, pages), live=node)])
+    node = LiveNode(LiveMonitor(NODE, 1.0), lambda: taken, str)
+    server = Server(Address("127.0.0.1", 0), [Endpoint(NODE, NodeHealth(1.0, pages), live=node)])
     server.start()
     yield server, node
     server.stop()
@@ -311,11 +310,11 @@ def test_pages_get_an_event_one_by_one() -> None:
     async def order() -> list[set[int]]:
         stream, received, steps = Stream(), set[int](), list[set[int]]()
 
-        async def read(number: int, listener: Listener) -> None:
+        async def read(number: int, listener: StreamListener) -> None:
             assert await listener.next(30)
             received.add(number)
 
-        readers = [asyncio.create_task(read(number, stream.add() or Listener())) for number in range(3)]
+        readers = [asyncio.create_task(read(number, stream.add() or StreamListener())) for number in range(3)]
         await asyncio.sleep(0)
         stream.post("gpus", b"{}", 1.0)
         while not all(reader.done() for reader in readers):

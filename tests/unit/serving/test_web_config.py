@@ -21,12 +21,12 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_exporter.http import login as module
+from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.login import UNAUTHORIZED, Login, OncePerMinute, Refusal, client_of
+from gpu_exporter.http.tls import admits
+from gpu_exporter.http.web_config import SECURE_HEADERS, parse
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving.security import login as module
-from gpu_exporter.serving.security.guard import Guard
-from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, OncePerMinute, Refusal, client_of
-from gpu_exporter.serving.security.tls import admits
-from gpu_exporter.serving.security.web_config import SECURE_HEADERS, parse
 from tests.support.virtual_time import Clock
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
@@ -545,7 +545,7 @@ def test_seldom() -> None:
 def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many requests at once as the burst allows, then one per interval, of all clients."""
     clock = Clock()
-    monkeypatch.setattr("gpu_exporter.serving.security.guard.time", clock)
+    monkeypatch.setattr("gpu_exporter.http.guard.time", clock)
     limited = guard(folder, {"rate_limit": {"interval": "50ms", "burst": 3}})
 
     async def ask() -> list[Refusal | None]:

@@ -20,7 +20,7 @@ from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.conditions.evaluate import holds
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.window import as_scrape, seen
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.xid_counts import Now

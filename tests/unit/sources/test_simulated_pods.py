@@ -12,7 +12,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import XidKind, load
-from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.diagnose import diagnose
 from gpu_exporter.diagnosis.report import exit_code
 from gpu_exporter.diagnosis.window import as_scrape, seen
 from gpu_exporter.events.event_log import EventLog

@@ -1,0 +1,1 @@
+"""The running exporter: it wires sources, pipeline, server and live page together."""

@@ -1,0 +1,146 @@
+"""The handlers of the live page: the page, its files, the last hour, and the stream of new values."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tornado.iostream import StreamClosedError
+from tornado.web import HTTPError
+
+from gpu_exporter.app.handler import Handler
+from gpu_exporter.http.handler import CLIENT_SECONDS, TEXT
+from gpu_exporter.http.negotiation import accepts_gzip
+from gpu_exporter.http.web_config import SECURE_HEADERS
+from gpu_exporter.live_page.node_list import ListedNode
+from gpu_exporter.live_page.page import HTML, PAGE_POLICY, LivePage
+
+if TYPE_CHECKING:
+    from gpu_exporter.live_page.stream import StreamListener
+    from gpu_exporter.live_page.thread import LiveNode
+
+CSP = "Content-Security-Policy"
+# A browser keeps the file, and asks each time whether it has changed.
+REVALIDATE = "no-cache"
+JSON = "application/json"
+EVENTS = "text/event-stream; charset=utf-8"
+PING_SECONDS = 15.0
+# After how long a page reconnects.
+RETRY = b"retry: 2000\n\n"
+OFF = "the live page is off: start the exporter with --live-page true\n"
+TOO_MANY = "too many open pages: close some, and reload this one\n"
+
+
+class PageHandler(Handler):
+    """The live page of a node; at the root of several nodes, their list."""
+
+    async def get(self, prefix: str) -> None:
+        live: LivePage = self.settings["live_page"]
+        # A header that the user has set in the web configuration stays.
+        if self._headers.get(CSP) == SECURE_HEADERS[CSP]:
+            self.set_header(CSP, PAGE_POLICY)
+        if not prefix and "" not in self.endpoints:
+            listed = [
+                ListedNode(at, each.node, each.health.snapshot, each.health.liveness_problem())
+                for at, each in self.endpoints.items()
+            ]
+            body = live.of_nodes(listed, self.settings["links_of_list"])
+        else:
+            name, root = self.endpoint(prefix).node, "../../" if prefix else ""
+            body = live.of_node(name, self.settings["links_of_node"], root=root)
+        await self.send(body, HTML)
+
+    head = get
+
+
+class StaticHandler(Handler):
+    """A file of the page."""
+
+    async def get(self) -> None:
+        live: LivePage = self.settings["live_page"]
+        asset = live.assets.get(self.request.path.rpartition("/")[2])
+        if asset is None:
+            raise HTTPError(404)
+        self.set_header("ETag", asset.etag)
+        self.set_header("Cache-Control", REVALIDATE)
+        self.set_header("Vary", "Accept-Encoding")
+        if self.check_etag_header():
+            self.set_status(304)
+            await self.finish()
+        elif accepts_gzip(self.request.headers.get("Accept-Encoding", "")):
+            self.set_header("Content-Encoding", "gzip")
+            await self.send(asset.zipped, asset.content_type)
+        else:
+            await self.send(asset.plain, asset.content_type)
+
+    head = get
+
+
+class _Live(Handler):
+    async def live(self, prefix: str) -> LiveNode | None:
+        """Return the live view of a node; after an answer, None if there is none."""
+        node = self.endpoint(prefix).live
+        if node is None:
+            await self.send(OFF, TEXT, 503)
+        else:
+            node.asked()
+        return node
+
+
+class HistoryHandler(_Live):
+    """The last hour of each GPU: one point per ten seconds."""
+
+    async def get(self, prefix: str) -> None:
+        node = await self.live(prefix)
+        if node is not None:
+            loop = asyncio.get_running_loop()
+            # Not on this thread: scrapes would wait for it.
+            self.set_header("Cache-Control", "no-store")
+            await self.send(await loop.run_in_executor(None, node.monitor.history_json), JSON)
+
+    head = get
+
+
+class StreamHandler(_Live):
+    """Server-sent events: `gpus` as /api/v1/gpus, `point` with new points of the history."""
+
+    _closed = False
+    _listener: StreamListener | None = None
+
+    async def get(self, prefix: str) -> None:
+        node = await self.live(prefix)
+        if node is None:
+            return
+        if self.request.method == "HEAD":
+            await self.send(b"", EVENTS)
+            return
+        listener = node.stream.add()
+        if listener is None:
+            await self.send(TOO_MANY, TEXT, 503)
+            return
+        self._listener = listener
+        self.set_header("Content-Type", EVENTS)
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Accel-Buffering", "no")
+        try:
+            self.write(RETRY)
+            while not self._closed:
+                # A browser that stops reading would keep what it was sent in this process's memory.
+                await asyncio.wait_for(self.flush(), CLIENT_SECONDS)
+                self.write(await listener.next(PING_SECONDS) or b": ping\n\n")
+        except (StreamClosedError, asyncio.TimeoutError):
+            self._cut()
+        finally:
+            node.stream.remove(listener)
+
+    head = get
+
+    def on_connection_close(self) -> None:
+        self._closed = True
+        if self._listener:
+            self._listener.wake()
+
+    def _cut(self) -> None:
+        stream = getattr(self.request.connection, "stream", None)
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,114 @@
+"""The handlers of profiles, which show code: only for users who are allowed to see them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import math
+import re
+
+from gpu_exporter.app.endpoint import ProfileAccess
+from gpu_exporter.app.handler import Handler
+from gpu_exporter.app.lifecycle import is_cross_site
+from gpu_exporter.http.handler import TEXT
+
+JSON, PPROF = "application/json", "application/octet-stream"
+OFF = "profiles are off: start the exporter with --profile (docs/profile.md)\n"
+NOT_ALLOWED = "not allowed to see profiles, which show code: name your user in --profile-users (docs/profile.md)\n"
+GONE = "there is no profile with this id and stacks\n"
+SECONDS = re.compile(r"[0-9]{1,6}", re.ASCII)
+BAD_SECONDS = "seconds: must be a whole number\n"
+DEFAULT_SECONDS = "60"
+
+
+def user_of(authorization: str) -> str:
+    """Return the user of a header of basic authentication, which the guard has checked; empty if there is none."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[0]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+class _OfProfiles(Handler):
+    @property
+    def user(self) -> str:
+        """The user who has logged in; empty without users in the web configuration."""
+        user = user_of(self.request.headers.get("Authorization", ""))
+        return user if user in self.settings["guard"].config.users else ""
+
+    async def profiles(self, prefix: str) -> ProfileAccess | None:
+        """Return the profiles of a node; after an answer, None if there are none or the client may not see them."""
+        endpoint = self.endpoint(prefix)
+        self.set_header("Cache-Control", "no-store")
+        profiles = endpoint.profiles
+        if profiles is None:
+            await self.send(OFF, TEXT, 404)
+        elif self.user not in profiles.users and not self.has_token():
+            await self.send(NOT_ALLOWED, TEXT, 403)
+        else:
+            return profiles
+        return None
+
+
+class ProfilesHandler(_OfProfiles):
+    """The stored profiles, newest first; with `?id=` one of them with its stacks. POST takes one.
+
+    The token of --token-file, from this machine, allows both: whoever may read it may read other processes, too.
+    """
+
+    async def prepare(self) -> None:
+        """Require no password of a request that has the token."""
+        if not self.has_token():
+            await super().prepare()
+
+    async def get(self, prefix: str) -> None:
+        profiles = await self.profiles(prefix)
+        if profiles is None:
+            return
+        # Not on this thread: scrapes would wait for the disk.
+        loop, wanted = asyncio.get_running_loop(), self.get_query_argument("id", "")
+        if not wanted:
+            await self.send(await loop.run_in_executor(None, profiles.views.listed), JSON)
+            return
+        body = await loop.run_in_executor(None, profiles.views.one, wanted)
+        if body is None:
+            await self.send(GONE, TEXT, 404)
+        else:
+            await self.send(body, JSON)
+
+    head = get
+
+    async def post(self, prefix: str) -> None:
+        profiles = await self.profiles(prefix)
+        if profiles is None:
+            return
+        headers = self.request.headers
+        if is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
+            await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
+            return
+        arguments = {name: self.get_query_arguments(name) for name in self.request.query_arguments}
+        reply = await profiles.ask(arguments, self.user or "token")
+        if reply.retry_seconds:
+            self.set_header("Retry-After", str(math.ceil(reply.retry_seconds)))
+        await self.send(reply.body, JSON if reply.status == 200 else TEXT, reply.status)
+
+
+class PprofHandler(_OfProfiles):
+    """The profiles of the last `?seconds=`, for Parca, Pyroscope and `go tool pprof`."""
+
+    async def get(self, prefix: str) -> None:
+        profiles = await self.profiles(prefix)
+        if profiles is None:
+            return
+        seconds = self.get_query_argument("seconds", DEFAULT_SECONDS)
+        if not SECONDS.fullmatch(seconds):
+            await self.send(BAD_SECONDS, TEXT, 400)
+            return
+        loop = asyncio.get_running_loop()
+        await self.send(await loop.run_in_executor(None, profiles.views.pprof, float(seconds)), PPROF)
+
+    head = get

@@ -1,1 +1,0 @@
-"""A diagnosis as one HTML file that needs no script, no network and no server. Imported only by `--report`."""

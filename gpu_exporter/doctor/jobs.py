@@ -1,0 +1,127 @@
+"""Doctor's checks of the socket of training loops: whether jobs reach it, and what became of their messages."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.diagnosis.text_format import parsed
+from gpu_exporter.jobs.socket_file import answers
+from gpu_exporter.jobs.store import Accepted
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.finding import Finding, FindingLevel
+from gpu_exporter.model.job_message import SOCKET_VARIABLE
+
+TOPIC = "jobs"
+RESTART = "start `gpu-exporter serve --job-socket` with this path; see its log"
+# By result: why messages are dropped, and what to do about it.
+DROPPED: Mapping[Accepted, tuple[str, str]] = {
+    Accepted.INVALID: ("they are faulty", "the exporter's log says what is wrong, once a minute"),
+    Accepted.TOO_LARGE: ("they are too large", "use fewer or shorter names of phases"),
+    Accepted.VERSION: (
+        "they are of another version",
+        "install the same version of gpu-exporter in the job and on the node",
+    ),
+    Accepted.UNKNOWN_GPU: (
+        "their GPU is unknown",
+        "set hostPID (--pid=host) for the exporter, or pass `uuid=` to StepTimer, or POD_UID to the pod",
+    ),
+    Accepted.OTHER_SENDER: ("another sender sends for the same rank", "give each job its own job_id"),
+    Accepted.OLD_ATTEMPT: (
+        "a later process has replaced the sender",
+        "give jobs that run at the same time own job_ids",
+    ),
+    Accepted.OVERLAP: (
+        "another process of the same rank was still sending",
+        "expected for a moment after a restart; otherwise give each job its own job_id",
+    ),
+    Accepted.BACKWARDS: ("their sums are lower than before", "use one StepTimer per process"),
+    Accepted.LIMIT: (
+        "there are too many ranks, jobs, phases or connections",
+        "docs/jobs.md has the limits; look for a process that floods the socket",
+    ),
+}
+
+
+def checks(path: Path, page: Callable[[], str]) -> list[Finding]:
+    """Return the findings about the socket. `page` returns the running exporter's /metrics, or raises
+    GpuExporterError."""
+    reached = [*_socket(path), *_folders(path)]
+    if all(finding.level is FindingLevel.OK for finding in reached):
+        reached = [Finding(TOPIC, FindingLevel.OK, f"the exporter listens on {path}, and every user may send to it")]
+    try:
+        samples = parsed(page())
+    except (GpuExporterError, ValueError) as error:
+        what = f"what became of messages of training loops is unknown: {error}"
+        return [*reached, Finding(TOPIC, FindingLevel.NOTE, what, "run `serve` with the same settings as this command")]
+    return [*reached, *judge(samples)]
+
+
+def _socket(path: Path) -> Iterator[Finding]:
+    try:
+        mode = path.lstat().st_mode
+        if not stat.S_ISSOCK(mode):
+            yield Finding(TOPIC, FindingLevel.WARN, f"{path} is not a socket", "remove it, or use another --job-socket")
+        elif not answers(path):
+            yield Finding(TOPIC, FindingLevel.WARN, f"no process listens on {path}", RESTART)
+        elif not mode & stat.S_IWOTH:
+            what = f"other users may not send to {path}: its mode is {stat.S_IMODE(mode):#o}"
+            yield Finding(TOPIC, FindingLevel.WARN, what, f"`chmod a+rw {path}`")
+    except FileNotFoundError:
+        yield Finding(TOPIC, FindingLevel.WARN, f"there is no socket {path}", RESTART)
+    except OSError as error:
+        what = f"{path} cannot be used: {error.strerror or error}"
+        yield Finding(
+            TOPIC, FindingLevel.WARN, what, "run this as the exporter's user; if that fails, too, use another path"
+        )
+
+
+def _folders(path: Path) -> Iterator[Finding]:
+    """Yield a finding on each folder above the socket through which other users may not go."""
+    for folder in path.absolute().parents:
+        try:
+            mode = folder.stat().st_mode
+        except OSError:
+            continue
+        if not mode & stat.S_IXOTH:
+            what = f"jobs of other users do not reach {path}: {folder} has the mode {stat.S_IMODE(mode):#o}"
+            yield Finding(TOPIC, FindingLevel.WARN, what, f"`chmod a+x {folder}`, or use another folder")
+
+
+def judge(samples: Sequence[ScrapedSample]) -> Iterator[Finding]:
+    """Yield what became of the messages, from the metrics of a running exporter. Pure."""
+    counts = {sample.labels.get("result", ""): sample.value for sample in samples if sample.name == m.JOB_MESSAGES.name}
+    if not counts:
+        what = "the running exporter receives no messages of training loops: it was started without --job-socket"
+        yield Finding(TOPIC, FindingLevel.WARN, what, RESTART)
+        return
+    if any(sample.name == m.JOB_SOCKET_UP.name and not sample.value for sample in samples):
+        what = "the running exporter could not make its socket"
+        yield Finding(TOPIC, FindingLevel.WARN, what, "its log says why; it tries again every second")
+    yield _received(counts.get(Accepted.ACCEPTED.value, 0.0), samples)
+    for result, (why, cure) in DROPPED.items():
+        if count := counts.get(result.value, 0.0):
+            yield Finding(
+                TOPIC, FindingLevel.WARN, f"messages of training loops dropped: {count:.0f}, because {why}", cure
+            )
+    yield from _unverified([sample.labels for sample in samples if sample.name == m.JOB_RANK_INFO.name])
+
+
+def _received(accepted: float, samples: Sequence[ScrapedSample]) -> Finding:
+    if not accepted:
+        what = "no message of a training loop was accepted so far"
+        return Finding(TOPIC, FindingLevel.NOTE, what, f"set {SOCKET_VARIABLE} in jobs: docs/training.md")
+    ranks = [sample.labels for sample in samples if sample.name == m.JOB_RANK_INFO.name]
+    jobs = len({labels.get("job_id") for labels in ranks})
+    what = f"messages of training loops accepted: {accepted:.0f}; sending now: ranks {len(ranks)}, jobs {jobs}"
+    return Finding(TOPIC, FindingLevel.OK, what)
+
+
+def _unverified(ranks: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
+    unverified = sum(labels.get("verified") == "false" for labels in ranks)
+    if unverified:
+        what = f"ranks whose process is not seen on a GPU (unverified): {unverified} of {len(ranks)}"
+        yield Finding(TOPIC, FindingLevel.NOTE, what, "set hostPID (--pid=host) for the exporter")

@@ -1,1 +1,0 @@
-"""Render snapshots to bytes: which families are exposed, and under which names."""

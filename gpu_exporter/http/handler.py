@@ -1,0 +1,64 @@
+"""The base of all handlers: authentication, headers, errors in one line, and a timeout for slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from tornado.iostream import StreamClosedError
+from tornado.web import RequestHandler
+
+# A connection is closed if a client takes longer than this to send a request or to read a response.
+CLIENT_SECONDS = 10.0
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class GuardedHandler(RequestHandler):
+    """Handles a request that the guard of the application, its setting `guard`, admits."""
+
+    def set_default_headers(self) -> None:
+        self.set_header("Server", "gpu-exporter")
+        for name, value in self.settings["guard"].config.headers.items():
+            self.set_header(name, value)
+
+    async def prepare(self) -> None:
+        """Refuse the request, before its method runs, if the client may not make it."""
+        authorization = self.request.headers.get("Authorization", "")
+        refusal = await self.settings["guard"].refuse(authorization, self.request.remote_ip or "")
+        if refusal is not None:
+            self.set_header(*refusal.header)
+            await self.send(refusal.text, TEXT, refusal.status)
+
+    def compute_etag(self) -> None:
+        """Set no ETag: hashing half a megabyte would cost more than the rest of the scrape."""
+
+    async def send(self, body: bytes | str, content_type: str, status: int = 200) -> None:
+        """Send a response. If the client does not read it in time, its connection is closed."""
+        self.set_status(status)
+        self.set_header("Content-Type", content_type)
+        with suppress(StreamClosedError):
+            await self.finish(body)
+
+    def finish(self, chunk: Any = None) -> asyncio.Future[None]:
+        """Close the connection if the client does not read the response or error within CLIENT_SECONDS."""
+        written = super().finish(chunk)
+        stream = getattr(self.request.connection, "stream", None)
+        if stream is not None:
+            cut = asyncio.get_running_loop().call_later(CLIENT_SECONDS, stream.close)
+
+            def taken(done: asyncio.Future[None]) -> None:
+                cut.cancel()
+                if not done.cancelled():
+                    done.exception()  # retrieved, so that asyncio does not log that a client disconnected
+
+            written.add_done_callback(taken)
+        return written
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        self.set_header("Content-Type", TEXT)
+        self.finish(f"{status_code} {self._reason}{self.hint(status_code)}\n")
+
+    def hint(self, status_code: int) -> str:
+        """Return what to add to an error; empty for nothing."""
+        return ""

@@ -1,0 +1,211 @@
+"""Accepts connections on one listening socket, and pauses while the system has no room for more."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import select
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from tornado.http1connection import HTTP1ServerConnection
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
+from tornado.ioloop import IOLoop
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+
+from gpu_exporter.http.admission import Admission, Connection
+from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.login import OncePerMinute, client_of
+from gpu_exporter.http.tls import admits
+
+log = logging.getLogger(__name__)
+
+# Connections that are accepted before other events are handled.
+BATCH = 64
+PAUSE_SECONDS = 0.5
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# Errors that concern only the connection that was to be accepted: see accept(2).
+OF_ONE_CONNECTION = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EPERM,
+        errno.EPROTO,
+        errno.ENOPROTOOPT,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EOPNOTSUPP,
+    }
+)
+
+
+class Listener:
+    """Calls `take` with each new connection, until `stop`. Must be used on the thread of the event loop.
+
+    If no file descriptor is free, it calls `make_room`, which returns whether one is free now.
+    """
+
+    def __init__(
+        self, listening: socket.socket, take: Callable[[socket.socket, Any], None], make_room: Callable[[], bool]
+    ) -> None:
+        self._socket, self._take, self._make_room = listening, take, make_room
+        self._loop = IOLoop.current()
+        self._once_per_minute = OncePerMinute()
+        self._stopped = False
+        self._resume()
+
+    def stop(self) -> None:
+        """Stop accepting, and close the socket."""
+        self._stopped = True
+        self._loop.remove_handler(self._socket)
+        self._socket.close()
+
+    def _accept(self, *_: object) -> None:
+        for _number in range(BATCH):
+            try:
+                connection, address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in OF_ONE_CONNECTION:
+                    continue
+                if error.errno in EXHAUSTED and self._make_room():
+                    continue
+                if self._once_per_minute(os.strerror(error.errno or 0)):
+                    hint = "; raise the limit on open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+                    log.error("cannot accept connections: %s%s", error.strerror, hint)
+                # The connection stays in the socket's queue, so the event loop would call again and again.
+                self._loop.remove_handler(self._socket)
+                self._loop.call_later(PAUSE_SECONDS, self._resume)
+                return
+            self._take(connection, address)
+
+    def _resume(self) -> None:
+        if not self._stopped:
+            self._loop.add_handler(self._socket, self._accept, IOLoop.READ)
+
+
+class _Request(HTTPMessageDelegate):
+    """Passes a request on, and calls `begin` when it is complete."""
+
+    def __init__(self, request: HTTPMessageDelegate, begin: Callable[[], None]) -> None:
+        self._request, self._begin = request, begin
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        return self._request.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._request.data_received(chunk)
+
+    def finish(self) -> None:
+        self._begin()
+        self._request.finish()
+
+    def on_connection_close(self) -> None:
+        self._request.on_connection_close()
+
+
+class BoundedServer(HTTPServer):
+    """Closes connections beyond a limit, so that no client can lock out others or use up the file descriptors."""
+
+    def serve(self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float) -> None:
+        """Accept the connections that `admission` admits; a TLS handshake may take `seconds`."""
+        self._guard, self._admission, self._seconds = guard, admission, seconds
+        self._admitted: dict[IOStream, Connection] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._once_per_minute = OncePerMinute()
+        # Tornado would log every failed handshake and every bad request, so anybody could fill the log.
+        logging.getLogger("tornado.general").addFilter(self._is_logged)
+        self._listeners = [Listener(listening, self._take, admission.make_room) for listening in sockets]
+
+    def stop(self) -> None:
+        """Stop accepting connections."""
+        for listener in self._listeners:
+            listener.stop()
+
+    def _is_logged(self, record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        return "SSL Error" not in message and (record.levelno >= logging.ERROR or self._once_per_minute(message))
+
+    def _take(self, connection: socket.socket, address: Any) -> None:
+        peer = address[0] if isinstance(address, tuple) else "a Unix socket"
+        admitted = self._admission.admit(client_of(peer), connection.close, partial(_has_input, connection.fileno()))
+        if admitted is None:
+            connection.close()
+            return
+        context = self._guard.context
+        try:
+            if context is None:
+                stream = IOStream(connection)
+            else:
+                secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                stream = SSLIOStream(secured)
+        except OSError:  # the client is gone already
+            self._admission.remove(admitted)
+            connection.close()
+            return
+        admitted.close = stream.close
+        self._admitted[stream] = admitted
+        if isinstance(stream, SSLIOStream):
+            handshake = asyncio.ensure_future(self._handshake(stream, address, peer))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+        else:
+            self.handle_stream(stream, address)
+
+    async def _handshake(self, stream: SSLIOStream, address: Any, peer: str) -> None:
+        """Do the TLS handshake within the time limit; close the connection of a client that may not connect."""
+        tls = self._guard.config.tls
+        try:
+            await asyncio.wait_for(stream.wait_for_handshake(), self._seconds)
+            if stream.closed():  # meanwhile: until Python 3.12, `wait_for` resumes later than the handshake ends
+                raise StreamClosedError
+            if tls and not admits(tls, stream.socket.getpeercert()):
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the client's certificate has no name of client_allowed_sans")
+            self.handle_stream(stream, address)
+        except (OSError, asyncio.TimeoutError) as error:
+            stream.close()
+            self._forget(stream)
+            if isinstance(error, ssl.SSLError) and self._once_per_minute(peer):
+                log.info("TLS handshake with %s failed: %s", peer, getattr(error, "reason", None) or error)
+
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        """Wait for the next request of a connection."""
+        request = super().start_request(server_conn, request_conn)
+        admitted = self._admitted.get(_stream(server_conn))
+        if admitted is None:
+            return request
+        self._admission.mark_idle(admitted)
+        return _Request(request, lambda: self._admission.mark_busy(admitted))
+
+    def on_close(self, server_conn: object) -> None:
+        """Forget a closed connection."""
+        super().on_close(server_conn)
+        self._forget(_stream(server_conn))
+
+    def _forget(self, stream: IOStream) -> None:
+        admitted = self._admitted.pop(stream, None)
+        if admitted:
+            self._admission.remove(admitted)
+
+
+def _has_input(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _stream(server_conn: object) -> IOStream:
+    assert isinstance(server_conn, HTTP1ServerConnection)
+    stream = server_conn.stream
+    assert isinstance(stream, IOStream)
+    return stream

@@ -1,0 +1,99 @@
+"""The list of several nodes: the health of each, the worst first."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpu_exporter.health import fitness
+from gpu_exporter.model.snapshot import UNREAD, Snapshot
+from gpu_exporter.model.verdict import Health
+from gpu_exporter.pipeline.pages import NO_METRICS_YET
+
+# How many problems of a node are listed.
+MOST_PROBLEMS = 3
+NOT_READ = "not read yet"
+
+
+class ListedNode(NamedTuple):
+    """A node below `prefix`: its latest snapshot, and why it has no new metrics; empty if it has."""
+
+    prefix: str
+    name: str
+    snapshot: Snapshot | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row. `words` says what is wrong, if anything is. `read`: its GPUs were read once."""
+
+    prefix: str
+    name: str
+    gpus: int | None
+    health: Health
+    words: str
+    read: bool = True
+
+    @property
+    def state(self) -> str:
+        """The health for people."""
+        return self.health.value if self.read else NOT_READ
+
+
+def list_values(nodes: Sequence[ListedNode]) -> Mapping[str, str]:
+    """Return the values of the template's placeholders: summary, banner and rows, as HTML."""
+    rows = sorted(map(_row, nodes), key=lambda row: row.health, reverse=True)
+    return {"summary": _summary(rows), "banner": _banner(nodes[0].snapshot), "rows": _rows(rows)}
+
+
+def _row(node: ListedNode) -> _Row:
+    snapshot, problem = node.snapshot, node.problem
+    if snapshot is None or (snapshot.gpus and all(status.reason == UNREAD for status in snapshot.gpus)):
+        words = "" if problem == NO_METRICS_YET else problem
+        return _Row(node.prefix, node.name, None, Health.UNKNOWN, words, read=False)
+    if problem:
+        return _Row(node.prefix, node.name, None, Health.UNKNOWN, problem)
+    sick = [verdict for verdict in snapshot.verdicts if verdict.health is not Health.HEALTHY]
+    sick.sort(key=lambda verdict: verdict.health, reverse=True)
+    problems = [
+        f"GPU {verdict.gpu.index}: {'; '.join(problem.words for problem in verdict.problems)}"
+        for verdict in sick
+        if verdict.problems
+    ]
+    missing = fitness.missing(snapshot)
+    if missing:
+        problems.insert(0, f"{missing} of the expected GPUs missing")
+    unknown = sum(not verdict.problems for verdict in sick)
+    if unknown:
+        problems.append(f"health of {unknown} GPUs unknown" if unknown > 1 else "health of one GPU unknown")
+    more = [f"{len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+    worst = Health.UNHEALTHY if missing else sick[0].health if sick else Health.HEALTHY
+    words = " · ".join(problems[:MOST_PROBLEMS] + more)
+    return _Row(node.prefix, node.name, len(snapshot.gpus), worst, words)
+
+
+def _summary(nodes: Sequence[_Row]) -> str:
+    counts = Counter(node.state for node in nodes)
+    states = [*(health.value for health in reversed(Health) if health is not Health.HEALTHY), NOT_READ]
+    others = [f"{counts[state]} {state}" for state in states if counts[state]]
+    return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy", *others])
+
+
+def _banner(snapshot: Snapshot | None) -> str:
+    if snapshot is None or snapshot.live:
+        return ""
+    text = f"These are not your GPUs: {snapshot.description or snapshot.source}"
+    return f'<p class="banner">{html.escape(text)}</p>'
+
+
+def _rows(nodes: list[_Row]) -> str:
+    return "".join(
+        f'<tr><th scope="row"><a href="{html.escape(node.prefix[1:])}/">{html.escape(node.name)}</a></th>'
+        f'<td><span class="badge {node.health.value}">{node.state.capitalize()}</span></td>'
+        f"<td>{'' if node.gpus is None else node.gpus}</td><td>{html.escape(node.words)}</td></tr>"
+        for node in nodes
+    )

@@ -1,1 +1,0 @@
-"""The HTTP server, its routes, and the parts of a running exporter."""

@@ -1,1 +1,0 @@
-"""Access control: TLS, passwords, the token and the web configuration file."""

@@ -1,1 +1,0 @@
-"""The report on traces as one self-contained HTML file, with charts as inline SVG."""
