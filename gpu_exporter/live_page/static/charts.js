@@ -1,8 +1,8 @@
 // The large charts of an opened row, drawn by uPlot: a common time axis, zoom and cursor.
 
 import { element } from "./dom.js";
+import { highest } from "./drawing.js";
 import { clock, quantity } from "./format.js";
-import { highest } from "./rows.js";
 
 const HEIGHT = 150;
 const CLASS_HEIGHT = 74;

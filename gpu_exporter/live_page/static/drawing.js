@@ -1,6 +1,6 @@
-// Small drawings: sparklines, and the strip of classes. As SVG, they follow the style sheet and the size of their cell.
+// Small drawings: sparklines, bars, and the strip of classes. They follow the style sheet and the size of their cell.
 
-import { svg } from "./dom.js";
+import { element, svg } from "./dom.js";
 
 const WIDTH = 100;
 const HEIGHT = 24;
@@ -14,6 +14,13 @@ export function drawing(name) {
     "aria-hidden": "true",
     focusable: "false",
   });
+}
+
+/** Return the highest value of a measurement's scale. */
+export function highest(measurement, limit, values) {
+  if (measurement.max) return measurement.max;
+  const largest = Math.max(0, ...values.filter((value) => value !== null && value !== undefined));
+  return Math.max(limit ?? 0, 1.1 * largest) || 1;
 }
 
 /** Draw values over time, from `low` to `high`, with a dashed line at `limit`. Gaps stay empty. */
@@ -38,6 +45,13 @@ export function drawSparkline(target, values, { low = 0, high = 1, limit = null 
   end(values.length - 1);
   const marks = limit === null ? [] : [svg("path", { class: "limit", d: `M0,${y(limit).toFixed(1)}H${WIDTH}` })];
   target.replaceChildren(svg("path", { class: "area", d: area }), ...marks, svg("path", { class: "line", d: line }));
+}
+
+/** Return a bar that is filled to a share. It repeats a number, so screen readers skip it. */
+export function bar(share) {
+  const filled = element("span", { class: "filled" });
+  filled.style.width = `${Math.round(100 * Math.min(1, Math.max(0, share)))}%`;
+  return element("span", { class: "bar", "aria-hidden": "true" }, filled);
 }
 
 // How high a class is drawn, because not everybody can tell colours apart: useful work high, losses lower, idle low.

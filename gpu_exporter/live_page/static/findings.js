@@ -1,10 +1,16 @@
 // What is wrong with a GPU, in numbers: findings with advice and runbook, lost time by cause, XIDs, what cannot be read.
 
 import { badge, element, link } from "./dom.js";
+import { bar } from "./drawing.js";
 import { actionWords, clock, gpuName, quantity, sentence, since, words } from "./format.js";
 
 const TONES = { page: "bad", ticket: "warn", info: "idle" };
 const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
+
+/** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
+export function healthTone(health) {
+  return { healthy: "good", degraded: "warn", unhealthy: "bad" }[health] ?? "unknown";
+}
 
 /** Return the findings of a GPU, the worst first; the problems of its verdict if the server sends no findings. */
 export function findings(gpu, now) {
@@ -60,17 +66,15 @@ export function largest(time) {
 export function loss(gpu) {
   const shares = Object.entries(gpu.time).sort((a, b) => b[1] - a[1]);
   if (!shares.length) return null;
-  const rows = shares.map(([cause, share]) => {
-    const filled = element("span", { class: "filled" });
-    filled.style.width = `${Math.round(100 * share)}%`;
-    return element(
+  const rows = shares.map(([cause, share]) =>
+    element(
       "tr",
       { class: cause === "useful" ? "useful" : "" },
       element("th", { scope: "row" }, causeWords(cause)),
       element("td", { class: "number" }, quantity(share, "share")),
-      element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "bar" }, filled)),
-    );
-  });
+      element("td", { class: "wide", "aria-hidden": "true" }, bar(share)),
+    ),
+  );
   return element("table", { class: "loss" }, element("caption", { class: "visually-hidden" }, `Time of ${gpuName(gpu)} by cause`), element("tbody", {}, ...rows));
 }
 

@@ -1,8 +1,8 @@
 // The ranks of each job side by side: who waits for whom, and how their measurements differ.
 
 import { badge, element, renderIfChanged } from "./dom.js";
+import { bar, highest } from "./drawing.js";
 import { gpuName, gpuNames, quantity } from "./format.js";
-import { bar, highest } from "./rows.js";
 
 const STATES = {
   waited_for: { tone: "bad", words: "Holds up the job" },

@@ -2,8 +2,8 @@
 
 import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
-import { drawing, drawSparkline, drawStrip } from "./drawing.js";
-import { causeWords, largest } from "./findings.js";
+import { bar, drawing, drawSparkline, drawStrip, highest } from "./drawing.js";
+import { causeWords, healthTone, largest } from "./findings.js";
 import { duration, gpuName, quantity, sentence, since, usage } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
@@ -21,18 +21,6 @@ const SHORT = {
 const URGENT = { page: ["bad", "Critical"], ticket: ["warn", "Warning"] };
 const LEAST_LOSS = 0.1;
 const MEMORY = "memory_used";
-
-/** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
-export function healthTone(health) {
-  return { healthy: "good", degraded: "warn", unhealthy: "bad" }[health] ?? "unknown";
-}
-
-/** Return the highest value of a measurement's scale. */
-export function highest(measurement, limit, values) {
-  if (measurement.max) return measurement.max;
-  const largest = Math.max(0, ...values.filter((value) => value !== null && value !== undefined));
-  return Math.max(limit ?? 0, 1.1 * largest) || 1;
-}
 
 /** The row of one GPU, which lasts as long as the GPU is listed. */
 export class Row {
@@ -194,13 +182,6 @@ export class Row {
       share === null ? null : bar(share),
     ]);
   }
-}
-
-/** Return a bar that is filled to a share. It repeats a number, so screen readers skip it. */
-export function bar(share, tone = "") {
-  const filled = element("span", { class: "filled" });
-  filled.style.width = `${Math.round(100 * Math.min(1, Math.max(0, share)))}%`;
-  return element("span", { class: `bar ${tone}`, "aria-hidden": "true" }, filled);
 }
 
 /** Say what costs a GPU without findings most of its time; "" if little is lost. */

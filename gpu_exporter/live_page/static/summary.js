@@ -1,9 +1,9 @@
 // The first lines of the page: how many GPUs are healthy, which ones are not, since when, and what to do.
 
 import { badge, element, renderIfChanged } from "./dom.js";
+import { healthTone } from "./findings.js";
 import { actionWords, clock, gpuName, gpuNames, sentence } from "./format.js";
 import { heldUpBy, jobId } from "./jobs.js";
-import { healthTone } from "./rows.js";
 
 const STALL = "GpuCollectiveStall";
 const ORDER = ["unhealthy", "degraded", "unknown"];

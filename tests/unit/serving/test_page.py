@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gpu_exporter.pipeline.pages import Pages
 from tests.support.tools import LIMIT
 
 OWN = [name for name in assets.NAMES if not name.startswith("uPlot")]
+SCRIPTS = [name for name in OWN if name.endswith(".js")]
 HOSTILE = "<script>"
 
 
@@ -102,11 +104,20 @@ def test_no_file_names_another_host(name: str) -> None:
     assert not re.search(r"""(?:href|src)="/|(?:ask|fetch|EventSource|URL)\(["'`]/""", text)
 
 
-@pytest.mark.parametrize("name", [name for name in OWN if name.endswith(".js")])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_makes_markup_from_text(name: str) -> None:
     text = (assets.FOLDER / name).read_text("utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
     assert len(text.splitlines()) <= 350
+
+
+def test_imports_have_no_cycle() -> None:
+    """Imports go one way. Only page.js and nodes.js, which the HTML loads, are imported by no other script."""
+    imports = {
+        name: re.findall(r"""["']\./([\w.]+\.js)["']""", (assets.FOLDER / name).read_text("utf-8")) for name in SCRIPTS
+    }
+    assert set(SCRIPTS).difference(*imports.values()) == {"nodes.js", "page.js"}
+    TopologicalSorter(imports).prepare()
 
 
 def test_the_strip_knows_all_classes_of_useful_work() -> None:
