@@ -36,7 +36,7 @@ class Lock(TypedDict):
     files: dict[str, str]
 
 
-LIVE, TESTS, SITE = ROOT / "gpu_exporter" / "serving" / "live", ROOT / "tests" / "page", ROOT / "release" / "site"
+LIVE, TESTS, SITE = ROOT / "gpu_exporter" / "live_page", ROOT / "tests" / "page", ROOT / "release" / "site"
 ASSETS = SITE / "theme" / "assets"
 PACKAGES: Mapping[str, Package] = {
     "uplot": Package(

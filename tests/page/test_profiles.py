@@ -24,7 +24,7 @@ from gpu_exporter.profiling.records import (
 )
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from tests.conftest import Exporter, Serve
-from tests.e2e.serving.test_web import hashed
+from tests.e2e.app.test_web import hashed
 from tests.page.conftest import OpenTab
 from tests.support.fakes.driver import FakeDriver, identity
 

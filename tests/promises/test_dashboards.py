@@ -8,7 +8,7 @@ import pytest
 
 from gpu_exporter.diagnosis import signal_reader
 from tests.conftest import Serve
-from tests.e2e.render.test_dashboards import Target, at_once, scraped_twice
+from tests.e2e.content.test_dashboards import Target, at_once, scraped_twice
 from tests.support import panels
 from tests.support.prometheus import scraping
 from tests.support.tools import until

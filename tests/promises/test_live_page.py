@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from tests.conftest import Serve
-from tests.e2e.serving.test_live import events, gpus, stream
+from tests.e2e.app.test_live import events, gpus, stream
 from tests.support.tools import until
 
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from tests.conftest import Exporter, command, free_port
-from tests.e2e.collection.test_faults import Watched, states
+from tests.e2e.pipeline.test_faults import Watched, states
 from tests.e2e.sources.test_dcgm import down, profiled, recovers, scraped, totals
 from tests.support.fakes.hostengine import FakeHostengine
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Exporter, Serve, run
+from tests.e2e.app.test_web import MUTUAL, REPLAY, TLS, Pki, hashed
 from tests.e2e.cli.test_bad_input import fails
-from tests.e2e.diagnosis.test_doctor import findings
-from tests.e2e.serving.test_web import MUTUAL, REPLAY, TLS, Pki, hashed
+from tests.e2e.doctor.test_doctor import findings
 from tests.support.tools import until
 
 # The name of a Service, as in the certificate of a Secret: no client on this machine asks for it.

@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 from tests.conftest import Page, Serve, run
-from tests.e2e.collection.test_faults import Watched, states
+from tests.e2e.pipeline.test_faults import Watched, states
 from tests.support.fakes.driver import AMPERE, FakeDriver
 from tests.support.fakes.hostengine import FakeHostengine
 

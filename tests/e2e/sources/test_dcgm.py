@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
-from tests.e2e.collection.test_faults import Watched, states, withdrawn
-from tests.e2e.collection.test_hand_over import bearer
+from tests.e2e.pipeline.test_faults import Watched, states, withdrawn
+from tests.e2e.pipeline.test_hand_over import bearer
 from tests.support.fakes.hostengine import FakeHostengine
 from tests.support.tools import LIMIT, until
 

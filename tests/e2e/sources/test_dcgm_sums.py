@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Serve
-from tests.e2e.collection.test_faults import Watched
+from tests.e2e.pipeline.test_faults import Watched
 from tests.support.fakes.hostengine import FakeHostengine
 
 BOTH, TX, RX = (

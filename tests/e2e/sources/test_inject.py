@@ -18,7 +18,7 @@ from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
 from tests.conftest import Exporter, Page, Serve, run
-from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
+from tests.e2e.pipeline.test_prometheus import SERIES_A_GPU
 from tests.support import panels
 from tests.support.alerting import rules
 from tests.support.prometheus import Prometheus, scraping

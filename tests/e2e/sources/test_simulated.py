@@ -12,7 +12,7 @@ import pytest
 from benchmarks.fleet import measure
 from gpu_exporter.sources.simulated.device import CODES
 from tests.conftest import Exporter, Page, Serve, run
-from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
+from tests.e2e.pipeline.test_prometheus import SERIES_A_GPU
 from tests.support.prometheus import scraping
 from tests.support.tools import until
 

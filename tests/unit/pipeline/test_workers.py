@@ -1,0 +1,234 @@
+"""Workers: which are woken and waited for, and what happens to one that is stuck in a driver call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Reading, Series
+from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.pipeline.connection import DriverConnection
+from gpu_exporter.pipeline.gpu_state import Records
+from gpu_exporter.pipeline.settings import CollectionPlan, CollectionSettings, make_plan
+from gpu_exporter.pipeline.workers import Workers
+from tests.support.tools import LIMIT, until
+from tests.unit.pipeline.test_metrics_change import FakeDevice, FakeSource
+
+PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
+NO_PATIENCE = CollectionPlan(PLAN.metrics, PLAN.histograms, PLAN.sums, PLAN.counts, 1.0, 0.0, False)
+
+
+class GatedDevice(FakeDevice):
+    """A GPU whose reads wait for a gate."""
+
+    def __init__(self, index: int, gate: threading.Event) -> None:
+        super().__init__((m.GPU_TEMP,))
+        self.gpu = Gpu(index, f"GPU-{index}")
+        self.gate = gate
+        self.reading = threading.Event()
+        self.series = Series(m.GPU_TEMP, self.gpu)
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        self.reading.set()
+        self.gate.wait()
+        return Reading(0.0, {self.series: 40.0})
+
+
+class GatedSource(FakeSource):
+    """GPUs whose reads wait while their gate is closed. `gpus`: which GPU is at each index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = [threading.Event() for _ in range(2)]
+
+        self.gpus: Sequence[int] = range(3)
+        self.latest: dict[int, GatedDevice] = {}
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> GatedDevice:
+        device = GatedDevice(index, self.gates[index])
+        number = self.gpus[index]
+        device.gpu = Gpu(index, f"GPU-{number}", f"00000000:0{number}:00.0")
+        self.latest[index] = device
+        return device
+
+
+class Node:
+    """Two GPUs with their workers, whose reads return at once."""
+
+    def __init__(self) -> None:
+        self.source = GatedSource()
+        self.stopping = threading.Event()
+        self.connection = DriverConnection(self.source, self.stopping)
+        self.records = Records(15.0)
+        self.workers = Workers(self.connection, self.records, lambda: self.plan, None)
+        self.plan = PLAN
+        self.workers.ensure_workers(2)
+        self.connection.opened()
+        for gate in self.source.gates:
+            gate.set()
+
+    def tick(self) -> list[int]:
+        """Tick once; return which workers were woken."""
+        awaited = self.workers.wake_idle()
+        self.workers.wait([worker for worker in awaited if self.source.gates[worker.index].is_set()], 30)
+        return [worker.index for worker in awaited]
+
+    def stop(self) -> None:
+        """Open the gates, and end all threads."""
+        for gate in self.source.gates:
+            gate.set()
+        self.stopping.set()
+        self.workers.notify()
+        self.workers.wake_all()
+        for thread in self.workers.threads():
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.stop()
+
+
+def test_a_gpu_is_unidentified_until_it_was_read(node: Node) -> None:
+    """Until then, its worker has a record of its own."""
+    assert [record.gpu for record in node.workers.unidentified()] == [Gpu(0), Gpu(1)]
+    assert node.tick() == [0, 1]
+
+    assert node.workers.unidentified() == []
+    records = node.records.identified()
+    assert [record.gpu.uuid for record in sorted(records, key=lambda record: record.gpu.index)] == ["GPU-0", "GPU-1"]
+    assert all(node.workers.worker_of(record).record is record for record in records)
+
+
+def test_an_unidentified_gpu_has_the_index_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a source has only some of the GPUs."""
+
+    def fail(source: GatedSource, index: int, metrics: Sequence[Metric]) -> GatedDevice:
+        raise GpuLost("it fell off the bus", "lost")
+
+    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5, raising=False)
+    monkeypatch.setattr(GatedSource, "attach", fail)
+    node = Node()
+    node.tick()
+    gpus = [record.gpu for record in node.workers.unidentified()]
+    node.stop()
+
+    assert gpus == [Gpu(5), Gpu(6)]
+    assert sorted(caplog.messages) == [f"GPU {n} (not identified) is down: it fell off the bus" for n in (5, 6)]
+
+
+def test_a_thread_that_cannot_start_affects_one_gpu(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other GPUs are read. The next scan of the bus tries again."""
+    node.tick()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", _refuse)
+        node.workers.ensure_workers(3)
+        node.workers.ensure_workers(3)
+    assert node.tick() == [0, 1]
+    assert caplog.messages == [
+        "GPU 2 is not read: can't start new thread; raise the limit on processes (ulimit -u, pids.max) or on memory"
+    ]
+    node.source.gates.append(threading.Event())
+    node.source.gates[2].set()
+    node.workers.ensure_workers(3)
+
+    assert node.tick() == [0, 1, 2]
+
+
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.slow
+def test_two_workers_never_read_the_same_gpu(node: Node) -> None:
+    """GPUs swap indices without an error: the first worker that notices makes the other one attach again, too."""
+    node.tick()
+    node.source.gpus = (1, 0)
+    node.workers._workers[0]._detach()
+    node.tick()
+    records = {record.gpu.uuid: record for record in node.records.identified()}
+    assert node.records.worker_index(records["GPU-1"]) == 0
+    until(lambda: node.tick() and node.records.worker_index(records["GPU-0"]) == 1, 10, "GPU 0 at its new index")
+
+    assert {record.gpu.uuid: record.gpu.index for record in node.records.identified()} == {"GPU-0": 1, "GPU-1": 0}
+
+
+@pytest.mark.parametrize("state", ["down", "paused"])
+def test_no_worker_is_woken_without_a_library(node: Node, state: str) -> None:
+    node.connection.paused = state == "paused"
+    if state == "down":
+        node.connection.invalidate()
+
+    assert node.tick() == []
+
+
+def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not woken again; skipped ticks are counted, and after its deadline the GPU is stalled."""
+    node.tick()
+    reading = node.source.latest[1].reading
+    reading.clear()
+    node.source.gates[1].clear()
+    assert node.tick() == [0, 1]
+    assert reading.wait(LIMIT)
+
+    assert not node.workers.wait_idle(0)
+    assert node.tick() == [0]
+    stuck = node.records.claim(Gpu(1, "GPU-1"), 1)
+    assert (stuck.reason, stuck.skipped) == ("", 1)
+    node.plan = NO_PATIENCE
+    assert node.tick() == [0]
+    assert (node.workers.worker_of(stuck).stalled > 0, stuck.skipped) == (True, 2)
+    assert caplog.messages == [
+        "GPU 1 (GPU-1) is stuck in a driver call; see `dmesg | grep -i nvrm`, usually only a reboot helps"
+    ]
+    node.plan = PLAN
+    node.source.gates[1].set()
+    assert node.workers.wait_idle(30)
+    assert stuck.reason == ""
+
+
+def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:
+    """A worker is still reading a GPU when another one attaches it at its new index: nothing is exposed twice."""
+    node.tick()
+    (record,) = [record for record in node.records.identified() if record.gpu.uuid == "GPU-1"]
+    late = node.source.latest[1]
+    late.reading.clear()
+    node.source.gates[1].clear()
+    assert node.tick() == [0, 1]
+    assert late.reading.wait(LIMIT)
+    node.source.gpus = (1, 0)
+    node.workers._workers[0]._detach()
+    assert node.tick() == [0]
+    assert node.records.worker_index(record) == 0
+    before = record.samples
+    assert [sample.series.metric for sample in before] == [m.GPU_TEMP]
+    node.source.gates[1].set()
+    assert node.workers.wait_idle(30)
+
+    assert record.samples == before
+    assert [record.reason, record.gpu.index] == ["", 0]
+
+
+def test_a_gpu_that_moved_ends_its_series(node: Node) -> None:
+    """The worker at its new index attaches it before the one at its old index has noticed."""
+    node.tick()
+    (record,) = [record for record in node.records.identified() if record.gpu.uuid == "GPU-1"]
+    (old,) = record.samples
+    node.source.gpus = (1, 0)
+    node.workers._workers[0]._detach()
+    node.workers._workers[0].wake()
+    assert node.workers.wait_idle(30)
+    (new,) = record.samples
+
+    assert new.series is not old.series
