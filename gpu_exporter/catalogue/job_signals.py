@@ -1,6 +1,6 @@
 """Signals of the training loop on a GPU: what it says about itself. Only gpu-exporter has them, with `--job-socket`.
 
-The rules that compare the ranks of a job are in `render/rules/training_jobs.py`: they need all nodes of the job.
+The rules that compare the ranks of a job are in `alerting/training_jobs.py`: they need all nodes of the job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Labels of a series -> the owner of the GPU: namespace, pod, and the workload that the pod belongs to.
 
-The recording rules use the same patterns; see `render/rules/rules.py`.
+The recording rules use the same patterns; see `alerting/rules.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import Command, settings
 from gpu_exporter.config import Config
 from gpu_exporter.events.event_log import KEPT, Event
-from gpu_exporter.events.kernel_log_parser import SxidLine
+from gpu_exporter.events.kernel_log_entry import SxidLine
 from gpu_exporter.events.kernel_log_reader import KernelLog
 from gpu_exporter.events.saved_kernel_log import SavedEntry, SavedLog, read_saved
 from gpu_exporter.io.file_access import FileWorker

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import Catalogue
-from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, SxidLine, XidLine
+from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition, SxidLine, XidLine
 from gpu_exporter.events.xid_counts import (
     ELSEWHERE,
     EPOCHS,

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, parse, parse_kmsg
+from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition
+from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
 
 RECORD = 16384  # the kernel rejects a buffer that is smaller than a record; the longest are 8 KiB
 CHUNK = 65536

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.event_store import EventStore
-from gpu_exporter.events.kernel_log_parser import LogEntry
+from gpu_exporter.events.kernel_log_entry import LogEntry
 from gpu_exporter.events.kernel_log_reader import KernelLog
 from gpu_exporter.events.xid_counts import SLACK_SECONDS, Clocks, Moment, Now, read_clocks
 from gpu_exporter.io.file_access import FILE_SECONDS, FileWorker

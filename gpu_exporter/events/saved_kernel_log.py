@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from gpu_exporter.events.event_log import KEPT
+from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.events.kernel_log_parser import (
     KernelText,
-    SxidLine,
-    XidLine,
     kernel_text,
     of_journal,
     parse_kmsg,

@@ -27,7 +27,8 @@ from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, seen
 from gpu_exporter.events.event_log import EventLog, GpuState
 from gpu_exporter.events.event_store import EventStore
-from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, parse, parse_kmsg
+from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition
+from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
 from gpu_exporter.http import web_config
 from gpu_exporter.kubernetes.client import in_cluster
 from gpu_exporter.model.errors import GpuExporterError, GpuLost

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpu_exporter.events.kernel_log_parser import SxidLine, XidLine, parse, parse_kmsg
+from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
+from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
 
 PREFIXES: tuple[Callable[[str], str], ...] = (
     lambda text: text,

@@ -1,7 +1,7 @@
 """The messages of kubelet's API on every protobuf that the extra allows: `python -m tests.soak.protobuf`.
 
 Each version is installed next to the others and reads the response of a kubelet, in C and in Python. A release that
-rejects the messages of `attribution/pod_resources.py`, or warns, fails here.
+rejects the messages of `owners/kubelet.py`, or warns, fails here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What training loops with a step timer say about their job: who is slow, whether it stands still, what it loses.
 
-All but one need the ranks of all nodes, so only Prometheus evaluates them, on the series of `render/rules/training_jobs.py`.
+All but one need the ranks of all nodes, so only Prometheus evaluates them, on the series of `alerting/training_jobs.py`.
 """
 
 from __future__ import annotations

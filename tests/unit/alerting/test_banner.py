@@ -18,10 +18,10 @@ WITH_BANNER = [name for name in ARTIFACTS if not name.endswith(".json")]
 def test_a_banner_names_modules_packages_and_data() -> None:
     """Their paths are derived, so that no banner is outdated after a move."""
     assert banner.comment(metrics) == (
-        "# Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/metrics.py instead.\n"
+        "# Rendered by `make generate`; edit gpu_exporter/catalogue/metrics.py instead.\n"
     )
     assert banner.markdown(metrics, failure_modes, PACKAGED) == (
-        "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/metrics.py, "
+        "<!-- Rendered by `make generate`; edit gpu_exporter/catalogue/metrics.py, "
         "gpu_exporter/catalogue/failure_modes/ or gpu_exporter/catalogue/xids.csv instead. -->\n"
     )
 
@@ -30,7 +30,7 @@ def test_a_banner_names_modules_packages_and_data() -> None:
 def test_every_rendered_file_begins_with_its_banner(name: str) -> None:
     """The named file exists."""
     first = (ROOT / name).read_text().partition("\n")[0]
-    named = re.findall(r"gpu_exporter/[\w/.]+", first)
-    assert "Rendered by `gpu-exporter generate`" in first
+    named = re.findall(r"(?:content|gpu_exporter)/[\w/.]+", first)
+    assert "Rendered by `make generate`" in first
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -38,7 +38,7 @@ def test_every_series_is_read() -> None:
     unread = [name for name in RECORDED - DASHBOARDS - REPORTS if not any(readers(name))]
     assert not unread, (
         "fix: read the signal in a condition of gpu_exporter/catalogue/failure_modes/ or in a panel of"
-        " gpu_exporter/render/dashboards/, or remove its row from gpu_exporter/catalogue/signals.py"
+        " content/dashboards/, or remove its row from gpu_exporter/catalogue/signals.py"
     )
 
 

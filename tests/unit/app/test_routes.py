@@ -117,7 +117,7 @@ GOOD = Route("/good", Answer, Needs.NODE, "something good")
 )
 def test_refuses_a_faulty_row(row: Route, fix: str) -> None:
     """The error names the file, the path and the fix."""
-    with pytest.raises(ValueError, match=r"^serving/routes\.py: ") as caught:
+    with pytest.raises(ValueError, match=r"^app/routes\.py: ") as caught:
         check([GOOD, row])
     assert repr(row.path) in str(caught.value)
     assert fix in str(caught.value)

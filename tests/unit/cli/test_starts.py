@@ -25,7 +25,8 @@ EXPENSIVE = {
     "gpu_exporter.profiling",
     "gpu_exporter.remediation",
     "gpu_exporter.alerting",
-    "gpu_exporter.app",
+    "gpu_exporter.app.run",
+    "gpu_exporter.http",
     "grafana_foundation_sdk",
     "grafanalib",
     "http.client",
@@ -43,11 +44,9 @@ RENDERING = {
     "gpu_exporter.catalogue.failure_modes",
     "gpu_exporter.catalogue.signals",
     "gpu_exporter.alerting",
-    "gpu_exporter.app",
-    "ssl",
     "yaml",
 }
-WITH_A_LOGIN = {"gpu_exporter.app", "ssl"}
+WITH_A_LOGIN = {"gpu_exporter.http", "ssl"}
 # What the help of a command needs of these, which includes the options.
 OF_HELP = {
     "bundle": RENDERING,
@@ -56,9 +55,6 @@ OF_HELP = {
     "profile": WITH_A_LOGIN,
     "release": WITH_A_LOGIN,
     "resume": WITH_A_LOGIN,
-    "remediate": {"gpu_exporter.app"},
-    "sampler": {"gpu_exporter.app"},
-    "serve": {"gpu_exporter.app"},
     "once": {"gpu_exporter.app.library"},
 }
 

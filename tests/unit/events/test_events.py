@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.faults import RECOVERY, recovery_action
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.events.event_log import KEPT, EventLog, GpuState
 from gpu_exporter.events.event_store import EventStore
-from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, SxidLine, XidLine
+from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition, SxidLine, XidLine
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"

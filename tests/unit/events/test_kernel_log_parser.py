@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.events.kernel_log_parser import KmsgRecord, SxidLine, XidLine, parse, parse_kmsg, parse_message
+from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
+from gpu_exporter.events.kernel_log_parser import KmsgRecord, parse, parse_kmsg, parse_message
 from gpu_exporter.model.pci import pci_bus_id, same_device
 from gpu_exporter.model.verdict import Action
 from tests.soak.kernel_log import PREFIXES, fuzz, journal

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.events.kernel_log_parser import LogPosition
+from gpu_exporter.events.kernel_log_entry import LogPosition
 from gpu_exporter.events.kernel_log_reader import KernelLog, boot_id, unix_time
 
 BOOT = "e88b8429-bd31-4e61-9c27-244eb56f8912"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpu_exporter.cli.events import events_command
-from gpu_exporter.events.kernel_log_parser import SxidLine
+from gpu_exporter.events.kernel_log_entry import SxidLine
 from gpu_exporter.events.saved_kernel_log import read_saved
 from tests.soak.kernel_log import PREFIXES, QUOTES, journal
 

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.events.event_log import EventLog
-from gpu_exporter.events.kernel_log_parser import LogEntry, LogPosition, XidLine
+from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition, XidLine
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Labels, Metric, MetricSet
 from gpu_exporter.pipeline.dcgm_counts import NEEDS_DCGM, NO_EVENTS, ClockEvents, DcgmExporterCounts
