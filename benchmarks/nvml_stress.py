@@ -4,7 +4,7 @@
 
 Each process has a thread for every GPU and reads ten times a second, in two of three reads also the slow and rare
 fields. On four H200s (driver 580.159.04), three exporters that did so died of a segmentation fault within a second, for
-one or both of two reasons: calls of their threads overlapped (`sources/nvml/lock.py` prevents it, `--unserialised`
+one or both of two reasons: calls of their threads overlapped (`sources/nvml/source.py` prevents it, `--unserialised`
 allows it), and batches of field values ended in error counters of NVLinks (`sources/nvml/handle.py`). Exit code 1 if a
 process fails.
 """

@@ -1,4 +1,7 @@
-"""The Fleet dashboard. It reads aggregates, alerts, owners and shares, so that it scales with the number of GPUs."""
+"""The Fleet dashboard. It reads aggregates, alerts, owners and shares, so that it scales with the number of GPUs.
+
+Its panels on what Kubernetes has allocated read kube-state-metrics.
+"""
 
 from __future__ import annotations
 

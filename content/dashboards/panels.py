@@ -44,7 +44,7 @@ TILE = 4
 HOT = ColourStep(85, ORANGE)
 # The values of `queries.verdict`.
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
-# The values of `classes.classes_of`.
+# The values of `queries.classes_of`.
 LIMITS = (
     *((COMMUNICATES if each.cause is Cause.PEERS else each.name, each.colour) for each in BOTTLENECKS),
     ("throttled", PINK),

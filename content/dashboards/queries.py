@@ -1,4 +1,7 @@
-"""Build the queries of panels from signals, aggregates and alerts, filtered by a dashboard's variables."""
+"""Build the queries of panels from signals, aggregates and alerts, filtered by a dashboard's variables.
+
+A query for what limits each device returns its bottleneck class, or a state that says more.
+"""
 
 from __future__ import annotations
 

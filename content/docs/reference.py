@@ -1,4 +1,4 @@
-"""Catalogues -> reference pages."""
+"""Catalogues -> reference pages: metrics, health, configuration, dcgm-exporter's flags, and XIDs."""
 
 from __future__ import annotations
 

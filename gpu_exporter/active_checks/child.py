@@ -1,6 +1,7 @@
 """The process that holds the context of a GPU: it does what its parent asks, one line of JSON each, and then ends.
 
-The driver releases a context when its process ends, however it ends. It ends with its parent, too.
+The driver releases a context when its process ends, however it ends. It ends with its parent, too. The measurements
+that it can be asked for are listed by name; rates are bytes/s and FLOP/s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Measures collectives between the ranks of a job, with the job's own PyTorch. Every rank runs it, under torchrun."""
+"""Measures collectives between the ranks of a job, with the job's own PyTorch. Every rank runs it, under torchrun.
+
+Pure functions say what the bandwidths mean: how near the links they are, and which rank is slow.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The history of active checks: a file in `--state-dir`, which `check --active` writes and others read.
+"""The history of active checks: a file in `--state-dir`, which `check --active` writes and the exporter follows.
 
 It has the latest runs of each GPU, by UUID. It needs no GPU and no CUDA. A symbolic link in its place is not followed.
+A thread follows it for `/metrics` and `/api/v1/node`.
 """
 
 from __future__ import annotations

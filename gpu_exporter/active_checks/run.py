@@ -1,4 +1,4 @@
-"""Runs an active check: all GPUs at once, then each alone, then the links between them. It only acts; see `judge`."""
+"""Runs an active check: all GPUs at once, then each alone, then the links between them. It only acts; see `verdicts.py`."""
 
 from __future__ import annotations
 

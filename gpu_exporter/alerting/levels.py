@@ -1,7 +1,8 @@
 """Rules for two levels of Prometheus: shards that each scrape a share of the nodes, and one above that sees all jobs.
 
 A shard evaluates what is local to a node. The level above evaluates what compares nodes, only from series that the
-shards have recorded and forwarded, and from exporters of the cluster, which it scrapes itself.
+shards have recorded and forwarded, and from exporters of the cluster, which it scrapes itself. What a shard records of
+each rank of a training loop are parts: with them, the level above needs none of the rank's own series.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The answers of `/api/v1`: composed at most once per collection, and of bounded size."""
+"""The answers of `/api/v1`: composed at most once per collection, and of bounded size.
+
+That of `/api/v1/node` is what a controller needs in order to decide about a node. See docs/api.md.
+"""
 
 from __future__ import annotations
 

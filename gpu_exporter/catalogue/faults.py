@@ -1,6 +1,6 @@
 """Every fault that makes a GPU unfit for work: its verdict, repair, documentation, alert and XIDs, as one table.
 
-`health/judge.py` reads verdicts from it, and `docs/health.md` is rendered from it. Each fault names its failure mode
+`health/fitness.py` reads verdicts from it, and `docs/health.md` is rendered from it. Each fault names its failure mode
 (`failure_modes/`), which defines alert, runbook and panel. The table also contains the driver's own recovery actions,
 which the kernel log (XID 154) and NVML (field 230) report by number, and the thresholds that verdicts (on present
 values) share with failure modes (on a window of time).

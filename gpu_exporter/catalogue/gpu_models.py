@@ -2,6 +2,10 @@
 
 Recordings exist of the models that are marked `seen`. The other rows are from NVIDIA's documents; they show where a
 condition that was developed on the seen models may not carry over (`model_assumptions.py`).
+
+The peak of a GPU in FLOP/s by data type, without sparsity, is what model FLOPs utilisation (MFU) refers to. The table
+has FP32 and BF16. In the data sheets of these models, the other types have fixed ratios to BF16, within 2 %: the tensor
+cores take half the time for half the width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Readings that follow from the data of a GPU model, with the limit that each must stay clear of.
 
-The formulas reproduce what was measured on an H200; for other models they extrapolate.
+The limits are those of all conditions and time shares. The formulas reproduce what was measured on an H200; for other
+models they extrapolate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: the group of all commands."""
+"""The command line: the group of all commands, and one line for each warning and error that is logged meanwhile."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each is unknown for a device whose engine activity is unknown.
 
-Conditions compare terms (see `conditions.py`); a formula computes with them and with conditions.
+Conditions compare terms (see `tree.py`); a formula computes with them and with conditions.
 """
 
 from __future__ import annotations

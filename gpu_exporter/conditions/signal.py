@@ -1,4 +1,7 @@
-"""What a signal is: the ways to read or derive it, as PromQL and in Python. `signals.py` is the table of all."""
+"""What a signal is: the ways to read or derive it, as PromQL and in Python. `catalogue/signals.py` is the table of all.
+
+A signal may also be a statistic of a histogram over a window: in Python, from the growth of its buckets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Compares what two sources read: on which metrics of which GPU they agree, and how far they differ. Pure."""
+"""Reads two sources over the same time, and reports on which metrics of which GPU they agree, and how far they
+differ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The signals of the last seconds of scrapes that keep coming, for a view that is diagnosed again and again.
 
-At its end, the result is that of `seen` for the scrapes of these seconds. Each scrape is read once.
+At its end, the result is that of `seen` for the scrapes of these seconds. Each scrape is read once. A running exporter
+diagnoses its own snapshots so, as they come.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checks what gpu-exporter runs on: platform and container. No check blocks or needs root."""
+"""Checks what gpu-exporter runs on: platform, container, port, DCGM, kubelet, kernel log and clock.
+
+No check blocks or needs root.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
-"""The content of `events.json`: what the next process needs to continue the counts. Times are unix times.
+"""XIDs and SXids: each counts once although two sources report it. The last ones are kept with the GPU's state.
 
+The sources are NVML, which reports an XID within one collection while gpu-exporter is registered for events, and the
+kernel log, which adds process and time. Neither is complete: NVML reports nothing of a GPU that fell off the bus, and
+the log wraps around.
+
+`SavedEvents` is the content of `events.json`: what the next process needs to continue the counts, in unix times.
 Whatever the file contains, a state that was decoded is bounded in size and has times and counts that can be used.
 """
 

@@ -2,6 +2,9 @@
 
 A text log can be forged, so it may name any number of codes and PCI addresses. Beyond the limits below, further ones
 share a series: with the code `OTHER` of the same GPU, or with the address `ELSEWHERE`.
+
+When something happened is known in unix time for people, and by the monotonic clock for every decision: the wall clock
+can be set, and a log may contain any date, but the monotonic clock only ever advances.
 """
 
 from __future__ import annotations

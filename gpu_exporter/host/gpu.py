@@ -1,4 +1,7 @@
-"""The host evidence of one GPU: its processes from one poll to the next, and the totals made of them."""
+"""The host evidence of one GPU: its processes from one poll to the next, and totals of them that only rise.
+
+Also where the GPU is: its NUMA node, and the CPUs next to it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the files of a process say at one moment. Vanished processes are no error."""
+"""The processes on a GPU and those below them, such as loader workers, and what their files say at one moment.
+
+Vanished processes are no error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that reads something of the machine every few seconds, and keeps it as rows."""
+"""Threads that read something of the machine every few seconds, and keep it as rows; several of them act as one."""
 
 from __future__ import annotations
 

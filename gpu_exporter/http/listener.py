@@ -1,4 +1,7 @@
-"""Accepts connections on one listening socket, and pauses while the system has no room for more."""
+"""An HTTP server with limits on connections, and on the duration of TLS handshakes.
+
+It accepts connections itself, and pauses while the system has no room for more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which GPU a sender uses: by its process, by its pod, or by its own statement."""
+"""Which GPU a sender uses: by its process, by its pod, or by its own statement.
+
+A training loop may send from another process than the one on the GPU: a parent or a child of it counts, too.
+"""
 
 from __future__ import annotations
 

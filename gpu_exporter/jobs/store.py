@@ -1,4 +1,6 @@
-"""The cumulative values of each rank, from its messages. Pure: times and senders are arguments.
+"""The cumulative values of each rank, from its messages, and the samples made of them.
+
+Pure: times and senders are arguments.
 
 A process that is started again begins at 0. What its predecessor reached is added, so that no counter goes backwards.
 """

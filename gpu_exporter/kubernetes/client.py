@@ -1,4 +1,7 @@
-"""A client of the API server that reads, with the token of the pod's service account. `writer.py` adds writes."""
+"""A client of the API server that reads, with the token of the pod's service account. `writer.py` adds writes.
+
+Each answer is decoded, or becomes the failure that it means.
+"""
 
 from __future__ import annotations
 

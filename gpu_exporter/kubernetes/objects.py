@@ -1,4 +1,8 @@
-"""What the exporter reads of the API server's objects. Other fields are skipped and never stored."""
+"""What is read of the API server's objects. Other fields are skipped and never stored.
+
+The exporter reads pods and ResourceSlices, of which it keeps many, with few of their fields; the remediation controller
+reads nodes, pods, disruption budgets and its Lease.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A client of the API server that also writes, with a limit on its rate. A write is never repeated by itself."""
+"""A client of the API server that also writes. A write is never repeated by itself.
+
+A limit on its rate keeps a bug of the client from flooding the API server.
+"""
 
 from __future__ import annotations
 

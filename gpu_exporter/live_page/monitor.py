@@ -1,4 +1,7 @@
-"""What the live page knows of one node: the diagnosis of its GPUs, their last hour, and both as JSON."""
+"""What the live page knows of one node: the diagnosis of its GPUs, their last hour, and both as JSON.
+
+The measurements of each GPU come from a snapshot, without the window of signals: the page needs them each second.
+"""
 
 from __future__ import annotations
 

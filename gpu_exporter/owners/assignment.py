@@ -1,4 +1,7 @@
-"""Pods, claims, jobs and processes -> the owners of each device. Pure."""
+"""Pods, claims, jobs and processes -> the owners of each device, and what each pod uses of a shared one. Pure.
+
+The memory and SM time of the pods and of the rest add up to the whole device, so that a bill adds up.
+"""
 
 from __future__ import annotations
 

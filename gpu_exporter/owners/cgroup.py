@@ -80,7 +80,7 @@ _LINE = re.compile(r"\d+:[^:]*:(?P<path>/.*)", re.ASCII)
 class ProcessOwner:
     """The pod (by UID), container, or Slurm job (with step and user id) that a process runs in.
 
-    The `name` of a container is not part of a cgroup: `containers.container_name` looks it up.
+    The `name` of a container is not part of a cgroup: `processes.container_name` looks it up.
     """
 
     pod: str = ""

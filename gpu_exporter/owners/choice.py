@@ -1,4 +1,4 @@
-"""The settings -> the lookups of GPU owners, and the threads that keep them up to date."""
+"""The settings -> the lookups of GPU owners, and the threads that repeat each of them, with back-off while it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Device ids of device plugins, drivers of resource claims and Slurm -> a GPU of this node, or an instance of it."""
+"""Device ids of device plugins, drivers of resource claims and Slurm -> a GPU of this node, or an instance of it.
+
+kubelet lists such devices with the containers that have them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""kubelet's pod-resources API: which container has which devices."""
+"""kubelet's pod-resources API: which container has which devices.
+
+Its messages (version v1) are built at run time by their field numbers on the wire, in a pool of their own: generated
+code would depend on the protobuf version that generated it, and another library may have taken the API's own package
+name, `v1`. Numbers are those of Kubernetes 1.37 (its `kubelet/pkg/apis/podresources/v1`). Fields that the exporter does
+not read are left out, and skipped when decoding. `tests/soak/protobuf.py` reads a kubelet's answer with each protobuf
+from 4.25 on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The owners of the processes on the GPUs, read from procfs."""
+"""The owners of the processes on the GPUs, read from procfs.
+
+The names of containers are in files of the container runtime, which only privileged users can read.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Parse dcgm-exporter's file of fields: which classic families are exposed, and with which TYPE and HELP.
 
 The format is that of dcgm-exporter's `--collectors`: CSV as Go's `encoding/csv` reads it, where a comment begins with
-`#` and a row has name, Prometheus type and help. Faults that make dcgm-exporter reject the file only skip a row here.
+`#` and a row has name, Prometheus type and help, and may begin with a field id. Faults that make dcgm-exporter reject
+the file only skip a row here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Render snapshots as text 0.0.4 and OpenMetrics 1.0, once per collection. A scrape only sends the bytes."""
+"""Render snapshots as text 0.0.4 and OpenMetrics 1.0, once per collection. A scrape only sends the bytes.
+
+Classic families have dcgm-exporter's labels, in its order. Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2,
+`internal/pkg/rendermetrics/render_metrics.go` (which labels, by entity) and
+`internal/pkg/collector/gpu_collector.go` (their values). The labels of the entity come first, then the others by name,
+then those that it calls attributes, by name. `--schema si` renames two labels: `hostname` (4.8.3, its pull request 655)
+and `DCGM_FI_SYSTEM_DRIVER_VERSION` (release notes of 4.9.0).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 The terms of this package: a *step* is a wake-up of the clock. A *collection*, or *tick*, is a read of all GPUs, and the
 *interval* is the time from one to the next. A *page* is a rendered /metrics response. With high resolution there are
 several steps in an interval; with an interval below a second, several collections for a page.
+
+Metrics that are sums of others, such as the NVLink traffic in both directions, are computed from the samples of a page,
+so they have the same window as their parts and cost no driver call. DCGM has fields for some of them. Where it lacks
+the parts, the value that it read for the sum is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The thread that reads one GPU. It reattaches a lost GPU; if it is stuck in a call, other threads are not affected."""
+"""The thread that reads one GPU. It reattaches a lost GPU; if it is stuck in a call, other threads are not affected.
+
+Each pace of fields has its period; slow reads of different GPUs are spread over time. When other metrics are to be
+read, a second handle of the same GPU replaces the current one.
+"""
 
 from __future__ import annotations
 

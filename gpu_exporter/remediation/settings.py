@@ -1,4 +1,4 @@
-"""The configuration of the controller: a YAML file that docs/remediation.md describes."""
+"""The configuration of the controller: a YAML file that docs/remediation.md describes. Times are UTC."""
 
 from __future__ import annotations
 

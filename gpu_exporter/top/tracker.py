@@ -1,4 +1,4 @@
-"""Scrapes as they come -> the view: current values, their history, and a diagnosis of the last seconds."""
+"""Scrapes as they come -> the view: current values, their history, who holds each GPU, and a diagnosis of the last seconds."""
 
 from __future__ import annotations
 

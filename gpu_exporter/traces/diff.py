@@ -1,4 +1,4 @@
-"""What got slower between two traces of the same job: by operator, kernel, code and cause of idle time."""
+"""Where the time of a trace went, as totals per step, and what got slower between two traces of the same job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What each GPU did over the span of a trace, as SVG: a column for each of some hundred moments, and the steps."""
+"""The HTML page: verdict, advice, GPUs, timelines, flame graphs, kernels, and the JSON of the analysis.
+
+A timeline shows what each GPU did over the span of a trace: a column for each of some hundred moments, and the steps.
+"""
 
 from __future__ import annotations
 

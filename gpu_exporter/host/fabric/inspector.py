@@ -1,4 +1,11 @@
-"""The thread that reads the files of NCCL's Inspector plugin every 15 s. Jobs write them, with any content."""
+"""The thread that reads the files of NCCL's Inspector plugin every 15 s. Jobs write them, with any content.
+
+In its Prometheus mode, the plugin writes bandwidths by operation, message size and scope. Source: `inspector_prom.cc`
+of NCCL 2.30.7 (`plugins/profiler/inspector/`) and 2.29.3 (`ext-profiler/inspector/`). NCCL 2.30 writes the geometric
+mean of the operations since the last file, by range of sizes such as `4-5GB`; NCCL 2.29 the last collective of each
+communicator, with a size such as `4.00GB`. Sizes are powers of 1024, and a GB/s is 1e9 bytes/s. A bandwidth of 0 means
+that the plugin does not compute it, as for AlltoAll.
+"""
 
 from __future__ import annotations
 

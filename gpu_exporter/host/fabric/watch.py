@@ -1,4 +1,7 @@
-"""The thread that reads the network ports of the machine every 5 s, and their counters of errors every 15 s."""
+"""The thread that reads the network ports of the machine every 5 s, and their counters of errors every 15 s.
+
+The ports nearest to a GPU are its rails: samples say what is true of all of them, and have totals that never fall.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Health checks and the NVLinks between GPUs, with dcgm-exporter's labels.
 
-DCGM has calls for them instead of fields (`calls`).
+DCGM has calls for them instead of fields (`session.py`).
 
 Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/collector/gpu_health_collector.go`, `p2p_status_collector.go`.
 """
