@@ -125,7 +125,7 @@ def _naming_the_culprit(board: Board, alerts: str) -> str:
     """Return the same rows; a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
     key, device = ", ".join(ALERT_COLUMNS), ", ".join(DEVICE)
     culprits = q.absent(board)
-    rank = f"topk by ({device}) (1, {q.of(board, RANK)})"
+    rank = f"topk by ({device}) (1, {q.selected(board, RANK)})"
     numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
     of_gpu = (
         f"0 * {grouped(numbered, by=(*ALERT_COLUMNS, *SINGLE))} + on ({key}) group_left () {grouped(q.stalls(board))}"

@@ -75,10 +75,10 @@ def _swing(board: Board) -> object:
         "swings below 20 %, SMs idle less than 15 % of the time.",
         "overlap data loading and communication with computation.",
     )
-    gauges = q.of(board, Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW))
-    swing = f"{q.of(board, s.POWER_SWING)} / {q.of(board, s.POWER_LIMIT)} or {gauges}"
+    gauges = q.selected(board, Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW))
+    swing = f"{q.selected(board, s.POWER_SWING)} / {q.selected(board, s.POWER_LIMIT)} or {gauges}"
     queries = [
         Query(swing, f"{q.device_legend(board)} power swing", q.UNITS["ratio"]),
-        Query(q.of(board, s.SM_IDLE), f"{q.legend(board, s.SM_IDLE)} SMs idle", q.UNITS["ratio"]),
+        Query(q.selected(board, s.SM_IDLE), f"{q.legend(board, s.SM_IDLE)} SMs idle", q.UNITS["ratio"]),
     ]
     return lines("Power swings and idle time", about, queries, GraphStyle(names=WIDE_NAMES), width=12)

@@ -101,7 +101,9 @@ def _annotations(board: Board) -> list[dict[str, Any]]:
             "name": f"XIDs ({signal.name.removeprefix('xid_').removesuffix('_age')})",
             "enable": False,
             "iconColor": colour,
-            "expr": q.of(board, signal) if signal is s.XID_FATAL else f"(time() - {q.of(board, signal)}) * 1000",
+            "expr": q.selected(board, signal)
+            if signal is s.XID_FATAL
+            else f"(time() - {q.selected(board, signal)}) * 1000",
             "titleFormat": "XID {{xid}}",
             "textFormat": q.DEVICE_LEGEND,
             "tagKeys": "xid",

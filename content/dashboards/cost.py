@@ -23,7 +23,7 @@ from gpu_exporter.conditions.signal import DEVICE
 
 BOARD = COST
 _PRICES = "Prices are set when the recording rules are rendered."
-_PRICE = f"sum({q.of(BOARD, a.GPU_COST)}) / sum({q.of(BOARD, a.GPUS)})"
+_PRICE = f"sum({q.selected(BOARD, a.GPU_COST)}) / sum({q.selected(BOARD, a.GPUS)})"
 _TEXTS = {cause.value: (CAUSES[cause], COLOURS[cause]) for cause in SHARES}
 # In place of a cause: in a job that hangs, all time is waiting, also that of the rank that holds it up.
 MISSING, HANGING = "culprit", "hanging"
@@ -71,7 +71,10 @@ def _numbers() -> list[object]:
         "set `usdPerGpuHour` in the chart, or with `gpu-exporter bundle --limits`.",
     )
     return [
-        *(number(title, about, Query(f"sum({q.of(BOARD, each)})", "", q.unit(each))) for each, title, about in shown),
+        *(
+            number(title, about, Query(f"sum({q.selected(BOARD, each)})", "", q.unit(each)))
+            for each, title, about in shown
+        ),
         number("Price per GPU hour", price, Query(_PRICE, "", "currencyUSD")),
     ]
 
@@ -85,10 +88,10 @@ def _cost(what: str) -> About:
 
 
 def _time() -> list[object]:
-    by_cause = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME)})"
-    cost = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME_COST)})"
+    by_cause = f"sum by ({LABEL}) ({q.selected(BOARD, a.TIME)})"
+    cost = f"sum by ({LABEL}) ({q.selected(BOARD, a.TIME_COST)})"
     # The rule records it once a minute.
-    hours = f"sum by ({LABEL}) (sum_over_time({q.of(BOARD, a.TIME)}[$__range])) / 60"
+    hours = f"sum by ({LABEL}) (sum_over_time({q.selected(BOARD, a.TIME)}[$__range])) / 60"
     return [
         time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=8, height=9),
         time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD"), width=8, height=9),
@@ -118,7 +121,7 @@ def _time() -> list[object]:
 
 def _workloads() -> object:
     idle = f"sum by (cluster, namespace, workload) ({q.idle(BOARD)})"
-    cost, gpus = q.of(BOARD, a.GPU_COST), q.of(BOARD, a.GPUS)
+    cost, gpus = q.selected(BOARD, a.GPU_COST), q.selected(BOARD, a.GPUS)
     on = "on (cluster, namespace, workload)"
     return table(
         "Workloads by waste",
@@ -130,7 +133,7 @@ def _workloads() -> object:
         ),
         [
             q.query(BOARD, a.WASTED_COST, "wasted per hour"),
-            Query(f"{q.of(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", SHARE_OF_COST),
+            Query(f"{q.selected(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", SHARE_OF_COST),
             q.query(BOARD, a.GPU_COST, "cost per hour"),
             q.query(BOARD, a.GPUS, "GPUs"),
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
@@ -166,8 +169,8 @@ def _wasted_spend() -> object:
 
 
 def _wasted_gpus() -> object:
-    wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
-    share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
+    wasted = f"topk({WORST}, {q.selected(BOARD, a.WASTED)})"
+    share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.selected(BOARD, a.SHARE)}"
     return table(
         "Wasted GPUs",
         About(
@@ -200,7 +203,7 @@ def _worst_cause(of: str) -> str:
     device, labels = ", ".join(DEVICE), f"node, gpu, namespace, workload, {LABEL}"
     largest = f'topk by ({device}) (1, {RECORD}{{{LABEL}=~"{lost}"}} and on ({device}) {of})'
     hangs = q.holds(BOARD, d.HANGS)
-    spins = f"({q.of(BOARD, d.SPINS)} and on ({device}) ({hangs} and on ({device}) {of}))"
+    spins = f"({q.selected(BOARD, d.SPINS)} and on ({device}) ({hangs} and on ({device}) {of}))"
     states = (
         f'label_replace(0 * ({spins} == {place}) + 1, "{LABEL}", "{state}", "", "")'
         for place, state in enumerate(_IN_HANGING_JOB)

@@ -144,8 +144,8 @@ def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
 def _ports(board: Board) -> Any:
     """Return a table of the network ports of each GPU: the signals have no names of ports."""
 
-    def of_gpu(signal: Signal, name: str) -> Query:
-        state = f"max by (cluster, UUID, node, gpu) ({q.of(board, signal)})"
+    def gpu_query(signal: Signal, name: str) -> Query:
+        state = f"max by (cluster, UUID, node, gpu) ({q.selected(board, signal)})"
         return Query(f"{m.NIC_INFO} * on (cluster, UUID) group_left (node, gpu) {state}", "", q.unit(signal), name)
 
     distances = {name: (f"{name}: {text}", ORANGE if name == "SYS" else "text") for name, text in DISTANCES.items()}
@@ -158,7 +158,7 @@ def _ports(board: Board) -> Any:
             "a port of its own for each GPU, behind PCIe switches only, up, at 100 %.",
             "the panels below show since when; docs/fabric.md explains how ports are assigned to GPUs.",
         ),
-        [of_gpu(nic_signals.UP, "link"), of_gpu(nic_signals.RATE_SHARE, "rate")],
+        [gpu_query(nic_signals.UP, "link"), gpu_query(nic_signals.RATE_SHARE, "rate")],
         Columns(
             ("node", "gpu", "device", "port", "distance"),
             shares=["rate"],

@@ -13,7 +13,7 @@ from content.dashboards import remediation
 from content.dashboards.alert_table import firing, grouped
 from content.dashboards.frame import GREEN, ORANGE, PINK, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, coloured, hues, lines, time_shares
-from content.dashboards.panels import HOT, number, of_all
+from content.dashboards.panels import HOT, number, number_of_all
 from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, SOME, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
@@ -108,14 +108,14 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 def _numbers() -> list[object]:
     return [
-        of_all(
+        number_of_all(
             About(
                 "GPUs that the exporters can read, and all GPUs that Prometheus knows.",
                 "both numbers are equal, and the number of all of your GPUs.",
                 "GpuLost and GpuExporterDown below name the GPU or node; then check the scrape targets in Prometheus.",
             ),
-            f"sum({q.of(BOARD, a.CLUSTER_UP)})",
-            f"sum({q.of(BOARD, a.CLUSTER_GPUS)})",
+            f"sum({q.selected(BOARD, a.CLUSTER_UP)})",
+            f"sum({q.selected(BOARD, a.CLUSTER_GPUS)})",
             height=TILES,
         ),
         number(
@@ -125,7 +125,7 @@ def _numbers() -> list[object]:
                 "0.",
                 "the table of nodes shows where; the alerts say what to do.",
             ),
-            Query(f"sum({q.of(BOARD, a.CLUSTER_UNHEALTHY)})", "", "short"),
+            Query(f"sum({q.selected(BOARD, a.CLUSTER_UNHEALTHY)})", "", "short"),
             [ColourStep(None, GREEN), ColourStep(1, RED)],
             height=TILES,
         ),
@@ -140,7 +140,7 @@ def _numbers() -> list[object]:
                 "a small share of the cost of all GPUs.",
                 "the table of namespaces shows who wastes it.",
             ),
-            Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
+            Query(f"sum({q.selected(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
             height=TILES,
         ),
     ]
@@ -148,7 +148,7 @@ def _numbers() -> list[object]:
 
 def _misused() -> list[object]:
     """Return the numbers of GPUs that are slower than they could be, or not used."""
-    none = f"or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})"
+    none = f"or 0 * sum({q.selected(BOARD, a.CLUSTER_GPUS)})"
     return [
         number(
             "Throttled GPUs",
@@ -187,7 +187,7 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
             cure,
         ),
-        Query(f"count({grouped(found)}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"),
+        Query(f"count({grouped(found)}) or 0 * sum({q.selected(BOARD, a.CLUSTER_GPUS)})", "", "short"),
         [ColourStep(None, GREEN), ColourStep(1, colour)],
         width=3,
         height=TILES,
@@ -202,7 +202,7 @@ def _throttled(*by: str) -> str:
 def _teams() -> object:
     cost, gpus, idle = (
         f"sum by (cluster, namespace) ({each})"
-        for each in (q.of(BOARD, a.GPU_COST), q.of(BOARD, a.GPUS), q.idle(BOARD))
+        for each in (q.selected(BOARD, a.GPU_COST), q.selected(BOARD, a.GPUS), q.idle(BOARD))
     )
     return table(
         "Namespaces by waste",
@@ -217,7 +217,10 @@ def _teams() -> object:
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
             Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
             Query(
-                f"{q.of(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}", "", "percentunit", SHARE_OF_COST
+                f"{q.selected(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}",
+                "",
+                "percentunit",
+                SHARE_OF_COST,
             ),
             Query(gpus, "", "short", "GPUs"),
         ],
@@ -233,7 +236,7 @@ def _teams() -> object:
 
 
 def _doing() -> list[object]:
-    by_cause = Query(f"sum by ({LABEL}) ({q.of(BOARD, a.CLUSTER_TIME)})", f"{{{{{LABEL}}}}}", "short")
+    by_cause = Query(f"sum by ({LABEL}) ({q.selected(BOARD, a.CLUSTER_TIME)})", f"{{{{{LABEL}}}}}", "short")
     return [
         _classes(),
         time_shares("GPUs by what their time is spent on", by_cause),
@@ -255,8 +258,8 @@ def _doing() -> list[object]:
 
 
 def _classes() -> object:
-    none = f"or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})"
-    by_class = f"sum by (class) ({q.of(BOARD, a.CLASSES)})"
+    none = f"or 0 * sum({q.selected(BOARD, a.CLUSTER_GPUS)})"
+    by_class = f"sum by (class) ({q.selected(BOARD, a.CLASSES)})"
     line = {"custom.stacking": {"mode": "none"}, "custom.fillOpacity": 0, "custom.lineWidth": 3}
     above = [{"id": name, "value": value} for name, value in line.items()]
     return lines(
@@ -304,7 +307,7 @@ def _utilisation() -> object:
 
 
 def _nodes() -> object:
-    throttled = f"{_throttled('cluster', 'node')} or 0 * {q.of(BOARD, a.NODE_GPUS)}"
+    throttled = f"{_throttled('cluster', 'node')} or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
     return table(
         "Nodes",
         About(
@@ -361,12 +364,12 @@ def _affected(severity: Severity) -> Query:
     """Return the number of firing alerts of a severity on each node, as the table of alerts counts them."""
     alerts = q.having(q.alerts(BOARD, severities=[severity]), "node")
     of_node = f"count by (cluster, node) ({grouped(alerts)})"
-    return Query(f"{of_node} or 0 * {q.of(BOARD, a.NODE_GPUS)}", "", "short", f"{severity.value} alerts")
+    return Query(f"{of_node} or 0 * {q.selected(BOARD, a.NODE_GPUS)}", "", "short", f"{severity.value} alerts")
 
 
 def _owners() -> list[object]:
     wasters = q.ranked(BOARD, a.NAMESPACE_WASTED)
-    idle = f"sum by (cluster, namespace, workload) ({q.idle(BOARD)}) or 0 * {q.of(BOARD, a.GPUS)}"
+    idle = f"sum by (cluster, namespace, workload) ({q.idle(BOARD)}) or 0 * {q.selected(BOARD, a.GPUS)}"
     return [
         table(
             "Workloads",

@@ -54,7 +54,7 @@ class BoardRow:
     collapsed: bool = False
 
 
-def to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
+def link_to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
     """Return a link to the dashboard that sets its variables from the labels of the clicked series or table row.
 
     The cluster is the chosen one: series of a single cluster may lack the label.
@@ -65,7 +65,7 @@ def to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
     return {"title": f"{board.title}", "url": url, "targetBlank": False}
 
 
-TO_GPU = to(GPU, "node", "gpu")
+TO_GPU = link_to(GPU, "node", "gpu")
 
 
 def targets(queries: Sequence[Query], *, instant: bool = False, table: bool = False) -> list[Any]:

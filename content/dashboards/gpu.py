@@ -86,7 +86,7 @@ def _numbers() -> list[object]:
         verdict(BOARD),
         _class(),
         *(
-            number(title, about, Query(f"{of}({q.of(BOARD, each)}){lost}", "", q.unit(each)), alarm=alarm)
+            number(title, about, Query(f"{of}({q.selected(BOARD, each)}){lost}", "", q.unit(each)), alarm=alarm)
             for title, about, each, of in shown
             for alarm in [ColourStep(STALE.value, RED) if each is s.READ_AGE else None]
             for lost in ["" if each is s.READ_AGE else f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"]

@@ -75,11 +75,11 @@ def _batches() -> list[object]:
     of_job = f"and on (cluster, namespace, pod) {q.devices(BOARD)}"
 
     def mean(aggregate: Aggregate, name: str) -> Query:
-        series = f"avg_over_time({q.of(BOARD, aggregate)}[$__range])"
+        series = f"avg_over_time({q.selected(BOARD, aggregate)}[$__range])"
         return Query(f"({series} {of_job})", "", q.unit(aggregate), name)
 
     def now(aggregate: Aggregate, name: str) -> Query:
-        return Query(f"{q.of(BOARD, aggregate)} {of_job}", f"{{{{pod}}}} {name}", q.unit(aggregate), name)
+        return Query(f"{q.selected(BOARD, aggregate)} {of_job}", f"{{{{pod}}}} {name}", q.unit(aggregate), name)
 
     sizes = [now(serving.BATCH, "batch size"), now(serving.KNEE, BATCH_LIMIT)]
     return [
@@ -131,9 +131,9 @@ def _culprits() -> Mapping[int, str]:
 def _classes() -> q.Query:
     """Return what limits each rank; those that held up the job within ten minutes before the end come first."""
     held = [_held(each, " @ end()") for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER)]
-    hangs = f"{q.of(BOARD, d.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)} @ end()"
+    hangs = f"{q.selected(BOARD, d.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)} @ end()"
     return queries.classes_of_ranks(
-        BOARD, " or ".join(_culprits().values()), " or ".join((*held, f"({hangs})")), q.of(BOARD, t.RANK)
+        BOARD, " or ".join(_culprits().values()), " or ".join((*held, f"({hangs})")), q.selected(BOARD, t.RANK)
     )
 
 
@@ -144,18 +144,18 @@ def _held(straggler: Named, at: str = "") -> str:
 
 def _in_hanging_job() -> str:
     """Return for each rank of a job that hangs whether it waits in a collective."""
-    return f"({q.of(BOARD, d.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)})"
+    return f"({q.selected(BOARD, d.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)})"
 
 
 def _state() -> str:
     """Return the state of each rank, an index in `STATES`; of several, the highest counts."""
     states = {LOST: q.lost(BOARD), **_culprits(), HANGS: _in_hanging_job()}
-    return " or ".join((*(f"(0 * ({ranks}) + {state})" for state, ranks in states.items()), q.of(BOARD, d.WAITS)))
+    return " or ".join((*(f"(0 * ({ranks}) + {state})" for state, ranks in states.items()), q.selected(BOARD, d.WAITS)))
 
 
 def _others() -> str:
     """Return the share of the other ranks that wait: a rank that moves no data hangs."""
-    return " + ".join(q.of(BOARD, PeerShare(mark)) for mark in (d.WAITS, d.SPINS))
+    return " + ".join(q.selected(BOARD, PeerShare(mark)) for mark in (d.WAITS, d.SPINS))
 
 
 def _blamed_since() -> str:
@@ -163,14 +163,14 @@ def _blamed_since() -> str:
     since = q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), "node")
     job = "cluster, namespace, workload"
     straggler = f"min by ({job}) ({q.named(since, STRAGGLERS)})"
-    return f"{since} or 0 * ({q.of(BOARD, d.WAITS)} == 1) + on ({job}) group_left () {straggler}"
+    return f"{since} or 0 * ({q.selected(BOARD, d.WAITS)} == 1) + on ({job}) group_left () {straggler}"
 
 
 def _ranks() -> object:
     since = f"time() - ({_blamed_since()})"
     device = ", ".join(DEVICE)
     # A rank without a step timer in its loop has no number.
-    numbered = f"topk by ({device}) (1, {q.of(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
+    numbered = f"topk by ({device}) (1, {q.selected(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
     state = f"({_state()}) * on ({device}) group_left (rank) ({numbered})"
     values = [
         q.query(BOARD, s.GR_ACTIVE, "engine"),

@@ -41,7 +41,7 @@ def _about(what: str, good: str, cure: str) -> About:
 
 
 def _of_rank(what: Aggregate, legend: str = RANK) -> Query:
-    return Query(q.of(JOB, what), legend, q.unit(what))
+    return Query(q.selected(JOB, what), legend, q.unit(what))
 
 
 def _steps() -> list[object]:
@@ -80,7 +80,7 @@ def _steps() -> list[object]:
 
 
 def _parts() -> list[object]:
-    slowest = f"topk({WORST}, {q.of(JOB, t.PHASE_EXCESS)} > {LEAST_SECONDS:g})"
+    slowest = f"topk({WORST}, {q.selected(JOB, t.PHASE_EXCESS)} > {LEAST_SECONDS:g})"
     return [
         lines(
             "Phases of a step",
@@ -89,7 +89,7 @@ def _parts() -> list[object]:
                 "mostly forward and backward.",
                 "waiting: stragglers or communication. data: the loader. optimizer: fuse it.",
             ),
-            [Query(q.of(JOB, t.PHASES), "{{phase}}", q.unit(t.PHASES))],
+            [Query(q.selected(JOB, t.PHASES), "{{phase}}", q.unit(t.PHASES))],
             GraphStyle(stacked=True),
             link=None,
         ),
@@ -111,7 +111,7 @@ def _parts() -> list[object]:
                 "mostly training.",
                 "evaluate and save checkpoints less often, or beside the training.",
             ),
-            [Query(q.of(JOB, t.TIME), "{{activity}}", q.unit(t.TIME))],
+            [Query(q.selected(JOB, t.TIME), "{{activity}}", q.unit(t.TIME))],
             GraphStyle(Legend.LIST, stacked=True, most=1, overrides=coloured(ACTIVITIES)),
             link=None,
         ),
@@ -120,8 +120,8 @@ def _parts() -> list[object]:
 
 def _standstill() -> object:
     queries = [
-        Query(q.of(JOB, t.STANDSTILL), f"{ONLY_JOB} without a step", q.unit(t.STANDSTILL)),
-        Query(q.of(JOB, t.STALL_LIMIT), f"{ONLY_JOB} limit", q.unit(t.STALL_LIMIT), "limit"),
+        Query(q.selected(JOB, t.STANDSTILL), f"{ONLY_JOB} without a step", q.unit(t.STANDSTILL)),
+        Query(q.selected(JOB, t.STALL_LIMIT), f"{ONLY_JOB} limit", q.unit(t.STALL_LIMIT), "limit"),
     ]
     return lines(
         "Time without a step",
@@ -145,8 +145,8 @@ def _speed() -> object:
             "see GpuJobSlower. Evaluations and checkpoints are dips.",
         ),
         [
-            Query(q.of(JOB, t.TOKENS), f"{ONLY_JOB} tokens per second", q.unit(t.TOKENS)),
-            Query(q.of(JOB, t.SAMPLES), f"{ONLY_JOB} samples per second", q.unit(t.SAMPLES)),
+            Query(q.selected(JOB, t.TOKENS), f"{ONLY_JOB} tokens per second", q.unit(t.TOKENS)),
+            Query(q.selected(JOB, t.SAMPLES), f"{ONLY_JOB} samples per second", q.unit(t.SAMPLES)),
         ],
         GraphStyle(Legend.LIST),
         link=None,
@@ -163,8 +163,8 @@ def _shares() -> object:
             "low MFU: see the phases and the bottleneck class. Low goodput: see the time by activity.",
         ),
         [
-            Query(q.of(JOB, t.MFU), f"{ONLY_JOB} MFU", q.unit(t.MFU)),
-            Query(q.of(JOB, t.GOODPUT), f"{ONLY_JOB} goodput", q.unit(t.GOODPUT)),
+            Query(q.selected(JOB, t.MFU), f"{ONLY_JOB} MFU", q.unit(t.MFU)),
+            Query(q.selected(JOB, t.GOODPUT), f"{ONLY_JOB} goodput", q.unit(t.GOODPUT)),
         ],
         GraphStyle(Legend.LIST),
         link=None,
@@ -219,7 +219,7 @@ def _lost() -> object:
             "below 10 %.",
             "see GpuJobGoodputLow.",
         ),
-        [Query(f"{q.of(COST, t.LOST)} > 0", f"{ONLY_JOB} {{{{activity}}}}", q.unit(t.LOST))],
+        [Query(f"{q.selected(COST, t.LOST)} > 0", f"{ONLY_JOB} {{{{activity}}}}", q.unit(t.LOST))],
         width=12,
         link=None,
     )

@@ -97,7 +97,7 @@ def _numbers() -> list[object]:
                 "well below the temperature at which the GPU throttles (see the GPU dashboard).",
                 "check airflow and fans.",
             ),
-            Query(f"max({q.of(BOARD, a.NODE_TEMP)})", "", "celsius"),
+            Query(f"max({q.selected(BOARD, a.NODE_TEMP)})", "", "celsius"),
             alarm=HOT,
         ),
         number(
@@ -105,21 +105,21 @@ def _numbers() -> list[object]:
             About(
                 "Power draw of all GPUs of the node.", "near the planned power.", "compare it with the GPUs' limits."
             ),
-            Query(f"sum({q.of(BOARD, a.NODE_POWER)})", "", "watt"),
+            Query(f"sum({q.selected(BOARD, a.NODE_POWER)})", "", "watt"),
         ),
         number(
             "SM activity",
             About(
                 "Mean over the GPUs.", "above 60 % in training.", "the bottleneck classes below show what limits them."
             ),
-            Query(f"avg({q.of(BOARD, a.NODE_SM)})", "", "percentunit"),
+            Query(f"avg({q.selected(BOARD, a.NODE_SM)})", "", "percentunit"),
         ),
     ]
 
 
 def _alerts(severity: Severity) -> Query:
     firing = q.alerts(BOARD, severities=[severity])
-    return Query(f"count({firing}) or 0 * sum({q.of(BOARD, a.NODE_GPUS)})", severity.value, "short")
+    return Query(f"count({firing}) or 0 * sum({q.selected(BOARD, a.NODE_GPUS)})", severity.value, "short")
 
 
 def _sentence(words: str) -> str:

@@ -230,11 +230,11 @@ def reachable(board: Board, height: int = TILE) -> Any:
         "both numbers are equal, and the number of all of these GPUs.",
         "see GpuLost in the table of alerts; `gpu-exporter doctor` on the node says why a GPU is not read.",
     )
-    up = f"count(count by (cluster, UUID) ({q.of(board, s.UP)} == 1))"
-    return of_all(about, up, _monitored(board), height=height)
+    up = f"count(count by (cluster, UUID) ({q.selected(board, s.UP)} == 1))"
+    return number_of_all(about, up, _monitored(board), height=height)
 
 
-def of_all(about: About, up: str, gpus: str, *, height: int = TILE) -> Any:
+def number_of_all(about: About, up: str, gpus: str, *, height: int = TILE) -> Any:
     """Return the number of GPUs that can be read, red if it is not that of all GPUs, and this."""
     known = f"({up} or 0 * {gpus})"
     fewer = f'label_replace({known} < {gpus}, "fewer", "{FEWER}", "", "")'

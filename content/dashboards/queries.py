@@ -80,7 +80,7 @@ class Query:
     interval: str = ""
 
 
-def of(board: Board, what: Recorded) -> str:
+def selected(board: Board, what: Recorded) -> str:
     """Return the recorded series that the dashboard's variables select."""
     labels = _labels(what)
     chosen = [label for label in board.chosen if label in labels]
@@ -98,12 +98,12 @@ def devices(board: Board) -> str:
 def verdict(board: Board) -> str:
     """Return the health of each GPU: 0 if it is unknown, 1 healthy, 2 degraded, 3 unhealthy."""
     states = (s.HEALTHY, s.DEGRADED, s.UNHEALTHY)
-    return " + ".join(f"{place} * {of(board, state)}" for place, state in enumerate(states, 1))
+    return " + ".join(f"{place} * {selected(board, state)}" for place, state in enumerate(states, 1))
 
 
 def throttled(board: Board) -> str:
     """Return the share of time in which heat or the power supply lowered the clocks of each GPU."""
-    return " + ".join(of(board, each) for each in (s.HW_THERMAL, s.SW_THERMAL, s.POWER_BRAKE))
+    return " + ".join(selected(board, each) for each in (s.HW_THERMAL, s.SW_THERMAL, s.POWER_BRAKE))
 
 
 def buckets(board: Board, histogram: Metric) -> str:
@@ -162,7 +162,7 @@ def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) 
 
     With `grown`, it returns the increase within four minutes, or since the previous point if that is longer ago.
     """
-    expr = of(board, what)
+    expr = selected(board, what)
     if isinstance(what, Signal) and what.unit == "timestamp":
         expr = f"time() - {expr}"
     if grown:
@@ -181,7 +181,7 @@ def ranked(board: Board, what: Aggregate) -> list[Query]:
 
     A query has its own hue; the names of the series, which an override needs, are not known here.
     """
-    series = of(board, what)
+    series = selected(board, what)
 
     def highest(count: int) -> str:
         return f"topk({count}, {series} @ end())"
@@ -222,7 +222,7 @@ def class_of(board: Board) -> str:
 
 def lost(board: Board) -> str:
     """Return the GPUs that do not answer."""
-    return f"{of(board, s.UP)} == 0"
+    return f"{selected(board, s.UP)} == 0"
 
 
 def or_lost(board: Board, values: Query) -> Query:
@@ -280,7 +280,7 @@ def throttling(board: Board) -> str:
 
 def idle(board: Board) -> str:
     """Return the GPUs that are held but not used, according to firing alerts, as shares: those of MIG instances."""
-    return f"{of(board, SHARE)} and on ({', '.join(DEVICE)}) {named(alerts(board), IDLE)}"
+    return f"{selected(board, SHARE)} and on ({', '.join(DEVICE)}) {named(alerts(board), IDLE)}"
 
 
 def having(alerts: str, label: str) -> str:

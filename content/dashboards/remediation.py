@@ -33,7 +33,7 @@ def _numbers() -> list[object]:
                 "0.",
                 "look for a common cause; GpuRemediationBreakerOpen names the fault.",
             ),
-            Query(f"sum({q.of(BOARD, r.BREAKER)})", "", "short"),
+            Query(f"sum({q.selected(BOARD, r.BREAKER)})", "", "short"),
             [ColourStep(None, GREEN), ColourStep(1, RED)],
         ),
         number(
@@ -43,7 +43,7 @@ def _numbers() -> list[object]:
                 "1 per cluster.",
                 "0: nothing is cordoned and nothing returns, see GpuRemediationNotRunning. More: two releases.",
             ),
-            Query(f"sum({q.of(BOARD, r.LEADERS)})", "", "short"),
+            Query(f"sum({q.selected(BOARD, r.LEADERS)})", "", "short"),
             [ColourStep(None, RED), ColourStep(1, GREEN)],
         ),
         number(
@@ -53,7 +53,7 @@ def _numbers() -> list[object]:
                 "above 0.",
                 "the next faulty node has to wait until another one returns: the table says which nodes are out.",
             ),
-            Query(f"sum({q.of(BOARD, r.BUDGET)})", "", "short"),
+            Query(f"sum({q.selected(BOARD, r.BUDGET)})", "", "short"),
             [ColourStep(None, ORANGE), ColourStep(1, GREEN)],
         ),
     ]
@@ -77,12 +77,12 @@ def _nodes() -> object:
 
 def _of_state(age: Aggregate, name: str) -> Query:
     """Return an age with the label of the row that it belongs to."""
-    state = f"0 * {q.of(BOARD, r.STATE)}"
-    return Query(f"{state} + on (cluster, node, pool) group_left () {q.of(BOARD, age)}", "", "s", name)
+    state = f"0 * {q.selected(BOARD, r.STATE)}"
+    return Query(f"{state} + on (cluster, node, pool) group_left () {q.selected(BOARD, age)}", "", "s", name)
 
 
 def _pools() -> list[object]:
-    by_reason = Query(f"sum by (reason) ({q.of(BOARD, r.NODES)})", "{{reason}}", "short")
+    by_reason = Query(f"sum by (reason) ({q.selected(BOARD, r.NODES)})", "{{reason}}", "short")
     return [
         lines(
             "Nodes by state",
@@ -120,7 +120,7 @@ def _actions() -> list[object]:
                 "none, or a cordon and later a return.",
                 "the same decisions again and again: a node that flaps.",
             ),
-            [Query(f"sum by (verb, reason) ({q.of(BOARD, r.DECISIONS)})", "{{verb}}: {{reason}}", "short")],
+            [Query(f"sum by (verb, reason) ({q.selected(BOARD, r.DECISIONS)})", "{{verb}}: {{reason}}", "short")],
             width=12,
             link=None,
         ),
@@ -131,7 +131,7 @@ def _actions() -> list[object]:
                 "evicted, or nothing.",
                 "disruption_budget: the workload allows no eviction now; forbidden: a right is missing.",
             ),
-            [Query(f"sum by (result) ({q.of(BOARD, r.EVICTIONS)})", "{{result}}", "short")],
+            [Query(f"sum by (result) ({q.selected(BOARD, r.EVICTIONS)})", "{{result}}", "short")],
             width=12,
             link=None,
         ),

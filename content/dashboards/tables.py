@@ -10,7 +10,19 @@ from typing import Any
 from grafanalib import core
 
 from content.dashboards import queries as q
-from content.dashboards.frame import ABSENT, ORANGE, RED, About, ColourStep, common, extra, ref, steps_of, targets, to
+from content.dashboards.frame import (
+    ABSENT,
+    ORANGE,
+    RED,
+    About,
+    ColourStep,
+    common,
+    extra,
+    link_to,
+    ref,
+    steps_of,
+    targets,
+)
 from content.dashboards.queries import Query
 from gpu_exporter.alerting.boards import COST, GPU, JOB, NODE, RUNBOOKS
 from gpu_exporter.catalogue.time_shares import LABEL
@@ -18,10 +30,10 @@ from gpu_exporter.catalogue.time_shares import LABEL
 # What a cell of a table of workloads shows if its row has no such label.
 NAMELESS = {"workload": "no owner"}
 LINKED_COLUMNS = {
-    "gpu": to(GPU, "node", "gpu", table=True),
-    "node": to(NODE, "node", table=True),
-    "workload": to(JOB, "namespace", "workload", table=True),
-    "namespace": to(COST, "namespace", table=True),
+    "gpu": link_to(GPU, "node", "gpu", table=True),
+    "node": link_to(NODE, "node", table=True),
+    "workload": link_to(JOB, "namespace", "workload", table=True),
+    "namespace": link_to(COST, "namespace", table=True),
     "alertname": {
         "title": "Runbook",
         "url": f"{RUNBOOKS.link()}?viewPanel=${{__data.fields.runbook}}",

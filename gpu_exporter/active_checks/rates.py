@@ -53,14 +53,14 @@ class Rates:
         self._usual_pair = statistics.median(self.pairs.values()) if self.pairs else 0.0
         self._values = {index: self._values_of(outcome) for index, outcome in self._outcomes.items()}
 
-    def of(self, index: int) -> tuple[Rated, ...]:
+    def rated(self, index: int) -> tuple[Rated, ...]:
         """Return the rates of a GPU."""
         return tuple(self._rated(index, quantity, value) for quantity, value in self._values[index].items())
 
     def problems(self, index: int) -> Iterator[Problem]:
         """Yield the rates of a GPU and the links from it that are slower than a reference."""
         model = self._outcomes[index].target.model
-        for rated in self.of(index):
+        for rated in self.rated(index):
             yield from _slow(rated, model)
         yield from (self._slow_pair(pair) for pair in self._slow_pairs() if pair[0] == index)
 
@@ -69,7 +69,7 @@ class Rates:
         slow = [
             (index, rated.quantity)
             for index, outcome in self._outcomes.items()
-            for rated in self.of(index)
+            for rated in self.rated(index)
             if any(_slow(rated, outcome.target.model))
         ]
         gpus = {index for index, quantity in slow if quantity is Quantity.NVLINK}

@@ -1,4 +1,5 @@
-"""Runs an active check: all GPUs at once, then each alone, then the links between them. It only acts; see `verdicts.py`."""
+"""Runs an active check: all GPUs at once, then each alone, then the links between them. It only acts:
+`verdicts.py` says what the results mean."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def judge(
             unknown.append(Unknown("active check", "another program used the GPU meanwhile"))
         verdict = Verdict(gpus[index], blamed, tuple(unknown))
         notes = tuple(outcome.alone.get(Quantity.BF16.value, {}).get("notes", ()))
-        made = CheckResult(verdict, of_gpu.of(index), load, outcome.memory_test, outcome.sustained, notes, comparable)
+        made = CheckResult(
+            verdict, of_gpu.rated(index), load, outcome.memory_test, outcome.sustained, notes, comparable
+        )
         results.append(made)
     return results
 

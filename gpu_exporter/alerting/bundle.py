@@ -130,8 +130,8 @@ def _alerts(chosen: BundleChoice) -> Files:
     for domain in chosen.domains:
         yield f"{domain.value}.yaml", _linked(rules.alerts(domain, chosen.limits, interval=interval), chosen)
     for level in RuleLevel:
-        yield f"levels/{level.value}.yaml", _linked(rules.of_level(level, *selected), chosen)
-    yield "vmalert/rules.yaml", _linked(rules.for_vmalert(*selected), chosen)
+        yield f"levels/{level.value}.yaml", _linked(rules.level_rules(level, *selected), chosen)
+    yield "vmalert/rules.yaml", _linked(rules.vmalert_rules(*selected), chosen)
     yield "examples/remote_write.yaml", _titled(rules.forwarding(), "#")
     yield "examples/alertmanager.yaml", _titled(alertmanager.alertmanager(), "#")
     yield "dcgm-exporter.csv", _titled(dcgm_exporter_csv.classic(), "#")

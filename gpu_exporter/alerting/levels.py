@@ -24,43 +24,43 @@ from gpu_exporter.model.job_message import TRAINING
 
 
 def _rate(name: str, help: str, series: str) -> Aggregate:
-    return jobs.of_rank(name, help, jobs.placed(jobs.rank_rate(series)))
+    return jobs.rank_series(name, help, jobs.placed(jobs.rank_rate(series)))
 
 
 def _step(part: str, unit: str) -> Aggregate:
     series = f"max by ({jobs.RANK_KEY}) ({m.JOB_STEP}_{part})"
-    return jobs.of_rank(f"step_{part}:{unit}", f"{part} of all steps", jobs.placed(series))
+    return jobs.rank_series(f"step_{part}:{unit}", f"{part} of all steps", jobs.placed(series))
 
 
 def _sum(part: Aggregate, selector: str) -> str:
     return f"sum without (activity) ({part.record}{{{selector}}})"
 
 
-ACTIVITY = jobs.of_rank(
+ACTIVITY = jobs.rank_series(
     "activity:ratio",
     "Share of time by activity",
     jobs.placed(jobs.rank_rate(m.JOB_ACTIVITY.name, "activity"), "activity"),
     "activity",
 )
-HOUR = jobs.of_rank("hour:ratio", "Share of the last hour by activity", jobs.hour(), "activity")
+HOUR = jobs.rank_series("hour:ratio", "Share of the last hour by activity", jobs.hour(), "activity")
 PARTS = (
     ACTIVITY,
     HOUR,
     _rate("tokens:per_second", "Tokens per second", m.JOB_TOKENS.name),
     _rate("samples:per_second", "Samples per second", m.JOB_SAMPLES.name),
     _rate("steps:per_second", "Steps per second", m.JOB_STEPS.name),
-    jobs.of_rank("mfu:ratio", "Share of the peak of the GPU that the model uses", jobs.RANK_MFU),
-    jobs.of_rank("goodput:ratio", "Share of time in training steps since the job started", jobs.RANK_GOODPUT),
+    jobs.rank_series("mfu:ratio", "Share of the peak of the GPU that the model uses", jobs.RANK_MFU),
+    jobs.rank_series("goodput:ratio", "Share of time in training steps since the job started", jobs.RANK_GOODPUT),
     _step("sum", "seconds"),
     _step("count", "steps"),
-    jobs.of_rank(
+    jobs.rank_series(
         "step_bucket:steps", "Steps of the last minutes, up to each bucket of the histogram", jobs.BUCKETS, "le"
     ),
 )
 # For the rules that are evaluated most often.
 PROMPT_PARTS = (
-    jobs.of_rank("pauses:bool", "Ranks in an evaluation, a checkpoint or a compilation", jobs.RANK_PAUSES),
-    jobs.of_rank("since_step:seconds", "Time since the last step", jobs.RANK_SINCE_STEP),
+    jobs.rank_series("pauses:bool", "Ranks in an evaluation, a checkpoint or a compilation", jobs.RANK_PAUSES),
+    jobs.rank_series("since_step:seconds", "Time since the last step", jobs.RANK_SINCE_STEP),
 )
 # What the level above reads in place of an expression on the series of training loops.
 READS: Mapping[str, str] = {
@@ -101,7 +101,7 @@ class Levels:
     above: Groups
     forwarded: tuple[str, ...]
 
-    def of(self, level: RuleLevel) -> Groups:
+    def groups(self, level: RuleLevel) -> Groups:
         """Return the groups of a level."""
         return self.shard if level is RuleLevel.SHARD else self.above
 
@@ -115,15 +115,17 @@ def split(groups: Groups) -> Levels:
     """Return the rules of each level, in their groups and order."""
     above = _compares_nodes(groups)
 
-    def at(level: RuleLevel) -> Iterator[RuleGroup]:
+    def groups_at(level: RuleLevel) -> Iterator[RuleGroup]:
         for group in groups:
             rules = [rule for rule in group.rules if (_key(rule) in above) is (level is RuleLevel.GLOBAL)]
             rules += parts(group) if level is RuleLevel.SHARD else []
             if rules:
                 yield replace(group, rules=rules)
 
-    shard = list(at(RuleLevel.SHARD))
-    of_all = [replace(group, rules=[from_parts(rule) for rule in group.rules]) for group in at(RuleLevel.GLOBAL)]
+    shard = list(groups_at(RuleLevel.SHARD))
+    of_all = [
+        replace(group, rules=[reading_parts(rule) for rule in group.rules]) for group in groups_at(RuleLevel.GLOBAL)
+    ]
     here = {rule["record"] for group in shard for rule in group.rules if "record" in rule}
     read = {name for group in of_all for rule in group.rules for name in recorded_names(rule["expr"])}
     return Levels(shard, of_all, tuple(sorted(read & here)))
@@ -169,7 +171,7 @@ def parts(group: RuleGroup) -> list[Rule]:
     return [{"record": each.record, "expr": each.expression} for each in _PARTS.get(group.name, ())]
 
 
-def from_parts(rule: Rule) -> Rule:
+def reading_parts(rule: Rule) -> Rule:
     """Return the rule reading recorded parts of ranks instead of the series of training loops."""
     text = rule["expr"]
     for expression, read in READS.items():

@@ -216,7 +216,7 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
 
 def recording(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
     """Return alerts/recording.yaml: the rules that those of the domains read, in the order of their evaluation."""
-    chosen = selection.of_domains(groups(limits or {}, interval), domains)
+    chosen = selection.groups_of_domains(groups(limits or {}, interval), domains)
     return banner.comment(s, bottlenecks, failure_modes) + as_text(group for group in chosen if group.is_recording)
 
 
@@ -227,17 +227,17 @@ def alerts(
     return banner.comment(*_files(domain)) + as_text(_every(interval, _alerting(domain, limits or {}, modes)))
 
 
-def of_level(
+def level_rules(
     level: RuleLevel, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = ""
 ) -> str:
     """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
-    chosen = levels.split(selection.of_domains(groups(limits or {}, interval), domains))
-    return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.of(level))
+    chosen = levels.split(selection.groups_of_domains(groups(limits or {}, interval), domains))
+    return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.groups(level))
 
 
-def for_vmalert(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
+def vmalert_rules(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
     """Return alerts/vmalert/rules.yaml: all recording rules and alerts, in groups for vmalert."""
-    chosen = selection.of_domains(groups(limits or {}, interval), domains)
+    chosen = selection.groups_of_domains(groups(limits or {}, interval), domains)
     return banner.comment(s, bottlenecks, failure_modes, vmalert) + as_text(vmalert.chained(chosen))
 
 

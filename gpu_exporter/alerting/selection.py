@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from gpu_exporter.alerting.groups import Groups, Rule, RuleGroup
-from gpu_exporter.alerting.levels import RuleLevel, from_parts, parts, recorded_names, split
+from gpu_exporter.alerting.levels import RuleLevel, parts, reading_parts, recorded_names, split
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 
 # The level of a single Prometheus, which evaluates everything.
@@ -65,7 +65,7 @@ def domains_of(rule: Rule, needed: Needed) -> Collection[Domain]:
     return needed[rule["record"]] if "record" in rule else {Domain(rule["labels"]["domain"])}
 
 
-def of_domains(groups: Groups, chosen: Collection[Domain]) -> Groups:
+def groups_of_domains(groups: Groups, chosen: Collection[Domain]) -> Groups:
     """Return the groups with the rules that these domains need, without groups that are empty then."""
     needed = needed_by(groups)
     kept = [
@@ -80,13 +80,13 @@ def tagged(groups: Groups) -> Groups:
     needed = needed_by(groups)
     local = {id(rule) for group in split(groups).shard for rule in group.rules}
 
-    def of(group: RuleGroup) -> Iterator[Rule]:
+    def tagged_rules(group: RuleGroup) -> Iterator[Rule]:
         every: set[Domain] = set()
         for rule in group.rules:
             domains = domains_of(rule, needed)
             every.update(domains)
             above, levels = (
-                from_parts(rule),
+                reading_parts(rule),
                 [ALL, RuleLevel.SHARD.value if id(rule) in local else RuleLevel.GLOBAL.value],
             )
             if above["expr"] != rule["expr"]:
@@ -96,7 +96,7 @@ def tagged(groups: Groups) -> Groups:
         for rule in parts(group):
             yield _tagged(rule, [RuleLevel.SHARD.value], every)
 
-    return [replace(group, rules=list(of(group))) for group in groups]
+    return [replace(group, rules=list(tagged_rules(group))) for group in groups]
 
 
 def _tagged(rule: Rule, levels: Collection[str], domains: Collection[Domain]) -> Rule:

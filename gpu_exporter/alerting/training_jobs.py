@@ -39,7 +39,7 @@ def placed(values: str, *more: str) -> str:
     return f"{RANK.record} * on ({RANK_KEY}) group_left ()\n({values})"
 
 
-def of_rank(name: str, help: str, expression: str, *by: str) -> Aggregate:
+def rank_series(name: str, help: str, expression: str, *by: str) -> Aggregate:
     """Return a series recorded of each rank; `by` are labels that a rank has several values of."""
     return Aggregate(f"rank:{name}", help, expression, (*OF_RANK, *by))
 
@@ -62,17 +62,17 @@ def _mean(histogram: Metric) -> str:
     return f"{rank_rate(f'{histogram}_sum')} / ({rank_rate(f'{histogram}_count')} > 0)"
 
 
-RANK = of_rank(
+RANK = rank_series(
     "identity:info",
     "Ranks of training loops with their GPU and its owner",
     f"group by ({RANK_KEY}) ({m.JOB_RANK_INFO})\n* on ({', '.join(DEVICE)}) group_left ({_PLACE}) {DEVICE_INFO}",
 )
-STEP = of_rank("step:seconds", "Mean duration of a step", placed(_mean(m.JOB_STEP)))
-SELF = of_rank("self:seconds", "Mean duration of a step without waiting for other ranks", placed(_mean(m.JOB_SELF)))
+STEP = rank_series("step:seconds", "Mean duration of a step", placed(_mean(m.JOB_STEP)))
+SELF = rank_series("self:seconds", "Mean duration of a step without waiting for other ranks", placed(_mean(m.JOB_SELF)))
 _STEPS = f"on ({RANK_KEY}) group_left () ({rank_rate(f'{m.JOB_STEP}_count')} > 0)"
 _DATA = f'label_replace({rank_rate(m.JOB_DATA.name)}, "phase", "data", "", "")'
 IN_TRAINING = f'{m.JOB_ACTIVITY}{{activity="{TRAINING}"}}'
-PHASE = of_rank(
+PHASE = rank_series(
     "phase:seconds",
     "Mean time of a step by phase; `data` is the data loader",
     placed(f"({rank_rate(m.JOB_PHASE.name, 'phase')} or {_DATA}) / {_STEPS}", "phase"),
@@ -92,12 +92,12 @@ def _usual(values: Aggregate, *by: str) -> str:
 SELF_USUAL = _job(
     "self_usual:seconds", "Self time of a usual rank: the median, or the lowest of two or three ranks", _usual(SELF)
 )
-SELF_EXCESS = of_rank(
+SELF_EXCESS = rank_series(
     "self_excess:seconds",
     "By how much the self time of a rank exceeds the usual one",
     f"{SELF.record} - on ({JOB_KEY}) group_left () {SELF_USUAL.record}",
 )
-SELF_SHARE = of_rank(
+SELF_SHARE = rank_series(
     "self_excess:ratio",
     "By how much the self time of a rank exceeds the usual one, as a share of the step",
     f"{SELF_EXCESS.record} / on ({JOB_KEY}) group_left () {JOB_STEP.record}",
@@ -109,7 +109,7 @@ SELF_MARGIN = _job(
     f"(3.5 * (1.4826 * {_median(f'abs({SELF_EXCESS.record})')} + 0.01 * {SELF_USUAL.record}))\n"
     f"and {_of_job('count', SELF.record)} >= {FEW_RANKS}\nor\n0.25 * {SELF_USUAL.record}",
 )
-PHASE_EXCESS = of_rank(
+PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
     "By how much the time of a phase exceeds the usual one",
     f"{PHASE.record} - on ({JOB_KEY}, phase) group_left () (\n{_usual(PHASE, 'phase')}\n)",

@@ -108,7 +108,7 @@ def levelled(timed: Sequence[tuple[str, Rule]]) -> Sequence[int]:
             load.add(-cost[number], depth[number], seconds[number])
             first = 1 + max((depth[source] for source in read[number]), default=0)
             last = min((depth[reader] - 1 for reader in readers[number]), default=deepest)
-            loads = {at: load.at(at, seconds[number]) for at in range(first, last + 1)}
+            loads = {at: load.cost_at(at, seconds[number]) for at in range(first, last + 1)}
             best = min(loads, key=lambda at: loads[at])
             if loads[best] < loads[depth[number]]:
                 depth[number], moved = best, True
@@ -131,7 +131,7 @@ class _Load:
         for step in self._steps(depth, interval):
             self._costs[step] += cost
 
-    def at(self, depth: int, interval: int) -> int:
+    def cost_at(self, depth: int, interval: int) -> int:
         """Return the cost in all steps in which a rule of this depth is evaluated."""
         return sum(self._costs[step] for step in self._steps(depth, interval))
 

@@ -124,7 +124,7 @@ def _by_exporter(login: Mapping[str, Any], request: _Request) -> _Outcome | None
         return None
     arguments = profile_exporter.arguments(request.pids, request.wanted, request.seconds)
     if trace:
-        arguments += profile_exporter.of_trace(request.outputs, frames=not trace.no_stacks)
+        arguments += profile_exporter.trace_query(request.outputs, frames=not trace.no_stacks)
     remote = remote_of(**login)
     with Progress(f"Waiting for {remote.url}"):
         answer = profile_exporter.ask(remote, arguments, required=bool(login["url"]))

@@ -61,7 +61,7 @@ def arguments(pids: Sequence[int], wanted: Wanted, seconds: float) -> list[tuple
     return found + [(name, text) for name, text in (("pod", wanted.pod), ("job", wanted.job)) if text]
 
 
-def of_trace(outputs: Sequence[str], *, frames: bool) -> list[tuple[str, str]]:
+def trace_query(outputs: Sequence[str], *, frames: bool) -> list[tuple[str, str]]:
     """Return what a request for a trace says besides."""
     return [("trace", "true"), ("frames", str(frames).lower()), *(("output", name) for name in outputs)]
 

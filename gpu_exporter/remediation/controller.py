@@ -42,7 +42,7 @@ class Announce(Evictions, Protocol):
         """Report an action that was carried out, or in observe mode would have been."""
 
 
-def several_at_once(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iterator[tuple[str, Evidence]]:
+def ask_in_parallel(ask: Callable[[Asked], Evidence], nodes: Sequence[Asked]) -> Iterator[tuple[str, Evidence]]:
     """Yield the name of each node and the answer, which are asked for by a few threads."""
     with ThreadPoolExecutor(ASKED_AT_ONCE, "exporter") as executor:
         for (node, _), answer in zip(nodes, executor.map(ask, nodes), strict=True):
@@ -62,7 +62,7 @@ class Controller:
     ask: Ask
     announce: Announce
     wall: Callable[[], float] = time.time
-    ask_all: Callable[[Callable[[Asked], Evidence], Sequence[Asked]], Iterator[tuple[str, Evidence]]] = several_at_once
+    ask_all: Callable[[Callable[[Asked], Evidence], Sequence[Asked]], Iterator[tuple[str, Evidence]]] = ask_in_parallel
     drainer: Drainer = field(init=False)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ MOST = 4096
 
 
 class CommandLines(threading.Thread):
-    """Knows the commands of the processes that were asked for. `of` never blocks."""
+    """Knows the commands of the processes that were asked for. `command` never blocks."""
 
     def __init__(self, files: HostFiles) -> None:
         super().__init__(name="commands", daemon=True)
@@ -26,7 +26,7 @@ class CommandLines(threading.Thread):
         # By PID: the command, empty if it cannot be read, and when it was asked for.
         self._known: dict[str, tuple[str, float]] = {}
 
-    def of(self, pid: str) -> str:
+    def command(self, pid: str) -> str:
         """Return the command of a process, and read it for the next time; empty if it is not known yet."""
         now = time.monotonic()
         command, asked = self._known.get(pid, ("", float("-inf")))

@@ -83,7 +83,7 @@ class SourceFeed:
         self._tracker, self._scrapes = tracker, Scrapes()
         self._threads = [thread for thread in (kernel_log, host, commands) if thread]
         if commands:
-            tracker.command_of = commands.of
+            tracker.command_of = commands.command
         self._changed: Callable[[], None] = lambda: None
         self._collector = Collector(
             source,

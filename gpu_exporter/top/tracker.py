@@ -1,4 +1,4 @@
-"""Scrapes as they come -> the view: current values, their history, who holds each GPU, and a diagnosis of the last seconds."""
+"""Scrapes as they come -> the view: current values, their history, who holds each GPU, and a diagnosis."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ShownHolders:
         self.owners: dict[tuple[str, str], Mapping[str, str]] = {}
         self.leaders: dict[str, Mapping[str, str]] = {}
 
-    def of(self, device: DeviceKey, identity: DeviceIdentity) -> HeldGpu:
+    def holder(self, device: DeviceKey, identity: DeviceIdentity) -> HeldGpu:
         """Return who holds a GPU or an instance."""
         rows = self.processes.get((device.uuid, device.instance), {})
         processes = sorted(rows.values(), key=lambda row: (-(row.memory or 0), row.pid))
@@ -199,7 +199,7 @@ class Tracker:
                 values[measurement.name] = value
             if limit is not None:
                 limits[measurement.name] = limit
-        held = facts.holders.of(device, identity)
+        held = facts.holders.holder(device, identity)
         return GpuRow(
             device,
             printable(identity.gpu or device.uuid, 40),

@@ -134,7 +134,7 @@ def test_what_a_rate_is_compared_with() -> None:
     of.gpus[0].alone["bf16"] = {"value": 800e12, "spread": 0.02, "how": "wgmma"}
     of.ring = [{"from": 0, "to": 1, "value": 300e9}]
     past = [Run(1.0, 1, Health.HEALTHY, values={"bf16": value}) for value in (810e12, 830e12, 820e12)]
-    found = {rated.quantity: rated for rated in Rates(of, CheckHistory(gpus={"GPU-0": past})).of(0)}
+    found = {rated.quantity: rated for rated in Rates(of, CheckHistory(gpus={"GPU-0": past})).rated(0)}
     known = reference(H100.name, Quantity.BF16)
     assert known
     assert found[Quantity.BF16] == Rated(
@@ -150,9 +150,9 @@ def test_what_a_rate_is_compared_with() -> None:
 def test_rates_without_reference() -> None:
     of = outcomes({}, model="unknown")
     of.gpus[0].together = of.gpus[0].alone
-    for rated in Rates(of, CheckHistory()).of(0):
+    for rated in Rates(of, CheckHistory()).rated(0):
         assert (rated.together, rated.usual, rated.share, rated.peers, rated.source) == (None, None, None, None, "")
-    (l4, *_) = Rates(outcomes({"fp32": 30e12}, model="NVIDIA L4"), CheckHistory()).of(0)
+    (l4, *_) = Rates(outcomes({"fp32": 30e12}, model="NVIDIA L4"), CheckHistory()).rated(0)
     assert l4.source == "data sheet"
 
 

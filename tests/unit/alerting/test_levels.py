@@ -100,6 +100,6 @@ def test_forwarded_series_are_recorded_by_shards() -> None:
 def test_a_level_can_have_some_domains(domain: Domain) -> None:
     """Then it has only their alerts."""
     for level in levels.RuleLevel:
-        groups = yaml.safe_load(rules.of_level(level, domains=[domain]))["groups"]
+        groups = yaml.safe_load(rules.level_rules(level, domains=[domain]))["groups"]
         found = {rule["labels"]["domain"] for group in groups for rule in group["rules"] if "alert" in rule}
         assert found <= {domain.value}

@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.alerting import rules
 from gpu_exporter.alerting.groups import RuleGroup
 from gpu_exporter.alerting.levels import recorded_names
-from gpu_exporter.alerting.selection import of_domains
+from gpu_exporter.alerting.selection import groups_of_domains
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions import tree
 from tests import ROOT
@@ -76,7 +76,7 @@ def test_a_domain_that_is_off_needs_no_rules() -> None:
     """Its alerts and what only they need are gone; all rules that are left have what they read."""
     before = _records(GROUPS)
     for off in Domain:
-        chosen = of_domains(GROUPS, [domain for domain in Domain if domain is not off])
+        chosen = groups_of_domains(GROUPS, [domain for domain in Domain if domain is not off])
         assert not [
             rule for group in chosen for rule in group.rules if rule.get("labels", {}).get("domain") == off.value
         ]
@@ -84,10 +84,10 @@ def test_a_domain_that_is_off_needs_no_rules() -> None:
         for group in chosen:
             for rule in group.rules:
                 assert recorded_names(rule["expr"]) & before.keys() <= kept.keys(), rule
-    health = _records(of_domains(GROUPS, [Domain.HEALTH]))
+    health = _records(groups_of_domains(GROUPS, [Domain.HEALTH]))
     assert not any(name.startswith(("job:", "rank:", "pool:")) for name in health)
     assert len(health) < len(before) / 3, "docs/scale.md promises this"
-    assert of_domains(GROUPS, tuple(Domain)) == GROUPS
+    assert groups_of_domains(GROUPS, tuple(Domain)) == GROUPS
 
 
 def _records(groups: Sequence[RuleGroup]) -> Mapping[str, str]:

@@ -107,4 +107,4 @@ def test_a_rule_may_read_its_own_series_with_another_label() -> None:
 
 def test_the_file_has_them() -> None:
     """Prometheus does not read it with `alerts/*.yaml`: it would reject the options of vmalert."""
-    assert (ROOT / "alerts/vmalert/rules.yaml").read_text() == rules.for_vmalert()
+    assert (ROOT / "alerts/vmalert/rules.yaml").read_text() == rules.vmalert_rules()

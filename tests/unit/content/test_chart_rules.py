@@ -104,7 +104,7 @@ def test_rules_of_a_level(level: RuleLevel) -> None:
     found = chart.rules({"prometheusRule": {"level": level.value}})["groups"]
     assert found == yaml.safe_load((ROOT / f"alerts/levels/{level.value}.yaml").read_text())["groups"]
     values = {"level": level.value, "domains": ["health", "cost"], "limits": {"usdPerGpuHour": 7.25}}
-    some = rules.of_level(level, {"usdPerGpuHour": 7.25}, [Domain.HEALTH, Domain.COST])
+    some = rules.level_rules(level, {"usdPerGpuHour": 7.25}, [Domain.HEALTH, Domain.COST])
     assert chart.rules({"prometheusRule": values})["groups"] == yaml.safe_load(some)["groups"]
 
 

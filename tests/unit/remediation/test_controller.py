@@ -11,7 +11,7 @@ import pytest
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import ledger as lease
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.controller import Controller, Observed, several_at_once
+from gpu_exporter.remediation.controller import Controller, Observed, ask_in_parallel
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.evidence import unknown
 from gpu_exporter.remediation.fleet import Assessed, FleetPlan
@@ -536,7 +536,7 @@ def test_a_hint_reaches_the_cycle() -> None:
 def test_several_exporters_are_asked_at_once() -> None:
     """Each answer belongs to its node, in whatever order they come."""
     nodes = [(replace(NODE, name=f"n{number}"), POOL) for number in range(40)]
-    found = dict(several_at_once(lambda one: unknown(one[0].name), nodes))
+    found = dict(ask_in_parallel(lambda one: unknown(one[0].name), nodes))
     assert {name: evidence.why for name, evidence in found.items()} == {f"n{n}": f"n{n}" for n in range(40)}
 
 
