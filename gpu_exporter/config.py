@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, field, fields
 from datetime import date
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import FileWorker, read
@@ -203,6 +203,11 @@ def check(settings: Iterable[Field[Any]]) -> None:
 
 
 check(fields(Config))
+
+
+def room_settings(config: Config, room: type[T]) -> T:
+    """Return the settings of one room: a dataclass whose fields are settings, under the same names."""
+    return room(**{setting.name: getattr(config, setting.name) for setting in fields(cast(Any, room))})
 
 
 def read_file(path: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from gpu_exporter.active_checks.history import ActiveCheckWatch
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, never, no_check
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, room_settings
 from gpu_exporter.events.event_log import EventLog, GpuState
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_reader import boot_id
@@ -28,10 +28,11 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
+from gpu_exporter.owners.settings import OwnerSettings
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.pages import Pages
-from gpu_exporter.pipeline.renderer import Renderer, everywhere, style
+from gpu_exporter.pipeline.renderer import Renderer, Style, everywhere
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.choice import is_remote
 
@@ -78,7 +79,7 @@ class Node:
         *,
         alone: bool = True,
     ) -> None:
-        self._name, self._style, self._process = name, style(config), process
+        self._name, self._style, self._process = name, room_settings(config, Style), process
         self._renderer = self._renderer_of(source, selection)
         self._attributor, self._host = _attributor(source, config), _host(source, config)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
@@ -92,7 +93,7 @@ class Node:
             source,
             selection.read_rows,
             self._publish,
-            _collection(config),
+            room_settings(config, CollectionSettings),
             context=Context(events, self._attributor, self._host, self._telemetry),
             extra_metrics=extra_metrics,
             every_tick_wanted=health.pages.followed,
@@ -188,16 +189,16 @@ def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch
 
 def _attributor(source: Source, config: Config) -> Attributor | None:
     """Return what looks up the owners of GPUs; None if that is not configured or the GPUs are not this machine's."""
-    remote = config.kubernetes or config.kubernetes_pods or config.kubernetes_pod_labels or config.kubernetes_dra
-    if not (remote or config.hpc_job_mapping_dir or config.processes):
+    wanted = room_settings(config, OwnerSettings)
+    if not (wanted.asks_others or wanted.processes):
         return None
     if not source.live:
-        if remote or config.hpc_job_mapping_dir:
+        if wanted.asks_others:
             log.warning("source %s: attribution is off, because these are not this machine's GPUs", source.name)
         return None
     from gpu_exporter.owners.choice import attributor
 
-    return attributor(config)
+    return attributor(wanted)
 
 
 def _host(source: Source, config: Config) -> HostEvidence | None:
@@ -224,17 +225,6 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
 
         parts.append(InspectorWatch(config.nccl_inspector_dir))
     return Several(parts) if parts else None
-
-
-def _collection(config: Config) -> CollectionSettings:
-    return CollectionSettings(
-        interval=config.interval,
-        gauge_window=config.gauge_window,
-        expected_gpus=config.expected_gpus,
-        high_resolution=config.high_resolution,
-        xid_count_window=config.xid_count_window,
-        clock_events_count_window=config.clock_events_count_window,
-    )
 
 
 def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: bool) -> ProfileWatch | None:

@@ -13,7 +13,7 @@ from gpu_exporter.cli import local_exporter
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, room_settings
 from gpu_exporter.diagnosis import remote
 from gpu_exporter.doctor import examine, machine
 from gpu_exporter.model import finding
@@ -34,16 +34,17 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     around = machine.checks(config.address, certificate, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.doctor.owners import checks
+        from gpu_exporter.owners.settings import OwnerSettings
 
-        around += checks(config)
+        around += checks(room_settings(config, OwnerSettings))
     if config.nics:
         from gpu_exporter.doctor import nics
 
-        around += (partial(nics.checks, config),)
+        around += (partial(nics.checks, config.procfs, config.sysfs),)
     if config.host_evidence:
         from gpu_exporter.doctor import host
 
-        around += (partial(host.checks, config),)
+        around += (partial(host.checks, config.procfs, config.sysfs),)
     if config.job_socket is not None:
         from gpu_exporter.doctor import jobs
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, room_settings
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.snapshot import GpuSamples, Row, Snapshot
 from gpu_exporter.owners.cgroup import process_owner
 from gpu_exporter.owners.choice import attributor
+from gpu_exporter.owners.settings import OwnerSettings
 from gpu_exporter.pipeline.monitor import observe
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.targets import Owned, Wanted, chosen, holders
@@ -71,7 +72,7 @@ def _owned(wanted: Wanted, config: Config, snapshot: Snapshot, files: HostFiles,
 
 def _rows(wanted: Wanted, config: Config, snapshot: Snapshot) -> Sequence[Row]:
     """Return the rows of attribution. Raises GpuExporterError if kubelet is needed and does not answer."""
-    attribution = attributor(replace(config, processes=False))
+    attribution = attributor(room_settings(replace(config, processes=False), OwnerSettings))
     if attribution is None:
         return ()
     attribution.start()

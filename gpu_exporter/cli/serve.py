@@ -16,7 +16,7 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.logs import configure
 from gpu_exporter.cli.options import EVERY_SETTING, Command, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, room_settings
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def serve_command(**chosen_settings: Any) -> None:
     """It also accepts the flags and environment variables of dcgm-exporter, which docs/dcgm-exporter-flags.md lists."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     from gpu_exporter.app.run import run
-    from gpu_exporter.pipeline.fields_in_force import Fields
+    from gpu_exporter.pipeline.fields_in_force import Fields, FieldsSettings
     from gpu_exporter.sources.choice import chosen, without_missing_dcgm
 
     config = Config(**chosen_settings)
@@ -66,7 +66,7 @@ def serve_command(**chosen_settings: Any) -> None:
         if sys.stderr:  # None if it is closed
             faulthandler.enable()  # if the driver's library crashes, stderr shows where
         sources = chosen(config)
-        fields = Fields(config)
+        fields = Fields(room_settings(config, FieldsSettings))
         signal.signal(signal.SIGHUP, lambda *_: fields.request_reload())
         stop = stop_event()
         exit_after(stop, EXIT_SECONDS)

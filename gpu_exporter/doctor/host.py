@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
-from gpu_exporter.config import Config
-from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.host.procfs import schedstat
 from gpu_exporter.model.finding import Finding, FindingLevel
 
 TOPIC = "host"
 INIT = 1
 
 
-def checks(config: Config) -> list[Finding]:
+def checks(procfs: Path, sysfs: Path) -> list[Finding]:
     """Return the findings about host evidence."""
-    return list(_findings(HostFiles(config.procfs, config.sysfs), config))
+    return list(_findings(HostFiles(procfs, sysfs), procfs, sysfs))
 
 
-def _findings(files: HostFiles, config: Config) -> Iterator[Finding]:
+def _findings(files: HostFiles, procfs: Path, sysfs: Path) -> Iterator[Finding]:
     if not files.exists():
-        yield Finding(TOPIC, FindingLevel.WARN, f"host evidence: {config.procfs} is not a procfs", "check --procfs")
+        yield Finding(TOPIC, FindingLevel.WARN, f"host evidence: {procfs} is not a procfs", "check --procfs")
         return
     if _read(files, "2/comm").strip() != b"kthreadd":
         yield Finding(
             TOPIC,
             FindingLevel.WARN,
-            f"host evidence: {config.procfs} has not the host's processes, or hides those of other users",
+            f"host evidence: {procfs} has not the host's processes, or hides those of other users",
             "set hostPID (--pid=host), or mount the host's procfs and set --procfs; "
             "with hidepid, join the group of its mount option gid=",
         )
-    own = os.getpid() if str(config.procfs) == "/proc" else INIT
-    if procfs.schedstat(_read(files, f"{own}/schedstat")) is None:
+    own = os.getpid() if str(procfs) == "/proc" else INIT
+    if schedstat(_read(files, f"{own}/schedstat")) is None:
         what = "host evidence: the kernel has no scheduler statistics, so run queue delay is unknown"
         yield Finding(
             TOPIC, FindingLevel.NOTE, what, "run `sysctl kernel.sched_schedstats=1`, or use a kernel with SCHED_INFO"
@@ -41,12 +41,12 @@ def _findings(files: HostFiles, config: Config) -> Iterator[Finding]:
         what = "host evidence: the kernel does not list children, so loader workers are not seen"
         yield Finding(TOPIC, FindingLevel.NOTE, what, "use a kernel with PROC_CHILDREN")
     if not any(_exists_below(files, path) for path in ("/cgroup.controllers", "/cpu", "/cpu,cpuacct", "/unified")):
-        what = f"host evidence: no cgroups below {config.sysfs}/fs/cgroup, so CPU limits are not seen"
+        what = f"host evidence: no cgroups below {sysfs}/fs/cgroup, so CPU limits are not seen"
         yield Finding(TOPIC, FindingLevel.WARN, what, "mount the host's /sys and set --sysfs")
     if not _may_see_others(files):
         what = "host evidence: bytes read and /dev/shm of other users' processes cannot be read"
         yield Finding(TOPIC, FindingLevel.NOTE, what, "run as the same user, or add the capability SYS_PTRACE")
-    yield Finding(TOPIC, FindingLevel.OK, f"host evidence is read from {config.procfs} and {config.sysfs}")
+    yield Finding(TOPIC, FindingLevel.OK, f"host evidence is read from {procfs} and {sysfs}")
 
 
 def _may_see_others(files: HostFiles) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-from gpu_exporter.config import Config
 from gpu_exporter.host.fabric.distance import Distance, nearest, numa_nodes, place
 from gpu_exporter.host.fabric.reader import DEVICES, FabricReader, Link, Nic
 from gpu_exporter.host.fabric.watch import gpudirect
@@ -18,13 +18,13 @@ DRIVER = "bus/pci/drivers/nvidia"
 BYTES_PER_GIGABIT = 1e9 / 8
 
 
-def checks(config: Config) -> list[Finding]:
+def checks(procfs: Path, sysfs: Path) -> list[Finding]:
     """Return one finding about the network cards."""
-    files = HostFiles(config.procfs, config.sysfs)
+    files = HostFiles(procfs, sysfs)
     reader = FabricReader(files)
     nics = reader.nics()
     if not nics:
-        return [Finding(TOPIC, FindingLevel.OK, f"no network cards for RDMA in {config.sysfs}/{DEVICES}")]
+        return [Finding(TOPIC, FindingLevel.OK, f"no network cards for RDMA in {sysfs}/{DEVICES}")]
     links = [reader.link(nic) for nic in nics]
     methods = [method for method, available in gpudirect(files, reader).items() if available]
     parts = [_ports(nics, links), *_distances(files, nics), f"GPUDirect: {', '.join(methods) or 'not available'}"]

@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 
-from gpu_exporter.config import Config
 from gpu_exporter.kubernetes.client import Api, in_cluster
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, FindingLevel
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.owners import pods
 from gpu_exporter.owners import resource_slices as slices
-from gpu_exporter.owners.choice import kubelet_of, of_node
+from gpu_exporter.owners.choice import kubelet_of, node_query
 from gpu_exporter.owners.jobs import JobFiles
+from gpu_exporter.owners.settings import OwnerSettings
 
 PATIENCE = 0.8
 TOPIC = "attribution"
@@ -22,22 +22,22 @@ TOPIC = "attribution"
 Check = Callable[[], list[Finding]]
 
 
-def checks(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Check, ...]:
+def checks(settings: OwnerSettings, environ: Mapping[str, str] = os.environ) -> tuple[Check, ...]:
     """Return the checks that the settings call for."""
 
     def check(ask: Callable[[], str]) -> Check:
         return lambda: [_finding(ask)]
 
     selected: list[Check] = []
-    if config.kubernetes:
-        selected.append(check(lambda: _kubelet(config)))
-    if config.kubernetes and (config.kubernetes_pods or config.kubernetes_pod_labels):
-        selected.append(check(lambda: _listed(config, environ, pods.path, "pods")))
-    if config.kubernetes and config.kubernetes_dra:
-        selected.append(check(lambda: _listed(config, environ, slices.path, "ResourceSlices")))
-    if config.hpc_job_mapping_dir:
-        files = JobFiles(config.hpc_job_mapping_dir, config.procfs)
-        selected.append(check(lambda: f"{config.hpc_job_mapping_dir} has jobs for {len(files.ask())} GPUs"))
+    if settings.kubernetes:
+        selected.append(check(lambda: _kubelet(settings)))
+    if settings.kubernetes and (settings.kubernetes_pods or settings.kubernetes_pod_labels):
+        selected.append(check(lambda: _listed(settings, environ, pods.path, "pods")))
+    if settings.kubernetes and settings.kubernetes_dra:
+        selected.append(check(lambda: _listed(settings, environ, slices.path, "ResourceSlices")))
+    if settings.hpc_job_mapping_dir:
+        files = JobFiles(settings.hpc_job_mapping_dir, settings.procfs)
+        selected.append(check(lambda: f"{settings.hpc_job_mapping_dir} has jobs for {len(files.ask())} GPUs"))
     return tuple(selected)
 
 
@@ -48,8 +48,8 @@ def _finding(ask: Callable[[], str]) -> Finding:
         return Finding(TOPIC, FindingLevel.WARN, error.message, error.fix)
 
 
-def _kubelet(config: Config) -> str:
-    kubelet = kubelet_of(config, PATIENCE)
+def _kubelet(settings: OwnerSettings) -> str:
+    kubelet = kubelet_of(settings, PATIENCE)
     try:
         listing = kubelet.ask()
     finally:
@@ -59,13 +59,13 @@ def _kubelet(config: Config) -> str:
     return f"kubelet lists {len(owners)} devices of {len(set(owners))} pods"
 
 
-def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
-    with closing(in_cluster(config.kubernetes_service_account, environ, PATIENCE)) as api:
-        listed, query = path(api), of_node(config, environ)
+def _listed(settings: OwnerSettings, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
+    with closing(in_cluster(settings.kubernetes_service_account, environ, PATIENCE)) as api:
+        listed, query = path(api), node_query(settings, environ)
         items, version = api.list_objects(listed, **query)
         with closing(api.watch(listed, 1.0, resourceVersion=version, **query)) as watch:
             next(watch)  # the server answers: the exporter may watch, too
     if path is pods.path and not items:  # at least this pod runs on the node
-        message = f"the API server lists no pod of the node {config.node_name or environ.get('NODE_NAME', '')}"
+        message = f"the API server lists no pod of the node {settings.node_name or environ.get('NODE_NAME', '')}"
         raise LookupFailed("not_found", message, fix="set GPU_EXPORTER_NODE_NAME from spec.nodeName")
     return f"the API server lists {len(items)} {what} of this node"

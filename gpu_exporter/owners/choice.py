@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Generic
 
-from gpu_exporter.config import Config
 from gpu_exporter.kubernetes import client as api
 from gpu_exporter.kubernetes.watch import ListWatch
 from gpu_exporter.model.errors import GpuExporterError
@@ -20,6 +19,7 @@ from gpu_exporter.owners.jobs import JobFiles, Jobs
 from gpu_exporter.owners.pods import PodDetails
 from gpu_exporter.owners.processes import Processes, ProcessLookup
 from gpu_exporter.owners.resource_slices import Slice
+from gpu_exporter.owners.settings import OwnerSettings
 
 
 class Poller(threading.Thread, Generic[T]):
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
 OFTEN, RARELY = 0.2, 5.0
 
 
-def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attributor | None:
+def attributor(settings: OwnerSettings, environ: Mapping[str, str] = os.environ) -> Attributor | None:
     """Return the attributor for these settings; None if they request no owners. Raises GpuExporterError."""
     for name in ("kubernetes_pods", "kubernetes_pod_labels", "kubernetes_dra"):
-        if getattr(config, name) and not config.kubernetes:
+        if getattr(settings, name) and not settings.kubernetes:
             raise GpuExporterError(
                 f"--{name.replace('_', '-')} needs --kubernetes: kubelet says which pod has which GPU"
             )
-    period = min(max(config.interval, OFTEN), RARELY)
+    period = min(max(settings.interval, OFTEN), RARELY)
     threads: list[LookupThread] = []
     kubelet: Lookup[Listing] | None = None
     pod: Lookup[Mapping[str, PodDetails]] | None = None
@@ -80,29 +80,31 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
     jobs: Lookup[Jobs] | None = None
     processes: Lookup[Processes] | None = None
     process_lookup = None
-    if config.kubernetes:
+    if settings.kubernetes:
         kubelet = Lookup("kubelet", Listing())
-        client = kubelet_of(config)
+        client = kubelet_of(settings)
         threads.append(Poller(kubelet, client.ask, period, client.close))
-        if config.kubernetes_pods or config.kubernetes_pod_labels:
+        if settings.kubernetes_pods or settings.kubernetes_pod_labels:
             pod = Lookup("pods", {})
-            reader = pods.PodReader(config.kubernetes_pod_labels)
-            threads.append(ListWatch(pod, _api(config, environ), pods.path, reader, of_node(config, environ)))
-        if config.kubernetes_dra:
+            reader = pods.PodReader(settings.kubernetes_pod_labels)
+            threads.append(ListWatch(pod, _api(settings, environ), pods.path, reader, node_query(settings, environ)))
+        if settings.kubernetes_dra:
             slice_ = Lookup("resource_slices", {})
-            threads.append(ListWatch(slice_, _api(config, environ), slices.path, slices.read, of_node(config, environ)))
-    if config.hpc_job_mapping_dir:
+            threads.append(
+                ListWatch(slice_, _api(settings, environ), slices.path, slices.read, node_query(settings, environ))
+            )
+    if settings.hpc_job_mapping_dir:
         jobs = Lookup("hpc_jobs", {})
-        threads.append(Poller(jobs, JobFiles(config.hpc_job_mapping_dir, config.procfs).ask, period))
-    if config.processes:
-        processes, process_lookup = Lookup("processes", {}), ProcessLookup(config.procfs)
+        threads.append(Poller(jobs, JobFiles(settings.hpc_job_mapping_dir, settings.procfs).ask, period))
+    if settings.processes:
+        processes, process_lookup = Lookup("processes", {}), ProcessLookup(settings.procfs)
         threads.append(Poller(processes, process_lookup.ask, period))
     if not threads:
         return None
     return Attributor(Lookups(kubelet, pod, slice_, jobs, processes, process_lookup), threads)
 
 
-def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
+def kubelet_of(settings: OwnerSettings, patience: float = 5.0) -> Kubelet:
     """Return a client of kubelet with this timeout (seconds). Raises GpuExporterError if its libraries are missing."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once at import; gpu-exporter logs a kubelet's restart itself
     try:
@@ -110,19 +112,19 @@ def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
     except ImportError as error:
         what = f"--kubernetes needs the Python package {(error.name or '').partition('.')[0] or 'grpcio'}"
         raise GpuExporterError(what, fix="run `pip install grpcio protobuf`") from error
-    return Kubelet(config.pod_resources_socket, config.nvidia_resource_names, patience)
+    return Kubelet(settings.pod_resources_socket, settings.nvidia_resource_names, patience)
 
 
-def _api(config: Config, environ: Mapping[str, str]) -> api.Api:
-    return api.in_cluster(config.kubernetes_service_account, environ)
+def _api(settings: OwnerSettings, environ: Mapping[str, str]) -> api.Api:
+    return api.in_cluster(settings.kubernetes_service_account, environ)
 
 
-def of_node(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
+def node_query(settings: OwnerSettings, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the query that restricts lists to this node, which keeps the load on the API server small.
 
     Raises GpuExporterError if the node's name is not configured: a pod's host name is not the node's.
     """
-    node = config.node_name or environ.get("NODE_NAME", "")
+    node = settings.node_name or environ.get("NODE_NAME", "")
     if not node:
         fix = "set GPU_EXPORTER_NODE_NAME from spec.nodeName"
         raise GpuExporterError("the API server needs the node's name", fix=fix)

@@ -6,17 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import Selection, everything
-from gpu_exporter.config import Config
 from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.io.user_text import file_content
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.metric import Metric, MetricSet, Schema
+from gpu_exporter.model.profile_reason import ProfileReason
 
 if TYPE_CHECKING:
     from gpu_exporter.pipeline.fields_file import FieldsFile
@@ -26,20 +27,38 @@ log = logging.getLogger(__name__)
 FOLLOW_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class FieldsSettings:
+    """What decides which metrics are selected, named as in `Config`."""
+
+    collectors: Path | None
+    metrics: MetricSet
+    schema: Schema
+    processes: bool
+    host_evidence: bool
+    job_socket: Path | None
+    profile: frozenset[ProfileReason]
+
+    @property
+    def needs_processes(self) -> bool:
+        """Whether jobs or profiles are matched with the processes on each GPU, which need not be exposed."""
+        return self.job_socket is not None or bool(self.profile)
+
+
 class Fields:
     """The selection of metrics in use. The constructor raises GpuExporterError if the file of fields is faulty.
 
     If the file becomes faulty later, the previous selection stays in use. The log and `reload_state` say so.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._file = _file(config) if config.collectors else None
+    def __init__(self, settings: FieldsSettings) -> None:
+        self._file = _file(settings) if settings.collectors else None
         self.selection = everything(
-            config.metrics,
-            processes=config.processes,
-            host=config.host_evidence,
-            jobs=_needs_processes(config),
-            schema=config.schema,
+            settings.metrics,
+            processes=settings.processes,
+            host=settings.host_evidence,
+            jobs=settings.needs_processes,
+            schema=settings.schema,
         )
         self.subscribers: Sequence[Callable[[Selection], None]] = ()
         self._asked: SimpleQueue[None] = SimpleQueue()
@@ -69,7 +88,7 @@ class Fields:
             while not self._asked.empty():  # several requests lead to one reload
                 self._asked.get()
             if self._file is None:
-                log.info("SIGHUP: nothing to reload without --collectors; --web.config.file reloads by itself")
+                log.info("SIGHUP: nothing to reload without --collectors; --web.settings.file reloads by itself")
             else:
                 self._try()
 
@@ -121,19 +140,14 @@ class Fields:
             log.info("file of fields %s: %d classic families, %d labels", self._file.path, shown, labels)
 
 
-def _needs_processes(config: Config) -> bool:
-    """Return whether jobs or profiles are matched with the processes on each GPU, which need not be exposed."""
-    return config.job_socket is not None or bool(config.profile)
-
-
-def _file(config: Config) -> FieldsFile:
+def _file(settings: FieldsSettings) -> FieldsFile:
     from gpu_exporter.pipeline.fields_file import FieldsFile
 
-    assert config.collectors is not None
+    assert settings.collectors is not None
     return FieldsFile(
-        config.collectors,
-        config.metrics,
-        processes=config.processes,
-        jobs=_needs_processes(config),
-        schema=config.schema,
+        settings.collectors,
+        settings.metrics,
+        processes=settings.processes,
+        jobs=settings.needs_processes,
+        schema=settings.schema,
     )

@@ -10,12 +10,13 @@ and `DCGM_FI_SYSTEM_DRIVER_VERSION` (release notes of 4.9.0).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.metrics import INFO, SWITCH_LINKS
 from gpu_exporter.catalogue.selection import Selection, everything
-from gpu_exporter.config import Config
+from gpu_exporter.io.user_text import Devices
 from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Schema
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
@@ -151,19 +152,23 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n".encode()
 
 
-class Style(NamedTuple):
-    """Options of the output: the `hostname` label, `dashes` instead of blanks in model names, and which series classic
-    families have: those of whole GPUs (`parts` is g), of MIG instances (i), or both (f)."""
+EVERY_DEVICE = Devices()
 
-    hostname: bool = True
-    dashes: bool = False
-    parts: str = "f"
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Options of the output, named as in `Config`. `devices` says which series classic families have: those of whole
+    GPUs (its kind is g), of MIG instances (i), or both (f)."""
+
+    no_hostname: bool = False
+    replace_blanks_in_model_name: bool = False
+    devices: Devices = EVERY_DEVICE
 
     def hides(self, series: Series) -> bool:
         """Return whether this series is left out."""
-        if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
+        if self.devices.kind == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
             return False
-        return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
+        return (self.devices.kind == "g") is ("GPU_I_ID" in dict(series.labels))
 
 
 class Renderer:
@@ -198,7 +203,7 @@ class Renderer:
         if self._selection.value_labels:
             self._relabel(snapshot)
         lines, converters, style = self._lines, self._converters, self._style
-        filtered = style.parts != "f"
+        filtered = style.devices.kind != "f"
         self._forget_moved(snapshot.owner_labels)
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
@@ -257,9 +262,9 @@ class Renderer:
     def _prefix(self, series: Series) -> bytes:
         selection = self._selection
         labels = dict(labels_of(series, self._node, selection.schema, self._label_rows))
-        if not self._style.hostname:
+        if self._style.no_hostname:
             labels.pop(NODE_LABEL[selection.schema], None)
-        if self._style.dashes and "modelName" in labels:
+        if self._style.replace_blanks_in_model_name and "modelName" in labels:
             labels["modelName"] = "-".join(labels["modelName"].split())
         labels.update(self._owner_labels.labels(series))
         return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
@@ -273,11 +278,6 @@ class Renderer:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
         return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
-
-
-def style(config: Config) -> Style:
-    """Return the style that the settings ask for."""
-    return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
 
 
 def everywhere(source: Source) -> Labels:

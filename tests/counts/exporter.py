@@ -25,12 +25,12 @@ from typing import Any
 
 from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import Server
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, room_settings
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.watch import JobWatch
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.owners.choice import Poller
-from gpu_exporter.pipeline.fields_in_force import Fields
+from gpu_exporter.pipeline.fields_in_force import Fields, FieldsSettings
 from gpu_exporter.sources.nvml.source import NvmlSource
 from tests.support.fakes.driver import FakeDriver, counter
 from tests.support.fakes.procfs import FakeHost, Task
@@ -129,7 +129,10 @@ class Exporter:
         self._pids = PIDS[: setup.gpus]
         occupy(FakeDriver(folder, setup.gpus))
         config = setup.config(folder, host)
-        source, selection = OneThread(config.sysfs, config.procfs), Fields(config).selection
+        source, selection = (
+            OneThread(config.sysfs, config.procfs),
+            Fields(room_settings(config, FieldsSettings)).selection,
+        )
         node: Any = Node("node", source, config, ProcessMetrics(config.interval), selection, tuple)
         self._collector, self._live, self._steps = node.collector, node.live, 0
         self._jobs: JobWatch | None = next((part for part in node._telemetry if isinstance(part, JobWatch)), None)

@@ -7,10 +7,10 @@ import math
 import os
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -24,16 +24,23 @@ from gpu_exporter.config import (
     _setting,
     check,
     read_file,
+    room_settings,
     unknown_variables,
 )
 from gpu_exporter.io import user_text
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.owners.settings import OwnerSettings
+from gpu_exporter.pipeline.fields_in_force import FieldsSettings
+from gpu_exporter.pipeline.renderer import Style
+from gpu_exporter.pipeline.settings import CollectionSettings
 from tests import ROOT
 
 # The fix for a setting without effect.
 READ = "each as an attribute of `config` where it matters, or remove it from gpu_exporter/config.py"
+CONFIG_NAMES = ("config", "_config")
+ROOMS = (CollectionSettings, FieldsSettings, OwnerSettings, Style)
 CHOICE = user_text.choice("nvml", "replay")
 
 
@@ -324,14 +331,32 @@ def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> 
 
 
 def test_every_setting_is_read() -> None:
-    """As `config.NAME`, in another module."""
-    sources = (path.read_text() for path in (ROOT / "gpu_exporter").rglob("*.py") if path.name != "config.py")
-    nodes = [node for text in sources if re.search(r"config\s*\.", text) for node in ast.walk(ast.parse(text))]
-    read = {
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("config", "_config")
-    }
+    """As `config.NAME`, in another module; a setting of a room, by a module of that room."""
+    read = {attribute.attr for attribute in attributes(ROOT / "gpu_exporter") if named(attribute) in CONFIG_NAMES}
+    for room in ROOMS:
+        folder = ROOT.joinpath(*room.__module__.split(".")[:-1])
+        read |= {attribute.attr for attribute in attributes(folder)} & set(get_type_hints(room))
     unread = [setting.name for setting in fields(Config) if setting.name not in read]
 
     assert unread == [], f"nothing reads {unread}; fix: read {READ}"
+
+
+def attributes(folder: Path) -> Iterator[ast.Attribute]:
+    """Yield every attribute that a module below a folder reads."""
+    for path in folder.rglob("*.py"):
+        if path.name != "config.py":
+            yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
+
+
+def named(attribute: ast.Attribute) -> str:
+    """Return the name of the object of which an attribute is read."""
+    value = attribute.value
+    return value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_name_and_type_their_settings_as_config_does(room: type[Any]) -> None:
+    """So `room_settings` needs no table from one to the other."""
+    types = get_type_hints(Config)
+    assert {name: types.get(name) for name in get_type_hints(room)} == get_type_hints(room)
+    assert room_settings(Config(interval=7.0, no_hostname=True), room)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.config import Config
 from gpu_exporter.doctor.host import checks
 from gpu_exporter.model.finding import FindingLevel
 from tests.support.fakes.procfs import FakeHost, Task
@@ -21,7 +20,7 @@ def host(tmp_path: Path) -> FakeHost:
 
 
 def said(host: FakeHost) -> list[tuple[FindingLevel, str]]:
-    found = checks(Config(procfs=host.proc, sysfs=host.sys))
+    found = checks(host.proc, host.sys)
     assert all(finding.cure for finding in found if finding.level is not FindingLevel.OK)
     return [(finding.level, finding.what.removeprefix("host evidence: ").split(",")[0]) for finding in found]
 
@@ -47,5 +46,5 @@ def test_each_lack_has_a_cure(host: FakeHost) -> None:
 
 def test_no_procfs(tmp_path: Path) -> None:
     """Nothing else is checked."""
-    (finding,) = checks(Config(procfs=tmp_path / "nowhere"))
+    (finding,) = checks(tmp_path / "nowhere", Path("/sys"))
     assert (finding.level, finding.cure) == (FindingLevel.WARN, "check --procfs")

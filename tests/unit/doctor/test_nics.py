@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from gpu_exporter.config import Config
 from gpu_exporter.doctor.nics import checks
 from gpu_exporter.model.finding import Finding, FindingLevel
 from tests.support.fakes.fabric import FakeFabric, infiniband_node
 
 
 def said(fabric: FakeFabric) -> Finding:
-    (finding,) = checks(Config(procfs=fabric.root / "proc", sysfs=fabric.sys))
+    (finding,) = checks(fabric.root / "proc", fabric.sys)
     return finding
 
 

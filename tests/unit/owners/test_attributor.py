@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, room_settings
 from gpu_exporter.host.procfs import since_boot
 from gpu_exporter.kubernetes.client import Api
 from gpu_exporter.kubernetes.objects import Object, SliceDevice, SliceSpec, WatchEvent
@@ -36,6 +36,7 @@ from gpu_exporter.owners.jobs import JobFiles
 from gpu_exporter.owners.pods import PodDetails, label_name
 from gpu_exporter.owners.processes import ProcessLookup, container_name
 from gpu_exporter.owners.resource_slices import read, uuids
+from gpu_exporter.owners.settings import OwnerSettings
 from gpu_exporter.pipeline.pages import Variant
 from gpu_exporter.pipeline.renderer import Renderer
 from tests.support.tools import LIMIT
@@ -504,10 +505,9 @@ def test_watch_that_fails_lists_again(caplog: pytest.LogCaptureFixture) -> None:
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """One line says what to install."""
     monkeypatch.delitem(sys.modules, "gpu_exporter.owners.kubelet", raising=False)
-    monkeypatch.delitem(sys.modules, "gpu_exporter.owners.kubelet", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GpuExporterError, match="run `pip install grpcio protobuf`"):
-        kubelet_of(Config())
+        kubelet_of(room_settings(Config(), OwnerSettings))
 
 
 def test_a_process_on_several_gpus_was_there_when_the_first_was_read() -> None:

@@ -52,7 +52,11 @@ def test_dashes_only_in_model_names_of_gpus() -> None:
     link = Metric("DCGM_FI_DEV_LINK_ROW", Kind.GAUGE, "", "", 0, 9, EntityKind.NVLINK)
     samples = Sample(Series(m.POWER, gpu), 1.0), Sample(Series(link, gpu, (("nvlink", "3"),)), 1.0)
     shown = Selection((), {row.name: own_family(row) for row in (m.POWER, link)})
-    text = Renderer("n", (), shown, Style(dashes=True)).render(Snapshot(0.0, "nvml", samples)).body(TEXT)
+    text = (
+        Renderer("n", (), shown, Style(replace_blanks_in_model_name=True))
+        .render(Snapshot(0.0, "nvml", samples))
+        .body(TEXT)
+    )
 
     assert b'modelName="NVIDIA-H200-NVL"' in text
     assert b'model_name="NVIDIA  H200 NVL"' in text
