@@ -27,7 +27,8 @@ ROW = "fix: correct the row in docs/architecture.md, or what tests/docs/test_con
 MISTAKE = "fix: correct MISTAKES in tests/docs/test_contributing.py, or the message of the test that must report it"
 # The unit tests of what the recipes change. The others read none of it.
 PARTS = (
-    *("catalogue", "cli", "diagnosis", "exposition", "health", "jobs", "render", "serving", "sources", "training"),
+    *("alerting", "app", "catalogue", "cli", "conditions", "content", "diagnosis", "events", "health", "jobs"),
+    *("live_page", "pipeline", "sources", "training"),
     "test_config.py",
 )
 
@@ -86,7 +87,11 @@ ADDED: Mapping[str, Sequence[Edit]] = {
             '\n\nclass Greeting(Handler):\n    """A greeting."""\n\n'
             '    async def get(self, prefix: str) -> None:\n        await self.send("hello", TEXT)\n\n    head = get\n',
         ),
-        Edit("gpu_exporter/app/routes.py", "Greeting, ", "import Discovery, Events, Gpus, "),
+        Edit(
+            "gpu_exporter/app/routes.py",
+            "    Greeting,\n",
+            "from gpu_exporter.app.handlers import (\n    DiscoveryHandler,\n    EventsHandler,\n    GpusHandler,\n",
+        ),
         Edit(
             "gpu_exporter/app/routes.py",
             '    Route("/api/v1/greeting", Greeting, Needs.NODE, "a greeting"),\n',
@@ -202,10 +207,10 @@ REPORTERS = (
     "catalogue/test_model_independence.py",
     "catalogue/test_xids.py",
     "cli/test_help.py",
-    "render/test_chart_effects.py",
-    "render/test_chart_values.py",
-    "render/test_recorded_series.py",
-    "serving/test_routes.py",
+    "content/test_chart_effects.py",
+    "content/test_chart_values.py",
+    "alerting/test_recorded_series.py",
+    "app/test_routes.py",
     "test_config.py",
     "training/test_timer.py",
 )
@@ -334,7 +339,7 @@ def changed(copy: Path) -> tuple[Path, set[str]]:
     for edits in ADDED.values():
         for edit in edits:
             add(copy, edit)
-    lines = run(copy, "-m", "gpu_exporter", "generate").splitlines()
+    lines = run(copy, "-m", "content").splitlines()
     return copy, {line.split(": ")[0] for line in lines}
 
 

@@ -1,0 +1,63 @@
+"""docs/architecture.md says of rooms and imports what the contract and the code say."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+FIX = "fix: correct docs/architecture.md or the contract in setup.cfg"
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def tables() -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield the title of the first column and the rows of each table of the page."""
+    for found in re.finditer(r"^\| (.+?) \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE):
+        yield found[1], [re.split(r"\s*\|\s*", row.strip("| ")) for row in found[2].splitlines()]
+
+
+TABLES = dict(tables())
+
+
+def in_code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def libraries_of(path: Path) -> frozenset[str]:
+    """Return the top-level packages that a module imports, wherever in its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        found |= {each.name for each in node.names} if isinstance(node, ast.Import) else set()
+        found |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+    return frozenset(name.partition(".")[0] for name in found)
+
+
+@pytest.mark.drift
+def test_rooms_are_those_of_the_contract() -> None:
+    """In the same order, and each folder of the package is one."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    contract = [
+        sorted(layer.split(" | ")) for layer in config["importlinter:contract:one-way"]["layers"].strip().splitlines()
+    ]
+    assert [sorted(in_code(rooms)) for rooms, _ in TABLES["rooms"]] == contract, FIX
+    modules = (path for path in (ROOT / "gpu_exporter").glob("*") if (path / "__init__.py").exists())
+    assert {path.name for path in modules} <= {room for layer in contract for room in layer}, FIX
+
+
+@pytest.mark.drift
+def test_libraries_are_imported_where_the_page_says() -> None:
+    """Nowhere else, and in each of these places."""
+    packages = [ROOT / "gpu_exporter", ROOT / "content"]
+    used = {path: libraries_of(path) for package in packages for path in package.rglob("*.py")}
+    for libraries, places in TABLES["library"]:
+        named = {ROOT / place for place in in_code(places)}
+        users = [path for path, imported in used.items() if imported & set(in_code(libraries))]
+        found = {next((place for place in named if path.is_relative_to(place)), path) for path in users}
+        assert found == named, f"{libraries}: {FIX}"
