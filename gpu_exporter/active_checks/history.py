@@ -223,12 +223,12 @@ class ActiveCheckWatch:
         yield Sample(self._plain(gpu, "at"), run.at)
 
     def _rate(self, gpu: Gpu, quantity: Quantity) -> Series:
-        metric = m.PROBE_RATE if quantity.unit == "FLOP/s" else m.PROBE_BANDWIDTH
+        metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
         labels = (("quantity", quantity.value),)
         return self._kept(gpu, quantity.value, Series(metric, gpu, labels))
 
     def _plain(self, gpu: Gpu, name: str) -> Series:
-        return self._kept(gpu, name, Series(m.PROBE_PASSED if name == "passed" else m.PROBE_AT, gpu))
+        return self._kept(gpu, name, Series(m.CHECK_PASSED if name == "passed" else m.CHECK_AT, gpu))
 
     def _kept(self, gpu: Gpu, name: str, series: Series) -> Series:
         """Return the series of the last call, which is the same object, unless the GPU has another identity now."""

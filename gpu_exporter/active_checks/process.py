@@ -24,7 +24,7 @@ MOST_ANSWER_BYTES = 1 << 20
 
 
 class Child:
-    """A process of `probes.child`. After it has failed to answer in time, it is killed and answers every request so."""
+    """A process of `child.py`. After it has failed to answer in time, it is killed and answers every request so."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)

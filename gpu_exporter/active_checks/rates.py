@@ -122,7 +122,7 @@ class Rates:
     def _slow_pair(self, pair: Pair) -> Problem:
         show = partial(words, quantity=Quantity.NVLINK)
         text = f"NVLink to GPU {pair[1]}: {show(self.pairs[pair])}, other pairs {show(self._usual_pair)}"
-        return Problem(m.PROBE_LINK, self.pairs[pair], text, Action.DRAIN, "slow_link", Health.DEGRADED)
+        return Problem(m.CHECK_LINK, self.pairs[pair], text, Action.DRAIN, "slow_link", Health.DEGRADED)
 
 
 def _together(outcome: Outcome, name: str) -> float | None:
@@ -139,7 +139,7 @@ def _slow(rated: Rated, model: str) -> Iterator[Problem]:
         missed.append(f"{value / known.value:.0%} of {kind} ({words(known.value, quantity)})")
     if missed:
         text = f"{quantity.words}: {words(value, quantity)}, {', '.join(missed)}"
-        metric = m.PROBE_RATE if quantity.unit == "FLOP/s" else m.PROBE_BANDWIDTH
+        metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
         yield Problem(metric, value, text, Action.DRAIN, f"slow_{quantity.value}", Health.DEGRADED)
 
 

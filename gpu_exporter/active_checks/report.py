@@ -138,14 +138,14 @@ def textfile(results: Sequence[CheckResult], outcomes: Outcomes, at: float) -> s
     for result in results:
         gpu = result.verdict.gpu
         for rated in result.rates:
-            metric = m.PROBE_RATE if rated.quantity.unit == "FLOP/s" else m.PROBE_BANDWIDTH
+            metric = m.CHECK_RATE if rated.quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
             add(metric, gpu, rated.value, quantity=rated.quantity.value)
         for (source, target), answer in outcomes.pairs.items():
             if source == gpu.index and answer.get("direct"):
-                add(m.PROBE_LINK, gpu, answer["value"], peer=str(target))
+                add(m.CHECK_LINK, gpu, answer["value"], peer=str(target))
         if result.verdict.health is not Health.UNKNOWN:
-            add(m.PROBE_PASSED, gpu, int(result.verdict.health is Health.HEALTHY))
-        add(m.PROBE_AT, gpu, at)
+            add(m.CHECK_PASSED, gpu, int(result.verdict.health is Health.HEALTHY))
+        add(m.CHECK_AT, gpu, at)
     return "".join(f"{line}\n" for metric, each in samples.items() for line in _family(metric, each))
 
 

@@ -114,13 +114,13 @@ def _failed(outcome: Outcome) -> Iterator[Problem]:
     what = _WORDS.get(step, step)
     if answer.get("wrong"):
         words = f"wrong result: {answer['error']}"
-        yield Problem(m.PROBE_PASSED, 0, words, Action.REPLACE, "wrong_result", Health.UNHEALTHY)
+        yield Problem(m.CHECK_PASSED, 0, words, Action.REPLACE, "wrong_result", Health.UNHEALTHY)
     elif answer.get("hung"):
         words = f"the GPU did not finish in time: {what}"
-        yield Problem(m.PROBE_PASSED, 0, words, Action.NODE_REBOOT, "active_check_hung", Health.UNHEALTHY)
+        yield Problem(m.CHECK_PASSED, 0, words, Action.NODE_REBOOT, "active_check_hung", Health.UNHEALTHY)
     elif answer.get("lost") or answer.get("crashed"):
         words = f"the GPU failed: {what}: {answer['error']}"
-        yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "active_check_failed", Health.UNHEALTHY)
+        yield Problem(m.CHECK_PASSED, 0, words, Action.GPU_RESET, "active_check_failed", Health.UNHEALTHY)
 
 
 _WORDS = {
@@ -136,7 +136,7 @@ def _broken_links(outcomes: Outcomes, index: int) -> Iterator[Problem]:
     for (source, target), answer in outcomes.pairs.items():
         if index in (source, target) and _of_gpu(answer):
             words = f"copies from GPU {source} to GPU {target}: {answer['error']}"
-            yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "broken_link", Health.UNHEALTHY)
+            yield Problem(m.CHECK_PASSED, 0, words, Action.GPU_RESET, "broken_link", Health.UNHEALTHY)
 
 
 def _unknown(outcome: Outcome, outcomes: Outcomes) -> Iterator[Unknown]:
@@ -168,7 +168,7 @@ def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
         f"{what} in {test['bytes'] / 2**30:.3g} GiB of memory, the first at {first['address']}"
         f" ({first['actual']} instead of {first['expected']})"
     )
-    yield Problem(m.PROBE_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)
+    yield Problem(m.CHECK_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)
 
 
 def _risen(before: Mapping[Metric, float], after: Mapping[Metric, float]) -> Iterator[Problem]:
@@ -192,4 +192,4 @@ def _dropped(sustained: Answer | None) -> Iterator[Problem]:
     drop = 1 - sustained["last"] / sustained["first"]
     if drop > SUSTAINED_DROP:
         words = f"the tensor rate falls by {drop:.0%} under sustained load"
-        yield Problem(m.PROBE_RATE, sustained["last"], words, Action.DRAIN, "drops_under_load", Health.DEGRADED)
+        yield Problem(m.CHECK_RATE, sustained["last"], words, Action.DRAIN, "drops_under_load", Health.DEGRADED)

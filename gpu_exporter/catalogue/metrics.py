@@ -34,7 +34,7 @@ GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
-PROFILE, PROBE, NIC, NCCL = MetricSet.PROFILE, MetricSet.PROBE, MetricSet.NIC, MetricSet.NCCL
+PROFILE, CHECK, NIC, NCCL = MetricSet.PROFILE, MetricSet.CHECK, MetricSet.NIC, MetricSet.NCCL
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -350,11 +350,11 @@ PROFILES         = Metric("gpu_exporter_profiles_total",       COUNTER, "profile
 PROFILE_FAILURES = Metric("gpu_exporter_profile_failures_total", COUNTER, "processes", "Processes that were not profiled although it was time to, by reason; with reason disk also profiles that could not be stored (docs/profile.md).", entity=NODE, set=PROFILE)
 
 # --- active checks: their last results in --state-dir, and what `check --active --textfile` writes for node_exporter ------------------------
-PROBE_BANDWIDTH = Metric("gpu_probe_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second that the last active check measured while no other GPU was tested: device memory, PCIe, NVLink.", 0, 1e14, set=PROBE)
-PROBE_RATE      = Metric("gpu_probe_flops_per_second", GAUGE, "flops per second", "Arithmetic rate in FLOP/s that the last active check measured while no other GPU was tested.", 0, 1e17, set=PROBE)
-PROBE_LINK      = Metric("gpu_probe_link_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second from this GPU to another one (label peer, its index), measured by the last active check.", 0, 1e14, set=PROBE)
-PROBE_PASSED    = Metric("gpu_probe_passed", GAUGE, "bool", "1 if the last active check found nothing wrong with the GPU, 0 if it found a problem; absent if it could not tell.", 0, 1, set=PROBE)
-PROBE_AT        = Metric("gpu_probe_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last active check of the GPU.", set=PROBE)
+CHECK_BANDWIDTH = Metric("gpu_probe_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second that the last active check measured while no other GPU was tested: device memory, PCIe, NVLink.", 0, 1e14, set=CHECK)
+CHECK_RATE      = Metric("gpu_probe_flops_per_second", GAUGE, "flops per second", "Arithmetic rate in FLOP/s that the last active check measured while no other GPU was tested.", 0, 1e17, set=CHECK)
+CHECK_LINK      = Metric("gpu_probe_link_bytes_per_second", GAUGE, "bytes per second", "Bandwidth in bytes per second from this GPU to another one (label peer, its index), measured by the last active check.", 0, 1e14, set=CHECK)
+CHECK_PASSED    = Metric("gpu_probe_passed", GAUGE, "bool", "1 if the last active check found nothing wrong with the GPU, 0 if it found a problem; absent if it could not tell.", 0, 1, set=CHECK)
+CHECK_AT        = Metric("gpu_probe_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last active check of the GPU.", set=CHECK)
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
 XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "XID errors by code; codes that require a drain start at 0.")

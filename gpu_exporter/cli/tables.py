@@ -22,7 +22,7 @@ SETS = {
     MetricSet.HOST: "--host-evidence",
     MetricSet.JOB: "--job-socket",
     MetricSet.PROFILE: "--profile",
-    MetricSet.PROBE: "check --active",
+    MetricSet.CHECK: "check --active",
     MetricSet.NIC: "default, with NICs",
     MetricSet.NCCL: "--nccl-inspector-dir",
 }

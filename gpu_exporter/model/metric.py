@@ -28,7 +28,7 @@ class Pace(Enum):
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
-    exposed if the fields file names it. Nor are HOST, JOB, PROFILE, PROBE and NCCL: they need `--host-evidence`,
+    exposed if the fields file names it. Nor are HOST, JOB, PROFILE, CHECK and NCCL: they need `--host-evidence`,
     `--job-socket`, `--profile`, results of `check --active`, and `--nccl-inspector-dir`. NIC needs network cards, and
     `--no-nics` hides it."""
 
@@ -38,7 +38,7 @@ class MetricSet(Enum):
     HOST = "host"
     JOB = "job"
     PROFILE = "profile"
-    PROBE = "probe"
+    CHECK = "probe"
     NIC = "nic"
     NCCL = "nccl"
 

@@ -71,10 +71,10 @@ def test_published_samples(tmp_path: Path) -> None:
     watch.poll()
     samples = watch.samples(gpus, ())
     assert {(series.metric, series.labels): value for series, value in samples} == {
-        (m.PROBE_RATE, (("quantity", "bf16"),)): 5e14,
-        (m.PROBE_BANDWIDTH, (("quantity", "memory_copy"),)): 3e12,
-        (m.PROBE_PASSED, ()): 0.0,
-        (m.PROBE_AT, ()): 100.0,
+        (m.CHECK_RATE, (("quantity", "bf16"),)): 5e14,
+        (m.CHECK_BANDWIDTH, (("quantity", "memory_copy"),)): 3e12,
+        (m.CHECK_PASSED, ()): 0.0,
+        (m.CHECK_AT, ()): 100.0,
     }
     assert [series for series, _ in watch.samples(gpus, ())] == [series for series, _ in samples]
 

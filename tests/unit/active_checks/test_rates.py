@@ -164,11 +164,11 @@ def test_words_of_a_slow_rate() -> None:
     assert problem.words == (
         "FP32 arithmetic: 40 TFLOP/s, 50% below the other GPUs of this node, 20% below its own earlier checks"
     )
-    assert (problem.metric, problem.value, problem.action) == (m.PROBE_RATE, 40e12, Action.DRAIN)
+    assert (problem.metric, problem.value, problem.action) == (m.CHECK_RATE, 40e12, Action.DRAIN)
     (problem,) = Rates(outcomes({"fp32": 3e12}, model="NVIDIA L4"), CheckHistory()).problems(0)
     assert problem.words == "FP32 arithmetic: 3 TFLOP/s, 10% of the data sheet (30.3 TFLOP/s)"
     (problem,) = Rates(outcomes({"memory_copy": 1e12}, {}, model="unknown"), CheckHistory()).problems(0)
-    assert problem.metric == m.PROBE_BANDWIDTH
+    assert problem.metric == m.CHECK_BANDWIDTH
 
 
 @pytest.mark.parametrize("quantity", [Quantity.FP32, Quantity.MEMORY_COPY])
@@ -184,7 +184,7 @@ def test_words_of_a_slow_link() -> None:
     of = outcomes({}, {}, {}, {}, pairs={(1, 3): 200e9, (3, 1): 300e9})
     (problem,) = Rates(of, CheckHistory()).problems(1)
     assert problem.words == "NVLink to GPU 3: 200 GB/s, other pairs 395 GB/s"
-    assert (problem.metric, problem.value, problem.health) == (m.PROBE_LINK, 200e9, Health.DEGRADED)
+    assert (problem.metric, problem.value, problem.health) == (m.CHECK_LINK, 200e9, Health.DEGRADED)
     assert problems(outcomes({}, {}, pairs={(0, 1): 200e9}, model="unknown")) == {}
     (slow,) = Rates(outcomes({}, {}, {}, pairs={(0, 1): 300e9}, model="unknown"), CheckHistory()).slow()[1]
     assert slow == (0, 1)

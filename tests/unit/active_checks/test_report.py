@@ -20,7 +20,7 @@ GPUS = [Gpu(index, f"GPU-{index}", "0:1:0.0", "H100", driver="570.1") for index 
 BF16 = Rated(Quantity.BF16, 850e12, 840e12, 0.01, 900e12, None, None, "wgmma", "model")
 COPY = Rated(Quantity.MEMORY_COPY, 3e12, None, 0.0, None, None, None)
 LOAD = LoadExtremes(clock_low=1200.0, clock_high=1980.0, power=699.6, temperature=64.0, events=0x44)
-SLOW = Problem(m.PROBE_RATE, 1.0, "it is slow", Action.DRAIN, "slow_bf16", Health.DEGRADED)
+SLOW = Problem(m.CHECK_RATE, 1.0, "it is slow", Action.DRAIN, "slow_bf16", Health.DEGRADED)
 FULL = CheckResult(
     Verdict(GPUS[0], (SLOW,)),
     (BF16, COPY),
@@ -129,18 +129,18 @@ def test_prometheus_text() -> None:
     families = text.split("# HELP ")[1:]
     samples = {family.partition(" ")[0]: family.splitlines()[2:] for family in families}
     assert samples == {
-        m.PROBE_RATE.name: [f'{m.PROBE_RATE.name}{{gpu="0",UUID="GPU-0",quantity="bf16"}} 850000000000000.0'],
-        m.PROBE_BANDWIDTH.name: [
-            f'{m.PROBE_BANDWIDTH.name}{{gpu="0",UUID="GPU-0",quantity="memory_copy"}} 3000000000000.0'
+        m.CHECK_RATE.name: [f'{m.CHECK_RATE.name}{{gpu="0",UUID="GPU-0",quantity="bf16"}} 850000000000000.0'],
+        m.CHECK_BANDWIDTH.name: [
+            f'{m.CHECK_BANDWIDTH.name}{{gpu="0",UUID="GPU-0",quantity="memory_copy"}} 3000000000000.0'
         ],
-        m.PROBE_LINK.name: [f'{m.PROBE_LINK.name}{{gpu="0",UUID="GPU-0",peer="1"}} 395400000000.0'],
-        m.PROBE_PASSED.name: [
-            f'{m.PROBE_PASSED.name}{{gpu="0",UUID="GPU-0"}} 0',
-            f'{m.PROBE_PASSED.name}{{gpu="1",UUID="GPU-1"}} 1',
+        m.CHECK_LINK.name: [f'{m.CHECK_LINK.name}{{gpu="0",UUID="GPU-0",peer="1"}} 395400000000.0'],
+        m.CHECK_PASSED.name: [
+            f'{m.CHECK_PASSED.name}{{gpu="0",UUID="GPU-0"}} 0',
+            f'{m.CHECK_PASSED.name}{{gpu="1",UUID="GPU-1"}} 1',
         ],
-        m.PROBE_AT.name: [f'{m.PROBE_AT.name}{{gpu="{index}",UUID="GPU-{index}"}} 1234.5' for index in (0, 1, 3)],
+        m.CHECK_AT.name: [f'{m.CHECK_AT.name}{{gpu="{index}",UUID="GPU-{index}"}} 1234.5' for index in (0, 1, 3)],
     }
     assert families[0].splitlines()[:2] == [
-        f"{m.PROBE_RATE.name} {m.PROBE_RATE.help}",
-        f"# TYPE {m.PROBE_RATE.name} gauge",
+        f"{m.CHECK_RATE.name} {m.CHECK_RATE.help}",
+        f"# TYPE {m.CHECK_RATE.name} gauge",
     ]

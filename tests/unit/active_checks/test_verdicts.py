@@ -109,7 +109,7 @@ def test_failures_of_the_gpu(outcome: Outcome, reason: str, action: Action, word
     verdict = judged(outcome).verdict
     (problem,) = verdict.problems
     assert (problem.reason, problem.action, problem.words, problem.health) == (reason, action, words, Health.UNHEALTHY)
-    assert (problem.metric, problem.value) == (m.PROBE_PASSED, 0)
+    assert (problem.metric, problem.value) == (m.CHECK_PASSED, 0)
     assert verdict.unknown == ()
 
 
