@@ -1,7 +1,7 @@
 """What each GPU model can do: rates that `gpu-exporter check --active` measures, and rates of data sheets.
 
-A measured value belongs to the kernels of `gpu_exporter/active_checks`, so it is a reference for them. A rate of a data sheet
-is the theoretical maximum, which no program reaches: `SHARES` says which part of it is usual.
+A measured value belongs to the kernels of `active_checks/kernels.py`, so it is a reference for them. A rate of a data
+sheet is the theoretical maximum, which no program reaches: `SHARES` says which part of it is usual.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ SHARES: Mapping[Quantity, float] = {
     Quantity.BF16: 0.35,
     Quantity.FP32: 0.60,
 }
-# Their tensor cores need instructions (tcgen05) that no kernel of `gpu_exporter/active_checks` uses. What is measured there
-# can be compared only with other GPUs and with the past.
+# Their tensor cores need instructions (tcgen05) that no kernel of `active_checks/kernels.py` uses. What is measured
+# there can be compared only with other GPUs and with the past.
 NO_TENSOR_KERNEL = {"Blackwell"}
 
 

@@ -80,7 +80,7 @@ def analyze_command(
     require_numpy()
     from gpu_exporter.traces import gate
     from gpu_exporter.traces.analysis import analyze
-    from gpu_exporter.traces.pprof import folded_lines, pprof_profile
+    from gpu_exporter.traces.exports import folded_lines, pprof_profile
     from gpu_exporter.traces.verdict import Thresholds
 
     try:

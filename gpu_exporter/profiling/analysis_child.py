@@ -75,8 +75,8 @@ def _trace(path: Path, name: str) -> Trace:
 
 
 def _outputs(traces: Sequence[Trace], result: AnalysisResult, outputs: frozenset[str]) -> dict[str, Any]:
+    from gpu_exporter.traces.exports import folded_lines, pprof_profile
     from gpu_exporter.traces.html_page import page
-    from gpu_exporter.traces.pprof import folded_lines, pprof_profile
     from gpu_exporter.traces.text_report import lines
 
     answer: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def _of_devices(traces: Sequence[Trace], result: AnalysisResult) -> list[dict[st
     Of the stacks, only as many as are stored: a job decides how many there are.
     """
     from gpu_exporter.profiling.records import most_costly
-    from gpu_exporter.traces.gpu_stacks import gpu_stacks
+    from gpu_exporter.traces.exports import gpu_stacks
 
     positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
     return [

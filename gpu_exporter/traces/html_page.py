@@ -16,7 +16,7 @@ from gpu_exporter.reports.flame_graph import flame_graph
 from gpu_exporter.reports.html_document import page_foot, page_head
 from gpu_exporter.reports.html_document import safe_text as _text
 from gpu_exporter.traces.device_times import DeviceTimes, devices
-from gpu_exporter.traces.gpu_stacks import gpu_stacks
+from gpu_exporter.traces.exports import gpu_stacks
 from gpu_exporter.traces.intervals import covered, union
 from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
 from gpu_exporter.traces.result import AnalysisResult, RankResult

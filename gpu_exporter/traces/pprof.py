@@ -10,9 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.traces.frames import PYTHON_FRAME
-from gpu_exporter.traces.gpu_stacks import gpu_stacks
-from gpu_exporter.traces.model import Trace
-from gpu_exporter.traces.result import AnalysisResult
 
 # Numbers of fields in profile.proto.
 _SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRINGS, _TIME, _DURATION, _PERIOD_TYPE, _PERIOD = (
@@ -132,29 +129,3 @@ def _packed(number: int, values: Iterable[int]) -> bytes:
 
 def _message(number: int, *fields: Sequence[int]) -> bytes:
     return _bytes(number, b"".join(_field(each, value) for each, value in fields))
-
-
-def folded_lines(result: AnalysisResult) -> list[str]:
-    """Return idle time as folded stacks, the most costly first: rank, cause and frames, and whole microseconds."""
-    found = [
-        (round(seconds * 1e6), f"rank {rank};{stack}")
-        for rank, stacks in result.idle_stacks.items()
-        for stack, seconds in stacks.items()
-    ]
-    return [f"{' '.join(stack.split())} {number}" for number, stack in sorted(found, reverse=True) if number]
-
-
-def pprof_profile(traces: Sequence[Trace], result: AnalysisResult) -> bytes:
-    """Return GPU time and idle time by stack in the format of pprof."""
-    positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
-    gpu = {
-        f"rank {rank.rank};{stack}": seconds
-        for rank in result.ranks
-        for stack, seconds in gpu_stacks(positions[rank.rank], rank.device).items()
-    }
-    idle = {
-        f"rank {rank};{stack}": seconds
-        for rank, stacks in result.idle_stacks.items()
-        for stack, seconds in stacks.items()
-    }
-    return profile({"gpu_time": gpu, "gpu_idle": idle}, max(rank.span_seconds for rank in result.ranks))

@@ -9,8 +9,8 @@ import pytest
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.exports import pprof_profile
 from gpu_exporter.traces.kineto import read
-from gpu_exporter.traces.pprof import pprof_profile
 from gpu_exporter.traces.result import AnalysisResult, IdleCause, TraceClass
 from gpu_exporter.traces.verdict import Thresholds
 from tests.support.pprof import decoded, folded_of

@@ -18,7 +18,7 @@ from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.reports.flame_graph import MOST_DEPTH, ROW, flame_graph, tree
 from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.device_times import devices
-from gpu_exporter.traces.gpu_stacks import gpu_stacks
+from gpu_exporter.traces.exports import gpu_stacks
 from gpu_exporter.traces.html_page import page, shares, timeline
 from gpu_exporter.traces.model import TraceStep
 from gpu_exporter.traces.reader import read

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_exporter.traces.exports import folded_lines
 from gpu_exporter.traces.memory import FailedAllocation, Holder, MemoryResult
-from gpu_exporter.traces.pprof import folded_lines
 from gpu_exporter.traces.result import (
     Advice,
     AnalysisResult,

@@ -1,6 +1,8 @@
-"""GPU time by the stack of the host that launched the work."""
+"""The result of an analysis as folded stacks and for pprof."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,6 +10,8 @@ from gpu_exporter.traces.device_times import NS
 from gpu_exporter.traces.idle import Launches
 from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Trace
+from gpu_exporter.traces.pprof import profile
+from gpu_exporter.traces.result import AnalysisResult
 from gpu_exporter.traces.stacks import Stacks
 
 NO_FRAMES = "(no frames)"
@@ -34,3 +38,29 @@ def gpu_stacks(trace: Trace, device: int) -> dict[str, float]:
         folded = ";".join(frame.replace(";", ":") for frame in (*frames, short_name(trace.names[name])))
         found[folded] = found.get(folded, 0.0) + nanoseconds / NS
     return found
+
+
+def folded_lines(result: AnalysisResult) -> list[str]:
+    """Return idle time as folded stacks, the most costly first: rank, cause and frames, and whole microseconds."""
+    found = [
+        (round(seconds * 1e6), f"rank {rank};{stack}")
+        for rank, stacks in result.idle_stacks.items()
+        for stack, seconds in stacks.items()
+    ]
+    return [f"{' '.join(stack.split())} {number}" for number, stack in sorted(found, reverse=True) if number]
+
+
+def pprof_profile(traces: Sequence[Trace], result: AnalysisResult) -> bytes:
+    """Return GPU time and idle time by stack in the format of pprof."""
+    positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
+    gpu = {
+        f"rank {rank.rank};{stack}": seconds
+        for rank in result.ranks
+        for stack, seconds in gpu_stacks(positions[rank.rank], rank.device).items()
+    }
+    idle = {
+        f"rank {rank};{stack}": seconds
+        for rank, stacks in result.idle_stacks.items()
+        for stack, seconds in stacks.items()
+    }
+    return profile({"gpu_time": gpu, "gpu_idle": idle}, max(rank.span_seconds for rank in result.ranks))
