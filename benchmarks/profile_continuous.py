@@ -27,7 +27,7 @@ from benchmarks.paired import Slowdown, slowdown
 from benchmarks.profile_overhead import FILES, Job, Variant, started, until_training
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import pyspy
-from gpu_exporter.profiling.daemon_socket import DaemonSocket
+from gpu_exporter.profiling.kineto_daemon import DaemonSocket
 from gpu_exporter.profiling.processes import look_up
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.triggers import GAP_SECONDS, RATE, SCHEDULED_SECONDS

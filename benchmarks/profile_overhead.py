@@ -27,8 +27,7 @@ from pathlib import Path
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import analysis, pyspy, stacks
-from gpu_exporter.profiling.daemon_socket import DaemonSocket
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import DaemonSocket, TraceOptions
 from gpu_exporter.profiling.processes import look_up
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.trace_session import TakenTrace, TraceSession

@@ -13,7 +13,7 @@ from content.docs import failure_modes as failure_pages
 from content.docs import gpu_models, reference
 from content.docs import signals as signal_page
 from gpu_exporter.alerting import alertmanager, rules, runbooks
-from gpu_exporter.alerting import dcgm_exporter_csv as dcgm_csv
+from gpu_exporter.alerting import coverage as dcgm_csv
 from gpu_exporter.alerting.boards import BOARDS, Board
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.catalogue.failure_modes import MODES

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gpu_exporter.alerting import alertmanager, dcgm_exporter_csv, rules, runbooks
+from gpu_exporter.alerting import alertmanager, coverage, rules, runbooks
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.alerting.limits import largest_of, user_limits
 from gpu_exporter.catalogue import project
@@ -134,8 +134,8 @@ def _alerts(chosen: BundleChoice) -> Files:
     yield "vmalert/rules.yaml", _linked(rules.vmalert_rules(*selected), chosen)
     yield "examples/remote_write.yaml", _titled(rules.forwarding(), "#")
     yield "examples/alertmanager.yaml", _titled(alertmanager.alertmanager(), "#")
-    yield "dcgm-exporter.csv", _titled(dcgm_exporter_csv.classic(), "#")
-    yield "dcgm-exporter-4.9.csv", _titled(dcgm_exporter_csv.modern(), "#")
+    yield "dcgm-exporter.csv", _titled(coverage.classic(), "#")
+    yield "dcgm-exporter-4.9.csv", _titled(coverage.modern(), "#")
 
 
 def _linked(text: str, chosen: BundleChoice) -> str:

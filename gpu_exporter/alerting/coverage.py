@@ -1,13 +1,16 @@
-"""Which signals and failure modes work with which exporter, and which fields a dcgm-exporter must export. Pure."""
+"""Which signals and failure modes work with which exporter, and the fields that a dcgm-exporter must export. Pure."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from io import StringIO
 
-from gpu_exporter.catalogue import job_signals
+from gpu_exporter.alerting import banner
+from gpu_exporter.catalogue import job_signals, signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
@@ -183,3 +186,32 @@ def _known(term: Leaf, names: Collection[str]) -> bool:
             return can_compute(term.of.signal, names) and _judged(term.mark.condition, names) is not Detectability.NO
         case _:
             raise no_case(term)
+
+
+# Describes the gauges of gpu-exporter, not those of dcgm-exporter.
+WINDOW = ", mean over the gauge window"
+HEAD = """\
+# The fields of dcgm-exporter {versions} that the rules, alerts and dashboards of gpu-exporter need:
+#   dcgm-exporter --collectors {file}
+# This file replaces the default fields of dcgm-exporter; add any others that you use. An older version does not start
+# with a field that it does not know ("could not find DCGM field"): delete the line. Alerts that need it never fire.
+# The rates of PCIe and NVLink are gauges, despite their names: never apply rate() to them.
+# DCGM FIELD, Prometheus metric type, help message
+"""
+
+
+def classic() -> str:
+    """Return alerts/dcgm-exporter.csv: names up to 4.8."""
+    return _file(Generation.DCGM_EXPORTER_4_8, "up to 4.8", "dcgm-exporter.csv")
+
+
+def modern() -> str:
+    """Return alerts/dcgm-exporter-4.9.csv: names from 4.9 on."""
+    return _file(Generation.DCGM_EXPORTER_4_9, "from 4.9 on", "dcgm-exporter-4.9.csv")
+
+
+def _file(which: Generation, versions: str, file: str) -> str:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows((each.name, each.kind.value, each.help.replace(WINDOW, "")) for each in fields(which))
+    return banner.comment(signals) + HEAD.format(versions=versions, file=file) + text.getvalue()

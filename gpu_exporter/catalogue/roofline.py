@@ -1,5 +1,7 @@
 """What the best kernels reach on each GPU model, and how close a GPU that works is to that: its place in the roofline.
 
+A busy GPU that reaches none of the limits of its chip could do more: its headroom.
+
 Two rates bound every kernel: that of the tensor cores and that of the memory. The tensor rate is expressed as clock
 cycles per second with active tensor cores, because it then holds for every data type: FLOP/s is this times the SMs and
 `FLOPS_PER_CYCLE`. It counts lower clocks as lost, which the activity of the pipe alone does not. It is that of matrix
@@ -19,12 +21,49 @@ from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, MODELS, GpuMo
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
 from gpu_exporter.conditions.tree import And
 
+# What the best kernels reach: copies 0.9 of the memory bandwidth, matrix products 0.93 to 0.97 of their pipe.
+DRAM_PEAK, PIPE_PEAK = 0.9, 1.0
+# Above this share of a limit, it is the limit.
+NEAR = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """The use of a chip as shares of its limits: tensor cores, memory bandwidth, other arithmetic pipes."""
+
+    tensor: float
+    memory: float
+    pipes: float
+
+    @property
+    def limited_by(self) -> str:
+        """Return the limit that it reaches, or an empty string if it reaches none."""
+        name, share = max(
+            (("tensor", self.tensor), ("memory", self.memory), ("pipes", self.pipes)), key=lambda of: of[1]
+        )
+        return name if share >= NEAR else ""
+
+
+_WORKS = And(c.BUSY, c.FILLED)
+
+
+def headroom(window: SignalWindow, device: Device) -> Headroom | None:
+    """Return the headroom of a GPU whose kernels fill it; None for any other, and if it is unknown."""
+    if holds(_WORKS, window, device) is not True:
+        return None
+    tensor, dram = value(c.TENSOR, window, device), value(c.DRAM, window, device)
+    if tensor is None or dram is None:
+        return None
+    pipes = max(value(term, window, device) or 0.0 for term in (c.FLOAT, c.INT))
+    return Headroom(tensor / PIPE_PEAK, min(dram / DRAM_PEAK, 1.0), min(pipes / PIPE_PEAK, 1.0))
+
+
 # Dense FLOP per cycle and SM of the tensor cores in BF16: the data sheet's rate is this, times SMs and boost clock.
 FLOPS_PER_CYCLE = {"Ampere": 2048, "Ada": 1024, "Hopper": 4096, "Blackwell": 8192}
 # What is assumed of models that were not measured: the lower of the measured shares of the data sheets.
 ASSUMED_TENSOR, ASSUMED_MEMORY = 0.74, 0.887
 # The memory is the limit, the tensor cores are not: a larger batch costs little time.
-NEAR, WELL_BELOW = 0.6, 0.5
+NEAR_BEST, WELL_BELOW = 0.6, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +124,9 @@ class Position:
         None unless the memory is the limit and they are well below theirs. This holds where the memory traffic is
         that of weights, which are read once per batch, as in the decoding phase of inference.
         """
-        if self.memory < NEAR or self.tensor <= 0 or self.tensor >= WELL_BELOW * self.memory:
+        if self.memory < NEAR_BEST or self.tensor <= 0 or self.tensor >= WELL_BELOW * self.memory:
             return None
         return self.memory / self.tensor
-
-
-_WORKS = And(c.BUSY, c.FILLED)
 
 
 def position(window: SignalWindow, device: Device, model_name: str) -> Position | None:

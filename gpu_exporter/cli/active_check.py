@@ -1,10 +1,12 @@
-"""`gpu-exporter check --active`: runs the check, prints it, and keeps it."""
+"""`gpu-exporter check --active`: runs the check unless a program uses the GPUs, prints it, and keeps it."""
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,19 +20,72 @@ from gpu_exporter.active_checks.load import INTERVAL, ROWS, Loads, readings
 from gpu_exporter.active_checks.rates import Rates
 from gpu_exporter.active_checks.run import TIME_LIMITS, CheckTarget, Outcomes, run
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.cli import gpu_users
 from gpu_exporter.config import Config
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.health import check, fitness
+from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
+from gpu_exporter.owners.cgroup import process_owner
 from gpu_exporter.pipeline.monitor import Monitor, observe
 from gpu_exporter.sources.choice import only
 
+# What must be read for `gpu_users`.
+USER_ROWS = (m.PROCESSES, m.PROCESS_MEMORY, m.FB_USED)
+# Memory in use (MiB) from which a GPU without visible processes is in use; the driver alone needs less.
+HELD_MEMORY = 1000.0
+HIDDEN = "not visible here (another container or PID namespace)"
+
+
+def gpu_users(snapshot: Snapshot, files: HostFiles) -> dict[int, tuple[str, ...]]:
+    """Return the programs that use each GPU, in words, by its index; GPUs that nothing uses are left out."""
+    named: dict[int, dict[int, str]] = defaultdict(dict)
+    for series, _ in snapshot.samples:
+        if series.metric is m.PROCESS_MEMORY and series.gpu is not None:
+            labels = dict(series.labels)
+            named[series.gpu.index][int(labels["pid"])] = labels["process"]
+    found = {index: tuple(_of_gpu(values, named[index], files)) for index, values in readings(snapshot).items()}
+    return {index: programs for index, programs in found.items() if programs}
+
+
+def _of_gpu(values: Mapping[Metric, float], named: Mapping[int, str], files: HostFiles) -> Iterator[str]:
+    for pid, name in sorted(named.items()):
+        yield f"process {pid} ({printable(name, 40)}){_owner(pid, files)}"
+    hidden = int(values.get(m.PROCESSES, 0)) - len(named)
+    memory = values.get(m.FB_USED, 0.0)
+    if hidden > 0:
+        yield f"{hidden} {'process that is' if hidden == 1 else 'processes that are'} {HIDDEN}"
+    elif not named and memory >= HELD_MEMORY:
+        yield f"a program that is {HIDDEN}, with {memory * 2**20 / 1e9:.1f} GB of its memory"
+
+
+def _owner(pid: int, files: HostFiles) -> str:
+    """Return of whom a process is: user, and pod, job or container by its cgroup."""
+    owner = process_owner(files.process(f"{pid}/cgroup").decode("utf-8", "replace"))
+    parts = [f"user {user}" if (user := _user(pid, files)) else ""]
+    if owner:
+        parts += [f"job {owner.job}" if owner.job else f"pod UID {owner.pod}" if owner.pod else ""]
+        parts += [f"container {owner.container[:12]}" if owner.container else ""]
+    text = ", ".join(filter(None, parts))
+    return f" of {text}" if text else ""
+
+
+def _user(pid: int, files: HostFiles) -> str:
+    status = procfs.status(files.process(f"{pid}/status"))
+    if status is None:
+        return ""
+    try:
+        return pwd.getpwuid(status.uid).pw_name
+    except KeyError:
+        return str(status.uid)
+
+
 # The rows that are read before and after a check: the verdict's, whether the GPU is busy, and the counters.
-AROUND = tuple(dict.fromkeys((*fitness.ROWS, *gpu_users.ROWS, m.GPU_UTIL, *active.COUNTERS)))
+AROUND = tuple(dict.fromkeys((*fitness.ROWS, *USER_ROWS, m.GPU_UTIL, *active.COUNTERS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +124,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
     untested = dict(_in_mig_mode(before))
-    seen = {**_busy(before), **gpu_users.users(before, _files(request.config))}
+    seen = {**_busy(before), **gpu_users(before, _files(request.config))}
     users = {index: programs for index, programs in seen.items() if index not in untested}
     if not request.force:
         untested = {**dict.fromkeys(users, "another program uses the GPU: end it, or use --force"), **untested}
@@ -97,7 +152,7 @@ def _targets(passive: check.CheckReport) -> Iterator[CheckTarget]:
 def _busy(snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
     """Return the GPUs that work, and that the driver lists no process of."""
     return {
-        index: (f"a program that is {gpu_users.HIDDEN}; it is {values[m.GPU_UTIL]:.0f} % busy",)
+        index: (f"a program that is {HIDDEN}; it is {values[m.GPU_UTIL]:.0f} % busy",)
         for index, values in readings(snapshot).items()
         if values.get(m.GPU_UTIL, 0) > 0
     }
@@ -141,7 +196,7 @@ def _checked(
     if checked.clean and time.monotonic() < end:  # if a call of the driver hangs, another one would, too
         after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
     # A program that began meanwhile is seen afterwards. A process of the check that cannot be ended is no such program.
-    later = {} if checked.outcomes.stuck else gpu_users.users(after, _files(request.config))
+    later = {} if checked.outcomes.stuck else gpu_users(after, _files(request.config))
     checked.users = {**users, **later}
     gpus = {status.gpu.index: status.gpu for status in before.gpus}
     # Level 1 is too short for errors to accumulate.

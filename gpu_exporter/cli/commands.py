@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from inspect import cleandoc
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+C = TypeVar("C", bound=click.Command)
 
 # The sections of the help, each with its commands and their summaries.
 SECTIONS: Mapping[str, Mapping[str, str]] = {
@@ -47,6 +49,14 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 SUMMARIES = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
 
 
+class CommandFailure(click.ClickException):
+    """An error that ends a command with one line and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Commands(Mapping[str, click.Command]):
     """The commands by name. Each is imported when it is looked up."""
 
@@ -63,10 +73,10 @@ class Commands(Mapping[str, click.Command]):
         return len(SUMMARIES)
 
 
-def command(name: str, cls: type[click.Command], **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+def command(name: str, cls: type[C], **attributes: Any) -> Callable[[Callable[..., Any]], C]:
     """Return a decorator that makes a function the command of this name in the table."""
 
-    def decorate(function: Callable[..., Any]) -> click.Command:
+    def decorate(function: Callable[..., Any]) -> C:
         text = f"{SUMMARIES[name]}\n\n{cleandoc(function.__doc__ or '')}"
         return click.command(name, cls, help=text.strip(), **attributes)(function)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_exporter.cli.commands import SECTIONS, SUMMARIES, Commands
-from gpu_exporter.cli.failure import CommandFailure
+from gpu_exporter.cli.commands import SECTIONS, SUMMARIES, CommandFailure, Commands
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.version import __version__
 

@@ -1,7 +1,8 @@
-"""Command line options made of settings, and the commands that list them in groups."""
+"""Command line options made of settings, the commands that list them in groups, and exit codes."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter.cli.failure import CommandFailure
+from gpu_exporter.cli.commands import CommandFailure
 from gpu_exporter.config import ENV_PREFIX, Config, SettingGroup, flag, read_file, unknown_variables
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import address, boolean, duration, interval, near, nearest, ratio, release_duration
@@ -188,6 +189,15 @@ def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
     convert.__name__ = VALUES.get(parse, "value")
     return convert
+
+
+NO_NUMPY = "trace needs NumPy, which is not installed: pip install numpy"
+
+
+def require_numpy() -> None:
+    """Raise CommandFailure with one line if NumPy is not installed."""
+    if importlib.util.find_spec("numpy") is None:
+        raise CommandFailure(NO_NUMPY, COULD_NOT_TELL)
 
 
 def settings(*names: str) -> Callable[[F], F]:

@@ -14,16 +14,15 @@ import click
 
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.local_exporter import SETTINGS, LocalCommand, remote_of, remote_options
-from gpu_exporter.cli.options import OWNER_SETTINGS, parsed, settings
+from gpu_exporter.cli.options import OWNER_SETTINGS, parsed, require_numpy, settings
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
-from gpu_exporter.cli.trace_files import require_numpy
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:
-    from gpu_exporter.profiling.kineto_ipc import TraceOptions
+    from gpu_exporter.profiling.kineto_daemon import TraceOptions
     from gpu_exporter.profiling.processes import Process
     from gpu_exporter.profiling.pyspy import Sampling
     from gpu_exporter.profiling.targets import Wanted
@@ -137,7 +136,7 @@ def _from_here(request: _Request, config: Config) -> _Outcome:
     """Return the profile of the processes that this command finds and samples itself."""
     from gpu_exporter.cli.profile_targets import holding, named
     from gpu_exporter.profiling import pyspy
-    from gpu_exporter.profiling.kineto_ipc import TraceOptions
+    from gpu_exporter.profiling.kineto_daemon import TraceOptions
 
     trace, how = request.trace, request.how
     if not trace:

@@ -1,40 +1,246 @@
-"""`gpu-exporter trace`: where the time of GPUs went, according to profiler traces."""
+"""`gpu-exporter trace`: where the time of GPUs went, according to profiler traces.
+
+`analyze` prints the analysis and can be the gate of a build; `diff` compares two traces; `top` lists what takes time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpu_exporter.cli.commands import command
+from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed, require_numpy
+from gpu_exporter.cli.progress import Progress
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.user_text import ratio
 
 if TYPE_CHECKING:
-    pass
-
-# The subcommands: each in its own module, imported when it is called.
-SUBCOMMANDS: Mapping[str, str] = {
-    "analyze": "gpu_exporter.cli.trace_analyze:analyze_command",
-    "diff": "gpu_exporter.cli.trace_compare:diff_command",
-    "top": "gpu_exporter.cli.trace_compare:top_command",
-}
+    from gpu_exporter.traces.diff import TraceTotals
+    from gpu_exporter.traces.kernel_reports import KernelReport
+    from gpu_exporter.traces.model import Trace
+    from gpu_exporter.traces.result import AnalysisResult
 
 
-class _Subcommands(click.Group):
-    """Imports a subcommand when it is called, and asks for NumPy first."""
+def read_all(paths: Sequence[Path]) -> list[Trace]:
+    """Read traces, with progress on a terminal. Raises GpuExporterError and OSError."""
+    require_numpy()
+    from gpu_exporter.traces.reader import read
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(SUBCOMMANDS)
+    traces = []
+    for number, path in enumerate(paths, 1):
+        share = [0.0]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in SUBCOMMANDS:
-            return None
-        module, name = SUBCOMMANDS[cmd_name].split(":")
-        command: click.Command = getattr(import_module(module), name)
-        return command
+        def report(done: int, total: int, share: list[float] = share) -> None:
+            share[0] = done / total if total else 1.0
+
+        of_all = f" ({number} of {len(paths)})" if len(paths) > 1 else ""
+        with Progress(f"reading {path.name}{of_all}", share=lambda share=share: share[0]):  # type: ignore[misc]
+            traces.append(read(path, report))
+    return traces
 
 
-@command("trace", _Subcommands)
+GATE_FAILED = 1
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
+    return click.option(name, type=parsed(ratio), default=default, show_default=True, help=text)
+
+
+@click.command("analyze", cls=Command, error_code=COULD_NOT_TELL)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
+@click.option(
+    "--folded",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what the host did while the GPU was idle as folded stacks, with microseconds, for flame graphs.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page of HTML with timelines and flame graphs, without any other file.",
+)
+@click.option(
+    "--pprof",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write GPU time and idle time by stack for pprof, Pyroscope and Parca.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="CONDITION",
+    help="End with exit code 1 if a GPU fulfils this condition, such as 'idle>20%' or 'exposed_communication>15%'. May"
+    " be repeated.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Output of an earlier --json: end with exit code 1 if steps take longer by more than --max-regression.",
+)
+@_limit("--max-regression", "5%", "How much longer than in the baseline a step may take.")
+@_limit("--least-share", "20%", "The share of the span that the largest loss must take to name the class.")
+@_limit("--compute-bound", "20%", "Below this share of lost time, a job is compute-bound.")
+@_limit("--straggler", "10%", "By how much of a step a rank must be slower than the others to be a straggler.")
+def analyze_command(
+    files: tuple[Path, ...],
+    as_json: bool,
+    folded: Path | None,
+    report: Path | None,
+    pprof: Path | None,
+    fail_on: tuple[str, ...],
+    baseline: Path | None,
+    max_regression: float,
+    least_share: float,
+    compute_bound: float,
+    straggler: float,
+) -> int:
+    """Analyse traces of one job, one FILE for each rank: class, causes of idle time, kernels, advice.
+
+    FILE is a trace of the PyTorch profiler: .json or .json.gz. The exit code is 0 if all conditions hold, 1 if one of
+    --fail-on or --baseline does not, and 2 if a file cannot be read, is empty or has no GPU events.
+    """
+    require_numpy()
+    from gpu_exporter.traces import gate
+    from gpu_exporter.traces.analysis import analyze
+    from gpu_exporter.traces.exports import folded_lines, pprof_profile
+    from gpu_exporter.traces.verdict import Thresholds
+
+    try:
+        conditions = [gate.condition(text) for text in fail_on]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--fail-on") from None
+    before = gate.baseline(baseline) if baseline else None
+    traces = read_all(files)
+    result = analyze(traces, Thresholds(least_share, compute_bound, straggler))
+    if folded:
+        folded.write_text("\n".join(folded_lines(result)) + "\n", encoding="utf-8")
+    if report:
+        from gpu_exporter.traces.html_page import page
+
+        report.write_text(page(traces, result), encoding="utf-8")
+    if pprof:
+        pprof.write_bytes(pprof_profile(traces, result))
+    _print(result, as_json)
+    failures = [line for condition in conditions for line in condition.failures(result)]
+    if before:
+        failures += gate.regressions(result, before, max_regression)
+    for line in failures:
+        click.echo(f"gate failed: {line}", err=True)
+    return GATE_FAILED if failures else 0
+
+
+def _print(result: AnalysisResult, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+        return
+    from gpu_exporter.traces.text_report import lines
+
+    click.echo("\n".join(lines(result)))
+
+
+MOST_NAME, MOST_STALLS = 120, 3
+# `totals.KEYS`, which needs NumPy.
+BY = ("operator", "kernel", "class", "code", "cause", "idle-code")
+
+
+@click.command("diff", cls=Command, error_code=COULD_NOT_TELL)
+@click.argument("before", metavar="BEFORE", type=click.Path(path_type=Path))
+@click.argument("after", metavar="AFTER", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
+def diff_command(before: Path, after: Path, as_json: bool) -> int:
+    """Show what got slower between two traces of the same program: operators, kernels, code, causes of idle time.
+
+    Times are per step if both traces have steps. To compare several ranks or to fail a build, use
+    trace analyze --baseline.
+    """
+    require_numpy()
+    from gpu_exporter.traces import diff
+    from gpu_exporter.traces.diff import totals
+
+    first, second = read_all([before, after])
+    found = diff.diff(totals(first), totals(second))
+    click.echo(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(diff.lines(found)))
+    return 0
+
+
+@click.command("top", cls=Command, error_code=COULD_NOT_TELL)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--by",
+    type=click.Choice(BY),
+    default="kernel",
+    show_default=True,
+    help="What to sum by: GPU time by operator, kernel, class of kernel or Python code that launched it; idle time by"
+    " cause or code.",
+)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many rows to print.")
+@click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
+def top_command(file: Path, by: str, limit: int, as_json: bool) -> int:
+    """List what takes most time in a trace, per step and GPU.
+
+    FILE may also be a CSV report of kernels: of `nsys stats --report cuda_gpu_kern_sum`, whose sums are no utilisation
+    because kernels overlap, or of `ncu --csv`, which says what limits each kernel.
+    """
+    if file.suffix == ".csv":
+        from gpu_exporter.traces import kernel_reports
+
+        kernels = kernel_reports.read(file)
+        rows = [{**asdict(each), "bound": each.bound} for each in kernels]
+        _print_comparison(rows, as_json, _report(kernels[:limit], len(kernels)))
+        return 0
+    require_numpy()
+    from gpu_exporter.traces.diff import totals
+
+    (trace,) = read_all([file])
+    found = totals(trace)
+    listed = [{"name": name, **asdict(total)} for name, total in found.by[by].items()]
+    _print_comparison(listed, as_json, _table(found, by, limit))
+    return 0
+
+
+def _print_comparison(rows: Sequence[Any], as_json: bool, lines: Iterator[str]) -> None:
+    click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))
+
+
+def _table(found: TraceTotals, by: str, limit: int) -> Iterator[str]:
+    from gpu_exporter.traces.text_report import duration
+
+    unit = "step" if found.steps else "trace"
+    what = "Idle time" if by in ("cause", "idle-code") else "GPU time"
+    yield f"{what} by {by}, per {unit} of {duration(found.step_seconds)}"
+    for name, total in list(found.by[by].items())[:limit]:
+        share = total.seconds / found.step_seconds if found.step_seconds else 0.0
+        yield f"  {share:>6.1%}  {duration(total.seconds):>8}  {total.count:>8.4g} x  {printable(name, MOST_NAME)}"
+    if len(found.by[by]) > limit:
+        yield f"  and {len(found.by[by]) - limit} more"
+
+
+def _report(kernels: Sequence[KernelReport], number: int) -> Iterator[str]:
+    total = sum(kernel.seconds for kernel in kernels)
+    yield "Time by kernel; kernels may overlap"
+    for kernel in kernels:
+        share = kernel.seconds / total if total else 0.0
+        limits = [f"{kernel.bound}: compute {kernel.compute:.0%}, memory {kernel.memory:.0%}"] if kernel.bound else []
+        limits += [f"occupancy {kernel.occupancy:.0%}"] if kernel.occupancy is not None else []
+        limits += [f"waits for {reason} ({value:.1f})" for reason, value in list(kernel.stalls.items())[:MOST_STALLS]]
+        name = printable(kernel.name, MOST_NAME)
+        yield f"  {share:>6.1%}  {kernel.seconds * 1e3:>10.4g} ms  {kernel.count:>7} x  {name}"
+        if limits:
+            yield f"{'':34}{'; '.join(limits)}"
+    if number > len(kernels):
+        yield f"  and {number - len(kernels)} more"
+
+
+@command("trace", click.Group)
 def trace_command() -> None:
     """It needs NumPy: pip install numpy."""
+
+
+for each in (analyze_command, diff_command, top_command):
+    trace_command.add_command(each)

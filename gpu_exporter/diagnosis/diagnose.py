@@ -9,8 +9,7 @@ from gpu_exporter.catalogue.bottlenecks import Bottleneck, classify
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
-from gpu_exporter.catalogue.headroom import Headroom, headroom
-from gpu_exporter.catalogue.roofline import Position, position
+from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.signals import UP
 from gpu_exporter.catalogue.time_shares import time_shares
 from gpu_exporter.conditions.evaluate import holds, value

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import SHARES, WORDS, Cause
-from gpu_exporter.catalogue.headroom import Headroom
-from gpu_exporter.catalogue.roofline import NEAR, Position
+from gpu_exporter.catalogue.roofline import NEAR_BEST, Headroom, Position
 
 # Shares below this are not printed, and GPUs that lose less are not reported as losing time.
 LEAST_SHARE, LEAST_LOSS = 0.01, 0.1
@@ -52,7 +51,7 @@ def batch_advice(position: Position) -> str:
             f"A batch up to {position.batch:.2g} times as large takes little longer, if the memory traffic is that of "
             "weights (decoding); otherwise fuse kernels."
         )
-    if position.tensor >= NEAR and position.tensor >= position.memory:
+    if position.tensor >= NEAR_BEST and position.tensor >= position.memory:
         return "A larger batch takes longer in proportion."
     return ""
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
-from gpu_exporter.catalogue.headroom import Headroom
 from gpu_exporter.catalogue.project import DOCS
-from gpu_exporter.catalogue.roofline import Position
+from gpu_exporter.catalogue.roofline import Headroom, Position
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import OfRanks
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Evidence, name_of

@@ -13,8 +13,8 @@ from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.records import ProfiledProcess, Summary, in_words
-from gpu_exporter.profiling.samples import SHOWN_SECONDS, latest_of
 from gpu_exporter.profiling.store import newest
+from gpu_exporter.profiling.views import SHOWN_SECONDS, latest_of
 
 # Of several processes on a GPU, so many are named.
 MOST_PROCESSES = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import tracing
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import TraceOptions
 from gpu_exporter.profiling.processes import Process, is_alive, look_up
 from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.result import ProcessProfile, process_profile

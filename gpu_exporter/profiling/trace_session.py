@@ -12,9 +12,15 @@ from pathlib import Path, PurePosixPath
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.profiling import kineto_ipc
-from gpu_exporter.profiling.daemon_socket import DaemonSocket, Peer
-from gpu_exporter.profiling.kineto_ipc import Registration, TraceOptions, configuration, trace_configuration
+from gpu_exporter.profiling import kineto_daemon
+from gpu_exporter.profiling.kineto_daemon import (
+    DaemonSocket,
+    Peer,
+    Registration,
+    TraceOptions,
+    configuration,
+    trace_configuration,
+)
 from gpu_exporter.profiling.processes import Process, environment, is_alive
 from gpu_exporter.profiling.trace_file import MOST_TRACE_BYTES, TraceFile
 
@@ -138,12 +144,12 @@ class TraceSession:
         if target is None:
             return
         try:
-            message = kineto_ipc.decode(datagram)
+            message = kineto_daemon.decode(datagram)
         except ValueError as error:
             target.complaint = f"it sent garbage: {error}"
             return
         if isinstance(message, Registration):
-            socket.reply(peer, kineto_ipc.registered(1))
+            socket.reply(peer, kineto_daemon.registered(1))
             return
         if target.settled or target.requested_at:
             socket.reply(peer, configuration(""))

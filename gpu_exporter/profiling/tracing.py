@@ -10,8 +10,7 @@ from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import analysis
-from gpu_exporter.profiling.daemon_socket import DaemonSocket
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import DaemonSocket, TraceOptions
 from gpu_exporter.profiling.processes import Process, environment
 from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind
 from gpu_exporter.profiling.trace_session import TraceSession, check_socket_folder, socket_folder

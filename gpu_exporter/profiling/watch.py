@@ -26,11 +26,10 @@ from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import NotSampled, SamplingFailure
 from gpu_exporter.profiling.records import ProcessStacks, Summary
 from gpu_exporter.profiling.sampler import Sampler
-from gpu_exporter.profiling.samples import ProfileSeries
 from gpu_exporter.profiling.store import ProfileStore
 from gpu_exporter.profiling.taking import Taken, Taker
 from gpu_exporter.profiling.triggers import Asked, ProfiledGpu, ProfileRefusal, ProfileRequest, Rules, TriggerState
-from gpu_exporter.profiling.views import ProfileViews
+from gpu_exporter.profiling.views import ProfileSeries, ProfileViews
 
 log = logging.getLogger(__name__)
 

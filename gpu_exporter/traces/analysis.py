@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.advice import advice, merged
-from gpu_exporter.traces.collectives import collective_times
+from gpu_exporter.traces.collectives import collective_times, rank_step, straggler_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
 from gpu_exporter.traces.idle import HostTimes, Launches, Share, attribute, frames_of, host_times, launch_frames
 from gpu_exporter.traces.intervals import length
@@ -17,7 +17,6 @@ from gpu_exporter.traces.memory import memory_of
 from gpu_exporter.traces.model import DeviceKind, Trace
 from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, TraceVerdict
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.straggler import rank_step, straggler_of
 from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
 
 MOST_FRAMES, MOST_KERNELS = 5, 20

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.straggler import rank_step
 from gpu_exporter.traces.verdict import percent
 
 MOST_LINE, MOST_NAME = 160, 40

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_exporter.profiling import text_report
-from gpu_exporter.profiling.kineto_ipc import decode, encode
+from gpu_exporter.profiling.kineto_daemon import decode, encode
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.result import process_profile

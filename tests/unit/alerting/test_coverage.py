@@ -27,7 +27,7 @@ from gpu_exporter.model.metric import Kind
 from tests import ROOT
 from tests.support.table import table_test
 
-CORRECT_LIST = "fix: correct gpu_exporter/alerting/dcgm_exporter_csv.py and run `make generate`"
+CORRECT_LIST = "fix: correct gpu_exporter/alerting/coverage.py and run `make generate`"
 CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
 CORRECT_COVERAGE = "fix: correct `detectability` in gpu_exporter/alerting/coverage.py"
 GENERATE = "fix: run `make generate`"
@@ -100,7 +100,7 @@ def test_all_modes_with_dcgm_fields_work_with_our_list(which: Generation) -> Non
     assert {
         mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES
     } == GPU_EXPORTER_ONLY, (
-        "fix: add the missing field to gpu_exporter/alerting/dcgm_exporter_csv.py and run `make generate`,"
+        "fix: add the missing field to gpu_exporter/alerting/coverage.py and run `make generate`,"
         " or add the mode to GPU_EXPORTER_ONLY in tests/unit/alerting/test_coverage.py"
     )
 

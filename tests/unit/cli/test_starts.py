@@ -86,7 +86,6 @@ def test_help_imports_no_command(tmp_path: Path, argument: str) -> None:
         "gpu_exporter",
         "gpu_exporter.cli",
         "gpu_exporter.cli.commands",
-        "gpu_exporter.cli.failure",
         "gpu_exporter.cli.group",
         "gpu_exporter.cli.main",
         "gpu_exporter.model",

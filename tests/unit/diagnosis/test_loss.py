@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.catalogue.causes import SHARES, Cause
-from gpu_exporter.catalogue.headroom import Headroom
+from gpu_exporter.catalogue.roofline import Headroom
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.report import as_dict, has_headroom, lines

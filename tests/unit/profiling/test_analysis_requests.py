@@ -19,7 +19,7 @@ import pytest
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import analysis, analysis_child, tracing
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import TraceOptions
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind
 from gpu_exporter.profiling.trace_session import TakenTrace, TraceSession

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.profiling import daemon_socket
-from gpu_exporter.profiling.daemon_socket import MOST_PATH, DaemonSocket, Peer
-from gpu_exporter.profiling.kineto_ipc import MOST_BYTES
+from gpu_exporter.profiling import kineto_daemon
+from gpu_exporter.profiling.kineto_daemon import MOST_BYTES, MOST_PATH, DaemonSocket, Peer
 from tests.support.kineto_jobs import short_folder
 
 
@@ -126,7 +125,7 @@ def test_a_failure_closes_the_socket(folder: Path) -> None:
 
 def test_the_abstract_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name ends with a null byte. This test has a name of its own: all processes share the real one."""
-    monkeypatch.setattr(daemon_socket, "ABSTRACT", f"\0test-{os.getpid()}\0")
+    monkeypatch.setattr(kineto_daemon, "ABSTRACT", f"\0test-{os.getpid()}\0")
     with DaemonSocket() as daemon:
         with pytest.raises(
             GpuExporterError, match=r"another daemon, such as dynolog, has the socket @dynolog: stop it"
@@ -134,10 +133,10 @@ def test_the_abstract_socket(monkeypatch: pytest.MonkeyPatch) -> None:
             DaemonSocket().__enter__()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.bind(f"\0test-client-{os.getpid()}\0")
-            client.sendto(b"x", daemon_socket.ABSTRACT)
+            client.sendto(b"x", kineto_daemon.ABSTRACT)
             received = daemon.receive(60.0)
             assert received
             assert received[0].address == f"\0test-client-{os.getpid()}\0".encode()
             assert daemon.reply(received[0], b"y")
             assert client.recv(10) == b"y"
-    assert daemon_socket.ABSTRACT.endswith("\0")
+    assert kineto_daemon.ABSTRACT.endswith("\0")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.profiling.kineto_ipc import (
+from gpu_exporter.profiling.kineto_daemon import (
     MOST_PIDS,
     Poll,
     Registration,

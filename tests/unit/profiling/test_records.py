@@ -27,8 +27,8 @@ from gpu_exporter.profiling.records import (
     Summary,
 )
 from gpu_exporter.profiling.result import ProcessProfile, all_stacks, folded_lines, process_profile
-from gpu_exporter.profiling.samples import SHOWN_SECONDS, ProfileSeries, latest_of
 from gpu_exporter.profiling.stacks import parse
+from gpu_exporter.profiling.views import SHOWN_SECONDS, ProfileSeries, latest_of
 
 PROCESS = Process(7, 1, 1000, "train.py", 70, (0, 1), "3")
 MAIN = "thread (7): MainThread"

@@ -14,8 +14,7 @@ import pytest
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling import trace_file, trace_session
-from gpu_exporter.profiling.daemon_socket import Peer
-from gpu_exporter.profiling.kineto_ipc import TraceOptions, configuration, encode, registered
+from gpu_exporter.profiling.kineto_daemon import Peer, TraceOptions, configuration, encode, registered
 from gpu_exporter.profiling.processes import look_up
 from gpu_exporter.profiling.trace_file import MOST_TRACE_BYTES, TraceFile
 from gpu_exporter.profiling.trace_session import (

@@ -17,8 +17,7 @@ import pytest
 
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.profiling.daemon_socket import DaemonSocket
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import DaemonSocket, TraceOptions
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.trace_file import TraceFile
 from gpu_exporter.profiling.trace_session import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import TraceOptions
 from gpu_exporter.profiling.processes import look_up
 from gpu_exporter.profiling.records import StackKind
 from gpu_exporter.profiling.taking import Taken

@@ -18,7 +18,7 @@ from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling import tracing
 from gpu_exporter.profiling import watch as watching
-from gpu_exporter.profiling.kineto_ipc import TraceOptions
+from gpu_exporter.profiling.kineto_daemon import TraceOptions
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.records import KernelTime, ProcessStacks, StackKind, Summary

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_exporter.traces.collectives import straggler_of
 from gpu_exporter.traces.exports import folded_lines
 from gpu_exporter.traces.memory import FailedAllocation, Holder, MemoryResult
 from gpu_exporter.traces.result import (
@@ -21,7 +22,6 @@ from gpu_exporter.traces.result import (
     TraceClass,
     TraceVerdict,
 )
-from gpu_exporter.traces.straggler import straggler_of
 from gpu_exporter.traces.text_report import duration, lines, memory_words, size
 from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses, percent
 
