@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.active_checks.history import Run
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.health import fitness
+from gpu_exporter.model.node_answer import VERSION, ActiveCheckAnswer, GpuAnswer, NodeAnswer, XidAnswer
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
@@ -94,8 +95,6 @@ def events(recent: Iterable[Mapping[str, Any]]) -> ApiAnswer:
     return ApiAnswer(f'{{"events": [{", ".join(entries)}]}}'.encode())
 
 
-# The version of the answer. A change that is not an addition gets a new number.
-VERSION = 1
 # The last XIDs of a GPU that the answer has.
 MOST_XIDS = 20
 MISSING = ("", "missing")
@@ -149,38 +148,43 @@ def node(
     """Return the state of a node as JSON. `boot` is the id of its boot, `problem` why it is not ready, and `last_check`
     returns the last active check of a GPU by its UUID."""
     values = {series.metric: value for series, value in snapshot.samples if series.gpu is None and not series.labels}
-    xids: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    xids: dict[str, list[XidAnswer]] = defaultdict(list)
     for event in events:
         of_gpu = xids[event["uuid"]]
         if len(of_gpu) < MOST_XIDS:
-            of_gpu.append({key: event[key] for key in ("at", "xid", "name", "kind", "action")})
-    return shown(
-        lambda: {
-            "apiVersion": VERSION,
-            "version": __version__,
-            "node": name,
-            "boot_id": boot,
-            "at": snapshot.at,
-            "age": round(max(0.0, time.time() - snapshot.at), 3),
-            "source": snapshot.source,
-            "live": snapshot.live,
-            "ready": not problem,
-            "problem": problem,
-            "expected": int(values.get(m.EXPECTED, 0)),
-            "missing": fitness.missing(snapshot),
-            "missing_since": since.times.get(MISSING),
-            "released_until": values.get(m.RELEASED_UNTIL),
-            "gpus": [
-                _gpu(status, verdict, since, xids[verdict.gpu.uuid], last_check(verdict.gpu.uuid))
-                for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
-            ],
-        }
-    )
+            of_gpu.append(
+                {
+                    "at": event["at"],
+                    "xid": event["xid"],
+                    "name": event["name"],
+                    "kind": event["kind"],
+                    "action": event["action"],
+                }
+            )
+    answer: NodeAnswer = {
+        "apiVersion": VERSION,
+        "version": __version__,
+        "node": name,
+        "boot_id": boot,
+        "at": snapshot.at,
+        "age": round(max(0.0, time.time() - snapshot.at), 3),
+        "source": snapshot.source,
+        "live": snapshot.live,
+        "ready": not problem,
+        "problem": problem,
+        "expected": int(values.get(m.EXPECTED, 0)),
+        "missing": fitness.missing(snapshot),
+        "missing_since": since.times.get(MISSING),
+        "released_until": values.get(m.RELEASED_UNTIL),
+        "gpus": [
+            _gpu(status, verdict, since, xids[verdict.gpu.uuid], last_check(verdict.gpu.uuid))
+            for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
+        ],
+    }
+    return shown(lambda: answer)
 
 
-def _gpu(
-    status: GpuStatus, verdict: Verdict, since: Since, xids: list[dict[str, Any]], last_check: Run | None
-) -> dict[str, Any]:
+def _gpu(status: GpuStatus, verdict: Verdict, since: Since, xids: list[XidAnswer], last_check: Run | None) -> GpuAnswer:
     entry = fitness.as_dict(verdict)
     for problem in entry["problems"]:
         problem["since"] = since.problem(verdict, problem["reason"])
@@ -196,7 +200,7 @@ def _gpu(
     }
 
 
-def _active_check(run: Run | None) -> dict[str, Any] | None:
+def _active_check(run: Run | None) -> ActiveCheckAnswer | None:
     if run is None:
         return None
     return {

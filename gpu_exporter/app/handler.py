@@ -36,10 +36,3 @@ class Handler(GuardedHandler):
         """Return whether the client has the token of --token-file, and is on this machine."""
         token, authorization = self.settings["lifecycle"].token, self.request.headers.get("Authorization", "")
         return token is not None and token.allows(authorization, self.request.remote_ip or "")
-
-    def hint(self, status_code: int) -> str:
-        """Return where the nodes are, for a path that does not exist."""
-        if status_code != 404 or "" in self.endpoints:
-            return ""
-        where = ", ".join(f"{prefix}/metrics" for prefix in list(self.endpoints)[:2])
-        return f": nodes are at {where} …; /sd lists them all"

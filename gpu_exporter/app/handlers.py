@@ -163,12 +163,3 @@ class DiscoveryHandler(Handler):
         await self.send(json.dumps(targets), JSON)
 
     head = get
-
-
-class NotFound(Handler):
-    """Every other path: 404 in one line."""
-
-    async def prepare(self) -> None:
-        await super().prepare()
-        if not self._finished:
-            raise HTTPError(404)

@@ -16,13 +16,14 @@ from gpu_exporter.app.greeting import base_url, greeting
 from gpu_exporter.app.lifecycle import Lifecycle
 from gpu_exporter.app.log_queue import LogQueue
 from gpu_exporter.app.node import Node, ProcessMetrics
-from gpu_exporter.app.server import Server
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.config import Config
 from gpu_exporter.http.admission import Admission
 from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.server import Server
 from gpu_exporter.http.systemd import listening
 from gpu_exporter.http.token_file import Token
 from gpu_exporter.model.errors import GpuExporterError
@@ -94,7 +95,7 @@ def run(
     if strangers := [user for user in config.profile_users if user not in guard.config.users]:
         raise GpuExporterError(f"--profile-users: {strangers[0]} is no user of --web.config.file", fix="add it there")
     threading.Thread(target=guard.run, args=(stop,), name="web-config", daemon=True).start()
-    server = Server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
+    server = exporter_server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
     with token or nullcontext():  # after binding the port, so a second exporter does not replace the token
         _serve(nodes, server, config, stop, tls=guard.context is not None)
     # Without the token's file: a driver call that hangs here ends with the process.

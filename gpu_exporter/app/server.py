@@ -1,127 +1,47 @@
-"""The HTTP server: sends what the collection loop made, on one thread, which never calls a driver."""
+"""The exporter's HTTP server: sends what the collection loop made, and never calls a driver."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import logging
 import socket
-import threading
 from collections.abc import Sequence
 
-from tornado.netutil import bind_sockets
-from tornado.web import Application
-
 from gpu_exporter.app.endpoint import Endpoint
-from gpu_exporter.app.handlers import NotFound
 from gpu_exporter.app.lifecycle import Lifecycle
 from gpu_exporter.app.routes import ROUTES, LandingPage, Needs, linked
-from gpu_exporter.http.admission import FEW_PER_ADDRESS, Admission, most_connections
+from gpu_exporter.http.admission import Admission
 from gpu_exporter.http.guard import Guard
-from gpu_exporter.http.handler import CLIENT_SECONDS
-from gpu_exporter.http.listener import BoundedServer
+from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.live_page.page import load_page
-from gpu_exporter.model.errors import GpuExporterError
-
-log = logging.getLogger(__name__)
-
-MAX_HEADER_BYTES = 16 * 1024
-MAX_BODY_BYTES = 64 * 1024
 
 
-class Server:
-    """Serves on a thread of its own until `stop`. The constructor binds the address, or raises GpuExporterError.
-
-    If `sockets` are given, which listen already, it serves on these instead.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        endpoints: Sequence[Endpoint],
-        guard: Guard | None = None,
-        lifecycle: Lifecycle | None = None,
-        sockets: Sequence[socket.socket] = (),
-        admission: Admission | None = None,
-    ) -> None:
-        self._admission = admission or Admission()
-        self._guard = guard or Guard()
-        several = len(endpoints) > 1
-        shared = {"endpoints": {f"/nodes/{node.node}" if several else "": node for node in endpoints}}
-        self._application = Application(
-            [(route.pattern, route.handler, shared) for route in ROUTES if route.needs is not Needs.NODES or several],
-            default_handler_class=NotFound,
-            default_handler_args=shared,
-            log_function=lambda handler: None,
-            guard=self._guard,
-            lifecycle=lifecycle or Lifecycle(),
-            links_of_node=linked(LandingPage.NODE),
-            links_of_list=linked(LandingPage.LIST),
-            live_page=load_page(),
-        )
-        self._sockets = list(sockets) or _bind(address)
-        name = self._sockets[0].getsockname()
-        self.port: int = name[1] if isinstance(name, tuple) else 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._error: Exception | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-
-    def start(self) -> None:
-        """Start to serve, and return when requests are answered. Raises GpuExporterError if that is not possible."""
-        self._thread.start()
-        self._started.wait()
-        if self._error:
-            why = getattr(self._error, "strerror", None) or self._error
-            raise GpuExporterError(f"the HTTP server cannot start: {why}") from self._error
-
-    def stop(self) -> None:
-        """Stop at once, and cut open connections."""
-        if self._loop:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(1.0)
-
-    def _run(self) -> None:
-        try:
-            self._loop = asyncio.new_event_loop()
-            server = self._listen(self._loop)
-        except Exception as error:  # noqa: BLE001 - `start` raises it
-            self._error = error
-            self._started.set()
-            return
-        self._loop.run_forever()
-        server.stop()
-
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> BoundedServer:
-        asyncio.set_event_loop(loop)
-        server = BoundedServer(
-            self._application,
-            idle_connection_timeout=CLIENT_SECONDS,
-            body_timeout=CLIENT_SECONDS,
-            max_header_size=MAX_HEADER_BYTES,
-            max_body_size=MAX_BODY_BYTES,
-        )
-        self._admission.resize(most_connections())
-        if self._admission.most < 2 * FEW_PER_ADDRESS:
-            log.warning(
-                "only %d connections at a time: the limit on open files is low; raise it (ulimit -n)",
-                self._admission.most,
-            )
-        server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS)
-        loop.call_soon(self._started.set)
-        return server
-
-
-def _bind(address: Address) -> list[socket.socket]:
-    try:
-        return bind_sockets(address.port, address.host or None)
-    except (OSError, UnicodeError) as error:
-        code = getattr(error, "errno", None)
-        if code == errno.EADDRINUSE:
-            why = "is in use, perhaps by another exporter; choose another one with --address"
-        elif code == errno.EACCES:
-            why = "needs privileges; choose a port above 1023 with --address"
-        else:
-            why = f"cannot be used: {getattr(error, 'strerror', None) or error}; check --address"
-        raise GpuExporterError(f"address {address} {why}") from error
+def exporter_server(
+    address: Address,
+    endpoints: Sequence[Endpoint],
+    guard: Guard | None = None,
+    lifecycle: Lifecycle | None = None,
+    sockets: Sequence[socket.socket] = (),
+    admission: Admission | None = None,
+) -> Server:
+    """Return a server of these nodes: one at the root, several below `/nodes`."""
+    several = len(endpoints) > 1
+    by_prefix = {f"/nodes/{node.node}" if several else "": node for node in endpoints}
+    examples = ", ".join(f"{prefix}/metrics" for prefix in list(by_prefix)[:2])
+    return Server(
+        address,
+        [
+            (route.pattern, route.handler, {"endpoints": by_prefix})
+            for route in ROUTES
+            if route.needs is not Needs.NODES or several
+        ],
+        program="exporter",
+        option="--address",
+        guard=guard,
+        admission=admission,
+        sockets=sockets,
+        not_found_hint=f": nodes are at {examples} …; /sd lists them all" if several else "",
+        lifecycle=lifecycle or Lifecycle(),
+        links_of_node=linked(LandingPage.NODE),
+        links_of_list=linked(LandingPage.LIST),
+        live_page=load_page(),
+    )

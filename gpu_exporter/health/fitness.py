@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import Fault, Threshold
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.node_answer import VerdictAnswer
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Health, Problem, Unknown, Verdict
 
@@ -104,7 +104,7 @@ def missing_gpus(snapshot: Snapshot) -> tuple[str, ...]:
     )
 
 
-def as_dict(verdict: Verdict) -> dict[str, Any]:
+def as_dict(verdict: Verdict) -> VerdictAnswer:
     """Return a verdict for JSON."""
     return {
         "gpu": verdict.gpu.index,

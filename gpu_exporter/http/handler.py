@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from tornado.iostream import StreamClosedError
-from tornado.web import RequestHandler
+from tornado.web import HTTPError, RequestHandler
 
 # A connection is closed if a client takes longer than this to send a request or to read a response.
 CLIENT_SECONDS = 10.0
@@ -15,7 +15,9 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class GuardedHandler(RequestHandler):
-    """Handles a request that the guard of the application, its setting `guard`, admits."""
+    """Handles a request that the guard of the application, its setting `guard`, admits. Its setting `not_found_hint`
+    is what errors 404 add.
+    """
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpu-exporter")
@@ -56,9 +58,15 @@ class GuardedHandler(RequestHandler):
         return written
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
+        hint = self.settings.get("not_found_hint", "") if status_code == 404 else ""
         self.set_header("Content-Type", TEXT)
-        self.finish(f"{status_code} {self._reason}{self.hint(status_code)}\n")
+        self.finish(f"{status_code} {self._reason}{hint}\n")
 
-    def hint(self, status_code: int) -> str:
-        """Return what to add to an error; empty for nothing."""
-        return ""
+
+class NotFound(GuardedHandler):
+    """Every other path: 404 in one line."""
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        if not self._finished:
+            raise HTTPError(404)

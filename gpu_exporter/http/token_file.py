@@ -55,9 +55,7 @@ class Token:
 
     def allows(self, authorization: str, address: str) -> bool:
         """Return whether a request with this header and from this address has the token."""
-        scheme, _, given = authorization.partition(" ")
-        matches = secrets.compare_digest(given.strip().encode("utf-8", "replace"), self._secret.encode())
-        return scheme.lower() == "bearer" and matches and is_loopback(address)
+        return has_token(authorization, self._secret.encode()) and is_loopback(address)
 
     def __exit__(self, *exception: object) -> None:
         """Remove the file, unless it has other content by now."""
@@ -67,6 +65,13 @@ class Token:
     def _remove(self) -> None:
         if not self._path.is_symlink() and read(self._path, MAX_TOKEN_BYTES).strip() == self._secret.encode():
             self._path.unlink()
+
+
+def has_token(authorization: str, secret: bytes) -> bool:
+    """Return whether a header has this token. An empty token is none."""
+    scheme, _, given = authorization.partition(" ")
+    matches = secrets.compare_digest(given.strip().encode("utf-8", "replace"), secret)
+    return scheme.lower() == "bearer" and matches and bool(secret)
 
 
 def _is_token(path: Path) -> bool:

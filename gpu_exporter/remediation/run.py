@@ -25,7 +25,7 @@ from gpu_exporter.remediation.controller import Controller
 from gpu_exporter.remediation.evidence import Evidence
 from gpu_exporter.remediation.leader import RENEW_SECONDS, Leader
 from gpu_exporter.remediation.metrics import ControllerMetrics
-from gpu_exporter.remediation.server import ControllerServer, Hints
+from gpu_exporter.remediation.server import Hints, controller_server
 from gpu_exporter.remediation.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ def run(
     """Run until `stop` is set. Raises GpuExporterError if it cannot start."""
     metrics, hints = ControllerMetrics(), Hints()
     token_file = Path(settings.webhook_token_file) if settings.webhook_token_file else None
-    server = ControllerServer(address(settings.address), metrics, hints, token_file)
     with closing(client(account, environ)) as api:
         running = controller(settings, metrics, api)
+        server = controller_server(address(settings.address), metrics, hints, token_file)
         server.start()
         modes = ", ".join(f"{pool.name}: {pool.mode.value}" for pool in settings.pools)
         log.info("remediation controller %s on port %d; %s", running.leader.identity, server.port, modes)

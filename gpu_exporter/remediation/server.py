@@ -6,22 +6,18 @@ An alert never decides anything: the node that it names is looked at sooner, and
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
-
+from gpu_exporter.http.handler import TEXT, GuardedHandler
+from gpu_exporter.http.server import Server
+from gpu_exporter.http.token_file import has_token
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import Address
-from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import ControllerMetrics
 
 MOST_BODY_BYTES = 1 << 18
@@ -30,7 +26,6 @@ MOST_TOKEN_BYTES = 1 << 12
 MOST_HINTS = 256
 # The labels of an alert that may name its node.
 NODE_LABELS = ("node", "instance", "Hostname")
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Hints:
@@ -92,8 +87,7 @@ class Webhook:
             token = self._files.call(lambda: read(path, MOST_TOKEN_BYTES)).strip()
         except OSError as error:
             return 503, f"the token cannot be read: {error.strerror}"
-        given = authorization.removeprefix("Bearer ").encode()
-        if not token or not hmac.compare_digest(given, token):
+        if not has_token(authorization, token):
             return 401, "needs the token of webhook_token_file: Authorization: Bearer …"
         if not self._metrics.leads:
             return 503, "another controller leads"
@@ -104,31 +98,20 @@ class Webhook:
         return 202, "accepted"
 
 
-class _Text(RequestHandler):
-    """A path that answers with a text."""
-
-    def set_default_headers(self) -> None:
-        self.set_header("Server", "gpu-exporter")
-        self.set_header("Content-Type", TEXT)
-
-    def write_error(self, status_code: int, **_: Any) -> None:
-        self.finish(f"{status_code} {self._reason}\n")
-
-
-class _Metrics(_Text):
+class _Metrics(GuardedHandler):
     def initialize(self, metrics: ControllerMetrics) -> None:
         self.metrics = metrics
 
     async def get(self) -> None:
-        await self.finish(self.metrics.text())
+        await self.send(self.metrics.text(), TEXT)
 
 
-class _Healthz(_Text):
+class _Healthz(GuardedHandler):
     async def get(self) -> None:
-        await self.finish("ok\n")
+        await self.send("ok\n", TEXT)
 
 
-class _Webhook(_Text):
+class _Webhook(GuardedHandler):
     def initialize(self, metrics: ControllerMetrics, webhook: Webhook) -> None:
         self.metrics, self.webhook = metrics, webhook
 
@@ -136,59 +119,19 @@ class _Webhook(_Text):
         authorization = self.request.headers.get("Authorization", "")
         status, text = await asyncio.to_thread(self.webhook.answer, authorization, self.request.body)
         self.metrics.webhooks.labels(str(status)).inc()
-        self.set_status(status)
-        await self.finish(f"{text}\n")
+        await self.send(f"{text}\n", TEXT, status)
 
 
-class ControllerServer:
-    """Listens in a thread of its own."""
-
-    def __init__(self, where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> None:
-        self._where = where
-        webhook = Webhook(metrics, hints, token_file)
-        self._application = Application(
-            [
-                ("/metrics", _Metrics, {"metrics": metrics}),
-                ("/healthz", _Healthz),
-                ("/webhook", _Webhook, {"metrics": metrics, "webhook": webhook}),
-            ],
-            log_function=lambda _: None,
-        )
-        self._started = threading.Event()
-        self._failure: OSError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._done: asyncio.Event | None = None
-        self.port = 0
-
-    def start(self) -> None:
-        """Listen. Raises GpuExporterError if the address is in use."""
-        threading.Thread(target=lambda: asyncio.run(self._serve()), name="http", daemon=True).start()
-        self._started.wait()
-        if self._failure:
-            why = self._failure.strerror or self._failure
-            raise GpuExporterError(f"address {self._where}: {why}", fix="set another address in the configuration")
-
-    async def _serve(self) -> None:
-        self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
-        server = HTTPServer(
-            self._application,
-            max_body_size=MOST_BODY_BYTES,
-            max_buffer_size=MOST_BODY_BYTES,
-            idle_connection_timeout=60,
-        )
-        try:
-            sockets = bind_sockets(self._where.port, self._where.host or None)
-        except OSError as error:
-            self._failure = error
-            self._started.set()
-            return
-        server.add_sockets(sockets)
-        self.port = sockets[0].getsockname()[1]
-        self._started.set()
-        await self._done.wait()
-        server.stop()
-
-    def stop(self) -> None:
-        """Stop listening."""
-        if self._loop and self._done:
-            self._loop.call_soon_threadsafe(self._done.set)
+def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> Server:
+    """Return a server that turns notifications into hints. Raises GpuExporterError if the address cannot be used."""
+    return Server(
+        where,
+        [
+            ("/metrics", _Metrics, {"metrics": metrics}),
+            ("/healthz", _Healthz, {}),
+            ("/webhook", _Webhook, {"metrics": metrics, "webhook": Webhook(metrics, hints, token_file)}),
+        ],
+        program="controller",
+        option="`address` in --config",
+        max_body_bytes=MOST_BODY_BYTES,
+    )

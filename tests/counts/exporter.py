@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Any
 
 from gpu_exporter.app.node import Node, ProcessMetrics
-from gpu_exporter.app.server import Server
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.config import Config, room_settings
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.watch import JobWatch
@@ -141,7 +141,7 @@ class Exporter:
             self._polls += [partial(poll, poller) for poller in node._attributor._threads]
             self._polls += [partial(watch.poll, 0.0) for watch in node._host.parts]
         self._loop = asyncio.new_event_loop()
-        self._server = Server(config.address, [node.endpoint])
+        self._server = exporter_server(config.address, [node.endpoint])
         self._server._listen(self._loop)
         self._client = socket.create_connection(("127.0.0.1", self._server.port))
         self._collector._connector._keep_open()

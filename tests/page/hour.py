@@ -13,7 +13,7 @@ from threading import Lock
 from unittest.mock import patch
 
 from gpu_exporter.app.node import Node, ProcessMetrics
-from gpu_exporter.app.server import Server
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
@@ -179,7 +179,7 @@ def served(scene: Scene) -> Iterator[int]:
             live.monitor.watch(snapshot)
             if second % JUDGED == 0:
                 live.monitor.judge(snapshot)
-    server = Server(Address("127.0.0.1", 0), [node.endpoint])
+    server = exporter_server(Address("127.0.0.1", 0), [node.endpoint])
     server.start()
     try:
         yield server.port

@@ -11,8 +11,9 @@ from gpu_exporter.app import server as server_module
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.app.routes import ROUTES, Needs, Route, check
-from gpu_exporter.app.server import Server
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.pipeline.pages import Pages
 from tests.support.tools import LIMIT
@@ -50,7 +51,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """A server with routes to these handlers."""
     check([*ROUTES, *ADDED])
     monkeypatch.setattr(server_module, "ROUTES", [*ROUTES, *ADDED])
-    server = Server(Address("127.0.0.1", 0), [endpoint(name) for name in request.param])
+    server = exporter_server(Address("127.0.0.1", 0), [endpoint(name) for name in request.param])
     server.start()
     yield server
     server.stop()

@@ -13,9 +13,10 @@ import pytest
 
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.page_handlers import CSP
-from gpu_exporter.app.server import Server
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.live_page import assets
 from gpu_exporter.live_page.page import PAGE_POLICY
@@ -36,7 +37,7 @@ def endpoint(name: str) -> Endpoint:
 @pytest.fixture(params=[["a"], ["a", HOSTILE]], ids=["one node", "two nodes"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of nodes."""
-    server = Server(Address("127.0.0.1", 0), [endpoint(name) for name in request.param])
+    server = exporter_server(Address("127.0.0.1", 0), [endpoint(name) for name in request.param])
     server.start()
     yield server
     server.stop()
@@ -88,7 +89,7 @@ def test_only_own_scripts_may_run(server: Server) -> None:
 def test_a_policy_of_the_user_stays(tmp_path: Path) -> None:
     config = tmp_path / "web.yml"
     config.write_text("http_server_config: {headers: {Content-Security-Policy: default-src 'self'}}")
-    server = Server(Address("127.0.0.1", 0), [endpoint("a")], Guard(config))
+    server = exporter_server(Address("127.0.0.1", 0), [endpoint("a")], Guard(config))
     server.start()
     try:
         assert get(server, "/")[0].headers[CSP] == "default-src 'self'"

@@ -14,9 +14,10 @@ import pytest
 
 from gpu_exporter.app import page_handlers as handlers
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
-from gpu_exporter.app.server import Server
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.measurements import BY_NAME
+from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.live_page import monitor as monitor_module
 from gpu_exporter.live_page.monitor import MOST_XIDS, SOURCES, TOO_MANY, LiveMonitor
@@ -265,7 +266,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, LiveNode]]
     monkeypatch.setattr(handlers, "CLIENT_SECONDS", 6.0)
     pages, taken = Pages(), snapshot()
     node = LiveNode(LiveMonitor(NODE, 1.0), lambda: taken, str)
-    server = Server(Address("127.0.0.1", 0), [Endpoint(NODE, NodeHealth(1.0, pages), live=node)])
+    server = exporter_server(Address("127.0.0.1", 0), [Endpoint(NODE, NodeHealth(1.0, pages), live=node)])
     server.start()
     yield server, node
     server.stop()

@@ -253,7 +253,7 @@ def test_a_run(
         servers.append(Served(*arguments))
         return servers[-1]
 
-    monkeypatch.setattr(run, "ControllerServer", serve)
+    monkeypatch.setattr(run, "controller_server", serve)
     stop, settings = Stop(1), replace(world.settings, webhook_token_file=text, address="127.0.0.1:9500")
     monkeypatch.setattr("random.uniform", lambda *_: 1.0)
     if not released:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import ControllerMetrics
-from gpu_exporter.remediation.server import ControllerServer, Hints, Webhook, nodes_of
+from gpu_exporter.remediation.server import Hints, Webhook, controller_server, nodes_of
 from tests.support.tools import PATIENCE
 
 TOKEN = "Bearer secret"
@@ -43,7 +45,13 @@ def test_a_notification_is_a_hint(token: Path) -> None:
 
 @pytest.mark.parametrize(
     ("authorization", "body", "status"),
-    [("", FIRING, 401), ("Bearer other", FIRING, 401), ("Bearer sécret", FIRING, 401), (TOKEN, b"[]", 400)],
+    [
+        ("", FIRING, 401),
+        ("secret", FIRING, 401),
+        ("Bearer other", FIRING, 401),
+        ("Bearer sécret", FIRING, 401),
+        (TOKEN, b"[]", 400),
+    ],
 )
 def test_what_is_refused(token: Path, authorization: str, body: bytes, status: int) -> None:
     hints = Hints()
@@ -93,31 +101,31 @@ def test_a_storm_of_hints_is_bounded() -> None:
 
 
 @pytest.fixture
-def server(token: Path) -> Iterator[ControllerServer]:
-    running = ControllerServer(Address("127.0.0.1", 0), leading(), Hints(), token)
+def server(token: Path) -> Iterator[Server]:
+    running = controller_server(Address("127.0.0.1", 0), leading(), Hints(), token)
     running.start()
     yield running
     running.stop()
 
 
-def answer(server: ControllerServer, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+def answer(server: Server, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
     """Return status and body of a response, of which the headers are checked."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=10 * PATIENCE)
     connection.request(method, path, body, {"Authorization": TOKEN})
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
-    if response.status != 404:
-        assert response.headers["Server"] == "gpu-exporter"
-        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert response.headers["Server"] == "gpu-exporter"
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     return response.status, text
 
 
-def test_paths(server: ControllerServer) -> None:
+def test_paths(server: Server) -> None:
     """The webhook is a POST of at most 256 KiB, and its responses are counted."""
     assert answer(server, "GET", "/healthz") == (200, "ok\n")
     assert answer(server, "POST", "/webhook", FIRING) == (202, "accepted\n")
     assert answer(server, "GET", "/webhook") == (405, "405 Method Not Allowed\n")
+    assert answer(server, "GET", "/") == (404, "404 Not Found\n")
     assert answer(server, "POST", "/webhook", b"x" * (1 << 18))[0] == 400
     status, text = answer(server, "GET", "/metrics")
     assert status == 200
@@ -125,16 +133,13 @@ def test_paths(server: ControllerServer) -> None:
         assert f'gpu_remediation_webhooks_total{{code="{code}"}} 1.0' in text
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [(OSError(98, "Address already in use"), "Address already in use"), (OSError("no address"), "no address")],
-)
-def test_an_address_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch, error: OSError, why: str) -> None:
-    def bind(port: int, host: str | None) -> None:
-        assert (port, host) == (9401, None)
-        raise error
+def test_an_address_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the setting of the controller."""
 
-    monkeypatch.setattr("gpu_exporter.remediation.server.bind_sockets", bind)
-    server = ControllerServer(Address("", 9401), ControllerMetrics(), Hints(), None)
-    with pytest.raises(GpuExporterError, match=f"address :9401: {why}: set another address in the configuration"):
-        server.start()
+    def bind(port: int, host: str | None) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr("gpu_exporter.http.server.bind_sockets", bind)
+    why = "address :9401 is in use, perhaps by another controller; choose another one with `address` in --config"
+    with pytest.raises(GpuExporterError, match=f"^{why}$"):
+        controller_server(Address("", 9401), ControllerMetrics(), Hints(), None)
