@@ -1,4 +1,7 @@
-"""Conditions and terms -> their values in Python, over a window of points, as Prometheus would evaluate them."""
+"""Conditions and terms -> their values in Python, over a window of points, as Prometheus would evaluate them.
+
+`evaluate` answers everything about one condition and device; `_decide` alone distinguishes kinds of conditions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import eq, ge, gt, itemgetter, le, lt, ne
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpu_exporter.conditions.averages import deviation, line, mean, median
 from gpu_exporter.conditions.signal import OPERATORS, Signal
@@ -18,6 +21,7 @@ from gpu_exporter.conditions.tree import (
     Condition,
     Fn,
     Is,
+    Leaf,
     Limit,
     Limits,
     Mark,
@@ -32,6 +36,8 @@ from gpu_exporter.conditions.tree import (
     Term,
     Unless,
     no_case,
+    required_signals,
+    terms,
 )
 
 Device = Hashable
@@ -79,9 +85,10 @@ def value(of: Term, window: SignalWindow, device: Device) -> float | None:
     match of:
         case Over():
             key = (of, device)
-            if key not in window.memo:
-                window.memo[key] = _over(of, window, device)
-            number: float | None = window.memo[key]
+            try:  # its hash is most of the work
+                number: float | None = window.memo[key]
+            except KeyError:
+                number = window.memo[key] = _over(of, window, device)
             return number
         case Calc():
             return _calc(of, window, device)
@@ -185,26 +192,71 @@ def _has_engine_activity(window: SignalWindow, device: Device) -> bool:
 
 # --- conditions ------------------------------------------------------------------------------------------------------
 
+# The values of terms, in order.
+TermValues = Mapping[Leaf, float]
+# Whether a condition is true, None if that is unknown; if it is true, the comparisons that make it so, in order.
+_Decision = tuple[bool | None, tuple[Compare, ...]]
+_FALSE: _Decision = (False, ())
+_UNKNOWN: _Decision = (None, ())
 
-def holds(of: Condition, window: SignalWindow, device: Device) -> bool | None:
+
+class Evaluation(NamedTuple):
+    """Whether a condition is true of a device, and why.
+
+    `truth` is None if that is unknown. `because` are the values of the terms that make it true, without alternatives
+    that are not true and without exceptions; empty unless it is true. `missing` are the signals that it requires and
+    the device does not have; empty unless it is unknown.
+    """
+
+    truth: bool | None
+    because: TermValues
+    missing: tuple[Signal, ...]
+
+
+def evaluate(condition: Condition, window: SignalWindow, device: Device) -> Evaluation:
+    """Return whether a condition is true of a device, which values make it so, and which signals are missing."""
+    truth, deciding = _decide(condition, window, device)
+    because = _values(deciding, window, device) if deciding else {}
+    missing = [] if truth is not None else [s for s in required_signals(condition) if not window.points(device, s)]
+    return Evaluation(truth, because, tuple(missing))
+
+
+def _values(deciding: Iterable[Compare], window: SignalWindow, device: Device) -> TermValues:
+    """Return the values of the terms of comparisons that are true."""
+    values = ((term, value(term, window, device)) for compare in deciding for term in terms(compare))
+    return {term: number for term, number in values if number is not None}
+
+
+def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | None:
     """Return whether a condition is true of a device; None if that is unknown."""
+    return _decide(condition, window, device)[0]
+
+
+def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
+    """Return the name of the first class whose condition is known to be true; None if none is."""
+    return _first_class(of, window, device)[0]
+
+
+def _decide(of: Condition, window: SignalWindow, device: Device) -> _Decision:
     match of:
         case Compare():
             left, right = value(of.left, window, device), bound(of, window, device)
-            return None if left is None or right is None else COMPARE[of.operator](left, right)
+            if left is None or right is None:
+                return _UNKNOWN
+            return (True, (of,)) if COMPARE[of.operator](left, right) else _FALSE
         case And():
             return _all(of, window, device)
         case Or():
-            answers = [holds(child, window, device) for child in of.conditions]
-            return True if True in answers else None if None in answers else False
-        case Unless():
-            inner = holds(of.condition, window, device)
-            return False if inner is False or holds(of.other, window, device) is True else inner
+            return _any([_decide(child, window, device) for child in of.conditions])
         case OrIfKnown():
-            return True if holds(of.other, window, device) is True else holds(of.condition, window, device)
+            inner, other = _decide(of.condition, window, device), _decide(of.other, window, device)
+            return _any((inner, other)) if other[0] else inner
+        case Unless():
+            inner = _decide(of.condition, window, device)
+            return _FALSE if inner[0] is False or _decide(of.other, window, device)[0] else inner
         case Is():
-            name = class_of(of.classification, window, device)
-            return None if name is None else name == of.name
+            name, deciding = _first_class(of.classification, window, device)
+            return _UNKNOWN if name is None else (True, deciding) if name == of.name else _FALSE
         case _:
             raise no_case(of)
 
@@ -219,21 +271,30 @@ def bound(of: Compare, window: SignalWindow, device: Device) -> float | None:
     return value(of.right, window, device)
 
 
-def _all(of: And, window: SignalWindow, device: Device) -> bool | None:
-    unknown = False
+def _all(of: And, window: SignalWindow, device: Device) -> _Decision:
+    """Return the decision of all conditions; those after one that is false are not evaluated."""
+    unknown, deciding = False, ()
     for child in of.conditions:
-        answer = holds(child, window, device)
-        if answer is False:
-            return False
-        unknown = unknown or answer is None
-    return None if unknown else True
+        truth, own = _decide(child, window, device)
+        if truth is False:
+            return _FALSE
+        unknown, deciding = unknown or truth is None, deciding + own
+    return _UNKNOWN if unknown else (True, deciding)
 
 
-def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
-    """Return the name of the first class whose condition is known to be true; None if none is."""
+def _any(decisions: Sequence[_Decision]) -> _Decision:
+    """Return the decision that at least one is true; all that are true decide it."""
+    truths = [truth for truth, _ in decisions]
+    if True in truths:
+        return True, tuple(compare for _, deciding in decisions for compare in deciding)
+    return _UNKNOWN if None in truths else _FALSE
+
+
+def _first_class(of: Classification, window: SignalWindow, device: Device) -> tuple[str | None, tuple[Compare, ...]]:
+    """Return the first class whose condition is known to be true, and the comparisons that make it so."""
     key = (of, device)
     if key not in window.memo:
-        matching = (name for name, condition in of.conditions.items() if holds(condition, window, device) is True)
-        window.memo[key] = next(matching, None)
-    name: str | None = window.memo[key]
-    return name
+        decisions = ((name, _decide(condition, window, device)) for name, condition in of.conditions.items())
+        window.memo[key] = next(((name, deciding) for name, (truth, deciding) in decisions if truth), (None, ()))
+    first: tuple[str | None, tuple[Compare, ...]] = window.memo[key]
+    return first

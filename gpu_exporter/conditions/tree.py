@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import NoReturn
 
 from gpu_exporter.conditions.signal import Signal
@@ -358,6 +359,7 @@ def marks_of(condition: Condition) -> tuple[Mark, ...]:
     return tuple(dict.fromkeys(term.mark for term in terms(condition) if not isinstance(term, Over)))
 
 
+@cache
 def signals_of(condition: Condition) -> tuple[Signal, ...]:
     """Return the signals that a condition reads, in order, including those of its marks."""
     return tuple(dict.fromkeys(_signals(condition)))
@@ -371,6 +373,25 @@ def _signals(condition: Condition) -> Iterator[Signal]:
         if not isinstance(term, PeerShare):
             yield term.of.signal
         yield from _signals(term.mark.condition)
+
+
+@cache
+def required_signals(condition: Condition) -> tuple[Signal, ...]:
+    """Return the signals of a device without which a condition can be unknown, in order.
+
+    An exception, an alternative and a mark count as false where they are unknown.
+    """
+    return tuple(dict.fromkeys(_required(condition)))
+
+
+def _required(condition: Condition) -> Iterator[Signal]:
+    if isinstance(condition, Compare):
+        for term in terms(condition):
+            if not isinstance(term, PeerShare):
+                yield term.signal if isinstance(term, Over) else term.of.signal
+    parts = children(condition)
+    for child in parts[:1] if isinstance(condition, Unless | OrIfKnown) else parts:
+        yield from _required(child)
 
 
 def limits_of(condition: Condition) -> tuple[Limit, ...]:

@@ -10,13 +10,14 @@ from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Headroom, Position
+from gpu_exporter.conditions.evaluate import TermValues
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import OfRanks
-from gpu_exporter.diagnosis.diagnose import Diagnosis, Evidence, name_of
+from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
-from gpu_exporter.diagnosis.words import series, statement, subject
+from gpu_exporter.diagnosis.words import name_of, series, statement, subject
 from gpu_exporter.io.decoding import printable
 
 # Names of pods have at most 253 characters.
@@ -112,7 +113,7 @@ def time_lines(diagnoses: Sequence[Diagnosis], price: float | None = None) -> It
         yield from summary([diagnosis.shares for diagnosis in diagnoses], price)
 
 
-def _rounded(evidence: Evidence) -> dict[str, float]:
+def _rounded(evidence: TermValues) -> dict[str, float]:
     return {name_of(term): float(f"{value:.4g}") for term, value in evidence.items()}
 
 
@@ -245,7 +246,7 @@ def names_of(group: Sequence[Diagnosis]) -> str:
     return f"GPU{'s' * (len(group) > 1)} {names}"
 
 
-def evidence(by_gpu: Sequence[Evidence], printed: set[str], *, verbose: bool = False) -> list[str]:
+def evidence(by_gpu: Sequence[TermValues], printed: set[str], *, verbose: bool = False) -> list[str]:
     """Return the values that are not `printed` yet, in words."""
     texts = []
     terms = dict.fromkeys(term for of_gpu in by_gpu for term in of_gpu)

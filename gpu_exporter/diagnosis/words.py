@@ -105,6 +105,24 @@ def series(term: Leaf) -> str:
     return term.record or (term.signal if isinstance(term, Over) else term.mark).record
 
 
+def name_of(term: Leaf) -> str:
+    """Return the name of a term in JSON: the signal's name for its last value and for its mean."""
+    match term:
+        case Over():
+            plain = term.fn.value in ("last", "mean")
+            return term.signal.name if plain else f"{term.signal.name}_{term.fn.value}"
+        case PeerShare():
+            return f"other_ranks_that_{term.mark.verb.replace(' ', '_')}"
+        case PeerMedian():
+            return f"{term.of.signal.name}_of_ranks_that_{term.mark.verb.replace(' ', '_')}"
+        case PeerMin():
+            return f"{term.of.signal.name}_of_lowest_rank"
+        case PeerMean():
+            return f"{term.of.signal.name}_of_other_ranks"
+        case _:
+            raise no_case(term)
+
+
 def subject(signal: Signal) -> str:
     """Return the name of a signal in words: SM activity."""
     text = signal.plain.replace(" of the time", "").replace("{}", "")
