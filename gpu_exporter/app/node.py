@@ -14,7 +14,7 @@ from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.active_checks.history import ActiveCheckWatch
-from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, never, no_check
+from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, no_check
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
@@ -27,7 +27,7 @@ from gpu_exporter.host.threads import Several
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
+from gpu_exporter.model.source import HostEvidence, Source, Telemetry
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.pages import Pages
@@ -101,7 +101,7 @@ class Node:
             name,
             health,
             self._collector.events,
-            source.dead if isinstance(source, Staged) else never,
+            source.dead,
             live,
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
             profiles=_access(profiles, config) if profiles else None,
@@ -173,9 +173,7 @@ def _live(name: str, config: Config, health: NodeHealth, events: EventLog | None
 
 def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:
     """Return the event log; None if the source never reports XIDs."""
-    if source.live or (isinstance(source, Staged) and source.reports_xids()):
-        return EventLog(load(config.xid_overrides), state_of)
-    return None
+    return EventLog(load(config.xid_overrides), state_of) if source.reports_xids() else None
 
 
 def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:

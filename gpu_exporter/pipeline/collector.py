@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
@@ -20,7 +19,7 @@ from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import PciGpu, pci_bus_id
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.source import Instant, Sampled, Source
+from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.composer import NO_CONTEXT, Composer, Context
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.connector import Connector
@@ -39,7 +38,8 @@ class Collector:
 
     `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
     second, and one at each collection while `every_tick_wanted` returns True, because a client scrapes that often.
-    A collection without a page adds only to totals and histograms, so a `MeansReader` reads only the means for these.
+    A collection without a page adds only to totals and histograms, so a device with `reads_means` reads only the means
+    for these.
 
     `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
     collectors at the same time, set it on all of them first.
@@ -56,8 +56,7 @@ class Collector:
         extra_metrics: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
         every_tick_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        if isinstance(source, Sampled):
-            source.sample_every(settings.interval)
+        source.sample_every(settings.interval)
         self.source = source
         self.settings = settings
         self.events = context.events
@@ -75,9 +74,7 @@ class Collector:
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted
         self._publish_seconds = 0.0
-        self._gil_lock: AbstractContextManager[object] = (
-            source.gil_lock if isinstance(source, Instant) else nullcontext()
-        )
+        self._gil_lock = source.gil_lock
 
     def set_metrics(self, metrics: Sequence[Metric]) -> None:
         """Expose these metrics from now on. While the loop runs, GPUs are attached again, without a gap in metrics that

@@ -13,7 +13,7 @@ from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.model.source import Device, MeansReader
+from gpu_exporter.model.source import Device
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
 from gpu_exporter.pipeline.settings import CollectionPlan
@@ -138,7 +138,6 @@ class Worker(threading.Thread):
         self._busy_since: float | None = None
         self._instant_tick = threading.Lock()  # the clock and the connect thread may wake it at the same time
         self._device: Device | None = None
-        self._means_reader: MeansReader | None = None
         self._metrics: Sequence[Metric] = ()
         self._generation = -1
         self._backoff = Backoff()
@@ -272,8 +271,8 @@ class Worker(threading.Thread):
     def _read_between_pages(self, device: Device, plan: CollectionPlan, now: float) -> Reading | None:
         """Read only the means that histograms are made from, if the device can do that: means of other metrics are
         exact over any time. Read other devices as for a page if intervals are short, else not at all."""
-        if self._means_reader:
-            return self._means_reader.read_means() if plan.histograms else None
+        if device.reads_means:
+            return device.read_means() if plan.histograms else None
         return device.read(self._schedule.take_due(now, plan.interval)) if plan.short_intervals else None
 
     def _log_events(self, device: Device) -> None:
@@ -285,17 +284,13 @@ class Worker(threading.Thread):
     def _attach(self, plan: CollectionPlan) -> Device:
         self._metrics = plan.metrics
         device = self._connection.source.attach(self.index, plan.metrics)
-        self._use(device)
+        self._device = device
         self.record = self._records.claim(device.gpu, self.index)
         self._schedule.reset()
         self.record.attached(reports_xids=device.xids_since is not None)
         if self._events and device.xids_since is not None:
             self._events.registered(device.gpu, device.xids_since)
         return device
-
-    def _use(self, device: Device) -> None:
-        self._device = device
-        self._means_reader = device if isinstance(device, MeansReader) else None  # checked once: it takes long
 
     def _detach(self) -> None:
         self._drop_successor()
@@ -347,8 +342,7 @@ class Worker(threading.Thread):
 
     def _take_over(self, successor: Successor) -> None:
         previous, self._metrics = self._device, successor.metrics
-        self._use(successor.device)
-        self._successor = None
+        self._device, self._successor = successor.device, None
         successor.device.events()  # dropped: the previous device has received the same ones
         if previous:
             self._log_events(previous)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.events.event_log import EventLog
-from gpu_exporter.model.source import Instant, Narrowed
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
 from gpu_exporter.pipeline.settings import CollectionPlan
@@ -47,8 +46,7 @@ class Workers:
         self._count = count
         source = self._connection.source
         for index in range(len(self._workers), count):
-            instant = isinstance(source, Instant) and source.instant(index)
-            gpu_index = source.gpu_index(index) if isinstance(source, Narrowed) else index
+            instant, gpu_index = source.instant(index), source.gpu_index(index)
             worker = Worker(
                 index,
                 gpu_index,

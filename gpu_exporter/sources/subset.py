@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.model.source import Device, Sampled, Source, Staged
+from gpu_exporter.model.source import Device, Source
+
+if TYPE_CHECKING:
+    from gpu_exporter.model.finding import Finding
 
 
-class Subset:
+class Subset(Source):
     """Another source, narrowed to these GPUs by index, UUID or its beginning. All must exist at first; later, one may
     be gone.
 
@@ -26,13 +30,10 @@ class Subset:
 
     @property
     def reads_until_profiled(self) -> int:
-        """How often a GPU must be read until it has profiling values."""
-        return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
+        return self._source.reads_until_profiled
 
     def sample_every(self, seconds: float) -> None:
-        """Set how often the fastest fields are sampled."""
-        if isinstance(self._source, Sampled):
-            self._source.sample_every(seconds)
+        self._source.sample_every(seconds)
 
     def open(self) -> None:
         self._source.open()
@@ -97,12 +98,13 @@ class Subset:
         return self._source.non_gpu_samples()
 
     def reports_xids(self) -> bool:
-        """Return whether it reports XIDs although it is not live."""
-        return isinstance(self._source, Staged) and self._source.reports_xids()
+        return self._source.reports_xids()
 
     def dead(self) -> bool:
-        """Return whether it simulates an exporter that does not respond."""
-        return isinstance(self._source, Staged) and self._source.dead()
+        return self._source.dead()
+
+    def findings(self) -> Sequence[Finding]:
+        return self._source.findings()
 
     def close(self) -> None:
         self._source.close()

@@ -12,6 +12,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
 from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest
@@ -181,14 +182,13 @@ class DeviceContext(Protocol):
         """Return whether the host engine could read this GPU when its GPUs were last listed."""
 
 
-class DcgmDevice:
+class DcgmDevice(Device):
     """One GPU. It calls the host engine on the source's thread, and interprets the answers on its own thread."""
 
     def __init__(
         self, context: DeviceContext, session: Session, index: int, number: int, metrics: Sequence[Metric]
     ) -> None:
         """Attach a GPU by its index and DCGM's number. Only on the source's thread. Raises GpuLost, SourceLost."""
-        self.xids_since: float | None = None
         self._context, self._session, self._metrics = context, session, metrics
         self._number, self._board, self._interval = number, gpu(number), context.interval
         self._series: dict[tuple[Metric, Labels], Series] = {}
@@ -315,7 +315,6 @@ class DcgmDevice:
     # --- readings -------------------------------------------------------------------------------------------------
 
     def events(self) -> Sequence[XidEvent]:
-        """Return the XIDs that DCGM reported since the last call."""
         return [self._xids.popleft() for _ in range(len(self._xids))]
 
     def read(self, paces: frozenset[Pace]) -> Reading:

@@ -15,6 +15,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
@@ -88,7 +89,7 @@ class Recipe(NamedTuple):
     bit: int | None
 
 
-class SimulatedDevice:
+class SimulatedDevice(Device):
     """One GPU of a node, with its jobs and its XIDs, in order."""
 
     def __init__(
@@ -102,7 +103,7 @@ class SimulatedDevice:
         xids: Iterator[SimulatedXid],
     ) -> None:
         self.gpu = gpu
-        self.xids_since: float | None = time.time()
+        self.xids_since = time.time()
         self._node = node
         self._identity = identity
         self._faults = faults
@@ -188,9 +189,6 @@ class SimulatedDevice:
             weight = (heat - before) / all_heat
             contributions.append(Contribution(weight, part.segment.activity, self._variation.bias))
         return contributions
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 def as_buffered(values: dict[Series, float], now: float) -> dict[Series, list[tuple[float, float]]]:

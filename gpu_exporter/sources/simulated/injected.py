@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated.device import apply_faults, as_buffered
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
@@ -24,7 +25,7 @@ XID_SECONDS = 60.0
 DIGITS = 6
 
 
-class InjectedDevice:
+class InjectedDevice(Device):
     """One GPU. A value that its failure mode does not set is that of a healthy GPU, or of the recorded idle GPU."""
 
     def __init__(
@@ -37,7 +38,7 @@ class InjectedDevice:
         metrics: Sequence[Metric],
     ) -> None:
         self.gpu = gpu
-        self.xids_since: float | None = time.time()
+        self.xids_since = time.time()
         self._node = node
         self._identity = identity
         self._faults = faults
@@ -92,9 +93,6 @@ class InjectedDevice:
         if origin.kind is Kind.COUNTER:
             return at(value, now) if origin.unit == "seconds" else float(int(at(value, now)))
         return at(value, now % self._restart)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 def _as(metric: Metric, origin: Metric, value: float) -> float:

@@ -15,9 +15,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.gpu import Gpu, Owner
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.model.source import Device
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice, upcoming
@@ -135,7 +135,7 @@ def _injections(inject: str, names: Sequence[str], gpus: int) -> Mapping[str, No
     return injections(inject, names, gpus)
 
 
-class SimulatedSource:
+class SimulatedSource(Source):
     """The GPUs of one node, each at its place. All nodes of a fleet share `gil_lock`.
 
     With `early_xid`, the first GPU has an XID soon after the start.
@@ -191,15 +191,8 @@ class SimulatedSource:
     def expected(self) -> int | None:
         return self.node.gpus
 
-    def reload_needed(self) -> bool | None:
-        return None
-
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return self._places[gpu.index].owners
-
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        """Return nothing: only GPUs are simulated."""
-        return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         identity = f"{self.node.seed}/{self.node.name}/{index}"
@@ -225,6 +218,3 @@ class SimulatedSource:
             driver=model.driver,
             info=model.info,
         )
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""

@@ -55,9 +55,6 @@ class Library(FakeSource):
         self.scans += 1
         return self.gpus
 
-    def expected(self) -> int | None:
-        return len(self.on_bus) or None
-
     def bus(self) -> Sequence[PciGpu]:
         return self.on_bus
 

@@ -115,7 +115,7 @@ def test_an_unidentified_gpu_has_the_index_of_the_driver(
     def fail(source: GatedSource, index: int, metrics: Sequence[Metric]) -> GatedDevice:
         raise GpuLost("it fell off the bus", "lost")
 
-    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5, raising=False)
+    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5)
     monkeypatch.setattr(GatedSource, "attach", fail)
     node = Node()
     node.tick()

@@ -23,7 +23,9 @@ from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, SOURCE_KINDS
 from gpu_exporter.pipeline.pages import Variant
 from gpu_exporter.pipeline.renderer import Renderer, everywhere
+from gpu_exporter.sources.auto import AutoSource
 from gpu_exporter.sources.choice import chosen
+from gpu_exporter.sources.subset import Subset
 from tests.support.fakes.driver import FakeDriver
 
 FULL = selected(MetricSet.FULL)
@@ -117,3 +119,18 @@ def test_every_source_is_tested() -> None:
     untested = sorted(SOURCE_KINDS.keys() - {*WITHOUT_HARDWARE, *FAKES, *TESTED_ELSEWHERE})
 
     assert untested == [], f"untested: {untested}; fix: add them to FAKES of tests/unit/sources/test_contract.py"
+
+
+# What a source around another leaves at its default, because the one inside does not matter.
+DEFAULTS: Mapping[type[Source], frozenset[str]] = {
+    AutoSource: frozenset({"dead", "expected", "gil_lock", "gpu_index", "identities", "instant", "reports_xids"}),
+    Subset: frozenset({"bus", "gil_lock", "identities", "instant"}),
+}
+
+
+@pytest.mark.parametrize("around", DEFAULTS)
+def test_a_source_around_another_hides_no_ability(around: type[Source]) -> None:
+    """A method that `Source` gets is forwarded, or is left at its default on purpose."""
+    unforwarded = {name for name in vars(Source) if not name.startswith("_")} - vars(around).keys()
+
+    assert unforwarded == DEFAULTS[around], f"fix: forward them in {around.__name__}, or name them in DEFAULTS"
