@@ -18,7 +18,7 @@ from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, no_ch
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
-from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_log import EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.events.kernel_log_thread import KernelWatch
@@ -171,9 +171,9 @@ def _live(name: str, config: Config, health: NodeHealth, events: EventLog | None
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
 
-def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:
+def _events(source: Source, config: Config, find_gpu: Callable[[str], GpuEvidence | None]) -> EventLog | None:
     """Return the event log; None if the source never reports XIDs."""
-    return EventLog(load(config.xid_overrides), state_of) if source.reports_xids() else None
+    return EventLog(load(config.xid_overrides), find_gpu) if source.reports_xids() else None
 
 
 def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:

@@ -224,7 +224,7 @@ NVML, KERNEL = 0, 1
 MetricRow = tuple[Metric, Gpu | None, float, dict[str, str]]
 
 
-class GpuState(NamedTuple):
+class GpuEvidence(NamedTuple):
     """A GPU and its present values, by metric name."""
 
     gpu: Gpu
@@ -238,7 +238,7 @@ class EventLog:
     """
 
     def __init__(
-        self, xids: Catalogue, find_gpu: Callable[[str], GpuState | None], clocks: Clocks = read_clocks
+        self, xids: Catalogue, find_gpu: Callable[[str], GpuEvidence | None], clocks: Clocks = read_clocks
     ) -> None:
         self._xids = xids
         self._find_gpu = find_gpu
@@ -319,15 +319,15 @@ class EventLog:
         same = (event for event in self._recent if (event.epoch, event.pci_bus_id, event.xid) == kind)
         return next((event for event in same if source not in event.witnesses), None)
 
-    def _event(self, since: float, happened: Moment, line: XidLine, state: GpuState | None) -> Event:
+    def _event(self, since: float, happened: Moment, line: XidLine, evidence: GpuEvidence | None) -> Event:
         xid = self._xids[line.code]
         about = (xid.mnemonic, xid.kind.value, xid.action.value, xid.meaning)
         event = Event(since, happened.at, line.pci, xid.code, *about)
         event.happened, event.clamped = happened.monotonic, happened.clamped
-        if state:
-            event.gpu, event.uuid = state.gpu.index, state.gpu.uuid
+        if evidence:
+            event.gpu, event.uuid = evidence.gpu.index, evidence.gpu.uuid
             if self._clocks().monotonic - happened.monotonic < FRESH_SECONDS:
-                event.evidence = dict(state.values)
+                event.evidence = dict(evidence.values)
         return event
 
     def recent(self) -> list[dict[str, Any]]:
