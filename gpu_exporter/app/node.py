@@ -23,7 +23,7 @@ from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.host.threads import Several
+from gpu_exporter.host.threads import JoinedEvidence
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
@@ -31,7 +31,7 @@ from gpu_exporter.model.source import HostEvidence, Source, Telemetry
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.pages import Pages
-from gpu_exporter.pipeline.renderer import Renderer, everywhere, style
+from gpu_exporter.pipeline.renderer import Renderer, source_labels, style
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.choice import is_remote
 
@@ -152,7 +152,7 @@ class Node:
         self._collector.set_metrics(selection.read_rows)
 
     def _renderer_of(self, source: Source, selection: Selection) -> Renderer:
-        return Renderer(self._name, everywhere(source), selection, self._style)
+        return Renderer(self._name, source_labels(source), selection, self._style)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.endpoint.pages.publish(self._renderer.render(snapshot, self._process.collect()))
@@ -221,7 +221,7 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
         from gpu_exporter.host.fabric.inspector import InspectorWatch
 
         parts.append(InspectorWatch(config.nccl_inspector_dir))
-    return Several(parts) if parts else None
+    return JoinedEvidence(parts) if parts else None
 
 
 def _collection(config: Config) -> CollectionSettings:

@@ -27,7 +27,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
 from gpu_exporter.pipeline.monitor import Monitor, observe
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 
 # The rows that are read before and after a check: the verdict's, whether the GPU is busy, and the counters.
 AROUND = tuple(dict.fromkeys((*fitness.ROWS, *gpu_users.ROWS, m.GPU_UTIL, *active.COUNTERS)))
@@ -64,7 +64,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
             fix=f"use --timeout {request.load_seconds + TIME_LIMITS[1]:g}s",
         )
     end = time.monotonic() + limit
-    before, clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+    before, clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
@@ -122,7 +122,7 @@ def _checked(
 ) -> _Checked:
     """Run the check while the load is observed; judge and keep it. `users` are the programs that used GPUs before."""
     checked, loads, start = _Checked(), Loads(), time.time()
-    monitor = Monitor(only(request.config), ROWS, INTERVAL, INTERVAL)
+    monitor = Monitor(make_source(request.config), ROWS, INTERVAL, INTERVAL)
     monitor.start()
     history = _history(request.config.state_dir, checked.warnings)
     left = end - time.monotonic()
@@ -139,7 +139,7 @@ def _checked(
         checked.clean = monitor.stop()
     after = before
     if checked.clean and time.monotonic() < end:  # if a call of the driver hangs, another one would, too
-        after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+        after, checked.clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
     # A program that began meanwhile is seen afterwards. A process of the check that cannot be ended is no such program.
     later = {} if checked.outcomes.stuck else gpu_users.users(after, _files(request.config))
     checked.users = {**users, **later}

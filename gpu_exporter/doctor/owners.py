@@ -13,7 +13,7 @@ from gpu_exporter.model.finding import Finding, FindingLevel
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.owners import pods
 from gpu_exporter.owners import resource_slices as slices
-from gpu_exporter.owners.choice import kubelet_of, of_node
+from gpu_exporter.owners.choice import kubelet_of, node_query
 from gpu_exporter.owners.jobs import JobFiles
 
 PATIENCE = 0.8
@@ -61,7 +61,7 @@ def _kubelet(config: Config) -> str:
 
 def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
     with closing(in_cluster(config.kubernetes_service_account, environ, PATIENCE)) as api:
-        listed, query = path(api), of_node(config, environ)
+        listed, query = path(api), node_query(config, environ)
         items, version = api.list_objects(listed, **query)
         with closing(api.watch(listed, 1.0, resourceVersion=version, **query)) as watch:
             next(watch)  # the server answers: the exporter may watch, too

@@ -375,11 +375,11 @@ class EventLog:
         tallies: list[Tally | SxidTally] = [*self._counts.tallies.values(), *self._counts.sxids.values()]
         for tally in tallies:
             if tally.last.at > now.unix:
-                tally.last = Moment(_at(tally.last.monotonic, now), tally.last.monotonic, clamped=True)
+                tally.last = Moment(_unix_time(tally.last.monotonic, now), tally.last.monotonic, clamped=True)
                 self.changed = True
         for event in self._recent:
             if event.at > now.unix:
-                event.at, event.clamped = _at(event.happened, now), True
+                event.at, event.clamped = _unix_time(event.happened, now), True
                 clamped += 1
         if clamped:
             what = f"the clock of this node was set back: {clamped} XIDs had a time in the future"
@@ -473,13 +473,18 @@ class EventLog:
             now = self._now()
             recent = [asdict(event) for event in self._recent]
             for event in recent:
-                event["epoch"] = _at(event["epoch"], now)
+                event["epoch"] = _unix_time(event["epoch"], now)
                 del event["happened"]
             return {
                 "position": [self.position.origin, self.position.number] if self.position else None,
-                "since": {pci: [_at(since, now) for since in epochs] for pci, epochs in self._since.items()},
+                "since": {pci: [_unix_time(since, now) for since in epochs] for pci, epochs in self._since.items()},
                 "tallies": [
-                    [*key, tally.earlier, tally.last.at, [[_at(since, now), *n] for since, n in tally.epochs.items()]]
+                    [
+                        *key,
+                        tally.earlier,
+                        tally.last.at,
+                        [[_unix_time(since, now), *n] for since, n in tally.epochs.items()],
+                    ]
                     for key, tally in self._counts.tallies.items()
                 ],
                 "sxids": [[*key, tally.count, tally.last.at] for key, tally in self._counts.sxids.items()],
@@ -524,6 +529,6 @@ class EventLog:
         return restored
 
 
-def _at(monotonic: float, now: Now) -> float:
+def _unix_time(monotonic: float, now: Now) -> float:
     """Return a monotonic time as unix time; 0, which is before every registration, stays 0."""
     return max(0.0, now.unix - (now.monotonic - monotonic)) if monotonic else 0.0

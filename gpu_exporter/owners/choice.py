@@ -87,10 +87,12 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
         if config.kubernetes_pods or config.kubernetes_pod_labels:
             pod = Lookup("pods", {})
             reader = pods.PodReader(config.kubernetes_pod_labels)
-            threads.append(ListWatch(pod, _api(config, environ), pods.path, reader, of_node(config, environ)))
+            threads.append(ListWatch(pod, _api(config, environ), pods.path, reader, node_query(config, environ)))
         if config.kubernetes_dra:
             slice_ = Lookup("resource_slices", {})
-            threads.append(ListWatch(slice_, _api(config, environ), slices.path, slices.read, of_node(config, environ)))
+            threads.append(
+                ListWatch(slice_, _api(config, environ), slices.path, slices.read, node_query(config, environ))
+            )
     if config.hpc_job_mapping_dir:
         jobs = Lookup("hpc_jobs", {})
         threads.append(Poller(jobs, JobFiles(config.hpc_job_mapping_dir, config.procfs).ask, period))
@@ -117,7 +119,7 @@ def _api(config: Config, environ: Mapping[str, str]) -> api.Api:
     return api.in_cluster(config.kubernetes_service_account, environ)
 
 
-def of_node(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
+def node_query(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the query that restricts lists to this node, which keeps the load on the API server small.
 
     Raises GpuExporterError if the node's name is not configured: a pod's host name is not the node's.

@@ -92,7 +92,7 @@ class Collector:
             if not self.connection.up:
                 raise self.connection.error()
         elif not (stop and stop.is_set()):
-            self.connection.late(timeout)
+            self.connection.log_late(timeout)
         self._clock.start()
 
     def connect(self, timeout: float = 10.0, stop: threading.Event | None = None) -> bool:

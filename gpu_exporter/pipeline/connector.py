@@ -54,7 +54,7 @@ class Connector(threading.Thread):
         """Keep the library open, or released, until the collector stops."""
         while not self._connection.stopping.is_set():
             try:
-                release = self._connection.release_state.present()
+                release = self._connection.release_state.current_hand_over()
                 wait = self._release(release) if release else self._keep_open()
             except SourceLost as error:
                 self._connection.failed(error)

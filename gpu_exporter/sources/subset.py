@@ -43,7 +43,7 @@ class Subset(Source):
         if first and missing:
             self._indices = []
             message = f"{self._setting}: there is no GPU {', '.join(missing)}"
-            raise SourceLost(message, "no_gpu", fix=f"choose from {self._all()}")
+            raise SourceLost(message, "no_gpu", fix=f"choose from {self._choices()}")
 
     def _index_of(self, gpu: int | str) -> int | None:
         count = self._source.count()
@@ -59,7 +59,7 @@ class Subset(Source):
         device.close()
         return device.gpu.uuid
 
-    def _all(self) -> str:
+    def _choices(self) -> str:
         return ", ".join(f"{index} ({self._uuid(index) or 'lost'})" for index in range(self._source.count()))
 
     def count(self) -> int:

@@ -39,7 +39,7 @@ class Layout:
         """What decides which fields are read: of a link, only its existence, not its state."""
         return self.mig, self.parts, tuple(state != LINK_NONE for state in self.links)
 
-    def of(self, group: EntityGroup) -> list[MigPart]:
+    def parts_of(self, group: EntityGroup) -> list[MigPart]:
         """Return the MIG parts of one kind."""
         return [part for part in self.parts if part.entity.group is group]
 
@@ -67,7 +67,7 @@ class Instances(NamedTuple):
 
 def instances(session: Session, layout: Layout, chosen: Sequence[int | str]) -> Instances:
     """Return the chosen GPU instances, by DCGM's numbers or their devices' UUIDs; all by default. Raises SourceLost."""
-    devices, parts = layout.of(EntityGroup.GPU_CI), layout.of(EntityGroup.GPU_I)
+    devices, parts = layout.parts_of(EntityGroup.GPU_CI), layout.parts_of(EntityGroup.GPU_I)
     uuids = _texts(session, UUID, [device.entity for device in devices])
     if chosen:
         by_uuid = {device.parent for device in devices if uuids.get(device.entity) in chosen}
@@ -232,7 +232,7 @@ class DcgmDevice(Device):
         self._identity_watch, refused = session.groups.watch(request)
         fields = [field for field in GPU_FIELDS if field not in refused]
         answers = {
-            **session.inventory.of_system(board, SYSTEM_FIELDS),
+            **session.inventory.system_answers(board, SYSTEM_FIELDS),
             **(session.connection.latest([board], fields) if fields else {}),
         }
         mig = answers.get((board, MIG_MODE))
@@ -401,7 +401,7 @@ class DcgmDevice(Device):
         if self._new_layout.shape != self._layout.shape:
             return True
         self._layout = self._new_layout
-        return self._profiling.due(now)
+        return self._profiling.is_due(now)
 
     def _check_identity(self) -> None:
         """Raise GpuLost if two samples in a row have another UUID: DCGM's number may belong to another GPU by now."""

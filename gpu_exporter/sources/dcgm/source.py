@@ -261,7 +261,7 @@ class DcgmSource(Source):
         if Pace.FAST not in paces:
             return
         first = self._stamp is None
-        samples, self._stamp = session.xids.since(self._stamp or 0)
+        samples, self._stamp = session.xids.samples_since(self._stamp or 0)
         for entity, answer in () if first else samples:  # the first read has XIDs from before this source
             if isinstance(answer.value, int | float):
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))

@@ -153,10 +153,10 @@ class ReplayDevice(Device):
         loops, t = divmod(now, self._source.duration)
         if metric.kind is Kind.COUNTER:
             grown = (column.values[-1] - column.values[0]) * loops if loops else 0.0
-            return column.at(t) + grown
-        held = mean([part for _, after, until in self._parts(before, now) for part in column.held(after, until)])
+            return column.value_at(t) + grown
+        held = mean([part for _, after, until in self._parts(before, now) for part in column.held_values(after, until)])
         if held is None:
             return None
         if metric.bit is not None:
-            return float((int(column.at(t)) >> metric.bit) & 1)
-        return column.at(t) if metric.unit in STATES else held
+            return float((int(column.value_at(t)) >> metric.bit) & 1)
+        return column.value_at(t) if metric.unit in STATES else held

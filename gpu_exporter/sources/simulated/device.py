@@ -37,7 +37,7 @@ class SimulatedXid(NamedTuple):
     code: int
 
 
-def upcoming(identity: str, schedule: JobSchedule, after: float, *, early: bool) -> Iterator[SimulatedXid]:
+def upcoming_xids(identity: str, schedule: JobSchedule, after: float, *, early: bool) -> Iterator[SimulatedXid]:
     """Yield the XIDs of a GPU later than `after`, in order. They occur while a job runs; without jobs, the first is
     infinitely far away. With `early`, the first is soon after the start.
     """
@@ -121,7 +121,7 @@ class SimulatedDevice(Device):
             origin = metric if metric.key in workloads.rows else by_field.get(metric.nvml)
             if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in workloads.rows:
                 origin = m.POWER_INSTANT
-            how = None if origin is None else _how(origin)
+            how = None if origin is None else _averaging(origin)
             if metric.entity in m.NON_GPU_ENTITIES:
                 continue
             if origin is None or how is None:
@@ -167,7 +167,7 @@ class SimulatedDevice(Device):
     def _contributions(self, how: Averaging, before: float | None, now: float) -> list[Contribution]:
         schedule = self._schedule
         if how is Averaging.NOW:
-            return [self._contribution(1.0, schedule.at(now))]
+            return [self._contribution(1.0, schedule.part_at(now))]
         if how is Averaging.THERMAL:
             return self._heat(now)
         begin = now - 1.0 if how is Averaging.SECOND else before
@@ -212,7 +212,7 @@ def apply_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[
     return now
 
 
-def _how(metric: Metric) -> Averaging | None:
+def _averaging(metric: Metric) -> Averaging | None:
     """Return the period that the value of a recorded metric covers; None for counters, which have no level."""
     if metric is m.ENERGY:
         return Averaging.JOULES

@@ -22,9 +22,9 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, SOURCE_KINDS
 from gpu_exporter.pipeline.pages import Variant
-from gpu_exporter.pipeline.renderer import Renderer, everywhere
+from gpu_exporter.pipeline.renderer import Renderer, source_labels
 from gpu_exporter.sources.auto import AutoSource
-from gpu_exporter.sources.choice import chosen
+from gpu_exporter.sources.choice import make_sources
 from gpu_exporter.sources.subset import Subset
 from tests.support.fakes.driver import FakeDriver
 
@@ -41,7 +41,7 @@ WITHOUT_HARDWARE = [kind.name for kind in SOURCE_KINDS.values() if not kind.live
 
 def check_source(name: str) -> None:
     """Use a source as the exporter does, from `open` to `close`, and twice: it also reconnects."""
-    for source in chosen(Config(source=name, **SETTINGS.get(name, {}))).values():
+    for source in make_sources(Config(source=name, **SETTINGS.get(name, {}))).values():
         for _ in range(2):
             samples = samples_of(source)
             check_labels(source, samples)
@@ -89,7 +89,7 @@ def samples_of(source: Source) -> list[Sample]:
 
 def check_labels(source: Source, samples: list[Sample]) -> None:
     """Check that every series of a source that is not live, and no other, has the label `source`."""
-    page = Renderer("node-1", everywhere(source)).render(Snapshot(0.0, source.name, tuple(samples)))
+    page = Renderer("node-1", source_labels(source)).render(Snapshot(0.0, source.name, tuple(samples)))
     lines = [line for line in page.body(Variant(False, False)).decode().splitlines() if not line.startswith("#")]
     labelled = [line for line in lines if f'source="{source.name}"' in line]
 
