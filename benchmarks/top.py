@@ -28,7 +28,7 @@ from rich.console import Console
 
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.scrape import Scrape
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 from gpu_exporter.top.feeds import SourceFeed
 from gpu_exporter.top.lines import UNICODE
 from gpu_exporter.top.screen import Screen
@@ -76,7 +76,7 @@ class _Measured(Tracker):
 def cost(seconds: float) -> float:
     """Return the share of a core that tracking and drawing take."""
     tracker, changed = _Measured(20.0), threading.Event()
-    feed = SourceFeed(only(Config(source="simulated", gpus=GPUS)), tracker)
+    feed = SourceFeed(make_source(Config(source="simulated", gpus=GPUS)), tracker)
     feed.start(changed.set)
     screen = Screen(UNICODE, SIZE)
     terminal = Terminal(Console(force_terminal=True, color_system="256"))

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from benchmarks.harness import ROOT
 from gpu_exporter.config import Config
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 from gpu_exporter.top.feeds import SourceFeed
 from gpu_exporter.top.lines import STYLES, UNICODE, Line
 from gpu_exporter.top.screen import Screen
@@ -81,7 +81,7 @@ def main() -> int:
         inject="GpuStragglerSlow:1",
         faults="lost node-000/6 at 10s for 1h",
     )
-    feed = SourceFeed(only(config), Tracker(20.0, banner=BANNERS["simulated"]))
+    feed = SourceFeed(make_source(config), Tracker(20.0, banner=BANNERS["simulated"]))
     feed.start(threading.Event().set)
     time.sleep(chosen.seconds)
     screen = Screen(UNICODE, SIZE, order="worst first")

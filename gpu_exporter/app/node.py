@@ -14,25 +14,25 @@ from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.active_checks.history import ActiveCheckWatch
-from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, never, no_check
+from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, no_check
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config, room_settings
-from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_log import EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.host.files import HostFiles
-from gpu_exporter.host.threads import Several
+from gpu_exporter.host.threads import JoinedEvidence
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import HostEvidence, Source, Staged, Telemetry
+from gpu_exporter.model.source import HostEvidence, Source, Telemetry
 from gpu_exporter.owners.settings import OwnerSettings
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.pages import Pages
-from gpu_exporter.pipeline.renderer import Renderer, Style, everywhere
+from gpu_exporter.pipeline.renderer import Renderer, Style, source_labels
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.choice import is_remote
 
@@ -102,7 +102,7 @@ class Node:
             name,
             health,
             self._collector.events,
-            source.dead if isinstance(source, Staged) else never,
+            source.dead,
             live,
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
             profiles=_access(profiles, config) if profiles else None,
@@ -153,7 +153,7 @@ class Node:
         self._collector.set_metrics(selection.read_rows)
 
     def _renderer_of(self, source: Source, selection: Selection) -> Renderer:
-        return Renderer(self._name, everywhere(source), selection, self._style)
+        return Renderer(self._name, source_labels(source), selection, self._style)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.endpoint.pages.publish(self._renderer.render(snapshot, self._process.collect()))
@@ -172,11 +172,9 @@ def _live(name: str, config: Config, health: NodeHealth, events: EventLog | None
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
 
-def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:
+def _events(source: Source, config: Config, find_gpu: Callable[[str], GpuEvidence | None]) -> EventLog | None:
     """Return the event log; None if the source never reports XIDs."""
-    if source.live or (isinstance(source, Staged) and source.reports_xids()):
-        return EventLog(load(config.xid_overrides), state_of)
-    return None
+    return EventLog(load(config.xid_overrides), find_gpu) if source.reports_xids() else None
 
 
 def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:
@@ -224,7 +222,7 @@ def _host(source: Source, config: Config) -> HostEvidence | None:
         from gpu_exporter.host.fabric.inspector import InspectorWatch
 
         parts.append(InspectorWatch(config.nccl_inspector_dir))
-    return Several(parts) if parts else None
+    return JoinedEvidence(parts) if parts else None
 
 
 def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: bool) -> ProfileWatch | None:

@@ -32,7 +32,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
 from gpu_exporter.owners.cgroup import process_owner
 from gpu_exporter.pipeline.monitor import Monitor, observe
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 
 # What must be read for `gpu_users`.
 USER_ROWS = (m.PROCESSES, m.PROCESS_MEMORY, m.FB_USED)
@@ -119,7 +119,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
             fix=f"use --timeout {request.load_seconds + TIME_LIMITS[1]:g}s",
         )
     end = time.monotonic() + limit
-    before, clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+    before, clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
@@ -177,7 +177,7 @@ def _checked(
 ) -> _Checked:
     """Run the check while the load is observed; judge and keep it. `users` are the programs that used GPUs before."""
     checked, loads, start = _Checked(), Loads(), time.time()
-    monitor = Monitor(only(request.config), ROWS, INTERVAL, INTERVAL)
+    monitor = Monitor(make_source(request.config), ROWS, INTERVAL, INTERVAL)
     monitor.start()
     history = _history(request.config.state_dir, checked.warnings)
     left = end - time.monotonic()
@@ -194,7 +194,7 @@ def _checked(
         checked.clean = monitor.stop()
     after = before
     if checked.clean and time.monotonic() < end:  # if a call of the driver hangs, another one would, too
-        after, checked.clean = observe(only(request.config), AROUND, request.config.expected_gpus)
+        after, checked.clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
     # A program that began meanwhile is seen afterwards. A process of the check that cannot be ended is no such program.
     later = {} if checked.outcomes.stuck else gpu_users(after, _files(request.config))
     checked.users = {**users, **later}

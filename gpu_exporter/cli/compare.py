@@ -16,7 +16,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import SOURCE_KINDS
-from gpu_exporter.sources.choice import named
+from gpu_exporter.sources.choice import source_by_name
 
 
 def _side(text: str) -> str:
@@ -48,7 +48,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
         raise GpuExporterError(
             f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
         )
-    sides = ((a, named(config, a)), (b, named(config, b)))
+    sides = ((a, source_by_name(config, a)), (b, source_by_name(config, b)))
     result, clean = comparison.compare_sources(*sides, selected(config.metrics), seconds)
     click.echo(json.dumps(comparison.as_dict(result), indent=2) if as_json else "\n".join(comparison.lines(result)))
     leave(comparison.EXIT_DIFFERS if result.differs else 0, clean)

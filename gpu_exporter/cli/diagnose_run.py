@@ -31,7 +31,7 @@ from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
-from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unread
+from gpu_exporter.sources.choice import is_remote, make_source, recording, refuse_unread
 from gpu_exporter.sources.recording.format import job_of
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _span(scrapes: Sequence[Scrape]) -> float:
 
 
 def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Scrape], bool]:
-    source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
+    source, events = make_source(config), EventLog(load(config.xid_overrides), lambda pci: None)
     if source.live and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
         KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
     return gather.of_source(source, seconds, stop, events, host_of(source, config, gather.TICK_SECONDS))

@@ -17,7 +17,7 @@ from gpu_exporter.config import Config, room_settings
 from gpu_exporter.diagnosis import remote
 from gpu_exporter.doctor import examine, machine
 from gpu_exporter.model import finding
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 
 
 @command("doctor", local_exporter.LocalCommand, error_code=2)
@@ -49,7 +49,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
         from gpu_exporter.doctor import jobs
 
         around += (partial(jobs.checks, config.job_socket, partial(_own_metrics, config)),)
-    findings, clean = examine.examine(lambda: only(config), around)
+    findings, clean = examine.examine(lambda: make_source(config), around)
     result = finding.as_dict(findings)
     if as_json:
         click.echo(json.dumps(result, indent=2))

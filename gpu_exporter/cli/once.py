@@ -18,8 +18,8 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.pipeline.fields_in_force import Fields, FieldsSettings
 from gpu_exporter.pipeline.monitor import observe
 from gpu_exporter.pipeline.pages import Variant
-from gpu_exporter.pipeline.renderer import Renderer, Style, everywhere
-from gpu_exporter.sources.choice import chosen
+from gpu_exporter.pipeline.renderer import Renderer, Style, source_labels
+from gpu_exporter.sources.choice import make_sources
 
 
 @command("once", Command)
@@ -30,7 +30,7 @@ def once_command(as_json: bool, **values: Any) -> None:
     half a second. Exit code 1 if no GPU can be read.
     """
     config = Config(**values)
-    ((name, source),) = chosen(config).items()
+    ((name, source),) = make_sources(config).items()
     selection = Fields(room_settings(config, FieldsSettings)).selection
     snapshot, clean = observe(source, selection.read_rows)
     if as_json:
@@ -38,7 +38,7 @@ def once_command(as_json: bool, **values: Any) -> None:
     elif sys.stdout.isatty():
         click.echo("\n".join(tables.reading_table(readings(snapshot), tables.terminal_width())))
     else:
-        page = Renderer(name, everywhere(source), selection, room_settings(config, Style)).render(snapshot)
+        page = Renderer(name, source_labels(source), selection, room_settings(config, Style)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     leave(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 

@@ -14,7 +14,7 @@ from gpu_exporter.cli.stop import leave, stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import duration, interval
 from gpu_exporter.pipeline import recorder
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 
 
 @command("record", Command)
@@ -34,7 +34,7 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     from gpu_exporter.diagnosis.machine import recorded_host
 
     config = Config(**values)
-    stop, source = stop_event(), only(config)
+    stop, source = stop_event(), make_source(config)
     host = recorded_host(source, config)
     metrics = selected(config.metrics, processes=host is not None)
     ticks, clean = recorder.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)

@@ -53,7 +53,7 @@ def serve_command(**chosen_settings: Any) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     from gpu_exporter.app.run import run
     from gpu_exporter.pipeline.fields_in_force import Fields, FieldsSettings
-    from gpu_exporter.sources.choice import chosen, without_missing_dcgm
+    from gpu_exporter.sources.choice import make_sources, without_missing_dcgm
 
     config = Config(**chosen_settings)
     lines = configure(config.log_level, config.log_format)
@@ -65,7 +65,7 @@ def serve_command(**chosen_settings: Any) -> None:
             config = without_missing_dcgm(config)
         if sys.stderr:  # None if it is closed
             faulthandler.enable()  # if the driver's library crashes, stderr shows where
-        sources = chosen(config)
+        sources = make_sources(config)
         fields = Fields(room_settings(config, FieldsSettings))
         signal.signal(signal.SIGHUP, lambda *_: fields.request_reload())
         stop = stop_event()

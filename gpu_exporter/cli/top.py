@@ -84,7 +84,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
-    from gpu_exporter.sources.choice import is_remote, only
+    from gpu_exporter.sources.choice import is_remote, make_source
     from gpu_exporter.top.commands import CommandLines
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
     from gpu_exporter.top.tracker import BANNERS, Tracker
@@ -96,7 +96,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
         from dataclasses import replace
 
         config = replace(config, source=REPLAY.name)
-    source = only(config)
+    source = make_source(config)
     kind = "simulated" if source.description == OF_SIMULATED else source.name
     if config.recording:
         job = "all"  # a recording is of one job

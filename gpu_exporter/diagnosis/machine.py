@@ -9,7 +9,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.host.fabric.watch import FabricWatch
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.neighbours import neighbours
-from gpu_exporter.host.threads import Several
+from gpu_exporter.host.threads import JoinedEvidence
 from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.owners.host_owner import host_watch
 from gpu_exporter.sources.choice import is_remote
@@ -26,7 +26,7 @@ def host_of(source: Source, config: Config, period: float) -> HostEvidence | Non
         return None
     processes = host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
     nics = FabricWatch(HostFiles(config.procfs, config.sysfs), period=period) if config.nics else None
-    return Several([processes, nics] if nics else [processes])
+    return JoinedEvidence([processes, nics] if nics else [processes])
 
 
 def recorded_host(source: Source, config: Config) -> HostEvidence | None:

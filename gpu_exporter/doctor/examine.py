@@ -6,7 +6,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
@@ -21,19 +20,10 @@ from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.pipeline.monitor import observe
-from gpu_exporter.sources.nvml.bindings import bindings
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # The time for all checks of the machine, which run while the GPUs are read.
 CHECK_SECONDS = 5.0
-
-
-@runtime_checkable
-class HasFindings(Protocol):
-    """A source that has findings of its own once it was read."""
-
-    def findings(self) -> list[Finding]:
-        """Return findings on the library or service that the source uses."""
 
 
 class Check(threading.Thread):
@@ -69,10 +59,10 @@ def examine(
     findings, clean, mig = machine.software(), True, False
     try:
         source = source_of()
-        if source.live and not isinstance(source, HasFindings):
-            findings.append(bindings())
-        snapshot, clean = observe(source, selected(MetricSet.FULL))
-        findings += source.findings() if isinstance(source, HasFindings) else []
+        try:
+            snapshot, clean = observe(source, selected(MetricSet.FULL))
+        finally:
+            findings += source.findings()
         findings += judge(snapshot)
         mig = any(series.metric is m.MIG_MODE and value == 1 for series, value in snapshot.samples)
     except SourceLost as error:

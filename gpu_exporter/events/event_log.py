@@ -229,7 +229,7 @@ NVML, KERNEL = 0, 1
 MetricRow = tuple[Metric, Gpu | None, float, dict[str, str]]
 
 
-class GpuState(NamedTuple):
+class GpuEvidence(NamedTuple):
     """A GPU and its present values, by metric name."""
 
     gpu: Gpu
@@ -243,7 +243,7 @@ class EventLog:
     """
 
     def __init__(
-        self, xids: Catalogue, find_gpu: Callable[[str], GpuState | None], clocks: Clocks = read_clocks
+        self, xids: Catalogue, find_gpu: Callable[[str], GpuEvidence | None], clocks: Clocks = read_clocks
     ) -> None:
         self._xids = xids
         self._find_gpu = find_gpu
@@ -324,15 +324,15 @@ class EventLog:
         same = (event for event in self._recent if (event.epoch, event.pci_bus_id, event.xid) == kind)
         return next((event for event in same if source not in event.witnesses), None)
 
-    def _event(self, since: float, happened: Moment, line: XidLine, state: GpuState | None) -> Event:
+    def _event(self, since: float, happened: Moment, line: XidLine, evidence: GpuEvidence | None) -> Event:
         xid = self._xids[line.code]
         about = (xid.mnemonic, xid.kind.value, xid.action.value, xid.meaning)
         event = Event(since, happened.at, line.pci, xid.code, *about)
         event.happened, event.clamped = happened.monotonic, happened.clamped
-        if state:
-            event.gpu, event.uuid = state.gpu.index, state.gpu.uuid
+        if evidence:
+            event.gpu, event.uuid = evidence.gpu.index, evidence.gpu.uuid
             if self._clocks().monotonic - happened.monotonic < FRESH_SECONDS:
-                event.evidence = dict(state.values)
+                event.evidence = dict(evidence.values)
         return event
 
     def recent(self) -> list[dict[str, Any]]:
@@ -380,11 +380,11 @@ class EventLog:
         tallies: list[Tally | SxidTally] = [*self._counts.tallies.values(), *self._counts.sxids.values()]
         for tally in tallies:
             if tally.last.at > now.unix:
-                tally.last = Moment(_at(tally.last.monotonic, now), tally.last.monotonic, clamped=True)
+                tally.last = Moment(_unix_time(tally.last.monotonic, now), tally.last.monotonic, clamped=True)
                 self.changed = True
         for event in self._recent:
             if event.at > now.unix:
-                event.at, event.clamped = _at(event.happened, now), True
+                event.at, event.clamped = _unix_time(event.happened, now), True
                 clamped += 1
         if clamped:
             what = f"the clock of this node was set back: {clamped} XIDs had a time in the future"
@@ -478,13 +478,18 @@ class EventLog:
             now = self._now()
             recent = [asdict(event) for event in self._recent]
             for event in recent:
-                event["epoch"] = _at(event["epoch"], now)
+                event["epoch"] = _unix_time(event["epoch"], now)
                 del event["happened"]
             return {
                 "position": [self.position.origin, self.position.number] if self.position else None,
-                "since": {pci: [_at(since, now) for since in epochs] for pci, epochs in self._since.items()},
+                "since": {pci: [_unix_time(since, now) for since in epochs] for pci, epochs in self._since.items()},
                 "tallies": [
-                    [*key, tally.earlier, tally.last.at, [[_at(since, now), *n] for since, n in tally.epochs.items()]]
+                    [
+                        *key,
+                        tally.earlier,
+                        tally.last.at,
+                        [[_unix_time(since, now), *n] for since, n in tally.epochs.items()],
+                    ]
                     for key, tally in self._counts.tallies.items()
                 ],
                 "sxids": [[*key, tally.count, tally.last.at] for key, tally in self._counts.sxids.items()],
@@ -529,6 +534,6 @@ class EventLog:
         return restored
 
 
-def _at(monotonic: float, now: Now) -> float:
+def _unix_time(monotonic: float, now: Now) -> float:
     """Return a monotonic time as unix time; 0, which is before every registration, stays 0."""
     return max(0.0, now.unix - (now.monotonic - monotonic)) if monotonic else 0.0

@@ -189,10 +189,10 @@ def journal_text(line: str) -> KernelText | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return of_journal(entry) if isinstance(entry, dict) else None
+    return journal_message(entry) if isinstance(entry, dict) else None
 
 
-def of_journal(entry: Mapping[str, object]) -> KernelText | None:
+def journal_message(entry: Mapping[str, object]) -> KernelText | None:
     """Return the message of an entry of the journal, whose fields name the writer, and cannot be set by user space."""
     if entry.get("_TRANSPORT") != "kernel" or entry.get("SYSLOG_FACILITY", "0") != "0":
         return None

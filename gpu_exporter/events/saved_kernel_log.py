@@ -18,8 +18,8 @@ from gpu_exporter.events.event_log import KEPT
 from gpu_exporter.events.kernel_log_entry import SxidLine, XidLine
 from gpu_exporter.events.kernel_log_parser import (
     KernelText,
+    journal_message,
     kernel_text,
-    of_journal,
     parse_kmsg,
     parse_message,
     unix_time,
@@ -108,7 +108,7 @@ class SavedLog:
         """Take what was collected of an entry of the journal."""
         entry, self._entry = self._entry, {}
         if entry:
-            message = of_journal(entry)
+            message = journal_message(entry)
             if message and message.at is None:
                 message = KernelText(message.text, self._time, unix_time(self._time))
             self._message(message, entry.get("MESSAGE", ""))

@@ -49,10 +49,10 @@ class HostFiles:
                 for above in level:
                     if os.path.isdir(f"{self._sys}/fs/cgroup{mount}{above}{tail}"):
                         return f"{above}{tail}"
-                level = [path for above in level for path in self._below(mount, above)][:MOST_DIRECTORIES]
+                level = [path for above in level for path in self._subdirectories(mount, above)][:MOST_DIRECTORIES]
         return ""
 
-    def _below(self, mount: str, above: str) -> list[str]:
+    def _subdirectories(self, mount: str, above: str) -> list[str]:
         try:
             with os.scandir(f"{self._sys}/fs/cgroup{mount}{above}") as entries:
                 return [f"{above}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -33,7 +33,7 @@ class Limits:
 def limits(files: HostFiles, pid: int) -> Limits:
     """Return the limits of a process. What cannot be read is missing. Raises PermissionError for hidden processes."""
     status = procfs.status(files.process(f"{pid}/status"))
-    cgroups = _located(files, cgroup.paths(files.process(f"{pid}/cgroup")))
+    cgroups = _rooted_paths(files, cgroup.paths(files.process(f"{pid}/cgroup")))
     pressure = next((path for path in cgroup.pressure_directories(cgroups) if _has_pressure(files, path)), "")
     return Limits(
         status.cpus if status else frozenset(),
@@ -43,7 +43,7 @@ def limits(files: HostFiles, pid: int) -> Limits:
     )
 
 
-def _located(files: HostFiles, cgroups: Mapping[str, str]) -> Mapping[str, str]:
+def _rooted_paths(files: HostFiles, cgroups: Mapping[str, str]) -> Mapping[str, str]:
     """Return the cgroups with paths from the root. In a cgroup namespace, the kernel shows those of others as `/..`."""
     located = {}
     for controller, path in cgroups.items():

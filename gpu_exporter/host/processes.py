@@ -129,7 +129,7 @@ class Tree:
             return
         self.supported = True
         if thorough:
-            self._deep = frozenset(self._below(files, direct, on_gpus))
+            self._deep = frozenset(self._descendants(files, direct, on_gpus))
         self.pids = frozenset(direct) | self._deep
 
     def forget(self, pid: int) -> None:
@@ -137,7 +137,7 @@ class Tree:
         self.pids -= {pid}
         self._deep -= {pid}
 
-    def _below(self, files: HostFiles, direct: set[int], on_gpus: Container[int]) -> set[int]:
+    def _descendants(self, files: HostFiles, direct: set[int], on_gpus: Container[int]) -> set[int]:
         seen, waiting = set(direct), list(direct)
         while waiting and len(seen) < MOST_DESCENDANTS:
             try:

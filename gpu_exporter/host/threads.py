@@ -76,7 +76,7 @@ class RowThread(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class JoinedEvidence:
     """The rows of several observers. Implements `HostEvidence`."""
 
     parts: Sequence[HostEvidence]

@@ -1,9 +1,11 @@
-"""The protocols of sources, their devices and attribution."""
+"""Sources of GPUs and their devices, and what else a collection reads: owners, the host, training loops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
@@ -11,7 +13,7 @@ from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
 if TYPE_CHECKING:
-    from threading import Lock
+    from gpu_exporter.model.finding import Finding
 
 
 class Attribution(Protocol):
@@ -50,115 +52,117 @@ class Telemetry(Protocol):
         """Request the end; does not wait for it."""
 
 
-class Device(Protocol):
-    """One attached GPU. Used by one thread at a time."""
+class Device(ABC):
+    """One attached GPU. Used by one thread at a time. The defaults are those of a GPU that only has readings.
+
+    `xids_since` is since when the driver reports XIDs (unix time); None if it does not. With `reads_means`, what
+    `read` returns are means since the previous read, and `read_means` can read those of histograms alone.
+    """
 
     gpu: Gpu
+    xids_since: float | None = None
+    reads_means: bool = False
 
-    @property
-    def xids_since(self) -> float | None:
-        """Since when the driver reports XIDs (unix time); None if it does not."""
-
-    def events(self) -> Sequence[XidEvent]:
-        """Return the XIDs that the driver reported since the last call. Never raises."""
-
+    @abstractmethod
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Read the fields of these paces. Raises GpuLost or SourceLost."""
 
-    def close(self) -> None:
+    def read_means(self) -> Reading | None:
+        """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
+        return None
+
+    def events(self) -> Sequence[XidEvent]:
+        """Return the XIDs that the driver reported since the last call. Never raises."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027 - most devices hold nothing
         """Release everything that the device holds of the driver. Never raises."""
 
 
-@runtime_checkable
-class MeansReader(Protocol):
-    """A device that can also be read between two collections, for histograms."""
+class Source(ABC):
+    """A way to read GPUs. It overrides what it can do; the defaults are those of a source that only has readings.
 
-    def read_means(self) -> Reading | None:
-        """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
-
-
-@runtime_checkable
-class Staged(Protocol):
-    """A source that simulates failures, also ones that its readings cannot show."""
-
-    def reports_xids(self) -> bool:
-        """Return whether it reports XIDs although it is not live."""
-
-    def dead(self) -> bool:
-        """Return whether it simulates an exporter that does not respond."""
-
-
-@runtime_checkable
-class Sampled(Protocol):
-    """A source whose fields are sampled by another program at that program's rate."""
-
-    @property
-    def reads_until_profiled(self) -> int:
-        """How often a GPU must be read until it has profiling values."""
-
-    def sample_every(self, seconds: float) -> None:
-        """Set how often the fastest fields are sampled. Call it before `open`."""
-
-
-@runtime_checkable
-class Instant(Protocol):
-    """A source whose reads only compute, so that its GPUs need no threads.
-
-    `gil_lock` is held while reading and rendering: of thousands of threads that compute, only one makes progress.
-    """
-
-    gil_lock: Lock
-
-    def instant(self, index: int) -> bool:
-        """Return whether no read of this GPU ever waits."""
-
-
-@runtime_checkable
-class Narrowed(Protocol):
-    """A source with only some of the GPUs of a driver: their positions in it are not the driver's indices."""
-
-    def gpu_index(self, position: int) -> int:
-        """Return the driver's index of the GPU at this position. Calls no driver."""
-
-
-@runtime_checkable
-class OnBus(Protocol):
-    """A source whose GPUs are on the PCI bus of this machine."""
-
-    def bus(self) -> Sequence[PciGpu]:
-        """Return the GPUs on the bus that should answer; none if that is not known. Calls no driver."""
-
-
-class Source(Protocol):
-    """A way to read GPUs. Every method may block in a driver, except `owners` and `non_gpu_samples`.
-
-    `name`, `description` and `live` are those of its `SourceKind`.
+    Every method may block in a driver, unless it says that it calls none. `name`, `description` and `live` are those
+    of its `SourceKind`. `gil_lock` is held while reading and rendering: of thousands of threads that only compute, one
+    makes progress.
     """
 
     name: str
     description: str
     live: bool
+    gil_lock: AbstractContextManager[object] = nullcontext()
 
-    def open(self) -> None:
+    # --- its GPUs -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:  # noqa: B027 - a source without a driver has nothing to open
         """Connect, or reconnect after SourceLost. Raises SourceLost."""
 
+    @abstractmethod
     def count(self) -> int:
         """Return the number of GPUs that have an index now. Raises SourceLost."""
 
-    def expected(self) -> int | None:
-        """Return the number of GPUs that should answer; None if that is not known without the driver."""
-
-    def reload_needed(self) -> bool | None:
-        """Return whether library and kernel driver differ in version; None if that is not known without the driver."""
-
+    @abstractmethod
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         """Identify one GPU and detect which of `metrics` it supports. Raises GpuLost or SourceLost."""
 
+    def identities(self) -> Mapping[int, tuple[str, str]]:
+        """Return the UUID and the PCI address of each GPU that another source may have, too, by index; only those that
+        can be read now. Raises SourceLost."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - a source without a driver has nothing to release
+        """Release the library. Never raises."""
+
+    # --- how they are read ----------------------------------------------------------------------------------------
+
+    def sample_every(self, seconds: float) -> None:  # noqa: B027 - most sources are sampled by being read
+        """Set how often another program samples the fastest fields, if one does. Call it before `open`."""
+
+    @property
+    def reads_until_profiled(self) -> int:
+        """How often a GPU must be read until it has profiling values: a mean needs two reads."""
+        return 2
+
+    def instant(self, index: int) -> bool:
+        """Return whether no read of this GPU ever waits, because it only computes: then it needs no thread."""
+        return False
+
+    # --- what is known without the driver: these methods call none ------------------------------------------------
+
+    def bus(self) -> Sequence[PciGpu]:
+        """Return the GPUs on the PCI bus of this machine that should answer; none if that is not known."""
+        return ()
+
+    def expected(self) -> int | None:
+        """Return the number of GPUs that should answer where `bus` returns none; None if that is not known, either."""
+        return None
+
+    def gpu_index(self, position: int) -> int:
+        """Return the driver's index of the GPU at this position: another one if the source has only some GPUs."""
+        return position
+
+    def reload_needed(self) -> bool | None:
+        """Return whether library and kernel driver differ in version; None if that is not known."""
+        return None
+
+    def reports_xids(self) -> bool:
+        """Return whether its GPUs may have XIDs: real ones may."""
+        return self.live
+
+    def dead(self) -> bool:
+        """Return whether it simulates an exporter that does not respond."""
+        return False
+
+    # --- what was read last: these methods call no driver and never raise -----------------------------------------
+
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """Return the owners of this GPU that the source itself knows. Calls no driver, never raises."""
+        """Return the owners of this GPU that the source itself knows."""
+        return ()
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """Return the latest samples of entities without a GPU (NVSwitches, CPUs). Calls no driver, never raises."""
+        """Return the latest samples of entities without a GPU (NVSwitches, CPUs)."""
+        return ()
 
-    def close(self) -> None:
-        """Release the library. Never raises."""
+    def findings(self) -> Sequence[Finding]:
+        """Return findings on the library or service that the source uses."""
+        return ()

@@ -240,7 +240,7 @@ def shares(
 ) -> Iterator[Row]:
     """Return the rows of every device."""
     by_uid = {uid(text): (name, pod) for name, pod in pods.items() for text in pod.uids}
-    named = {pod: _named(pod, by_uid) for pod in {owner.pod for owner in running.values()}}
+    named = {pod: _pod_labels(pod, by_uid) for pod in {owner.pod for owner in running.values()}}
     for ref, load in loads.items():
         gpu = devices.gpus.get(ref.uuid)
         if gpu is None:
@@ -276,7 +276,7 @@ def _by_pod(values: Mapping[int, float], running: Mapping[int, ProcessOwner]) ->
     return by_pod
 
 
-def _named(pod: str, by_uid: Mapping[str, tuple[str, PodDetails]]) -> Labels:
+def _pod_labels(pod: str, by_uid: Mapping[str, tuple[str, PodDetails]]) -> Labels:
     """Return the labels of a pod by name and UID; by UID alone if pods are not looked up at the API server."""
     name, about = by_uid.get(pod, ("", PodDetails()))
     namespace, _, short = name.partition("/")

@@ -51,7 +51,7 @@ class Lookups:
     processes: Lookup[Processes] | None = None
     process_lookup: ProcessLookup | None = None
 
-    def all(self) -> Iterator[Lookup[object]]:
+    def configured(self) -> Iterator[Lookup[object]]:
         """Return those that are configured."""
         for lookup in (self.kubelet, self.pods, self.slices, self.jobs, self.processes):
             if lookup is not None:
@@ -78,7 +78,7 @@ class Attributor:
         for thread in self._threads:
             thread.start()
         end = time.monotonic() + FIRST_SECONDS
-        for lookup in self._lookups.all():
+        for lookup in self._lookups.configured():
             lookup.settled.wait(max(0.0, end - time.monotonic()))
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class Attributor:
         return self._claims[1]
 
     def _health(self) -> Iterator[Row]:
-        for lookup in self._lookups.all():
+        for lookup in self._lookups.configured():
             source = (("source", lookup.source),)
             up = lookup.up and not (self._wrong_node and lookup is self._lookups.pods)
             yield Row(m.ATTRIBUTION_UP, None, up, source)

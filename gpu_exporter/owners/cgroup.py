@@ -95,14 +95,14 @@ class ProcessOwner:
 def process_owner(text: str) -> ProcessOwner | None:
     """Parse /proc/<pid>/cgroup; None if it names no owner, or its hierarchies name different ones."""
     paths = (line["path"] for line in map(_LINE.fullmatch, text.splitlines()) if line)
-    owners = {owner for owner in map(_of, paths) if owner}
+    owners = {owner for owner in map(_owner, paths) if owner}
     jobs = {owner for owner in owners if owner.job}
     if len({owner.job for owner in jobs}) == 1:  # only some hierarchies contain the step or the user
         owners = owners - jobs | {max(jobs, key=lambda owner: (bool(owner.step), bool(owner.user), owner.step))}
     return owners.pop() if len(owners) == 1 else None
 
 
-def _of(path: str) -> ProcessOwner | None:
+def _owner(path: str) -> ProcessOwner | None:
     for pattern in _PODS:
         if match := _compiled(pattern).fullmatch(path):
             return ProcessOwner(pod=uid(match["uid"]), container=match["id"])

@@ -38,7 +38,7 @@ def read(path: Path, largest: int) -> tuple[bytes, os.stat_result] | None:
     return content, about
 
 
-def in_time(ask: Callable[[], T], files: FileWorker, what: str, seconds: float) -> T:
+def call_in_time(ask: Callable[[], T], files: FileWorker, what: str, seconds: float) -> T:
     """Return what `ask` returns, which reads files below `what`. Raises LookupFailed, also if that takes too long."""
     try:
         return files.call(ask, seconds)

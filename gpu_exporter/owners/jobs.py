@@ -35,7 +35,7 @@ class JobFiles:
 
     def ask(self) -> Jobs:
         """Return the jobs by file name. Raises LookupFailed, with the jobs of readable files if there are any."""
-        return files.in_time(self._ask, self._worker, str(self._directory), self._patience)
+        return files.call_in_time(self._ask, self._worker, str(self._directory), self._patience)
 
     def _ask(self) -> Jobs:
         self._dropped = None

@@ -76,7 +76,7 @@ class ProcessLookup:
 
     def ask(self) -> Processes:
         """Return the owners by PID, without PIDs whose owner cannot be determined. Raises LookupFailed."""
-        return files.in_time(self._ask, self._worker, str(self._procfs), self._patience)
+        return files.call_in_time(self._ask, self._worker, str(self._procfs), self._patience)
 
     def _ask(self) -> Processes:
         wanted, before = self.wanted, self._owners

@@ -11,20 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.events.event_log import GpuState
+from gpu_exporter.events.event_log import GpuEvidence
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import PciGpu, pci_bus_id
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.source import Instant, Sampled, Source
+from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.composer import NO_CONTEXT, Composer, Context
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.connector import Connector
-from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
+from gpu_exporter.pipeline.gpu_state import GpuState, GpuStates
 from gpu_exporter.pipeline.settings import DEADLINE_SECONDS, DEFAULT_SETTINGS, CollectionSettings, make_plan
 from gpu_exporter.pipeline.workers import Workers
 
@@ -39,7 +38,8 @@ class Collector:
 
     `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
     second, and one at each collection while `every_tick_wanted` returns True, because a client scrapes that often.
-    A collection without a page adds only to totals and histograms, so a `MeansReader` reads only the means for these.
+    A collection without a page adds only to totals and histograms, so a device with `reads_means` reads only the means
+    for these.
 
     `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
     collectors at the same time, set it on all of them first.
@@ -56,8 +56,7 @@ class Collector:
         extra_metrics: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
         every_tick_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        if isinstance(source, Sampled):
-            source.sample_every(settings.interval)
+        source.sample_every(settings.interval)
         self.source = source
         self.settings = settings
         self.events = context.events
@@ -66,8 +65,8 @@ class Collector:
         self.set_metrics(metrics)
         self.connection = DriverConnection(source, self.stopping)
         self.release_state = self.connection.release_state
-        self._records = Records(settings.gauge_window, live=source.live)
-        self._workers = Workers(self.connection, self._records, lambda: self._plan, context.events)
+        self._states = GpuStates(settings.gauge_window, live=source.live)
+        self._workers = Workers(self.connection, self._states, lambda: self._plan, context.events)
         self._connector = Connector(self.connection, self._workers, settings.deadline)
         self._clock = threading.Thread(target=self._run_clock, name="clock", daemon=True)
         self._composer = Composer(source, settings, context)
@@ -75,9 +74,7 @@ class Collector:
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted
         self._publish_seconds = 0.0
-        self._gil_lock: AbstractContextManager[object] = (
-            source.gil_lock if isinstance(source, Instant) else nullcontext()
-        )
+        self._gil_lock = source.gil_lock
 
     def set_metrics(self, metrics: Sequence[Metric]) -> None:
         """Expose these metrics from now on. While the loop runs, GPUs are attached again, without a gap in metrics that
@@ -95,7 +92,7 @@ class Collector:
             if not self.connection.up:
                 raise self.connection.error()
         elif not (stop and stop.is_set()):
-            self.connection.late(timeout)
+            self.connection.log_late(timeout)
         self._clock.start()
 
     def connect(self, timeout: float = 10.0, stop: threading.Event | None = None) -> bool:
@@ -173,22 +170,22 @@ class Collector:
         release = self.release_state.release
         return release.problem(self._workers.stuck()) if release else ""
 
-    def evidence(self, pci: str) -> GpuState | None:
+    def evidence(self, pci: str) -> GpuEvidence | None:
         """Return the GPU at a PCI address with its current values, for an event on it; None if there is no such GPU."""
-        record = self._records.at_address(pci)
-        return record.evidence(self.settings.interval) if record else None
+        state = self._states.at_address(pci)
+        return state.evidence(self.settings.interval) if state else None
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of now. Calls no driver."""
-        identified = self._records.identified()  # first, so that a GPU that is identified meanwhile is not listed twice
-        records = sorted((*identified, *self._workers.unidentified()), key=lambda record: record.gpu.index)
-        gpus = [(record, self._status(record)) for record in records]
-        for record, status in gpus:
-            if status.reason == "gone" and record.is_expired():
-                self._records.forget(record)
+        identified = self._states.identified()  # first, so that a GPU that is identified meanwhile is not listed twice
+        states = sorted((*identified, *self._workers.unidentified()), key=lambda state: state.gpu.index)
+        gpus = [(state, self._status(state)) for state in states]
+        for state, status in gpus:
+            if status.reason == "gone" and state.is_expired():
+                self._states.forget(state)
         connection = self.connection
         down = "" if connection.up else "released" if connection.released else connection.reason
-        missing = self._missing([record.gpu for record in records])
+        missing = self._missing([state.gpu for state in states])
         return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids, missing)
 
     def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
@@ -215,9 +212,9 @@ class Collector:
         missing = [gpu for gpu in self._connector.bus if gpu.address not in addresses]
         return missing if len(missing) <= faults.missing(self._expected(), len(listed)) else ()
 
-    def _status(self, record: GpuRecord) -> GpuStatus:
-        worker = self._workers.worker_of(record)
-        present = worker.record is record
+    def _status(self, state: GpuState) -> GpuStatus:
+        worker = self._workers.worker_of(state)
+        present = worker.state is state
         stalled = worker.stalled if present else 0.0
         released, up = self.connection.released, self.connection.up
         if not present:
@@ -227,5 +224,5 @@ class Collector:
         elif released:
             reason = "released"
         else:
-            reason = record.reason if up else "source_lost"
-        return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)
+            reason = state.reason if up else "source_lost"
+        return GpuStatus(state.gpu, not reason, reason, state.read_at, stalled)

@@ -1,4 +1,4 @@
-"""Compose a snapshot from the GPUs' records: samples, and metrics about the GPUs and the exporter."""
+"""Compose a snapshot from the GPUs' states: samples, and metrics about the GPUs and the exporter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_exporter.model.pci import PciGpu, pci_bus_id
 from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
 from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
 from gpu_exporter.model.verdict import Verdict
-from gpu_exporter.pipeline.gpu_state import GpuRecord
+from gpu_exporter.pipeline.gpu_state import GpuState
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.version import __version__
 
@@ -56,7 +56,7 @@ class Composer:
 
     def compose(
         self,
-        gpus: Sequence[tuple[GpuRecord, GpuStatus]],
+        gpus: Sequence[tuple[GpuState, GpuStatus]],
         source_down: str,
         exporter_metrics: Iterable[tuple[Metric, float]],
         xid_counts: Collection[Metric],
@@ -69,7 +69,7 @@ class Composer:
         bus that the driver does not list.
         """
         now = time.time()
-        self._forget_others([record.gpu for record, _ in gpus])
+        self._forget_others([state.gpu for state, _ in gpus])
         problems = self._events.problems() if self._events else {}
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
@@ -78,23 +78,23 @@ class Composer:
             [status for _, status in gpus], max(MOMENT_SECONDS, 3 * self._settings.interval)
         )
         source_down = source_down or next((status.reason for status in of_node), "")
-        for record, status in gpus:
-            fresh = status.reason != "released" and record.is_fresh(self._settings.interval)
-            read = record.samples if fresh else ()
-            reported = problems.get(pci_bus_id(record.gpu.pci_bus_id), ())
-            verdict = fitness.judge(status, read, record.why, reported, of_node=status in of_node)
+        for state, status in gpus:
+            fresh = status.reason != "released" and state.is_fresh(self._settings.interval)
+            read = state.samples if fresh else ()
+            reported = problems.get(pci_bus_id(state.gpu.pci_bus_id), ())
+            verdict = fitness.judge(status, read, state.why, reported, of_node=status in of_node)
             verdicts.append(verdict)
             if self._events and fitness.is_healthy_but_for_xids(verdict):
-                self._events.confirm_repair(pci_bus_id(record.gpu.pci_bus_id))
-            seen.append(GpuSamples(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
+                self._events.confirm_repair(pci_bus_id(state.gpu.pci_bus_id))
+            seen.append(GpuSamples(state.gpu, state.read_at if fresh else None, state.samples, state.unsupported))
             samples += read
-            samples += self._gpu_samples(record, status, now, fresh=fresh)
+            samples += self._gpu_samples(state, status, now, fresh=fresh)
             samples += self._health_samples(verdict)
         samples += [self._sample(metric, None, value) for metric, value in exporter_metrics]
         samples += [self._sample(m.MISSING, None, 1, pci_bus_id=gpu.address, driver=gpu.driver) for gpu in missing]
         samples += () if source_down else self._non_gpu_samples()
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
-        samples += self._event_samples([record for record, _ in gpus], xid_counts)
+        samples += self._event_samples([state for state, _ in gpus], xid_counts)
         owner_labels = self._attribute(seen, samples)
         if self._telemetry:
             pods = [series for series in self._attributed.values() if series.metric is m.POD_INFO]
@@ -120,12 +120,12 @@ class Composer:
         if source_down:
             yield self._sample(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down)
 
-    def _event_samples(self, records: Sequence[GpuRecord], xid_counts: Collection[Metric]) -> Iterable[Sample]:
+    def _event_samples(self, states: Sequence[GpuState], xid_counts: Collection[Metric]) -> Iterable[Sample]:
         if not self._events:
             return
-        nvml_up = bool(records) and all(record.reports_xids for record in records)
-        reporting = {pci_bus_id(record.gpu.pci_bus_id) for record in records if record.reports_xids}
-        gpus = [record.gpu for record in records]
+        nvml_up = bool(states) and all(state.reports_xids for state in states)
+        reporting = {pci_bus_id(state.gpu.pci_bus_id) for state in states if state.reports_xids}
+        gpus = [state.gpu for state in states]
         rows = self._events.samples(gpus, nvml_up, reporting)
         counts = self._events.as_dcgm_exporter(gpus, xid_counts, self._settings.xid_count_window, nvml_up, reporting)
         for metric, gpu, value, labels in chain(rows, counts):
@@ -159,13 +159,13 @@ class Composer:
         for reason, action in dict.fromkeys((problem.reason, problem.action.value) for problem in verdict.problems):
             yield self._sample(m.HEALTH_REASON, verdict.gpu, 1, reason=reason, action=action)
 
-    def _gpu_samples(self, record: GpuRecord, status: GpuStatus, now: float, *, fresh: bool) -> list[Sample]:
-        gpu, source = record.gpu, self._source
+    def _gpu_samples(self, state: GpuState, status: GpuStatus, now: float, *, fresh: bool) -> list[Sample]:
+        gpu, source = state.gpu, self._source
         samples = [
             self._sample(m.UP, gpu, status.up),
             self._sample(m.STALLED, gpu, round(status.stalled, 3)),
-            self._sample(m.FAILURES, gpu, record.failures, source=source),
-            self._sample(m.SKIPPED, gpu, record.skipped),
+            self._sample(m.FAILURES, gpu, state.failures, source=source),
+            self._sample(m.SKIPPED, gpu, state.skipped),
         ]
         if not status.up:
             samples.append(self._sample(m.DOWN, gpu, 1, reason=status.reason))
@@ -173,20 +173,20 @@ class Composer:
             samples.append(self._sample(m.INFO, gpu, 1))
             samples += [self._sample(m.POD_INFO, gpu, 1, **_owner_labels(owner)) for owner in self._owners(gpu)]
         samples += [
-            self._sample(m.REJECTED, gpu, n, metric=name) for name, n in record.accumulator.rejected.copy().items()
+            self._sample(m.REJECTED, gpu, n, metric=name) for name, n in state.accumulator.rejected.copy().items()
         ]
-        for (name, outcome), n in record.accumulator.field_failures.copy().items():
+        for (name, outcome), n in state.accumulator.field_failures.copy().items():
             samples.append(self._sample(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
-        if record.read_at is None:
+        if state.read_at is None:
             return samples
-        age = time.monotonic() - record.read_at
+        age = time.monotonic() - state.read_at
         samples += [
             self._sample(m.READ_AT, gpu, round(now - age, 3)),
             self._sample(m.READ_AGE, gpu, round(age, 3)),
-            self._sample(m.DURATION, gpu, round(record.duration, 6), source=source),
-            self._sample(m.SPENT, gpu, round(record.spent, 3), source=source),
+            self._sample(m.DURATION, gpu, round(state.duration, 6), source=source),
+            self._sample(m.SPENT, gpu, round(state.spent, 3), source=source),
         ]
-        return [*samples, *self._unsupported_samples(gpu, record.unsupported)] if fresh else samples
+        return [*samples, *self._unsupported_samples(gpu, state.unsupported)] if fresh else samples
 
     def _unsupported_samples(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
         """Return samples of what the GPU does not support. They are made anew only when that changes."""

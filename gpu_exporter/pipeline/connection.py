@@ -68,7 +68,7 @@ class DriverConnection:
         """Wait for the first attempt to open the library. Return False if that takes longer than `timeout` seconds."""
         return self._attempted.wait(timeout)
 
-    def late(self, seconds: float) -> None:
+    def log_late(self, seconds: float) -> None:
         """Log that the library has not answered for this long since the start. From now on, every failure is logged."""
         with self._lock:
             self._logs_failures, error = True, self._error

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.pci import PciGpu
-from gpu_exporter.model.source import OnBus
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.hand_over import HandOver
 from gpu_exporter.pipeline.settings import DEADLINE_SECONDS
@@ -55,7 +54,7 @@ class Connector(threading.Thread):
         """Keep the library open, or released, until the collector stops."""
         while not self._connection.stopping.is_set():
             try:
-                release = self._connection.release_state.present()
+                release = self._connection.release_state.current_hand_over()
                 wait = self._release(release) if release else self._keep_open()
             except SourceLost as error:
                 self._connection.failed(error)
@@ -146,7 +145,5 @@ class Connector(threading.Thread):
 
     def _look(self) -> tuple[int | None, Sequence[PciGpu]]:
         """Return how many GPUs should answer, and those on the PCI bus, without calling the driver."""
-        if not isinstance(self._source, OnBus):
-            return self._source.expected(), ()
         bus = self._source.bus()
-        return len(bus) or None, bus
+        return len(bus) or self._source.expected(), bus

@@ -242,7 +242,7 @@ class FieldsFile:
             problem = f"{row.name} is {_why_not(dcgm)}; the row is skipped"
         else:
             if self._schema is Schema.SI:
-                row, factor = _modern(row, metric)
+                row, factor = _renamed_row(row, metric)
             problem = _family(row, metric, factor, chosen)
         return problem or _id_problem(row, dcgm)
 
@@ -304,7 +304,7 @@ def _is_changing(metric: Metric) -> bool:
     return metric.kind is Kind.COUNTER or metric.pace is Pace.FAST
 
 
-def _modern(row: FieldRow, metric: Metric) -> tuple[FieldRow, float]:
+def _renamed_row(row: FieldRow, metric: Metric) -> tuple[FieldRow, float]:
     """Return the row with its name since 4.9, and the factor. With another unit, use the help text of the catalogue."""
     name, factor = RENAMED.get(metric.name, (row.name, 1.0))
     help = BY_NAME[metric.name].help if factor != 1.0 and name != row.name and metric.name in BY_NAME else row.help

@@ -1,4 +1,4 @@
-"""The record of each GPU: its samples and totals, when it was last read, and why it cannot be read."""
+"""The state of each GPU: its samples and totals, when it was last read, and why it cannot be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.events.event_log import GpuState
+from gpu_exporter.events.event_log import GpuEvidence
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import same_device
@@ -42,8 +42,8 @@ EVIDENCE = frozenset(
 )
 
 
-class GpuRecord:
-    """One GPU, identified by its UUID. The record stays for GONE_SECONDS when the GPU is gone.
+class GpuState:
+    """One GPU, identified by its UUID. Its state is kept for GONE_SECONDS after it is gone.
 
     Its worker writes it, holding `lock`, because another worker may attach the GPU at another index meanwhile. The
     clock reads it, counts skipped collections, and reports a worker that is stuck.
@@ -84,13 +84,13 @@ class GpuRecord:
         """Return whether the GPU was last read so long ago that it is not shown any more if it is gone."""
         return time.monotonic() - max(self.claimed_at, self.read_at or self.claimed_at) > GONE_SECONDS
 
-    def evidence(self, interval: float = 0.0) -> GpuState:
+    def evidence(self, interval: float = 0.0) -> GpuEvidence:
         """Return the GPU and those of its values that are stored with an event; none if they are older than a few
         seconds, or two intervals."""
         longest = max(EVIDENCE_SECONDS, 2 * interval)
         fresh = self.read_at is not None and time.monotonic() - self.read_at < longest
         unlabelled = ((series, value) for series, value in self.samples if fresh and not series.labels)
-        return GpuState(
+        return GpuEvidence(
             self.gpu, {str(series.metric): value for series, value in unlabelled if series.metric in EVIDENCE}
         )
 
@@ -158,8 +158,8 @@ class GpuRecord:
         self.reason, self._stuck = "", False
 
 
-class Records:
-    """The records of all GPUs, and the index of the worker that attached each of them last.
+class GpuStates:
+    """The states of all GPUs, and the index of the worker that attached each of them last.
 
     Any thread may call any method. `live`: whether the GPUs are real ones.
     """
@@ -168,57 +168,57 @@ class Records:
         self._gauge_window = gauge_window
         self._live = live
         self._lock = threading.Lock()
-        self._records: dict[str, GpuRecord] = {}
-        self._workers: WeakKeyDictionary[GpuRecord, int] = WeakKeyDictionary()
+        self._states: dict[str, GpuState] = {}
+        self._workers: WeakKeyDictionary[GpuState, int] = WeakKeyDictionary()
 
-    def unidentified(self, worker: int, gpu_index: int) -> GpuRecord:
-        """Return a record for this worker to use until the GPU of its index is identified."""
-        record = self._new(Gpu(gpu_index))
+    def unidentified(self, worker: int, gpu_index: int) -> GpuState:
+        """Return a state for this worker to use until the GPU of its index is identified."""
+        state = self._new(Gpu(gpu_index))
         with self._lock:
-            self._workers[record] = worker
-        return record
+            self._workers[state] = worker
+        return state
 
-    def claim(self, gpu: Gpu, worker: int) -> GpuRecord:
-        """Return the record of this UUID (of this index, if it has none) with its present identity, for its worker.
+    def claim(self, gpu: Gpu, worker: int) -> GpuState:
+        """Return the state of this UUID (of this index, if it has none) with its present identity, for its worker.
 
-        The GPU that this worker read before in the same slot was replaced: its record is forgotten. If another worker
-        had the record, its series end.
+        The GPU that this worker read before in the same slot was replaced: its state is forgotten. If another worker
+        had the state, its series end.
         """
         key = _key(gpu)
         with self._lock:
-            for other, replaced in list(self._records.items()):
+            for other, replaced in list(self._states.items()):
                 if other != key and self._workers.get(replaced) == worker and _same_slot(replaced.gpu, gpu):
                     log.warning("GPU %d: %s was replaced by %s", gpu.index, replaced.gpu.uuid, gpu.uuid)
-                    del self._records[other]
-            record = self._records.get(key) or self._new(gpu)
-            with record.lock:
-                record.gpu, record.claimed_at = gpu, time.monotonic()
-                if self._workers.get(record, worker) != worker:
-                    record.detached()
-                self._workers[record] = worker  # before it is listed: every listed record has a worker
-            self._records[key] = record
-        return record
+                    del self._states[other]
+            state = self._states.get(key) or self._new(gpu)
+            with state.lock:
+                state.gpu, state.claimed_at = gpu, time.monotonic()
+                if self._workers.get(state, worker) != worker:
+                    state.detached()
+                self._workers[state] = worker  # before it is listed: every listed state has a worker
+            self._states[key] = state
+        return state
 
-    def _new(self, gpu: Gpu) -> GpuRecord:
-        return GpuRecord(gpu, self._gauge_window, live=self._live)
+    def _new(self, gpu: Gpu) -> GpuState:
+        return GpuState(gpu, self._gauge_window, live=self._live)
 
-    def forget(self, record: GpuRecord) -> None:
+    def forget(self, state: GpuState) -> None:
         """Stop listing this GPU."""
         with self._lock:
-            self._records.pop(_key(record.gpu), None)
+            self._states.pop(_key(state.gpu), None)
 
-    def worker_index(self, record: GpuRecord) -> int:
+    def worker_index(self, state: GpuState) -> int:
         """Return the index of the worker that attached this GPU last."""
-        return self._workers[record]
+        return self._workers[state]
 
-    def identified(self) -> list[GpuRecord]:
-        """Return the records of all GPUs that were identified and have not been replaced or expired since."""
+    def identified(self) -> list[GpuState]:
+        """Return the states of all GPUs that were identified and have not been replaced or expired since."""
         with self._lock:
-            return list(self._records.values())
+            return list(self._states.values())
 
-    def at_address(self, pci: str) -> GpuRecord | None:
-        """Return the record of the GPU at a PCI address, if there is one."""
-        return next((record for record in self.identified() if same_device(record.gpu.pci_bus_id, pci)), None)
+    def at_address(self, pci: str) -> GpuState | None:
+        """Return the state of the GPU at a PCI address, if there is one."""
+        return next((state for state in self.identified() if same_device(state.gpu.pci_bus_id, pci)), None)
 
 
 def _key(gpu: Gpu) -> str:

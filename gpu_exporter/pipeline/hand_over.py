@@ -87,7 +87,7 @@ class ReleaseState:
         self._notify()
         return release is not None
 
-    def present(self) -> HandOver | None:
+    def current_hand_over(self) -> HandOver | None:
         """Return the release that is in force now; end one whose time is over."""
         with self._lock:
             if self.release and not self.release.left:

@@ -111,7 +111,7 @@ class Histograms:
         """Add a mean of `series` to the histograms of these rows; return those that changed."""
         histograms = self._made_of.get(series)
         if histograms is None or [histogram.metric for histogram in histograms] != list(rows):
-            histograms = self._made_of[series] = [self._of(row, series.labels) for row in rows]
+            histograms = self._made_of[series] = [self._histogram(row, series.labels) for row in rows]
         for histogram in histograms:
             if histogram.metric is m.IDLE_GAPS:
                 histogram.observe_idle(value, span)
@@ -121,7 +121,7 @@ class Histograms:
 
     def take_samples(self, series: Series, samples: Sequence[tuple[float, float]]) -> tuple[Histogram, int]:
         """Add samples of the driver's buffer; return the histogram, and how many samples were out of range."""
-        histogram = self._of(series.metric, series.labels)
+        histogram = self._histogram(series.metric, series.labels)
         self._made_of.setdefault(series, [histogram])
         values = histogram.take_new(samples)
         good = [value for value in values if series.metric.in_range(value)]
@@ -129,7 +129,7 @@ class Histograms:
             histogram.observe(value)
         return histogram, len(values) - len(good)
 
-    def _of(self, metric: Metric, labels: Labels) -> Histogram:
+    def _histogram(self, metric: Metric, labels: Labels) -> Histogram:
         return self._all.setdefault((metric, labels), Histogram(metric, labels))
 
     def end(self, series: Series) -> Sequence[Histogram]:

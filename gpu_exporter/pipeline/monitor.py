@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
-from gpu_exporter.model.source import Sampled, Source
+from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.settings import CollectionSettings
 
@@ -54,9 +54,7 @@ class Monitor:
             self._enough.set()
 
     def _reads_wanted(self) -> int:
-        if not self._profiled:
-            return 1
-        return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
+        return self._source.reads_until_profiled if self._profiled else 1
 
     def snapshot(self) -> Snapshot:
         """Return the latest snapshot at once. Calls no driver."""

@@ -14,7 +14,7 @@ from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import EntityKind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples
-from gpu_exporter.model.source import Device, HostEvidence, Sampled, Source
+from gpu_exporter.model.source import Device, HostEvidence, Source
 from gpu_exporter.pipeline.accumulator import INTEGRALS
 from gpu_exporter.pipeline.plausibility import Zeros
 from gpu_exporter.sources.choice import origin
@@ -104,8 +104,7 @@ class _Recorder:
     def run(self, duration: float, stop: threading.Event) -> None:
         """Record for `duration` seconds or until `stop`. An error is stored in `error`."""
         devices: list[Device] = []
-        if isinstance(self._source, Sampled):
-            self._source.sample_every(self._interval)
+        self._source.sample_every(self._interval)
         try:
             self._source.open()
             for index in range(self._source.count()):

@@ -44,7 +44,7 @@ def labels_of(
     """
     metric, gpu = series.metric, series.gpu
     if metric.classic:
-        return _classic(series, node, schema, rows)
+        return _classic_labels(series, node, schema, rows)
     device: Labels = ()
     if gpu is not None:
         device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
@@ -54,7 +54,7 @@ def labels_of(
     return device + metric.labels + series.labels
 
 
-def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
+def _classic_labels(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
     labels = dict(series.metric.labels + series.labels)
     kind = EntityKind.NVLINK if series.metric in SWITCH_LINKS else series.metric.entity
     entity = ENTITIES.get(kind, _gpu)(series.gpu, labels)
@@ -174,16 +174,16 @@ class Style:
 class Renderer:
     """Renders pages. Builds the prefix of a line once per series, and the line only when its value changes.
 
-    `node` is the classic `Hostname` label. `everywhere` are labels of every series (`source="replay"`). `selection`
+    `node` is the classic `Hostname` label. `labels` are those of every series (`source="replay"`). `selection`
     says which families are exposed and how; without it, the whole catalogue is.
     """
 
     def __init__(
-        self, node: str, everywhere: Labels = (), selection: Selection | None = None, style: Style | None = None
+        self, node: str, labels: Labels = (), selection: Selection | None = None, style: Style | None = None
     ) -> None:
         self._node = node
         self._style = style or Style()
-        self._everywhere = everywhere
+        self._labels_of_all = labels
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
         self._owner_labels = OwnerLabels()
@@ -270,7 +270,7 @@ class Renderer:
         return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
-        labels = {**labels, **dict(self._everywhere)}
+        labels = {**labels, **dict(self._labels_of_all)}
         pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
@@ -280,6 +280,6 @@ class Renderer:
         return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
 
 
-def everywhere(source: Source) -> Labels:
+def source_labels(source: Source) -> Labels:
     """Return the labels of every series of a source. Only sources of other GPUs than this machine's have one."""
     return () if source.live else (("source", source.name),)

@@ -46,14 +46,14 @@ class Sums:
         parts = [known.get(part, {}) for part in row.sum_of]
         return [
             Sample(
-                self._of(row, sample.series.gpu, labels),
+                self._sum_series(row, sample.series.gpu, labels),
                 scaled(fsum(part[labels].value for part in parts), row.scale),
             )
             for labels, sample in parts[0].items()
             if all(labels in part for part in parts)
         ]
 
-    def _of(self, row: Metric, gpu: Gpu | None, labels: Labels) -> Series:
+    def _sum_series(self, row: Metric, gpu: Gpu | None, labels: Labels) -> Series:
         """Return the same series for the same arguments each time."""
         key = (row, gpu, labels)
         series = self._series.get(key)

@@ -17,9 +17,9 @@ from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.model.source import Device, MeansReader
+from gpu_exporter.model.source import Device
 from gpu_exporter.pipeline.connection import DriverConnection
-from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
+from gpu_exporter.pipeline.gpu_state import GpuState, GpuStates
 from gpu_exporter.pipeline.settings import CollectionPlan
 from gpu_exporter.sources.backoff import Backoff
 
@@ -86,14 +86,14 @@ class Successor:
         self.device, self.metrics = device, metrics
         self._rehearsals = 0
 
-    def read(self, record: GpuRecord) -> Reading | None:
+    def read(self, state: GpuState) -> Reading | None:
         """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost."""
         reading = self.device.read(frozenset(Pace))
         self._rehearsals += 1
         answered = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
         missing = [
             series
-            for series, _ in record.samples
+            for series, _ in state.samples
             if series.metric in self.metrics
             and not series.part  # a histogram continues with its totals
             and series.metric not in reading.unsupported
@@ -120,7 +120,7 @@ class Worker(threading.Thread):
         index: int,
         gpu_index: int,
         connection: DriverConnection,
-        records: Records,
+        states: GpuStates,
         plan: Callable[[], CollectionPlan],
         events: EventLog | None,
         *,
@@ -131,9 +131,9 @@ class Worker(threading.Thread):
         self.index = index
         self.gpu_index = gpu_index
         self.instant = instant
-        self.record = self._unidentified = records.unidentified(index, gpu_index)
+        self.state = self._unidentified = states.unidentified(index, gpu_index)
         self._connection = connection
-        self._records = records
+        self._states = states
         self._plan = plan
         self._events = events
         self._finished = finished
@@ -142,7 +142,6 @@ class Worker(threading.Thread):
         self._busy_since: float | None = None
         self._instant_tick = threading.Lock()  # the clock and the connect thread may wake it at the same time
         self._device: Device | None = None
-        self._means_reader: MeansReader | None = None
         self._metrics: Sequence[Metric] = ()
         self._generation = -1
         self._backoff = Backoff()
@@ -160,7 +159,7 @@ class Worker(threading.Thread):
     @property
     def unidentified(self) -> bool:
         """Whether its GPU has not been identified."""
-        return self.record is self._unidentified
+        return self.state is self._unidentified
 
     @property
     def stalled(self) -> float:
@@ -213,7 +212,7 @@ class Worker(threading.Thread):
             log.exception(BUG, self.gpu_index)
             with self._logging_bugs():
                 self._failed("internal_error", "unexpected error")
-        self.record.spent += time.monotonic() - started
+        self.state.spent += time.monotonic() - started
 
     @contextmanager
     def _logging_bugs(self) -> Iterator[None]:
@@ -238,9 +237,9 @@ class Worker(threading.Thread):
             self._backoff.reset()
             self._generation = generation
             if self._connection.released:
-                self.record.released()
+                self.state.released()
         between_pages = self._between_pages
-        if self._device and not self._claims_record():
+        if self._device and not self._holds_gpu():
             self._failed("gone", f"the driver lists the GPU that was at index {self.gpu_index} at another index")
         if not self._connection.up or self._connection.paused:
             return
@@ -259,10 +258,10 @@ class Worker(threading.Thread):
 
     def _take(self, reading: Reading, plan: CollectionPlan, started: float, *, between_pages: bool) -> None:
         """Add a reading, unless another worker has attached the GPU meanwhile: the next tick notices that."""
-        with self.record.lock:
-            if not self._claims_record():
+        with self.state.lock:
+            if not self._holds_gpu():
                 return
-            self.record.take(reading, plan, started, between_pages=between_pages)
+            self.state.take(reading, plan, started, between_pages=between_pages)
         self._backoff.reset()
         self._schedule.retry_soon({series.metric.pace for series in reading.failed}, started)
 
@@ -276,30 +275,26 @@ class Worker(threading.Thread):
     def _read_between_pages(self, device: Device, plan: CollectionPlan, now: float) -> Reading | None:
         """Read only the means that histograms are made from, if the device can do that: means of other metrics are
         exact over any time. Read other devices as for a page if intervals are short, else not at all."""
-        if self._means_reader:
-            return self._means_reader.read_means() if plan.histograms else None
+        if device.reads_means:
+            return device.read_means() if plan.histograms else None
         return device.read(self._schedule.take_due(now, plan.interval)) if plan.short_intervals else None
 
     def _log_events(self, device: Device) -> None:
         if self._events:
-            self._events.add_driver_xids(self.record.accumulator.plausible_xids(device.events()))
+            self._events.add_driver_xids(self.state.accumulator.plausible_xids(device.events()))
 
     # --- its device -----------------------------------------------------------------------------------------------
 
     def _attach(self, plan: CollectionPlan) -> Device:
         self._metrics = plan.metrics
         device = self._connection.source.attach(self.index, plan.metrics)
-        self._use(device)
-        self.record = self._records.claim(device.gpu, self.index)
+        self._device = device
+        self.state = self._states.claim(device.gpu, self.index)
         self._schedule.reset()
-        self.record.attached(reports_xids=device.xids_since is not None)
+        self.state.attached(reports_xids=device.xids_since is not None)
         if self._events and device.xids_since is not None:
             self._events.registered(device.gpu, device.xids_since)
         return device
-
-    def _use(self, device: Device) -> None:
-        self._device = device
-        self._means_reader = device if isinstance(device, MeansReader) else None  # checked once: it takes long
 
     def _detach(self) -> None:
         self._drop_successor()
@@ -307,24 +302,22 @@ class Worker(threading.Thread):
         if device:
             with self._logging_bugs():
                 self._log_events(device)  # an XID may say why the GPU died
-            with self.record.lock:
-                if self._claims_record():
-                    self.record.detached()
+            with self.state.lock:
+                if self._holds_gpu():
+                    self.state.detached()
             with self._logging_bugs():
                 device.close()
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
         self._backoff.failed()
-        if not self._claims_record():
-            self.record = self._unidentified
-        self.record.down(reason, message)
+        if not self._holds_gpu():
+            self.state = self._unidentified
+        self.state.down(reason, message)
 
-    def _claims_record(self) -> bool:
-        """Return whether this worker was the last to attach the GPU of its record: the GPU may have moved to another
-        index.
-        """
-        return self._records.worker_index(self.record) == self.index
+    def _holds_gpu(self) -> bool:
+        """Return whether this worker was the last to attach its GPU, which may have moved to another index."""
+        return self._states.worker_index(self.state) == self.index
 
     # --- a change of metrics --------------------------------------------------------------------------------------
 
@@ -338,7 +331,7 @@ class Worker(threading.Thread):
             if self._successor is None:
                 device = self._connection.source.attach(self.index, plan.metrics)
                 self._successor = Successor(device, plan.metrics)
-            reading = self._successor.read(self.record)
+            reading = self._successor.read(self.state)
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
             log.warning("GPU %d: the changed metrics are not read yet: %s", self.gpu_index, error)
             self._drop_successor()
@@ -351,14 +344,13 @@ class Worker(threading.Thread):
 
     def _take_over(self, successor: Successor) -> None:
         previous, self._metrics = self._device, successor.metrics
-        self._use(successor.device)
-        self._successor = None
+        self._device, self._successor = successor.device, None
         successor.device.events()  # dropped: the previous device has received the same ones
         if previous:
             self._log_events(previous)
             previous.close()
-        self.record = self._records.claim(successor.device.gpu, self.index)
-        self.record.taken_over(reports_xids=successor.device.xids_since is not None)
+        self.state = self._states.claim(successor.device.gpu, self.index)
+        self.state.taken_over(reports_xids=successor.device.xids_since is not None)
 
     def _drop_successor(self) -> None:
         successor, self._successor = self._successor, None

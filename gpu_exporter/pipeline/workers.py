@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.events.event_log import EventLog
-from gpu_exporter.model.source import Instant, Narrowed
 from gpu_exporter.pipeline.connection import DriverConnection
-from gpu_exporter.pipeline.gpu_state import GpuRecord, Records
+from gpu_exporter.pipeline.gpu_state import GpuState, GpuStates
 from gpu_exporter.pipeline.settings import CollectionPlan
 from gpu_exporter.pipeline.worker import Worker
 
@@ -24,12 +23,12 @@ class Workers:
     def __init__(
         self,
         connection: DriverConnection,
-        records: Records,
+        states: GpuStates,
         plan: Callable[[], CollectionPlan],
         events: EventLog | None,
     ) -> None:
         self._connection = connection
-        self._records = records
+        self._states = states
         self._plan = plan
         self._events = events
         self._workers: list[Worker] = []
@@ -47,13 +46,12 @@ class Workers:
         self._count = count
         source = self._connection.source
         for index in range(len(self._workers), count):
-            instant = isinstance(source, Instant) and source.instant(index)
-            gpu_index = source.gpu_index(index) if isinstance(source, Narrowed) else index
+            instant, gpu_index = source.instant(index), source.gpu_index(index)
             worker = Worker(
                 index,
                 gpu_index,
                 self._connection,
-                self._records,
+                self._states,
                 self._plan,
                 self._events,
                 instant=instant,
@@ -96,7 +94,7 @@ class Workers:
 
     def all_lost(self) -> bool:
         """Return whether all GPUs are lost."""
-        return all(worker.record.reason in LOST for worker in self._workers)
+        return all(worker.state.reason in LOST for worker in self._workers)
 
     # --- the clock ------------------------------------------------------------------------------------------------
 
@@ -108,9 +106,9 @@ class Workers:
         awaited = []
         for worker in self._workers if self._connection.up and not self._connection.paused else ():
             if worker.busy and not worker.instant:
-                worker.record.skipped += 1
+                worker.state.skipped += 1
                 if worker.stalled:
-                    worker.record.stuck()
+                    worker.state.stuck()
                 continue
             worker.wake(between_pages=between_pages)
             if not worker.instant:
@@ -125,7 +123,7 @@ class Workers:
     def skip(self, ticks: int) -> None:
         """Count collections that the clock missed."""
         for worker in self._workers:
-            worker.record.skipped += ticks
+            worker.state.skipped += ticks
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
@@ -134,13 +132,13 @@ class Workers:
         with self._finished:
             self._finished.notify_all()
 
-    def worker_of(self, record: GpuRecord) -> Worker:
+    def worker_of(self, state: GpuState) -> Worker:
         """Return the worker that last attached this GPU."""
-        return self._workers[self._records.worker_index(record)]
+        return self._workers[self._states.worker_index(state)]
 
-    def unidentified(self) -> list[GpuRecord]:
-        """Return the records of GPUs that the library lists, but that have not been identified yet."""
-        return [worker.record for worker in self._workers[: self._count] if worker.unidentified]
+    def unidentified(self) -> list[GpuState]:
+        """Return the states of GPUs that the library lists, but that have not been identified yet."""
+        return [worker.state for worker in self._workers[: self._count] if worker.unidentified]
 
     def stuck(self) -> list[int]:
         """Return the indices of GPUs that are stuck in a driver call; if none is, those of GPUs in a call."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.metrics import SOURCE_INFO
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
 from gpu_exporter.model.pci import PciGpu
-from gpu_exporter.model.source import Device, MeansReader, OnBus, Sampled, Source
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.sources.backoff import Backoff
+
+if TYPE_CHECKING:
+    from gpu_exporter.model.finding import Finding
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +32,16 @@ log = logging.getLogger(__name__)
 READS_UNTIL_PROFILED = 6
 
 
-class SecondSource(Source, Sampled, Protocol):
-    """A source whose GPUs can be matched with those of another source."""
-
-    def identities(self) -> Mapping[int, tuple[str, str]]:
-        """Return the UUID and the PCI address of each GPU that can be read now, by index. Raises SourceLost."""
-
-
 class _DcgmThread(threading.Thread):
     """Keeps DCGM open from its first use on, on its own thread, because opening it may take seconds."""
 
-    def __init__(self, make: Callable[[], SecondSource], interval: float) -> None:
+    def __init__(self, make: Callable[[], Source], interval: float) -> None:
         super().__init__(name="dcgm-open", daemon=True)
         self.down = "no_answer_yet"
         self.opened = 0
         self._make = make
         self._interval = interval
-        self._source: SecondSource | None = None
+        self._source: Source | None = None
         self._wake = threading.Event()
         self._closed = False
 
@@ -112,18 +108,19 @@ class _DcgmThread(threading.Thread):
         self._wake.set()
 
 
-class MixedDevice:
+class MixedDevice(Device):
     """One GPU through NVML. Metrics that NVML does not have without GPM are read from DCGM.
 
     `source_info` is the series that says from what the GPU is read, and why; None before the first read.
     """
 
+    reads_means = True
+
     def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
-        self.gpu = first.gpu
+        self.gpu, self.xids_since = first.gpu, first.xids_since
         self.source_info: Series | None = None
         self.closed = False
         self._first = first
-        self._read_means = first.read_means if isinstance(first, MeansReader) else None
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
         self._second: Device | None = None
@@ -132,13 +129,7 @@ class MixedDevice:
         self._names: dict[Series, Series] = {}
         self._retry = Backoff()
 
-    @property
-    def xids_since(self) -> float | None:
-        """Since when the driver reports XIDs (unix time); None if it does not."""
-        return self._first.xids_since
-
     def events(self) -> Sequence[XidEvent]:
-        """Return the XIDs that the driver reported since the last call."""
         return self._first.events()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
@@ -161,7 +152,7 @@ class MixedDevice:
 
     def read_means(self) -> Reading | None:
         """Return NVML's means if the profiling values come from NVML, because DCGM samples at its own rate."""
-        return self._read_means() if self._second is None and self._read_means else None
+        return self._first.read_means() if self._second is None else None
 
     def _set_source_info(self, source: str, reason: str) -> None:
         """Create a new series only if a label has changed."""
@@ -243,13 +234,13 @@ def _merged(first: Reading, second: Reading) -> Reading:
     )
 
 
-class AutoSource:
+class AutoSource(Source):
     """The GPUs of this machine, each read by the source with most of its metrics; `gpu_source_info` shows which.
 
     `dcgm` makes the second source; None where there is no DCGM. `hostengine` is that of --dcgm-hostengine, if set.
     """
 
-    def __init__(self, nvml: Source, dcgm: Callable[[], SecondSource] | None, hostengine: str = "") -> None:
+    def __init__(self, nvml: Source, dcgm: Callable[[], Source] | None, hostengine: str = "") -> None:
         self.name, self.description, self.live = nvml.name, nvml.description, nvml.live
         self._hostengine = hostengine
         self._nvml = nvml
@@ -279,12 +270,8 @@ class AutoSource:
             raise SourceLost("the driver of this machine lists no GPU", "no_gpu", fix=fix)
         return count
 
-    def expected(self) -> int | None:
-        return self._nvml.expected()
-
     def bus(self) -> Sequence[PciGpu]:
-        """Return the GPUs on the PCI bus that the driver should list."""
-        return self._nvml.bus() if isinstance(self._nvml, OnBus) else ()
+        return self._nvml.bus()
 
     def reload_needed(self) -> bool | None:
         return self._nvml.reload_needed()
@@ -319,6 +306,9 @@ class AutoSource:
         attached = self._devices.copy().values()
         latest = ([device.source_info for device in devices if device.source_info][-1:] for devices in attached)
         return [Sample(info, 1.0) for infos in latest for info in infos]
+
+    def findings(self) -> Sequence[Finding]:
+        return self._nvml.findings()
 
     def close(self) -> None:
         self._devices.clear()

@@ -55,12 +55,12 @@ RESERVED = (
 )
 
 
-def chosen(config: Config) -> Mapping[str, Source]:
+def make_sources(config: Config) -> Mapping[str, Source]:
     """Return the source that `--source` names, by the node's name; narrowed to `--devices` if that is set.
 
     Raises GpuExporterError for a source that does not exist, and for settings that it does not read.
     """
-    sources = _made(config)
+    sources = _make_all(config)
     reads_dcgm = all(source.name == DCGM.name for source in sources.values())
     for setting in DCGM_ENTITIES if not reads_dcgm else ():
         if _is_set(config, setting):
@@ -75,7 +75,7 @@ def chosen(config: Config) -> Mapping[str, Source]:
     return {node: Subset(source, devices.chosen) for node, source in sources.items()}
 
 
-def _made(config: Config) -> Mapping[str, Source]:
+def _make_all(config: Config) -> Mapping[str, Source]:
     try:
         choice(*SOURCE_KINDS)(config.source)
     except ValueError as error:
@@ -137,23 +137,23 @@ def is_remote(config: Config, source: str) -> bool:
     return source == DCGM.name and not config.dcgm_hostengine.local and not config.kubernetes
 
 
-def only(config: Config) -> Source:
-    """Return the source of the only node. Raises GpuExporterError as `chosen` does."""
-    (source,) = chosen(config).values()
+def make_source(config: Config) -> Source:
+    """Return the source of the only node. Raises GpuExporterError as `make_sources` does."""
+    (source,) = make_sources(config).values()
     return source
 
 
-def named(config: Config, name: str) -> Source:
+def source_by_name(config: Config, name: str) -> Source:
     """A source by name, without the settings of `config` that are reserved for others. `replay:FILE` has its recording.
 
-    Raises GpuExporterError as `chosen` does.
+    Raises GpuExporterError as `make_sources` does.
     """
     kind, _, file = name.partition(":")
     if file and kind != REPLAY.name:
         raise GpuExporterError(f"{name}: only replay has a file after its name, such as replay:gpus.jsonl.gz")
     unread = [setting for reserved in RESERVED if kind not in reserved.sources for setting in reserved.settings]
     of_kind = replace(config, source=kind, recording=Path(file) if file else config.recording)
-    return only(replace(of_kind, **{setting: getattr(Config(), setting) for setting in unread}))
+    return make_source(replace(of_kind, **{setting: getattr(Config(), setting) for setting in unread}))
 
 
 # --- factories --------------------------------------------------------------------------------------------------------
@@ -209,7 +209,9 @@ def _simulated(config: Config) -> Mapping[str, Source]:
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
-def checked(factories: Mapping[str, Factory], kinds: Collection[str] = tuple(SOURCE_KINDS)) -> Mapping[str, Factory]:
+def check_factories(
+    factories: Mapping[str, Factory], kinds: Collection[str] = tuple(SOURCE_KINDS)
+) -> Mapping[str, Factory]:
     """Return the factories, if there is one for each kind of source. Raises TypeError naming the fix."""
     for name in kinds:
         if name not in factories:
@@ -222,7 +224,7 @@ def checked(factories: Mapping[str, Factory], kinds: Collection[str] = tuple(SOU
     return factories
 
 
-FACTORIES = checked(
+FACTORIES = check_factories(
     {
         AUTO.name: _auto,
         NVML.name: _nvml,

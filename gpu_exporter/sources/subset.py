@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.model.source import Device, Sampled, Source, Staged
+from gpu_exporter.model.source import Device, Source
+
+if TYPE_CHECKING:
+    from gpu_exporter.model.finding import Finding
 
 
-class Subset:
+class Subset(Source):
     """Another source, narrowed to these GPUs by index, UUID or its beginning. All must exist at first; later, one may
     be gone.
 
@@ -26,13 +30,10 @@ class Subset:
 
     @property
     def reads_until_profiled(self) -> int:
-        """How often a GPU must be read until it has profiling values."""
-        return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
+        return self._source.reads_until_profiled
 
     def sample_every(self, seconds: float) -> None:
-        """Set how often the fastest fields are sampled."""
-        if isinstance(self._source, Sampled):
-            self._source.sample_every(seconds)
+        self._source.sample_every(seconds)
 
     def open(self) -> None:
         self._source.open()
@@ -42,7 +43,7 @@ class Subset:
         if first and missing:
             self._indices = []
             message = f"{self._setting}: there is no GPU {', '.join(missing)}"
-            raise SourceLost(message, "no_gpu", fix=f"choose from {self._all()}")
+            raise SourceLost(message, "no_gpu", fix=f"choose from {self._choices()}")
 
     def _index_of(self, gpu: int | str) -> int | None:
         count = self._source.count()
@@ -58,7 +59,7 @@ class Subset:
         device.close()
         return device.gpu.uuid
 
-    def _all(self) -> str:
+    def _choices(self) -> str:
         return ", ".join(f"{index} ({self._uuid(index) or 'lost'})" for index in range(self._source.count()))
 
     def count(self) -> int:
@@ -97,12 +98,13 @@ class Subset:
         return self._source.non_gpu_samples()
 
     def reports_xids(self) -> bool:
-        """Return whether it reports XIDs although it is not live."""
-        return isinstance(self._source, Staged) and self._source.reports_xids()
+        return self._source.reports_xids()
 
     def dead(self) -> bool:
-        """Return whether it simulates an exporter that does not respond."""
-        return isinstance(self._source, Staged) and self._source.dead()
+        return self._source.dead()
+
+    def findings(self) -> Sequence[Finding]:
+        return self._source.findings()
 
     def close(self) -> None:
         self._source.close()

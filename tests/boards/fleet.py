@@ -26,12 +26,12 @@ from gpu_exporter.model.snapshot import GpuSamples, Snapshot
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.pages import Variant
-from gpu_exporter.pipeline.renderer import Renderer, everywhere
+from gpu_exporter.pipeline.renderer import Renderer, source_labels
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
-from gpu_exporter.sources.simulated.inject import at, healthy, mean
+from gpu_exporter.sources.simulated.inject import healthy_gpu, mean, value_at
 from gpu_exporter.sources.simulated.injected import InjectedDevice
 from gpu_exporter.sources.simulated.node import SimulatedNode
 from gpu_exporter.sources.simulated.schedule import JobSchedule
@@ -86,14 +86,14 @@ class StagedDevice(InjectedDevice):
                 if metric.kind is Kind.COUNTER:
                     self._offsets[metric] = self._total(metric, ended, begun.begin)
             self._stage += 1
-            self._injected = healthy(begun.values)
+            self._injected = healthy_gpu(begun.values)
 
     def _total(self, metric: Metric, stage: Stage, now: float) -> float:
         offset = self._offsets.get(metric, 0.0)
         if metric is m.ENERGY:
             power = mean(stage.values[m.POWER], stage.begin, now) if now > stage.begin else 0.0
             return offset + power * (now - stage.begin) / m.MILLI
-        return offset + at(stage.values[metric], now) - at(stage.values[metric], stage.begin)
+        return offset + value_at(stage.values[metric], now) - value_at(stage.values[metric], stage.begin)
 
 
 class StagedSource(SimulatedSource):
@@ -107,7 +107,7 @@ class StagedSource(SimulatedSource):
         gpu: Gpu = self._identify(index, identity)
         faults = [fault for fault in self._faults if fault.hits(self.node.name, index)]
         stages = self.stages[index]
-        device = StagedDevice(self.node, gpu, identity, healthy(stages[0].values), faults, metrics)
+        device = StagedDevice(self.node, gpu, identity, healthy_gpu(stages[0].values), faults, metrics)
         device.follow(stages, identity)
         return device
 
@@ -118,7 +118,7 @@ class Node:
     def __init__(self, source: StagedSource, interval: float) -> None:
         self.name, self.page = source.node.name, b""
         selection = everything(MetricSet.FULL, host=True)
-        self._renderer = Renderer(self.name, everywhere(source), selection)
+        self._renderer = Renderer(self.name, source_labels(source), selection)
         settings = CollectionSettings(interval=interval, expected_gpus=GPUS)
         self._collector = Collector(
             source,

@@ -29,7 +29,7 @@ def report(node: Any, port: int, *, tls: bool) -> None:
     """Let the threads of a node do their work, scrape, and print the modules."""
     if node.live:
         node.live.follow()
-    for lookup in node._attributor._lookups.all() if node._attributor else ():
+    for lookup in node._attributor._lookups.configured() if node._attributor else ():
         assert lookup.settled.wait(PATIENCE_SECONDS), f"{lookup.source} does not answer"
     for part in node._host.parts if node._host else ():
         part.poll(0.0)

@@ -25,7 +25,7 @@ from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, seen
-from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_log import EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition
 from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
@@ -134,7 +134,7 @@ def _fields_files() -> Sequence[bytes]:
 
 
 def _event_log() -> EventLog:
-    return EventLog(load_xids(None), lambda pci: GpuState(GPU, {}) if pci == GPU.pci_bus_id else None)
+    return EventLog(load_xids(None), lambda pci: GpuEvidence(GPU, {}) if pci == GPU.pci_bus_id else None)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from gpu_exporter.model.metric import Gpm, Metric, MetricSet
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
-from gpu_exporter.sources.simulated.inject import healthy
+from gpu_exporter.sources.simulated.inject import healthy_gpu
 from gpu_exporter.sources.simulated.injected import InjectedDevice
 from gpu_exporter.sources.simulated.node import SimulatedNode
 from gpu_exporter.sources.simulated.schedule import JobSchedule
@@ -90,7 +90,7 @@ class _Device(InjectedDevice):
     def _advance(self, now: float) -> None:
         while len(self.stages) > 1 and self.stages[1][0] <= now:
             self.stages = self.stages[1:]
-            self._injected, self._codes = healthy(self.stages[0][1]), self.stages[0][2]
+            self._injected, self._codes = healthy_gpu(self.stages[0][1]), self.stages[0][2]
 
     def _value(self, origin: Metric, before: float | None, now: float) -> float | None:
         self._advance(now)
@@ -113,7 +113,7 @@ class _Source(SimulatedSource):
         stages = list(_stages(self.scene, index))
         gpu = self._identify(index, identity)
         faults = [fault for fault in self._faults if fault.hits(self.node.name, index)]
-        device = _Device(self.node, gpu, identity, healthy(stages[0][1]), faults, metrics)
+        device = _Device(self.node, gpu, identity, healthy_gpu(stages[0][1]), faults, metrics)
         device.stages, device.random = stages, Random(identity)
         return device
 

@@ -244,7 +244,9 @@ class Bindings:
                     answers[entity, value.fieldId] = _answer(value)
         return answers
 
-    def since(self, handle: Any, group: Any, fields: Any, stamp: int) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
+    def samples_since(
+        self, handle: Any, group: Any, fields: Any, stamp: int
+    ) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
         """Return every sample after a timestamp, and the timestamp for the next call. Raises DcgmError."""
         samples: list[tuple[Entity, FieldAnswer]] = []
         with self._errors():

@@ -12,6 +12,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
 from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest
@@ -38,7 +39,7 @@ class Layout:
         """What decides which fields are read: of a link, only its existence, not its state."""
         return self.mig, self.parts, tuple(state != LINK_NONE for state in self.links)
 
-    def of(self, group: EntityGroup) -> list[MigPart]:
+    def parts_of(self, group: EntityGroup) -> list[MigPart]:
         """Return the MIG parts of one kind."""
         return [part for part in self.parts if part.entity.group is group]
 
@@ -66,7 +67,7 @@ class Instances(NamedTuple):
 
 def instances(session: Session, layout: Layout, chosen: Sequence[int | str]) -> Instances:
     """Return the chosen GPU instances, by DCGM's numbers or their devices' UUIDs; all by default. Raises SourceLost."""
-    devices, parts = layout.of(EntityGroup.GPU_CI), layout.of(EntityGroup.GPU_I)
+    devices, parts = layout.parts_of(EntityGroup.GPU_CI), layout.parts_of(EntityGroup.GPU_I)
     uuids = _texts(session, UUID, [device.entity for device in devices])
     if chosen:
         by_uuid = {device.parent for device in devices if uuids.get(device.entity) in chosen}
@@ -181,14 +182,13 @@ class DeviceContext(Protocol):
         """Return whether the host engine could read this GPU when its GPUs were last listed."""
 
 
-class DcgmDevice:
+class DcgmDevice(Device):
     """One GPU. It calls the host engine on the source's thread, and interprets the answers on its own thread."""
 
     def __init__(
         self, context: DeviceContext, session: Session, index: int, number: int, metrics: Sequence[Metric]
     ) -> None:
         """Attach a GPU by its index and DCGM's number. Only on the source's thread. Raises GpuLost, SourceLost."""
-        self.xids_since: float | None = None
         self._context, self._session, self._metrics = context, session, metrics
         self._number, self._board, self._interval = number, gpu(number), context.interval
         self._series: dict[tuple[Metric, Labels], Series] = {}
@@ -232,7 +232,7 @@ class DcgmDevice:
         self._identity_watch, refused = session.groups.watch(request)
         fields = [field for field in GPU_FIELDS if field not in refused]
         answers = {
-            **session.inventory.of_system(board, SYSTEM_FIELDS),
+            **session.inventory.system_answers(board, SYSTEM_FIELDS),
             **(session.connection.latest([board], fields) if fields else {}),
         }
         mig = answers.get((board, MIG_MODE))
@@ -315,7 +315,6 @@ class DcgmDevice:
     # --- readings -------------------------------------------------------------------------------------------------
 
     def events(self) -> Sequence[XidEvent]:
-        """Return the XIDs that DCGM reported since the last call."""
         return [self._xids.popleft() for _ in range(len(self._xids))]
 
     def read(self, paces: frozenset[Pace]) -> Reading:
@@ -402,7 +401,7 @@ class DcgmDevice:
         if self._new_layout.shape != self._layout.shape:
             return True
         self._layout = self._new_layout
-        return self._profiling.due(now)
+        return self._profiling.is_due(now)
 
     def _check_identity(self) -> None:
         """Raise GpuLost if two samples in a row have another UUID: DCGM's number may belong to another GPU by now."""

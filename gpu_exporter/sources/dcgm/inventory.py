@@ -46,7 +46,7 @@ class Inventory:
         """Return the identity of a GPU. Raises DcgmError."""
         return self._connection.call(self._bindings.attributes, number)
 
-    def of_system(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], FieldAnswer]:
+    def system_answers(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], FieldAnswer]:
         """Return fields that belong to no entity, read through a GPU.
 
         They are watched once and until the end of the connection: the host engine can't end such a watch.
@@ -73,19 +73,19 @@ class Inventory:
 
     def parts(self) -> Sequence[MigPart]:
         """Return the MIG instances of all GPUs, from a list that is a few seconds old at most."""
-        return self._listed("parts", self._bindings.parts) or ()
+        return self._cached_list("parts", self._bindings.parts) or ()
 
     def links(self, number: int) -> Sequence[int]:
         """Return the states of a GPU's NVLinks, from a list a few seconds old at most, or from their state fields."""
-        states = self._listed("links", self._bindings.links)
+        states = self._cached_list("links", self._bindings.links)
         return states[0].get(number, ()) if states is not None else self._link_states(number)
 
     def switch_links(self, number: int) -> Sequence[int]:
         """Return the states of an NVSwitch's NVLinks."""
-        states = self._listed("links", self._bindings.links)
+        states = self._cached_list("links", self._bindings.links)
         return states[1].get(number, ()) if states is not None else ()
 
-    def _listed(self, name: str, function: Callable[[Any], T]) -> T | None:
+    def _cached_list(self, name: str, function: Callable[[Any], T]) -> T | None:
         """Return a list that is a few seconds old at most; None if the host engine did not return one."""
         due, content = self._lists.get(name, (0.0, None))
         if time.monotonic() >= due:

@@ -91,7 +91,7 @@ class ProfilingReads:
             return self.pause
         return "no_values" if self.seen_at and now - max(self.seen_at.values()) > self.patience else ""
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Return whether it is time to watch the fields again."""
         if self.pause:
             return now - self.since >= RETRY_SECONDS

@@ -139,13 +139,13 @@ class XidWatches:
                 self._groups.acquire(boards)
                 self._boards = boards
 
-    def since(self, stamp: int) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
+    def samples_since(self, stamp: int) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
         """Return every XID after a timestamp, and the timestamp for the next call."""
         group, fields = self._groups.handle(self._boards), self._groups.fields_handle((XID,))
         if group is None or fields is None:
             return [], stamp
         try:
-            return self._connection.call(self._connection.bindings.since, group, fields, stamp)
+            return self._connection.call(self._connection.bindings.samples_since, group, fields, stamp)
         except DcgmError:  # none yet
             return [], stamp
 

@@ -18,9 +18,10 @@ from typing import TypeVar
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, FindingLevel
-from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
+from gpu_exporter.model.gpu import Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.pci import PciGpu
+from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings
@@ -50,7 +51,7 @@ CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
 SHARED_SECONDS = {Pace.STEADY: Pace.STEADY.value, **SAMPLED_SECONDS}
 
 
-class DcgmSource:
+class DcgmSource(Source):
     """The GPUs of a host engine. A GPU's index is its position in DCGM's list, as nvidia-smi counts."""
 
     name, description, live = DCGM
@@ -87,7 +88,6 @@ class DcgmSource:
         self._warned = False
 
     def sample_every(self, seconds: float) -> None:
-        """Set how often the host engine samples the fastest fields."""
         self.interval = seconds
 
     @property
@@ -157,10 +157,6 @@ class DcgmSource:
 
         return self._call(session, count, self.timeout)
 
-    def expected(self) -> int | None:
-        """Return how many GPUs are on the PCI bus, if the host engine is on this machine."""
-        return len(self.bus()) or None
-
     def bus(self) -> Sequence[PciGpu]:
         """Return the GPUs on the PCI bus, if the host engine is on this machine."""
         return gpus_on_bus(self._sysfs) if self._hostengine.local else ()
@@ -191,7 +187,6 @@ class DcgmSource:
         return numbers[index]
 
     def identities(self) -> dict[int, tuple[str, str]]:
-        """Return the UUID and the PCI address of each GPU that can be read now, by index. Raises SourceLost."""
         session = self._open_session()
 
         def identities() -> dict[int, tuple[str, str]]:
@@ -205,10 +200,6 @@ class DcgmSource:
             return by_index
 
         return self._call(session, identities, ATTACH_SECONDS)
-
-    def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """Return none: the driver knows processes, not pods."""
-        return ()
 
     def non_gpu_samples(self) -> Sequence[Sample]:
         """Return the samples of NVSwitches and CPUs, as they were last read with the GPUs."""
@@ -270,7 +261,7 @@ class DcgmSource:
         if Pace.FAST not in paces:
             return
         first = self._stamp is None
-        samples, self._stamp = session.xids.since(self._stamp or 0)
+        samples, self._stamp = session.xids.samples_since(self._stamp or 0)
         for entity, answer in () if first else samples:  # the first read has XIDs from before this source
             if isinstance(answer.value, int | float):
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))

@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES, OF_HOST
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerPeer, PerProcess
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.handle import Handle
@@ -133,9 +134,10 @@ class _MigInstance:
     info: tuple[Series, ...]
 
 
-class NvmlDevice:
+class NvmlDevice(Device):
     """One GPU. In MIG mode, what instances have is read from the instances, and everything else from the GPU."""
 
+    reads_means = True
     _gpu_handle: Handle
 
     def __init__(
@@ -168,14 +170,9 @@ class NvmlDevice:
         self._listed_at = -float("inf")
         self._list_instances()
         self._watch = XidWatch(handle, gpu.pci_bus_id, lock)
-
-    @property
-    def xids_since(self) -> float | None:
-        """Since when the driver reports XIDs (unix time); None if it does not."""
-        return self._watch.since
+        self.xids_since = self._watch.since
 
     def events(self) -> Sequence[XidEvent]:
-        """Return the XIDs that the driver reported since the last call."""
         return self._watch.events()
 
     def _link_count(self) -> int:
@@ -294,7 +291,6 @@ class NvmlDevice:
             return False
 
     def read_means(self) -> Reading | None:
-        """Read only the means that histograms are made from."""
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}

@@ -51,7 +51,7 @@ class Processes:
         reason = ""
         for group, labels in handles:
             try:
-                memory_of[labels] = _listed(group)
+                memory_of[labels] = _memory_by_pid(group)
             except pynvml.NVMLError as error:  # a MIG instance may be gone since the instances were listed
                 raise_if_lost(error.value, f"GPU {self._gpu.index}, processes")
                 reason = outcome(error.value)
@@ -138,7 +138,7 @@ class Processes:
             return ""
 
 
-def _listed(group: Sequence[Any]) -> ByPid:
+def _memory_by_pid(group: Sequence[Any]) -> ByPid:
     """Return bytes of device memory by PID, on all of these devices; None where the driver does not report them."""
     memory: ByPid = {}
     for handle in group:

@@ -11,18 +11,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, Owner, Sample, detail
+from gpu_exporter.model.gpu import Gpu, detail
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import PciGpu
+from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.driver import gpus_on_bus, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
+
+if TYPE_CHECKING:
+    from gpu_exporter.model.finding import Finding
 
 
 def load() -> None:
@@ -116,7 +120,7 @@ def _library() -> Iterator[None]:
         raise source_lost(error.value) from error
 
 
-class NvmlSource:
+class NvmlSource(Source):
     """The NVIDIA driver's own library."""
 
     name, description, live = NVML
@@ -154,9 +158,6 @@ class NvmlSource:
                     raise  # any other error is transient: the last count is still valid
         return self._count
 
-    def expected(self) -> int | None:
-        return len(self.bus()) or None
-
     def bus(self) -> Sequence[PciGpu]:
         """Return the GPUs on the PCI bus that the driver should list."""
         return gpus_on_bus(self._sysfs)
@@ -175,13 +176,11 @@ class NvmlSource:
             raise_if_lost(error.value, f"GPU {index}")
             raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
 
-    def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """Return none: the driver knows processes, not pods."""
-        return ()
+    def findings(self) -> Sequence[Finding]:
+        """Return whether the Python module pynvml is NVIDIA's."""
+        from gpu_exporter.sources.nvml.bindings import bindings
 
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        """Return none: NVML has only GPUs."""
-        return ()
+        return [bindings()]
 
     def close(self) -> None:
         opened, self._opened = self._opened, 0

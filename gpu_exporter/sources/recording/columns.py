@@ -64,7 +64,7 @@ class Column:
         self.seconds.append(seconds)
         self.areas.append(value * seconds)
 
-    def at(self, t: float) -> float:
+    def value_at(self, t: float) -> float:
         """Return the value at time t; before and after the recording, the first or last one."""
         return self.values[min(bisect_left(self.times, t), len(self.times) - 1)]
 
@@ -74,7 +74,7 @@ class Column:
             if self.seconds[n]:
                 yield self.times[n], self.values[n]
 
-    def held(self, after: float, until: float) -> Iterator[HeldValues]:
+    def held_values(self, after: float, until: float) -> Iterator[HeldValues]:
         """Yield what is known of this period, if anything is. Only its own values are summed up, so none loses digits
         to larger ones that were recorded before.
         """

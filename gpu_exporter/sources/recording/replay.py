@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, POWER_INSTANT, POWER_SAMPLES
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.model.source_kind import OF_SIMULATED, REPLAY
 from gpu_exporter.sources.recording.columns import Column, Recording, mean
 from gpu_exporter.sources.recording.format import job_of
@@ -19,12 +20,10 @@ STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes",
 OTHER_ENTITIES = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 
 
-class ReplaySource:
+class ReplaySource(Source):
     """Plays a recording at `speed` times its own pace, repeatedly if `loop`."""
 
-    name: str = REPLAY.name
-    description: str = REPLAY.description
-    live: bool = REPLAY.live
+    name, description, live = REPLAY
 
     def __init__(
         self,
@@ -42,17 +41,11 @@ class ReplaySource:
         self._clock = clock
         self._begin = clock()
 
-    def open(self) -> None:
-        """Do nothing: the recording is in memory."""
-
     def count(self) -> int:
         return len(self._recording.gpus)
 
     def expected(self) -> int | None:
         return len(self._recording.gpus)
-
-    def reload_needed(self) -> bool | None:
-        return None
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> ReplayDevice:
         gpu = self._recording.gpus[index]
@@ -62,16 +55,9 @@ class ReplaySource:
         """Return the recording as one job."""
         return (Owner(workload=job_of(self._recording.path)),)
 
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        """Return nothing: a recording has only GPUs."""
-        return ()
-
     def position(self) -> float:
         """Return the seconds of recording played so far, over all loops. It starts at the first tick."""
         return self._recording.interval + (self._clock() - self._begin) * self._speed
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     @property
     def ended(self) -> bool:
@@ -93,14 +79,15 @@ class ReplaySource:
         return self._speed
 
 
-class ReplayDevice:
+class ReplayDevice(Device):
     """One recorded GPU. A read is the time-weighted mean of the values since the last read."""
+
+    reads_means = True
 
     def __init__(
         self, source: ReplaySource, gpu: Gpu, columns: Mapping[str, Column], metrics: Sequence[Metric]
     ) -> None:
         self.gpu = gpu
-        self.xids_since: float | None = None
         self._source = source
         self._last: float | None = None
         self._columns: list[tuple[Series, Column, float]] = []
@@ -122,10 +109,6 @@ class ReplayDevice:
                 # 1 / 1e-9 is 999999999.9999999
                 exact = float(round(scale)) if scale > 1 else scale
                 self._columns.append((Series(metric, gpu), columns[recorded.key], exact))
-
-    def events(self) -> Sequence[XidEvent]:
-        """Return nothing: no events are recorded."""
-        return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return all recorded values, whatever the paces: they cost nothing."""
@@ -170,13 +153,10 @@ class ReplayDevice:
         loops, t = divmod(now, self._source.duration)
         if metric.kind is Kind.COUNTER:
             grown = (column.values[-1] - column.values[0]) * loops if loops else 0.0
-            return column.at(t) + grown
-        held = mean([part for _, after, until in self._parts(before, now) for part in column.held(after, until)])
+            return column.value_at(t) + grown
+        held = mean([part for _, after, until in self._parts(before, now) for part in column.held_values(after, until)])
         if held is None:
             return None
         if metric.bit is not None:
-            return float((int(column.at(t)) >> metric.bit) & 1)
-        return column.at(t) if metric.unit in STATES else held
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+            return float((int(column.value_at(t)) >> metric.bit) & 1)
+        return column.value_at(t) if metric.unit in STATES else held

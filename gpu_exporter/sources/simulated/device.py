@@ -15,6 +15,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
@@ -36,7 +37,7 @@ class SimulatedXid(NamedTuple):
     code: int
 
 
-def upcoming(identity: str, schedule: JobSchedule, after: float, *, early: bool) -> Iterator[SimulatedXid]:
+def upcoming_xids(identity: str, schedule: JobSchedule, after: float, *, early: bool) -> Iterator[SimulatedXid]:
     """Yield the XIDs of a GPU later than `after`, in order. They occur while a job runs; without jobs, the first is
     infinitely far away. With `early`, the first is soon after the start.
     """
@@ -88,7 +89,7 @@ class Recipe(NamedTuple):
     bit: int | None
 
 
-class SimulatedDevice:
+class SimulatedDevice(Device):
     """One GPU of a node, with its jobs and its XIDs, in order."""
 
     def __init__(
@@ -102,7 +103,7 @@ class SimulatedDevice:
         xids: Iterator[SimulatedXid],
     ) -> None:
         self.gpu = gpu
-        self.xids_since: float | None = time.time()
+        self.xids_since = time.time()
         self._node = node
         self._identity = identity
         self._faults = faults
@@ -120,7 +121,7 @@ class SimulatedDevice:
             origin = metric if metric.key in workloads.rows else by_field.get(metric.nvml)
             if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in workloads.rows:
                 origin = m.POWER_INSTANT
-            how = None if origin is None else _how(origin)
+            how = None if origin is None else _averaging(origin)
             if metric.entity in m.NON_GPU_ENTITIES:
                 continue
             if origin is None or how is None:
@@ -166,7 +167,7 @@ class SimulatedDevice:
     def _contributions(self, how: Averaging, before: float | None, now: float) -> list[Contribution]:
         schedule = self._schedule
         if how is Averaging.NOW:
-            return [self._contribution(1.0, schedule.at(now))]
+            return [self._contribution(1.0, schedule.part_at(now))]
         if how is Averaging.THERMAL:
             return self._heat(now)
         begin = now - 1.0 if how is Averaging.SECOND else before
@@ -188,9 +189,6 @@ class SimulatedDevice:
             weight = (heat - before) / all_heat
             contributions.append(Contribution(weight, part.segment.activity, self._variation.bias))
         return contributions
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 def as_buffered(values: dict[Series, float], now: float) -> dict[Series, list[tuple[float, float]]]:
@@ -214,7 +212,7 @@ def apply_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[
     return now
 
 
-def _how(metric: Metric) -> Averaging | None:
+def _averaging(metric: Metric) -> Averaging | None:
     """Return the period that the value of a recorded metric covers; None for counters, which have no level."""
     if metric is m.ENERGY:
         return Averaging.JOULES

@@ -100,14 +100,14 @@ def _place(
 def _gpus(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int, Injected]:
     """Return all GPUs of a node. Those without a mode are the peers of the first mode that has peers."""
     peers = next((mode.inject.peers for _, mode in wanted if mode.inject.peers), {})
-    by_index = dict.fromkeys(range(gpus), healthy(peers))
+    by_index = dict.fromkeys(range(gpus), healthy_gpu(peers))
     for gpu in dict(wanted):
         modes = [mode for index, mode in wanted if index == gpu]
         values: dict[Metric, Value] = {}
         for mode in modes:
             values.update(mode.inject.values)
         by_index[gpu] = replace(
-            healthy(values),
+            healthy_gpu(values),
             absent=tuple(metric for mode in modes for metric in mode.inject.absent),
             xids=tuple(mode.inject.xid for mode in modes if mode.inject.xid is not None),
             names=tuple(mode.name for mode in modes),
@@ -115,14 +115,14 @@ def _gpus(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int
     return by_index
 
 
-def healthy(changes: Values) -> Injected:
+def healthy_gpu(changes: Values) -> Injected:
     """Return a GPU without a failure mode, with these changes to its values."""
     return Injected(_with_consistent_memory({**HEALTHY, **changes}))
 
 
 def _with_consistent_memory(values: Mapping[Metric, Value]) -> Values:
     """Return the values with free memory and the memory ratio derived from used memory."""
-    usable = at(values[m.FB_TOTAL], 0) - at(values[m.FB_RESERVED], 0)
+    usable = value_at(values[m.FB_TOTAL], 0) - value_at(values[m.FB_RESERVED], 0)
     used = values[m.FB_USED]
     return {**values, m.FB_FREE: _line(used, -1, usable), m.FB_USED_RATIO: _line(used, 1 / usable, 0)}
 
@@ -143,7 +143,7 @@ def _until_bound(metric: Metric, value: Value) -> float:
     return (bound - value.start) / value.per_second
 
 
-def at(value: Value, t: float) -> float:
+def value_at(value: Value, t: float) -> float:
     """Return the value `t` seconds after the start."""
     match value:
         case Ramp(start, per_second):
@@ -157,7 +157,7 @@ def mean(value: Value, begin: float, end: float) -> float:
     """Return the mean value from `begin` to `end`, which is later."""
     match value:
         case Ramp():
-            return at(value, (begin + end) / 2)
+            return value_at(value, (begin + end) / 2)
         case Wave(low, high):  # a difference of areas is off by a rounding error
             low, high = sorted((low, high))
             return min(max((_area(value, end) - _area(value, begin)) / (end - begin), low), high)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated.device import apply_faults, as_buffered
 from gpu_exporter.sources.simulated.faults import ScriptedFault
-from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
+from gpu_exporter.sources.simulated.inject import Injected, Value, healthy_gpu, mean, rows, value_at
 from gpu_exporter.sources.simulated.node import SimulatedNode
 from gpu_exporter.sources.simulated.workload import Workloads
 
@@ -24,7 +25,7 @@ XID_SECONDS = 60.0
 DIGITS = 6
 
 
-class InjectedDevice:
+class InjectedDevice(Device):
     """One GPU. A value that its failure mode does not set is that of a healthy GPU, or of the recorded idle GPU."""
 
     def __init__(
@@ -37,7 +38,7 @@ class InjectedDevice:
         metrics: Sequence[Metric],
     ) -> None:
         self.gpu = gpu
-        self.xids_since: float | None = time.time()
+        self.xids_since = time.time()
         self._node = node
         self._identity = identity
         self._faults = faults
@@ -75,7 +76,7 @@ class InjectedDevice:
             for series, origin in self._rows.get(pace, ()):
                 value = self._value(origin, before, now)
                 if value is not None:
-                    values[series] = _as(series.metric, origin, value)
+                    values[series] = _converted(series.metric, origin, value)
         span = None if before is None else now - before
         buffered = as_buffered(values, now)
         return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
@@ -90,14 +91,11 @@ class InjectedDevice:
         if origin is m.POWER:
             return mean(value, now - 1.0, now)
         if origin.kind is Kind.COUNTER:
-            return at(value, now) if origin.unit == "seconds" else float(int(at(value, now)))
-        return at(value, now % self._restart)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+            return value_at(value, now) if origin.unit == "seconds" else float(int(value_at(value, now)))
+        return value_at(value, now % self._restart)
 
 
-def _as(metric: Metric, origin: Metric, value: float) -> float:
+def _converted(metric: Metric, origin: Metric, value: float) -> float:
     if metric.bit is not None and origin.bit is None:
         return float((int(value) >> metric.bit) & 1)
     return round(value * metric.scale / origin.scale, DIGITS)
@@ -115,7 +113,7 @@ def _idle(workloads: Workloads, metrics: Sequence[Metric]) -> dict[Metric, float
 
 def _warn(injected: Injected, metrics: Sequence[Metric]) -> None:
     """Warn of modes that none of these metrics shows: some need metrics outside the default set."""
-    before = healthy({}).values
+    before = healthy_gpu({}).values
     changed = {metric for metric, value in injected.values.items() if before.get(metric) != value}
     if injected.names and changed and not changed & set(metrics):
         log.warning("--inject %s: these values are only in --metrics full", ", ".join(injected.names))

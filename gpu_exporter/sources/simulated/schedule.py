@@ -99,7 +99,7 @@ class JobSchedule:
         self._offset = rng.uniform(0, at)
         self._workloads, self._only = workloads, only
 
-    def at(self, t: float) -> SegmentPart:
+    def part_at(self, t: float) -> SegmentPart:
         """Return the part of a segment at the instant t."""
         local = (t + self._offset) % self._period
         segment = self._segments[bisect_right(self._starts, local) - 1]
@@ -131,7 +131,7 @@ class JobSchedule:
     def joules(self, t: float, variation: GpuVariation) -> float:
         """Return the energy of a GPU of this variation until t: the integral of its power. Use only differences."""
         loops = (t + self._offset) // self._period
-        segment, _, now = self.at(t)
+        segment, _, now = self.part_at(t)
         middle, swing = self._workloads.power(segment.activity)
         return (
             loops * (self._joules[0] + variation.bias * self._joules[1])

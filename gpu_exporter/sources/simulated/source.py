@@ -15,12 +15,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.gpu import Gpu, Owner
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.model.source import Device
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
-from gpu_exporter.sources.simulated.device import SimulatedDevice, upcoming
+from gpu_exporter.sources.simulated.device import SimulatedDevice, upcoming_xids
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
 from gpu_exporter.sources.simulated.schedule import JobSchedule, blocks
@@ -42,16 +42,16 @@ class PodPlace(NamedTuple):
 FREE = PodPlace((), trains=False)
 
 
-def whole(job: str, rank: int, gpus: int, seed: int) -> Sequence[PodPlace]:
+def whole_node(job: str, rank: int, gpus: int, seed: int) -> Sequence[PodPlace]:
     """Return the places of a node whose GPUs all belong to one pod, which is this rank of a job."""
     return [_training(job, rank, seed)] * gpus
 
 
-def shared(job: str, notebook: str, gpus: int, seed: int) -> Sequence[PodPlace]:
+def shared_node(job: str, notebook: str, gpus: int, seed: int) -> Sequence[PodPlace]:
     """Return the places of a node with all pods of a job, an idle notebook and free GPUs. A small node has one pod."""
     unused = gpus // SHARED_GPUS
     if not unused:
-        return whole(job, 0, gpus, seed)
+        return whole_node(job, 0, gpus, seed)
     training = [_training(job, index // POD_GPUS, seed) for index in range(gpus - 2 * unused)]
     idle = PodPlace((_pod(notebook, 0, "notebook", seed),), trains=False)
     return [*training, *[idle] * unused, *[FREE] * unused]
@@ -117,11 +117,11 @@ def fleet(
         reloads = tuple(fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, name))
         node = SimulatedNode(name, gpus, seed, workloads, schedules[block], idle, free, reloads, since_begin, sleep)
         if name in injections:
-            places = whole(f"injected-{name}", 0, gpus, seed)
+            places = whole_node(f"injected-{name}", 0, gpus, seed)
         elif size[block] > 1:
-            places = whole(f"train-{block:03}", block_of[:number].count(block), gpus, seed)
+            places = whole_node(f"train-{block:03}", block_of[:number].count(block), gpus, seed)
         else:
-            places = shared(f"train-{block:03}", f"notebook-{block:03}", gpus, seed)
+            places = shared_node(f"train-{block:03}", f"notebook-{block:03}", gpus, seed)
         sources[name] = SimulatedSource(node, places, faults, gil_lock, injections.get(name), early_xid=not number)
     return sources
 
@@ -135,7 +135,7 @@ def _injections(inject: str, names: Sequence[str], gpus: int) -> Mapping[str, No
     return injections(inject, names, gpus)
 
 
-class SimulatedSource:
+class SimulatedSource(Source):
     """The GPUs of one node, each at its place. All nodes of a fleet share `gil_lock`.
 
     With `early_xid`, the first GPU has an XID soon after the start.
@@ -191,15 +191,8 @@ class SimulatedSource:
     def expected(self) -> int | None:
         return self.node.gpus
 
-    def reload_needed(self) -> bool | None:
-        return None
-
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return self._places[gpu.index].owners
-
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        """Return nothing: only GPUs are simulated."""
-        return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         identity = f"{self.node.seed}/{self.node.name}/{index}"
@@ -211,7 +204,7 @@ class SimulatedSource:
             return InjectedDevice(self.node, gpu, identity, self._injection.gpus[index], faults, metrics)
         node, place, early = self.node, self._places[index], self._early_xid and not index
         schedule = node.schedule if place.trains else node.idle if place.owners else node.free
-        xids = upcoming(identity, schedule, node.clock(), early=early)
+        xids = upcoming_xids(identity, schedule, node.clock(), early=early)
         return SimulatedDevice(node, gpu, identity, faults, metrics, schedule, xids)
 
     def _identify(self, index: int, identity: str) -> Gpu:
@@ -225,6 +218,3 @@ class SimulatedSource:
             driver=model.driver,
             info=model.info,
         )
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""

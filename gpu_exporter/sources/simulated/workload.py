@@ -122,7 +122,7 @@ def workloads(paths: Iterable[Path]) -> Workloads:
     return Workloads(
         gpu,
         {key: row for row, key in enumerate(keys)},
-        frozenset(key for key in keys if all(_whole(levels[key]) for levels in used)),
+        frozenset(key for key in keys if all(_is_whole(levels[key]) for levels in used)),
         _activity(IDLE, keys, phases[IDLE]),
         _activity("free", keys, _without_memory(phases[IDLE])),
         _kind(TOGETHER, keys, phases),
@@ -159,7 +159,7 @@ def _activity(name: str, keys: Sequence[str], levels: Mapping[str, ValueStatisti
     )
 
 
-def _whole(value: ValueStatistics) -> bool:
+def _is_whole(value: ValueStatistics) -> bool:
     return all(float(value).is_integer() for value in (value.low, value.high, value.mode))
 
 

@@ -69,7 +69,7 @@ def test_expressions_over_a_recording(serve: Serve, watch: Watch) -> None:
 
     tick = INTERVAL * SPEED  # the exporter's tick is the mean of three of the recording, wherever it begins
     ends = [tick + 0.02 * n for n in range(int((recorded.duration - tick) / 0.02))]
-    played = [value for t in ends if (value := mean([*column.held(t - tick, t)])) is not None]
+    played = [value for t in ends if (value := mean([*column.held_values(t - tick, t)])) is not None]
     assert ask(prometheus, "under_10_percent", loop) == pytest.approx(fmean(v <= 0.1 for v in played), abs=0.03)
     shares = prometheus.query(
         f"rate(gpu_sm_active_ratio_sum[{loop:.0f}s]) / rate(gpu_sm_active_ratio_count[{loop:.0f}s])"

@@ -142,8 +142,8 @@ def test_injected_gpus_stay_within_the_budget(serve: Serve) -> None:
 def test_catalogue_is_loaded_only_for_injection() -> None:
     """A healthy fleet does not load the catalogue of failure modes."""
     code = (
-        "import sys; from gpu_exporter.sources.choice import chosen; from gpu_exporter.config import Config;"
-        "chosen(Config(source='simulated'));"
+        "import sys; from gpu_exporter.sources.choice import make_sources; from gpu_exporter.config import Config;"
+        "make_sources(Config(source='simulated'));"
         "sys.exit(any('failure_modes' in name or 'inject' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -22,9 +22,10 @@ from gpu_exporter.diagnosis.comparison import (
     lines,
 )
 from gpu_exporter.model.errors import SourceLost
-from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Kind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.pipeline.renderer import number
 from tests import ROOT
 
@@ -193,45 +194,23 @@ def test_the_page_has_every_tolerance() -> None:
     assert [row for row in rows if row not in page] == [], "fix: add the rows to docs/compare.md"
 
 
-class Fixed:
+class Fixed(Source, Device):
     """A source of one GPU with constant values, read by the real loop."""
 
     name, description, live = "fixed", "", False
 
     def __init__(self, values: dict[Metric, float], gpus: int = 1) -> None:
         self.gpu, self.values, self.gpus = GPU, values, gpus
-        self.xids_since: float | None = None
-
-    def open(self) -> None:
-        """Nothing to do."""
 
     def count(self) -> int:
         return self.gpus
-
-    def expected(self) -> int | None:
-        return None
-
-    def reload_needed(self) -> bool | None:
-        return None
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Fixed:
         self.series = {Series(metric, GPU): value for metric, value in self.values.items() if metric in metrics}
         return self
 
-    def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        return ()
-
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        return ()
-
-    def events(self) -> Sequence[XidEvent]:
-        return ()
-
     def read(self, paces: frozenset[Pace]) -> Reading:
         return Reading(time.monotonic(), self.series, 1.0)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def watched(a: Fixed, b: Fixed) -> Comparison:

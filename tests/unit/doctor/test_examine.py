@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, PackageNotFoundError
@@ -17,10 +17,12 @@ import pytest
 
 from gpu_exporter.doctor import examine, machine
 from gpu_exporter.io.user_text import Address
-from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, FindingLevel, as_dict
-from gpu_exporter.model.source import Source
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.sources.nvml.bindings import bindings
+from gpu_exporter.sources.subset import Subset
 from tests.conftest import free_port
 from tests.support.tools import LIMIT
 
@@ -353,3 +355,33 @@ def test_a_lost_source_has_a_cause_and_a_fix() -> None:
     findings, _ = examine.examine(source, ())
     cause = "no GPU can be read: host engine at [::1]:5555: no connection (-21)"
     assert Finding("driver", FAIL, cause, "is nv-hostengine running?") in findings
+
+
+class Closed(Source):
+    """A source whose driver does not open."""
+
+    name, description, live = "closed", "", True
+
+    def open(self) -> None:
+        raise SourceLost("no driver", fix="install one")
+
+    def count(self) -> int:
+        return 0
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
+        raise GpuLost("no driver", "gone")
+
+    def findings(self) -> Sequence[Finding]:
+        return [FOUND]
+
+
+FOUND = Finding("bindings", OK, "its bindings")
+
+
+@pytest.mark.parametrize("source", [Closed(), Subset(Closed(), [0])], ids=lambda source: type(source).__name__)
+def test_findings_of_a_source_that_is_lost(source: Source) -> None:
+    """They come before what is wrong with the driver, also for some of its GPUs."""
+    findings, _ = examine.examine(lambda: source, ())
+
+    driver = Finding("driver", FAIL, "no GPU can be read: no driver", "install one")
+    assert [finding for finding in findings if finding in (FOUND, driver)] == [FOUND, driver]

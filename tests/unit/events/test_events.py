@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import RECOVERY, recovery_action
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.events.event_log import KEPT, EventLog, GpuState
+from gpu_exporter.events.event_log import KEPT, EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition, SxidLine, XidLine
 from gpu_exporter.model.gpu import Gpu, XidEvent
@@ -27,7 +27,7 @@ NUMBERS = count(1)
 
 
 def log() -> EventLog:
-    return EventLog(XIDS, lambda pci: GpuState(GPU, {"DCGM_FI_DEV_GPU_TEMP": 40.0}) if pci == PCI else None)
+    return EventLog(XIDS, lambda pci: GpuEvidence(GPU, {"DCGM_FI_DEV_GPU_TEMP": 40.0}) if pci == PCI else None)
 
 
 def nvml(events: EventLog, code: int, at: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.events.event_log import EventLog, GpuState
+from gpu_exporter.events.event_log import EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_thread import KernelWatch
 from gpu_exporter.model.gpu import Gpu
@@ -25,7 +25,7 @@ XIDS = load()
 
 
 def event_log() -> EventLog:
-    return EventLog(XIDS, lambda pci: GpuState(GPU, {}) if pci == PCI else None)
+    return EventLog(XIDS, lambda pci: GpuEvidence(GPU, {}) if pci == PCI else None)
 
 
 class Watched:

@@ -20,8 +20,8 @@ def test_a_gpu_is_stalled_while_its_read_does_not_return(
     assert collector.connect()
     collector.tick()
     until(lambda: collector.snapshot().gpus[0].up, 30, "a GPU that was read")
-    (record,) = collector._records.identified()
-    record.stuck()
+    (state,) = collector._states.identified()
+    state.stuck()
     monkeypatch.setattr(Worker, "stalled", stalled)
     (status,) = collector.snapshot().gpus
     monkeypatch.undo()

@@ -115,7 +115,7 @@ def test_a_late_library_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The caller of `start` does not wait any more, so the result is logged, too."""
     caplog.set_level(logging.INFO)
     connection = DriverConnection(FakeSource(), threading.Event())
-    connection.late(1.0)
+    connection.log_late(1.0)
     connection.failed(GONE)
     connection.sleep(0)
     connection.opened()

@@ -14,7 +14,7 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.connector import Connector
-from gpu_exporter.pipeline.gpu_state import Records
+from gpu_exporter.pipeline.gpu_state import GpuStates
 from gpu_exporter.pipeline.settings import CollectionSettings, make_plan
 from gpu_exporter.pipeline.worker import Worker
 from gpu_exporter.pipeline.workers import Workers
@@ -55,9 +55,6 @@ class Library(FakeSource):
         self.scans += 1
         return self.gpus
 
-    def expected(self) -> int | None:
-        return len(self.on_bus) or None
-
     def bus(self) -> Sequence[PciGpu]:
         return self.on_bus
 
@@ -75,7 +72,7 @@ class Node:
         self.library = Library()
         self.stopping = threading.Event()
         self.connection = DriverConnection(self.library, self.stopping)
-        self.workers = Workers(self.connection, Records(15.0), lambda: PLAN, None)
+        self.workers = Workers(self.connection, GpuStates(15.0), lambda: PLAN, None)
         self.connector = Connector(self.connection, self.workers, 1.0)
 
     def run(self) -> None:

@@ -20,16 +20,16 @@ def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("gpu_exporter.pipeline.hand_over.time", clock)
     release_state = ReleaseState(lambda: heard.append(None))
-    assert release_state.present() is None
+    assert release_state.current_hand_over() is None
     assert not release_state.end()
     release_state.begin(100)
-    release = release_state.present()
+    release = release_state.current_hand_over()
     assert release is not None
     release_state.begin(0.05)
-    assert release_state.present() is release
+    assert release_state.current_hand_over() is release
     assert release.until == pytest.approx(clock.time() + 0.05)
     clock.pass_by(0.06)
-    assert release_state.present() is release_state.release is None
+    assert release_state.current_hand_over() is release_state.release is None
     release_state.begin(100)
     assert release_state.end()
     assert len(heard) == 5

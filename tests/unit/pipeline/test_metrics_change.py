@@ -10,9 +10,10 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.settings import CollectionSettings
 from tests.support.virtual_time import Clock, Loop, virtual
@@ -23,20 +24,16 @@ BEFORE, AFTER = (m.SM_ACTIVE, m.GPU_TEMP), (m.SM_ACTIVE, m.GPU_TEMP, m.FP64_ACTI
 
 
 @dataclass
-class FakeDevice:
+class FakeDevice(Device):
     """A GPU that is half busy. Means need two reads, as GPM's do; `never` is a metric without values."""
 
     metrics: Sequence[Metric]
     never: frozenset[Metric] = frozenset()
     gpu: Gpu = GPU
-    xids_since: float | None = None
     closed: bool = False
     clock: Clock = field(default_factory=Clock)
     _series: dict[Metric, Series] = field(default_factory=dict)
     _last: float | None = None
-
-    def events(self) -> Sequence[XidEvent]:
-        return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         assert not self.closed
@@ -53,7 +50,7 @@ class FakeDevice:
         self.closed = True
 
 
-class FakeSource:
+class FakeSource(Source):
     """One GPU. `refuses` is how many of the next attempts to attach fail."""
 
     name, description, live = "fake", "", True
@@ -64,24 +61,8 @@ class FakeSource:
         self.never: frozenset[Metric] = frozenset()
         self.refuses = 0
 
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
     def count(self) -> int:
         return 1
-
-    def expected(self) -> int | None:
-        return None
-
-    def reload_needed(self) -> bool | None:
-        return None
-
-    def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        return ()
-
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> FakeDevice:
         if self.refuses:

@@ -19,7 +19,7 @@ from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline import recorder
 from gpu_exporter.pipeline.accumulator import Accumulator
-from gpu_exporter.sources.choice import only
+from gpu_exporter.sources.choice import make_source
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import ReplaySource
 from gpu_exporter.sources.recording.writer import RecordingWriter
@@ -35,13 +35,13 @@ def test_an_unforeseen_error_is_raised(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(RecordingWriter, "tick", fail)
     with pytest.raises(RuntimeError, match="unforeseen"):
-        recorded(only(Config(source="simulated")), tmp_path / "out.jsonl")
+        recorded(make_source(Config(source="simulated")), tmp_path / "out.jsonl")
 
 
 def test_a_driver_that_hangs_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no file, so this is an error."""
     released = threading.Event()
-    source = only(Config(source="simulated"))
+    source = make_source(Config(source="simulated"))
 
     def hang() -> None:
         released.wait()
@@ -61,7 +61,7 @@ def test_a_wall_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.Monke
     clock = SimpleNamespace(time=lambda: 3600.0 * next(hours), monotonic=time.monotonic)
     monkeypatch.setattr(recorder, "time", clock)
     path = tmp_path / "out.jsonl"
-    recorded(only(Config(source="simulated", gpus=1)), path)
+    recorded(make_source(Config(source="simulated", gpus=1)), path)
     times = [json.loads(line)["t"] for line in path.read_text().splitlines()[1:]]
     assert len(times) > 1
     assert times == sorted(set(times))

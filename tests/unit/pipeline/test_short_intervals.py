@@ -27,6 +27,7 @@ READ = (m.SM_ACTIVE, m.GPU_TEMP)
 class MeansDevice(FakeDevice):
     """A GPU whose profiling values can be read alone, which takes `slow` seconds."""
 
+    reads_means = True
     counts: Counter[str] = field(default_factory=Counter)
     slow: float = 0.0
 

@@ -9,7 +9,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.pipeline.gpu_state import GpuRecord
+from gpu_exporter.pipeline.gpu_state import GpuState
 from gpu_exporter.pipeline.worker import MOST_REHEARSALS, Successor
 from tests.unit.pipeline.test_metrics_change import FakeDevice
 
@@ -52,9 +52,9 @@ def reading(values: Sequence[Metric], failed: Sequence[Metric] = (), unsupported
 def test_it_takes_over_when_nothing_is_missing(
     readings: Sequence[Reading], shown: Sequence[Metric], reads: int
 ) -> None:
-    record = GpuRecord(GPU, 15.0)
-    record.samples = tuple(Sample(Series(metric, GPU), 1.0) for metric in shown)
+    state = GpuState(GPU, 15.0)
+    state.samples = tuple(Sample(Series(metric, GPU), 1.0) for metric in shown)
     successor = Successor(Answers(*readings), BOTH)
-    results = [successor.read(record) for _ in range(reads)]
+    results = [successor.read(state) for _ in range(reads)]
 
     assert [result is None for result in results] == [True] * (reads - 1) + [False]

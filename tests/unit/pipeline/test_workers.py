@@ -12,7 +12,7 @@ from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.pipeline.connection import DriverConnection
-from gpu_exporter.pipeline.gpu_state import Records
+from gpu_exporter.pipeline.gpu_state import GpuStates
 from gpu_exporter.pipeline.settings import CollectionPlan, CollectionSettings, make_plan
 from gpu_exporter.pipeline.workers import Workers
 from tests.support.tools import LIMIT, until
@@ -63,8 +63,8 @@ class Node:
         self.source = GatedSource()
         self.stopping = threading.Event()
         self.connection = DriverConnection(self.source, self.stopping)
-        self.records = Records(15.0)
-        self.workers = Workers(self.connection, self.records, lambda: self.plan, None)
+        self.states = GpuStates(15.0)
+        self.workers = Workers(self.connection, self.states, lambda: self.plan, None)
         self.plan = PLAN
         self.workers.ensure_workers(2)
         self.connection.opened()
@@ -97,14 +97,14 @@ def node() -> Iterator[Node]:
 
 
 def test_a_gpu_is_unidentified_until_it_was_read(node: Node) -> None:
-    """Until then, its worker has a record of its own."""
-    assert [record.gpu for record in node.workers.unidentified()] == [Gpu(0), Gpu(1)]
+    """Until then, its worker has a state of its own."""
+    assert [state.gpu for state in node.workers.unidentified()] == [Gpu(0), Gpu(1)]
     assert node.tick() == [0, 1]
 
     assert node.workers.unidentified() == []
-    records = node.records.identified()
-    assert [record.gpu.uuid for record in sorted(records, key=lambda record: record.gpu.index)] == ["GPU-0", "GPU-1"]
-    assert all(node.workers.worker_of(record).record is record for record in records)
+    states = node.states.identified()
+    assert [state.gpu.uuid for state in sorted(states, key=lambda state: state.gpu.index)] == ["GPU-0", "GPU-1"]
+    assert all(node.workers.worker_of(state).state is state for state in states)
 
 
 def test_an_unidentified_gpu_has_the_index_of_the_driver(
@@ -115,11 +115,11 @@ def test_an_unidentified_gpu_has_the_index_of_the_driver(
     def fail(source: GatedSource, index: int, metrics: Sequence[Metric]) -> GatedDevice:
         raise GpuLost("it fell off the bus", "lost")
 
-    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5, raising=False)
+    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5)
     monkeypatch.setattr(GatedSource, "attach", fail)
     node = Node()
     node.tick()
-    gpus = [record.gpu for record in node.workers.unidentified()]
+    gpus = [state.gpu for state in node.workers.unidentified()]
     node.stop()
 
     assert gpus == [Gpu(5), Gpu(6)]
@@ -157,11 +157,11 @@ def test_two_workers_never_read_the_same_gpu(node: Node) -> None:
     node.source.gpus = (1, 0)
     node.workers._workers[0]._detach()
     node.tick()
-    records = {record.gpu.uuid: record for record in node.records.identified()}
-    assert node.records.worker_index(records["GPU-1"]) == 0
-    until(lambda: node.tick() and node.records.worker_index(records["GPU-0"]) == 1, 10, "GPU 0 at its new index")
+    states = {state.gpu.uuid: state for state in node.states.identified()}
+    assert node.states.worker_index(states["GPU-1"]) == 0
+    until(lambda: node.tick() and node.states.worker_index(states["GPU-0"]) == 1, 10, "GPU 0 at its new index")
 
-    assert {record.gpu.uuid: record.gpu.index for record in node.records.identified()} == {"GPU-0": 1, "GPU-1": 0}
+    assert {state.gpu.uuid: state.gpu.index for state in node.states.identified()} == {"GPU-0": 1, "GPU-1": 0}
 
 
 @pytest.mark.parametrize("state", ["down", "paused"])
@@ -184,7 +184,7 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
 
     assert not node.workers.wait_idle(0)
     assert node.tick() == [0]
-    stuck = node.records.claim(Gpu(1, "GPU-1"), 1)
+    stuck = node.states.claim(Gpu(1, "GPU-1"), 1)
     assert (stuck.reason, stuck.skipped) == ("", 1)
     node.plan = NO_PATIENCE
     assert node.tick() == [0]
@@ -201,7 +201,7 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
 def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:
     """A worker is still reading a GPU when another one attaches it at its new index: nothing is exposed twice."""
     node.tick()
-    (record,) = [record for record in node.records.identified() if record.gpu.uuid == "GPU-1"]
+    (state,) = [state for state in node.states.identified() if state.gpu.uuid == "GPU-1"]
     late = node.source.latest[1]
     late.reading.clear()
     node.source.gates[1].clear()
@@ -210,25 +210,25 @@ def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:
     node.source.gpus = (1, 0)
     node.workers._workers[0]._detach()
     assert node.tick() == [0]
-    assert node.records.worker_index(record) == 0
-    before = record.samples
+    assert node.states.worker_index(state) == 0
+    before = state.samples
     assert [sample.series.metric for sample in before] == [m.GPU_TEMP]
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
 
-    assert record.samples == before
-    assert [record.reason, record.gpu.index] == ["", 0]
+    assert state.samples == before
+    assert [state.reason, state.gpu.index] == ["", 0]
 
 
 def test_a_gpu_that_moved_ends_its_series(node: Node) -> None:
     """The worker at its new index attaches it before the one at its old index has noticed."""
     node.tick()
-    (record,) = [record for record in node.records.identified() if record.gpu.uuid == "GPU-1"]
-    (old,) = record.samples
+    (state,) = [state for state in node.states.identified() if state.gpu.uuid == "GPU-1"]
+    (old,) = state.samples
     node.source.gpus = (1, 0)
     node.workers._workers[0]._detach()
     node.workers._workers[0].wake()
     assert node.workers.wait_idle(30)
-    (new,) = record.samples
+    (new,) = state.samples
 
     assert new.series is not old.series

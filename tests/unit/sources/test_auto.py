@@ -10,8 +10,9 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import SourceLost
-from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.source import Device, Source
 from gpu_exporter.sources import auto, backoff
 from gpu_exporter.sources.auto import AutoSource
 from tests.support.tools import until
@@ -21,19 +22,14 @@ ASKED = (m.SM_ACTIVE, m.PCIE_TX, m.GPU_TEMP, m.FAN)
 PROFILING = {m.SM_ACTIVE: "not_supported", m.PCIE_TX: "not_supported"}
 
 
-class FakeDevice:
+class FakeDevice(Device):
     """Returns the given answers, or raises the given error."""
-
-    xids_since = None
 
     def __init__(self, gpu: Gpu, metrics: Sequence[Metric], answers: Callable[[Sequence[Metric]], Reading]) -> None:
         self.gpu = gpu
         self.metrics = metrics
         self.closed = False
         self._answers = answers
-
-    def events(self) -> Sequence[XidEvent]:
-        return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         return self._answers(self.metrics)
@@ -42,7 +38,7 @@ class FakeDevice:
         self.closed = True
 
 
-class FakeSource:
+class FakeSource(Source):
     """GPUs by index, the same in both sources but for their order."""
 
     description, live = "", True
@@ -65,12 +61,6 @@ class FakeSource:
     def count(self) -> int:
         return len(self.gpus)
 
-    def expected(self) -> int | None:
-        return None
-
-    def reload_needed(self) -> bool | None:
-        return None
-
     def identities(self) -> Mapping[int, tuple[str, str]]:
         return {index: (gpu.uuid, gpu.pci_bus_id) for index, gpu in enumerate(self.gpus)}
 
@@ -87,15 +77,6 @@ class FakeSource:
         if self.down:
             raise self.down
         return self._answers(gpu, metrics)
-
-    def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        return ()
-
-    def non_gpu_samples(self) -> Sequence[Sample]:
-        return ()
-
-    def close(self) -> None:
-        pass
 
 
 HOPPER, AMPERE = Gpu(0, "GPU-h"), Gpu(1, "GPU-a")

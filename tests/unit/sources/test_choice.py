@@ -17,7 +17,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.io.user_text import Devices
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import SOURCE_KINDS, SourceKind
-from gpu_exporter.sources.choice import FACTORIES, RESERVED, checked, chosen, named, only
+from gpu_exporter.sources.choice import FACTORIES, RESERVED, check_factories, make_source, make_sources, source_by_name
 from tests.support.fakes.driver import FakeDriver
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ CHOSEN_AS = {"auto": "nvml"}
 def test_each_factory_makes_the_source_that_it_is_registered_for(kind: SourceKind) -> None:
     """Its name is a label and its description a warning: both are those of the table."""
     settings = CONFIGS.get(kind.name, {})
-    (source,) = chosen(Config(source=kind.name, **settings)).values()
+    (source,) = make_sources(Config(source=kind.name, **settings)).values()
 
     registered = SOURCE_KINDS[CHOSEN_AS.get(kind.name, kind.name)]
     assert SourceKind(source.name, source.description, source.live) == registered, (
@@ -53,7 +53,7 @@ def test_the_choices_of_the_setting_are_the_kinds() -> None:
 def test_an_unknown_source_is_an_error() -> None:
     """It never falls back to another one."""
     with pytest.raises(GpuExporterError, match=r"^--source: 'nmvl' is not one of auto, nvml, .*; did you mean nvml\?$"):
-        chosen(Config(source="nmvl"))
+        make_sources(Config(source="nmvl"))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_unknown_source_is_an_error() -> None:
 def test_a_faulty_entry_fails_with_the_fix(kinds: tuple[str, ...], message: str) -> None:
     """The module checks its own table when it is imported; the file to change exists."""
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        checked({"auto": FACTORIES["auto"]}, kinds)
+        check_factories({"auto": FACTORIES["auto"]}, kinds)
     assert (ROOT / message.rpartition(" ")[2]).is_file()
 
 
@@ -86,17 +86,17 @@ def test_reserved_settings_and_sources_exist() -> None:
 )
 def test_settings_of_another_source_are_an_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(GpuExporterError, match=f"^{re.escape(message)}$"):
-        chosen(Config(**settings))
+        make_sources(Config(**settings))
 
 
 def test_a_named_source_ignores_the_settings_of_others() -> None:
     """As for `compare`, whose two sources share one set of options."""
     config = Config(source="simulated", nodes=2, recording=RECORDING)
 
-    assert (named(config, "replay").name, named(config, "nvml").name) == ("replay", "nvml")
-    assert named(Config(), "replay:h200_workloads").name == "replay"
+    assert (source_by_name(config, "replay").name, source_by_name(config, "nvml").name) == ("replay", "nvml")
+    assert source_by_name(Config(), "replay:h200_workloads").name == "replay"
     with pytest.raises(GpuExporterError, match="only replay has a file"):
-        named(Config(), "nvml:file")
+        source_by_name(Config(), "nvml:file")
 
 
 def test_only_chosen_gpus_are_read_for_a_library_call(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_only_chosen_gpus_are_read_for_a_library_call(tmp_path: Path) -> None:
 
 
 def test_devices_narrow_the_source() -> None:
-    source = only(Config(source="replay", recording=RECORDING))
+    source = make_source(Config(source="replay", recording=RECORDING))
     config = Config(source="replay", recording=RECORDING, devices=Devices("g", (0,)))
-    (narrowed,) = chosen(config).values()
+    (narrowed,) = make_sources(config).values()
     narrowed.open()
 
     assert source.count() >= narrowed.count() == 1

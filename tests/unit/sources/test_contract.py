@@ -22,8 +22,10 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, SOURCE_KINDS
 from gpu_exporter.pipeline.pages import Variant
-from gpu_exporter.pipeline.renderer import Renderer, everywhere
-from gpu_exporter.sources.choice import chosen
+from gpu_exporter.pipeline.renderer import Renderer, source_labels
+from gpu_exporter.sources.auto import AutoSource
+from gpu_exporter.sources.choice import make_sources
+from gpu_exporter.sources.subset import Subset
 from tests.support.fakes.driver import FakeDriver
 
 FULL = selected(MetricSet.FULL)
@@ -39,7 +41,7 @@ WITHOUT_HARDWARE = [kind.name for kind in SOURCE_KINDS.values() if not kind.live
 
 def check_source(name: str) -> None:
     """Use a source as the exporter does, from `open` to `close`, and twice: it also reconnects."""
-    for source in chosen(Config(source=name, **SETTINGS.get(name, {}))).values():
+    for source in make_sources(Config(source=name, **SETTINGS.get(name, {}))).values():
         for _ in range(2):
             samples = samples_of(source)
             check_labels(source, samples)
@@ -87,7 +89,7 @@ def samples_of(source: Source) -> list[Sample]:
 
 def check_labels(source: Source, samples: list[Sample]) -> None:
     """Check that every series of a source that is not live, and no other, has the label `source`."""
-    page = Renderer("node-1", everywhere(source)).render(Snapshot(0.0, source.name, tuple(samples)))
+    page = Renderer("node-1", source_labels(source)).render(Snapshot(0.0, source.name, tuple(samples)))
     lines = [line for line in page.body(Variant(False, False)).decode().splitlines() if not line.startswith("#")]
     labelled = [line for line in lines if f'source="{source.name}"' in line]
 
@@ -117,3 +119,18 @@ def test_every_source_is_tested() -> None:
     untested = sorted(SOURCE_KINDS.keys() - {*WITHOUT_HARDWARE, *FAKES, *TESTED_ELSEWHERE})
 
     assert untested == [], f"untested: {untested}; fix: add them to FAKES of tests/unit/sources/test_contract.py"
+
+
+# What a source around another leaves at its default, because the one inside does not matter.
+DEFAULTS: Mapping[type[Source], frozenset[str]] = {
+    AutoSource: frozenset({"dead", "expected", "gil_lock", "gpu_index", "identities", "instant", "reports_xids"}),
+    Subset: frozenset({"bus", "gil_lock", "identities", "instant"}),
+}
+
+
+@pytest.mark.parametrize("around", DEFAULTS)
+def test_a_source_around_another_hides_no_ability(around: type[Source]) -> None:
+    """A method that `Source` gets is forwarded, or is left at its default on purpose."""
+    unforwarded = {name for name in vars(Source) if not name.startswith("_")} - vars(around).keys()
+
+    assert unforwarded == DEFAULTS[around], f"fix: forward them in {around.__name__}, or name them in DEFAULTS"

@@ -88,7 +88,7 @@ class FakeBindings:
         self._fail("peers")
         return {0: {3: 2, 7: 1}, 7: {0: 1}}
 
-    def since(self, handle: str, group: Any, fields: Any, stamp: int) -> tuple[list[object], int]:
+    def samples_since(self, handle: str, group: Any, fields: Any, stamp: int) -> tuple[list[object], int]:
         return [*group[2]], stamp + 1
 
 
@@ -159,14 +159,14 @@ def test_a_dead_connection_is_not_cleaned_up() -> None:
 
 def test_xids_of_all_gpus_are_read_through_one_group() -> None:
     session, fake = connected()
-    assert session.xids.since(5) == ([], 5)
+    assert session.xids.samples_since(5) == ([], 5)
     watches = {number: session.xids.watch(number) for number in (3, 0)}
-    samples: Any = session.xids.since(5)
+    samples: Any = session.xids.samples_since(5)
     assert samples == ([gpu(0), gpu(3)], 6)
     for number, watch in watches.items():
         assert watch is not None
         session.xids.unwatch(number, watch)
-    assert (session.xids.since(5), fake.live) == (([], 5), set())
+    assert (session.xids.samples_since(5), fake.live) == (([], 5), set())
 
 
 def test_calls_are_made_for_subscribers() -> None:

@@ -171,7 +171,7 @@ def test_a_pause() -> None:
     assert _read(profiling, 9.0, None, 9_000_000)[2] == {series: "paused"}
     assert profiling.pause == "no_values"
     assert _read(profiling, 10.0, None, 10_000_000)[2] == {}
-    assert profiling.due(31.0)
+    assert profiling.is_due(31.0)
     assert _read(profiling, 32.0, 0.5, 32_000_000)[0] == {series: 0.5}
     assert profiling.pause == ""
 

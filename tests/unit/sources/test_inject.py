@@ -33,7 +33,7 @@ from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.simulated import injected
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
-from gpu_exporter.sources.simulated.inject import at, injections, mean
+from gpu_exporter.sources.simulated.inject import injections, mean, value_at
 from gpu_exporter.sources.simulated.source import FleetSettings, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
@@ -309,7 +309,7 @@ def test_any_text(text: str) -> None:
 def test_a_mean_is_that_of_its_instants(value: float | Ramp | Wave, begin: float, seconds: float) -> None:
     """It equals that of many instants, with hundreds in each half of a wave, against aliasing."""
     steps = max(4000, round(300 * seconds / value.seconds)) if isinstance(value, Wave) else 4000
-    instants = [at(value, begin + seconds * (step + 0.5) / steps) for step in range(steps)]
+    instants = [value_at(value, begin + seconds * (step + 0.5) / steps) for step in range(steps)]
     assert mean(value, begin, begin + seconds) == pytest.approx(math.fsum(instants) / steps, rel=0.02, abs=0.05)
 
 
@@ -325,7 +325,7 @@ def test_a_swing_is_seen_at_every_pace() -> None:
     """No period of reading, however round, reads only one side of it."""
     wave = Wave(0, 1, 0.5)
     for period in (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60):
-        seen_high = sum(at(wave, step * period) for step in range(200)) / 200
+        seen_high = sum(value_at(wave, step * period) for step in range(200)) / 200
         assert 0.35 < seen_high < 0.65, period
 
 

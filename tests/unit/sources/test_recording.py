@@ -101,8 +101,8 @@ def test_column(points: list[tuple[float, float]], t: float, at: float, until: t
     column = Column()
     for when, what in points:
         column.append(when, what, 1.0)
-    assert column.at(t) == at
-    held = list(column.held(-math.inf, t))
+    assert column.value_at(t) == at
+    held = list(column.held_values(-math.inf, t))
     assert (sum(part.area for part in held), sum(part.seconds for part in held)) == pytest.approx(until)
 
 
@@ -125,7 +125,7 @@ def test_mean_of_a_window_lies_within_its_values(
     column = Column()
     for n, what in enumerate(values, 1):
         column.append(n + 1 / 3, what, 1.0)
-    assert mean([*column.held(after + 1 / 3, until + 1 / 3)]) == expected
+    assert mean([*column.held_values(after + 1 / 3, until + 1 / 3)]) == expected
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def test_writer_reads_back(tmp_path: Path) -> None:
         (loaded,) = recording.gpus
         assert (loaded.index, loaded.model, loaded.device, loaded.driver) == (3, gpu.model, gpu.device, gpu.driver)
         assert loaded.uuid == ("GPU-00000000-0000-0000-0000-000000000003" if mask else gpu.uuid)
-        assert recording.columns[3][ACTIVE].at(0.5) == 0.3333333
-        assert recording.columns[3][ENERGY].at(1.0) == 2**52 + 1
+        assert recording.columns[3][ACTIVE].value_at(0.5) == 0.3333333
+        assert recording.columns[3][ENERGY].value_at(1.0) == 2**52 + 1
 
 
 # --- replay ------------------------------------------------------------------------------------------------------

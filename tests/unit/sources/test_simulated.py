@@ -199,7 +199,7 @@ def test_ranks_of_a_job_are_alike() -> None:
     devices = [source.attach(gpu, EVERYTHING) for source in (first, second) for gpu in (0, 1)]
     trained = 0
     for t in range(600):
-        train = first.node.schedule.at(t)
+        train = first.node.schedule.part_at(t)
         if train.segment.activity is not KNOWN.together.train or train.begin < 1:
             continue
         trained += 1

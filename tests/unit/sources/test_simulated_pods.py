@@ -25,7 +25,7 @@ from gpu_exporter.owners.devices import Allocated, Listing, devices
 from gpu_exporter.owners.pods import PodDetails
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
-from gpu_exporter.sources.simulated.device import CODES, FIRST_SECONDS, PERIOD_SECONDS, upcoming
+from gpu_exporter.sources.simulated.device import CODES, FIRST_SECONDS, PERIOD_SECONDS, upcoming_xids
 from gpu_exporter.sources.simulated.schedule import JobSchedule
 from gpu_exporter.sources.simulated.source import FleetSettings, SimulatedSource, fleet
 from gpu_exporter.sources.simulated.workload import workloads
@@ -178,14 +178,14 @@ def test_the_default_node_has_no_finding_that_pages() -> None:
 def test_xids_are_rare_and_come_while_a_job_runs() -> None:
     """About one in twelve hours, at the same times for the same seed; after a restart of the driver none repeats."""
     schedule = JobSchedule("seed", KNOWN, nodes=1, gpus=8)
-    days = list(islice(upcoming("a", schedule, 0.0, early=False), 100))
+    days = list(islice(upcoming_xids("a", schedule, 0.0, early=False), 100))
     assert days[-1].at == pytest.approx(100 * PERIOD_SECONDS, rel=0.02)
-    assert days == list(islice(upcoming("a", schedule, 0.0, early=False), 100))
-    assert days != list(islice(upcoming("b", schedule, 0.0, early=False), 100))
+    assert days == list(islice(upcoming_xids("a", schedule, 0.0, early=False), 100))
+    assert days != list(islice(upcoming_xids("b", schedule, 0.0, early=False), 100))
     assert {xid.code for xid in days} == set(CODES)
-    assert all(schedule.at(xid.at + 1e-3).segment.activity is not KNOWN.idle for xid in days)
-    assert next(upcoming("a", schedule, days[3].at, early=False)) == days[4]
-    assert next(upcoming("a", schedule, 0.0, early=True)).at < FIRST_SECONDS + 61
+    assert all(schedule.part_at(xid.at + 1e-3).segment.activity is not KNOWN.idle for xid in days)
+    assert next(upcoming_xids("a", schedule, days[3].at, early=False)) == days[4]
+    assert next(upcoming_xids("a", schedule, 0.0, early=True)).at < FIRST_SECONDS + 61
 
 
 def test_gpus_without_a_job_have_no_xids() -> None:
