@@ -19,7 +19,6 @@ from gpu_exporter.catalogue.capabilities import MEASURED as CHECKED
 from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, MODELS, GpuModel
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
-from gpu_exporter.conditions.tree import And
 
 # What the best kernels reach: copies 0.9 of the memory bandwidth, matrix products 0.93 to 0.97 of their pipe.
 DRAM_PEAK, PIPE_PEAK = 0.9, 1.0
@@ -44,12 +43,9 @@ class Headroom:
         return name if share >= NEAR else ""
 
 
-_WORKS = And(c.BUSY, c.FILLED)
-
-
 def headroom(window: SignalWindow, device: Device) -> Headroom | None:
     """Return the headroom of a GPU whose kernels fill it; None for any other, and if it is unknown."""
-    if holds(_WORKS, window, device) is not True:
+    if holds(c.FILLS, window, device) is not True:
         return None
     tensor, dram = value(c.TENSOR, window, device), value(c.DRAM, window, device)
     if tensor is None or dram is None:
@@ -132,7 +128,7 @@ class Position:
 def position(window: SignalWindow, device: Device, model_name: str) -> Position | None:
     """Return the place of a GPU whose kernels fill it; None for any other, and for unknown models and values."""
     limit, model = ROOFS.get(model_name), BY_NAME.get(model_name)
-    if limit is None or model is None or holds(_WORKS, window, device) is not True:
+    if limit is None or model is None or holds(c.FILLS, window, device) is not True:
         return None
     tensor, dram, clock = (value(term, window, device) for term in (c.TENSOR, c.DRAM, mean(s.SM_CLOCK)))
     if tensor is None or dram is None or clock is None:

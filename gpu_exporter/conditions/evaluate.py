@@ -85,19 +85,19 @@ def value(of: Term, window: SignalWindow, device: Device) -> float | None:
     match of:
         case Over():
             key = (of, device)
-            try:  # its hash is most of the work
+            try:  # a single lookup: most of the work is to hash the key
                 number: float | None = window.memo[key]
             except KeyError:
-                number = window.memo[key] = _over(of, window, device)
+                number = window.memo[key] = _signal_value(of, window, device)
             return number
         case Calc():
-            return _calc(of, window, device)
+            return _calculated(of, window, device)
         case PeerShare():
-            return _share(of, window, device)
+            return _peer_share(of, window, device)
         case PeerMedian() | PeerMin():
-            return _of_ranks(of, window, device)
+            return _peer_statistic(of, window, device)
         case PeerMean():
-            return _mean(of, window, device)
+            return _peer_mean(of, window, device)
         case _:
             raise no_case(of)
 
@@ -108,7 +108,7 @@ def latest(points: Points, t: float) -> float | None:
     return points[place - 1][1] if place and t - points[place - 1][0] < LOOKBACK_SECONDS else None
 
 
-def _over(of: Over, window: SignalWindow, device: Device) -> float | None:
+def _signal_value(of: Over, window: SignalWindow, device: Device) -> float | None:
     points, now = window.points(device, of.signal), window.now
     last = latest(points, now)
     if last is None or (of.whole and latest(points, now - of.window) is None):
@@ -139,7 +139,7 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
     return intercept + slope * ahead
 
 
-def _calc(of: Calc, window: SignalWindow, device: Device) -> float | None:
+def _calculated(of: Calc, window: SignalWindow, device: Device) -> float | None:
     left, right = value(of.left, window, device), value(of.right, window, device)
     if left is None or right is None:
         return None
@@ -148,30 +148,30 @@ def _calc(of: Calc, window: SignalWindow, device: Device) -> float | None:
     return OPERATORS[of.operator](left, right)
 
 
-def _share(of: PeerShare, window: SignalWindow, device: Device) -> float | None:
+def _peer_share(of: PeerShare, window: SignalWindow, device: Device) -> float | None:
     if not _has_engine_activity(window, device):
         return None
     others = [rank for rank in window.ranks(device) if rank != device and _has_engine_activity(window, rank)]
     return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
 
 
-def _of_ranks(of: PeerMedian | PeerMin, window: SignalWindow, device: Device) -> float | None:
+def _peer_statistic(of: PeerMedian | PeerMin, window: SignalWindow, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
-    numbers = list(_of_marked(of, window, window.ranks(device)))
+    numbers = list(_marked_values(of, window, window.ranks(device)))
     if not numbers:
         return None
     return min(numbers) if isinstance(of, PeerMin) else median(numbers)
 
 
-def _mean(of: PeerMean, window: SignalWindow, device: Device) -> float | None:
+def _peer_mean(of: PeerMean, window: SignalWindow, device: Device) -> float | None:
     if value(of.of, window, device) is None or not _has_engine_activity(window, device):
         return None
-    numbers = list(_of_marked(of, window, [rank for rank in window.ranks(device) if rank != device]))
+    numbers = list(_marked_values(of, window, [rank for rank in window.ranks(device) if rank != device]))
     return mean(numbers) if numbers else None
 
 
-def _of_marked(of: OfRanks, window: SignalWindow, ranks: Iterable[Device]) -> Iterator[float]:
+def _marked_values(of: OfRanks, window: SignalWindow, ranks: Iterable[Device]) -> Iterator[float]:
     """Yield the values of those ranks for which the mark is true."""
     for rank in ranks:
         if marked(of.mark, window, rank) and (number := value(of.of, window, rank)) is not None:
@@ -238,6 +238,7 @@ def class_of(of: Classification, window: SignalWindow, device: Device) -> str | 
 
 
 def _decide(of: Condition, window: SignalWindow, device: Device) -> _Decision:
+    """Return whether a condition is true of a device, and the comparisons that make it so."""
     match of:
         case Compare():
             left, right = value(of.left, window, device), bound(of, window, device)
@@ -263,17 +264,16 @@ def _decide(of: Condition, window: SignalWindow, device: Device) -> _Decision:
 
 def bound(of: Compare, window: SignalWindow, device: Device) -> float | None:
     """Return the value that the left side is compared with."""
-    match of.right:
-        case Limit(name, default):
-            return window.limits.get(name, default)
-        case float() | int():
-            return of.right
-    return value(of.right, window, device)
+    right = of.right
+    if isinstance(right, Limit):
+        return window.limits.get(right.name, right.value)
+    return right if isinstance(right, float | int) else value(right, window, device)
 
 
 def _all(of: And, window: SignalWindow, device: Device) -> _Decision:
     """Return the decision of all conditions; those after one that is false are not evaluated."""
-    unknown, deciding = False, ()
+    deciding: tuple[Compare, ...] = ()
+    unknown = False
     for child in of.conditions:
         truth, own = _decide(child, window, device)
         if truth is False:

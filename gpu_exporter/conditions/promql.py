@@ -48,7 +48,7 @@ def term(of: Term) -> str:
     """Return the expression of a term, on recorded signals and their recorded windows."""
     match of:
         case Over():
-            text = of.record or _over(of)
+            text = of.record or _windowed(of)
             return f"max without ({', '.join(OWNER)}) ({text})" if of.bare and of.signal.has_owner else text
         case Calc():
             return f"({term(of.left)} {of.operator} {term(of.right)})"
@@ -62,20 +62,20 @@ def term_definition(of: Leaf) -> str:
     """Return the expression of the recording rule of a term."""
     match of:
         case Over():
-            return _over(of)
+            return _windowed(of)
         case PeerShare():
             return _share(of)
         case PeerMedian():
-            return _of_marked(of, "quantile", "0.5, ")
+            return _marked_statistic(of, "quantile", "0.5, ")
         case PeerMin():
-            return _of_marked(of, "min")
+            return _marked_statistic(of, "min")
         case PeerMean():
             return _mean(of)
         case _:
             raise no_case(of)
 
 
-def _over(of: Over) -> str:
+def _windowed(of: Over) -> str:
     """Return the expression of a signal over a window, for devices that have the signal now."""
     name = of.signal.record
     over = f"{name}[{duration(of.window)}]"
@@ -100,7 +100,7 @@ def _share(of: PeerShare) -> str:
     return f"{others}\n/ on ({job}) group_left ()\n(count by ({job}) ({marked}) - 1 > 0)"
 
 
-def _of_marked(of: PeerMedian | PeerMin, function: str, argument: str = "") -> str:
+def _marked_statistic(of: PeerMedian | PeerMin, function: str, argument: str = "") -> str:
     job, mine = ", ".join(JOB), f'{term(of.of)}{{workload!=""}}'
     marked = f"{function} by ({job}) ({argument}{mine} and {of.mark.record} == 1)"
     return f"{mine} * 0 + on ({job}) group_left () {marked}"

@@ -138,7 +138,7 @@ def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:
         case Calc():
             return f"{_calculation(of, of.left, limits)},{_averaged(of.left)}".removesuffix(",")
         case Over():
-            return _over(of, of.left, limits)
+            return _signal_comparison(of, of.left, limits)
     return f"{term(of.left)} is {OPERATORS[of.operator].value} {_right(of, limits)}{_averaged(of.left)}"
 
 
@@ -182,7 +182,7 @@ def _short(of: Compare, limits: Limits) -> str:
     return _right(of, limits, short=True)
 
 
-def _over(of: Compare, left: Over, limits: Limits) -> str:
+def _signal_comparison(of: Compare, left: Over, limits: Limits) -> str:
     """Return the comparison of a signal over its window."""
     name, last = title(left.signal), f"the last {spoken(left.window)}"
     value, whole = (

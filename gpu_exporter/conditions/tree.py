@@ -385,13 +385,18 @@ def required_signals(condition: Condition) -> tuple[Signal, ...]:
 
 
 def _required(condition: Condition) -> Iterator[Signal]:
-    if isinstance(condition, Compare):
-        for term in terms(condition):
-            if not isinstance(term, PeerShare):
-                yield term.signal if isinstance(term, Over) else term.of.signal
-    parts = children(condition)
-    for child in parts[:1] if isinstance(condition, Unless | OrIfKnown) else parts:
-        yield from _required(child)
+    match condition:
+        case Compare():
+            for term in terms(condition):
+                if not isinstance(term, PeerShare):
+                    yield term.signal if isinstance(term, Over) else term.of.signal
+        case And() | Or() | Is():
+            for child in children(condition):
+                yield from _required(child)
+        case Unless() | OrIfKnown():
+            yield from _required(condition.condition)
+        case _:
+            raise no_case(condition)
 
 
 def limits_of(condition: Condition) -> tuple[Limit, ...]:

@@ -22,9 +22,12 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
+    Classification,
     Compare,
     Condition,
     Fn,
+    Is,
+    Leaf,
     Limit,
     Limits,
     Mark,
@@ -51,7 +54,10 @@ from tests import ROOT
 HIGH = Limit("high", 0.8, "ratio", "")
 ACTIVE, BUSY = Over(s.GR_ACTIVE), Compare(Over(s.GR_ACTIVE), ">", HIGH)
 FULL = Compare(Over(s.SM_ACTIVE, Fn.MEAN, 300), ">", 0.5)
+SM, DENSE = FULL.left, Compare(Over(s.DRAM_ACTIVE), ">", 0.5)
+LOW = Compare(ACTIVE, "<", HIGH)
 MARK = Mark("waits", FULL)
+CLASSES = Classification("gpu:test:class", {"full": FULL, "low": LOW})
 RANKS = (PeerMedian(ACTIVE, MARK), PeerMean(ACTIVE, MARK), PeerMin(ACTIVE, MARK))
 TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), PeerShare(MARK), *RANKS)
 CONDITIONS: Sequence[Condition] = (
@@ -65,19 +71,19 @@ CONDITIONS: Sequence[Condition] = (
 
 
 class Points09:
-    """A window in which one GPU and its peer have the value 0.9 for every signal, except for one."""
+    """A window in which one GPU and its peer have the value 0.9 for every signal, except for some."""
 
     now = 1000.0
     presence = s.GR_ACTIVE
 
-    def __init__(self, without: Signal | None = None) -> None:
+    def __init__(self, *without: Signal) -> None:
         self.limits: Limits = {}
         self.memo: dict[Hashable, Any] = {}
         self._without = without
 
     def points(self, device: Device, signal: Signal) -> Points:
         """One point, now."""
-        return () if signal is self._without else ((self.now, 0.9),)
+        return () if signal in self._without else ((self.now, 0.9),)
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """Two ranks."""
@@ -95,7 +101,7 @@ def test_each_term_has_every_meaning(term: Term) -> None:
     """PromQL, value, words, and the signals that it reads."""
     assert promql.term(term)
     assert evaluate.value(term, Points09(), 0) is not None
-    assert evaluate.value(term, Points09(without=s.GR_ACTIVE), 0) is None
+    assert evaluate.value(term, Points09(s.GR_ACTIVE), 0) is None
     assert prose.term(term)
     assert list(leaves(term))
 
@@ -115,23 +121,52 @@ def test_each_condition_has_every_meaning(condition: Condition) -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "without", "answer"),
+    ("condition", "without", "truth", "because", "missing"),
     [
-        (And(BUSY, FULL), None, True),
-        (And(BUSY, FULL), s.SM_ACTIVE, None),
-        (Or(BUSY, FULL), s.SM_ACTIVE, True),
-        (Or(Compare(ACTIVE, "<", HIGH), FULL), s.SM_ACTIVE, None),
-        (Unless(BUSY, FULL), None, False),
-        (Unless(BUSY, FULL), s.SM_ACTIVE, True),
-        (Unless(BUSY, FULL), s.GR_ACTIVE, False),
-        (OrIfKnown(Compare(ACTIVE, "<", HIGH), FULL), None, True),
-        (OrIfKnown(Compare(ACTIVE, "<", HIGH), FULL), s.SM_ACTIVE, False),
-        (OrIfKnown(BUSY, Compare(Over(s.SM_ACTIVE), "<", HIGH)), s.GR_ACTIVE, None),
+        (And(BUSY, FULL), (), True, [ACTIVE, SM], ()),
+        (And(BUSY, FULL), (s.SM_ACTIVE,), None, [], (s.SM_ACTIVE,)),
+        (And(LOW, FULL), (s.SM_ACTIVE,), False, [], ()),
+        (And(BUSY, FULL, DENSE), (s.DRAM_ACTIVE, s.SM_ACTIVE), None, [], (s.SM_ACTIVE, s.DRAM_ACTIVE)),
+        (Or(FULL, BUSY), (), True, [SM, ACTIVE], ()),
+        (Or(BUSY, FULL), (s.SM_ACTIVE,), True, [ACTIVE], ()),
+        (Or(LOW, FULL), (), True, [SM], ()),
+        (Or(LOW, FULL), (s.SM_ACTIVE,), None, [], (s.SM_ACTIVE,)),
+        (Or(LOW, LOW), (), False, [], ()),
+        # Once a part is false, the rest is not evaluated; what it requires is missing all the same.
+        (Or(And(LOW, DENSE), FULL), (s.SM_ACTIVE, s.DRAM_ACTIVE), None, [], (s.DRAM_ACTIVE, s.SM_ACTIVE)),
+        (Unless(BUSY, FULL), (), False, [], ()),
+        (Unless(BUSY, LOW), (), True, [ACTIVE], ()),
+        (Unless(BUSY, FULL), (s.SM_ACTIVE,), True, [ACTIVE], ()),
+        (Unless(BUSY, FULL), (s.GR_ACTIVE,), False, [], ()),
+        (Unless(FULL, DENSE), (s.SM_ACTIVE, s.DRAM_ACTIVE), None, [], (s.SM_ACTIVE,)),
+        (OrIfKnown(BUSY, FULL), (), True, [ACTIVE, SM], ()),
+        (OrIfKnown(LOW, FULL), (), True, [SM], ()),
+        (OrIfKnown(LOW, FULL), (s.SM_ACTIVE,), False, [], ()),
+        (OrIfKnown(BUSY, DENSE), (s.GR_ACTIVE, s.DRAM_ACTIVE), None, [], (s.GR_ACTIVE,)),
+        (OrIfKnown(BUSY, Compare(SM, "<", HIGH)), (s.GR_ACTIVE,), None, [], (s.GR_ACTIVE,)),
+        (Is(CLASSES, "full"), (), True, [SM], ()),
+        (Is(CLASSES, "low"), (), False, [], ()),
+        (Is(CLASSES, "full"), (s.SM_ACTIVE,), None, [], (s.SM_ACTIVE,)),
+        (Is(CLASSES, "low"), (s.SM_ACTIVE,), None, [], ()),  # an earlier class is unknown
+        (Compare(Calc(ACTIVE, "+", SM), ">", 1.0), (), True, [ACTIVE, SM], ()),
+        (Compare(PeerMedian(ACTIVE, MARK), "==", ACTIVE), (), True, [PeerMedian(ACTIVE, MARK), ACTIVE], ()),
+        (Compare(PeerMean(ACTIVE, MARK), ">", 0.5), (s.SM_ACTIVE,), None, [], ()),  # the mark counts as false
+        (Compare(PeerShare(MARK), ">", 0.5), (s.GR_ACTIVE,), None, [], ()),
     ],
 )
-def test_unknown_parts(condition: Condition, without: Signal | None, answer: bool | None) -> None:
-    """Each kind of node has a result for a part that is unknown."""
-    assert evaluate.holds(condition, Points09(without), 0) is answer
+def test_evaluation(
+    condition: Condition,
+    without: Sequence[Signal],
+    truth: bool | None,
+    because: Sequence[Leaf],
+    missing: Sequence[Signal],
+) -> None:
+    """Each kind of node has a result for a part that is unknown, names the terms that decided, and what is missing."""
+    window = Points09(*without)
+    evaluation = evaluate.evaluate(condition, window, 0)
+    assert (evaluation.truth, list(evaluation.because), evaluation.missing) == (truth, because, missing)
+    assert evaluation.because == {term: evaluate.value(term, window, 0) for term in because}
+    assert evaluate.holds(condition, Points09(*without), 0) is truth
 
 
 def test_limits_and_names_are_those_of_all_parts() -> None:
@@ -170,7 +205,6 @@ DISPATCHES = {
     "gpu_exporter/conditions/promql.py",
     "gpu_exporter/conditions/evaluate.py",
     "gpu_exporter/catalogue/failure_modes/mode.py",
-    "gpu_exporter/diagnosis/diagnose.py",
     "gpu_exporter/alerting/coverage.py",
     "gpu_exporter/conditions/prose.py",
 }
@@ -194,7 +228,7 @@ def test_mypy_reports_a_missing_case(tmp_path: Path) -> None:
 
     forgotten = [line for line in ended.stdout.splitlines() if '"no_case" has incompatible type "Xor"' in line]
     assert {line.partition(":")[0] for line in forgotten} == DISPATCHES, ended.stdout + ended.stderr
-    assert len(forgotten) == 9, "judge.py and prose.py have two dispatches, the others one each"
+    assert len(forgotten) == 8, "tree.py and prose.py have two dispatches, the others one each"
 
 
 def test_a_node_without_a_case_is_an_error() -> None:
