@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import COLOURS, WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Severity
@@ -17,12 +20,16 @@ from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.html_style import STYLE
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.masking import Names
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, Measurement, amount
-from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.version import __version__
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.result import DiagnosisResult
 
 WIDTH, HEIGHT = 360, 110
 LEFT, RIGHT, TOP, BOTTOM = 4, 4, 14, 16
@@ -110,6 +117,7 @@ def _parts(intervals: Sequence[tuple[int, list[float]]], longest: int) -> Iterat
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+TITLE = "GPU diagnosis"
 # The time that the charts show at most; classes use means over the last 5 minutes.
 MOST_SECONDS = 3600.0
 LONGEST = 400
@@ -119,26 +127,35 @@ TITLES = {"GPU": "GPU", "SM": "SM", "DRAM": "DRAM"}
 
 
 @dataclass(frozen=True, slots=True)
-class HtmlReport:
-    """What a page contains. `findings` are diagnoses with the device under which `window` has its values.
+class _Content:
+    """What a page contains: a result whose names may be masked, and each diagnosis of it that is shown, the worst
+    first, with the device under which the window has its values."""
 
-    `content` is what `--json` prints, `facts` are lines about the machine and versions by their names.
-    """
-
-    title: str
-    about: str
-    banner: str
+    result: DiagnosisResult
     findings: Sequence[tuple[DeviceKey, Diagnosis]]
-    absent: Sequence[Absent]
-    window: Window
-    content: Mapping[str, Any]
-    facts: Mapping[str, str] = field(default_factory=dict)
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str]
 
 
-def page(content: HtmlReport) -> str:
-    """Return the whole document."""
-    return "".join(_document(content)) + "\n"
+def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
+    """Return the whole document. With `mask`, names of pods, hosts, commands and users are replaced."""
+    names = Names(mask=mask)
+    findings = {
+        diagnosis.device: names.diagnosis(diagnosis)
+        for diagnosis in sorted(filter(report.is_reported, result.diagnoses), key=report.urgency)
+    }
+    named = replace(
+        result,
+        diagnoses=[findings[each.device] for each in result.diagnoses if each.device in findings],
+        absent=[names.absent(gpus) for gpus in result.absent],
+        source=names.source(result.source),
+        profiles=(),
+    )
+    remarks = [
+        report.phases_together(result),
+        *report.time_lines(result.diagnoses, price),
+        report.hint(result.diagnoses),
+    ]
+    return "".join(_document(_Content(named, list(findings.items()), [*filter(None, remarks)]))) + "\n"
 
 
 def _text(text: str) -> str:
@@ -146,37 +163,37 @@ def _text(text: str) -> str:
     return escape(printable(text, LONGEST), quote=True)
 
 
-def _document(content: HtmlReport) -> Iterator[str]:
+def _document(content: _Content) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield '<meta name="color-scheme" content="light dark">\n'
-    yield f"<title>{_text(content.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-    if content.banner:
-        yield f'<p class="banner">{_text(content.banner)}</p>\n'
-    yield f"<h1>{_text(content.title)}</h1>\n<p>{_text(content.about)}</p>\n"
-    for gpus in report.absences(content.absent):
+    yield f"<title>{TITLE}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+    if banner := _banner(content.result):
+        yield f'<p class="banner">{banner}</p>\n'
+    yield f"<h1>{TITLE}</h1>\n<p>{_text(report.origin(content.result))}</p>\n"
+    for gpus in report.absences(content.result.absent):
         yield f'<p class="critical">{_text(gpus)}</p>\n'
     yield from _overview(content)
     for remark in content.remarks:
         yield f"<p>{_text(remark)}</p>\n"
     for number, (device, diagnosis) in enumerate(content.findings):
-        yield from _gpu(device, diagnosis, content.window, charted=number < MOST_CHARTED)
+        yield from _gpu(device, diagnosis, content.result.window, charted=number < MOST_CHARTED)
     if len(content.findings) > MOST_CHARTED:
         yield f"<p>Only the first {MOST_CHARTED} GPUs, the worst ones, have charts.</p>\n"
-    yield from _about(content)
-    embedded = json.dumps(content.content, indent=1)
+    yield from _about(content.result)
+    embedded = json.dumps(report.as_json(content.result), indent=1)
     safe = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", embedded)
     yield f'</main>\n<script type="application/json" id="diagnosis">{safe}</script>\n</body>\n</html>'
 
 
-def _overview(content: HtmlReport) -> Iterator[str]:
+def _overview(content: _Content) -> Iterator[str]:
     head = "".join(f'<th scope="col">{TITLES.get(title, title.capitalize())}</th>' for title in HEAD)
     yield '<h2>GPUs</h2>\n<div class="wide" role="region" aria-label="GPUs" tabindex="0">'
     yield f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
     for device, diagnosis in content.findings:
         name = report.names_of([diagnosis]).removeprefix("GPU ")
-        row = {**cells(content.window, replace(diagnosis, device=device)), "GPU": name}
+        row = {**cells(content.result.window, replace(diagnosis, device=device)), "GPU": name}
         first, *rest = (_text(row[title]) for title in HEAD)
         link = f'<th scope="row"><a href="#{_anchor(diagnosis)}">{first}</a></th>'
         yield f'<tr class="{_severity(diagnosis)}">{link}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
@@ -242,12 +259,41 @@ def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator
     yield "</div>\n"
 
 
-def _about(content: HtmlReport) -> Iterator[str]:
+def _banner(result: DiagnosisResult) -> str:
+    """Return what nobody may mistake for GPUs of now."""
+    if result.is_simulated:
+        return "Simulated GPUs"
+    return "Replayed from a recording of real GPUs" if result.recorded else ""
+
+
+def _about(result: DiagnosisResult) -> Iterator[str]:
     yield "<section>\n<h2>About this report</h2>\n<dl>\n"
-    for name, text in content.facts.items():
+    for name, text in _facts(result).items():
         yield f"<dt>{escape(name)}</dt><dd>{_text(text)}</dd>\n"
     yield (
         "</dl>\n<p>Charts: a line is a mean, the band around it the lowest and the highest value. The end of this file"
         ' has the diagnosis as JSON (<code>id="diagnosis"</code>), as <code>gpu-exporter diagnose --json</code> prints'
         " it.</p>\n</section>\n"
     )
+
+
+def _facts(result: DiagnosisResult) -> Mapping[str, str]:
+    """Return lines about the machine and versions by their names."""
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(result.window.now))
+    facts = {
+        "Watched until": f"{until}, for {result.seconds:.0f} s",
+        "Driver": result.driver or "unknown",
+        "Written by": f"gpu-exporter {__version__}, Python {platform.python_version()}",
+    }
+    if result.is_local:
+        system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+        facts["Machine"] = f"{system}, {os.cpu_count()} CPUs{_memory()}"
+    return facts
+
+
+def _memory() -> str:
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return ""
+    return f", {size / (1 << 30):.0f} GiB memory"
