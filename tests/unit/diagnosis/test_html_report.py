@@ -11,13 +11,14 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.html_page import chart, page
-from gpu_exporter.diagnosis.masking import Names, without_secrets
+from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.report import as_dict
 from gpu_exporter.diagnosis.result import DiagnosisResult, driver_version
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import Window, seen
+from gpu_exporter.reports.masking import without_secrets
 from tests.support.html import Document
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[2J\u2028"
@@ -149,14 +150,14 @@ def test_masked_names_are_absent() -> None:
 
 
 def test_placeholders_are_stable() -> None:
-    names = Names(mask=True)
+    names = DiagnosisNames(mask=True)
     assert [names.name("pod", text) for text in ("a", "b", "a", "")] == ["pod-1", "pod-2", "pod-1", ""]
     assert names.name("node", "a") == "node-1"
     assert [names.uuid(text) for text in ("GPU-a", "GPU 3 of host:9400")] == [
         "GPU-00000000-0000-0000-0000-000000000001",
         "GPU 2",
     ]
-    assert Names(mask=False).name("pod", "a") == "a"
+    assert DiagnosisNames(mask=False).name("pod", "a") == "a"
 
 
 @pytest.mark.parametrize(
