@@ -25,6 +25,7 @@ from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
+from gpu_exporter.reports.numbers import percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -156,8 +157,7 @@ def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window, *, charted: bo
     if numbers := report.evidence([diagnosis.numbers], printed):
         yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
     if diagnosis.shares:
-        share = f"{lost(diagnosis.shares):.0%}".replace("%", " %")
-        yield f"<p>{share} of its time lost: {safe_text(breakdown([diagnosis.shares]))}</p>\n"
+        yield f"<p>{percent(lost(diagnosis.shares))} of its time lost: {safe_text(breakdown([diagnosis.shares]))}</p>\n"
         yield f"{time_bar(diagnosis.shares)}\n"
     if diagnosis.headroom and not diagnosis.headroom.limited_by:
         text = f"At no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"

@@ -15,6 +15,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.records import ProfiledProcess, Summary, in_words
 from gpu_exporter.profiling.samples import SHOWN_SECONDS, latest_of
 from gpu_exporter.profiling.store import newest
+from gpu_exporter.reports.numbers import percent
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.remote import Remote
@@ -75,4 +76,4 @@ def _process(process: ProfiledProcess) -> str:
         return f"{name}: its main thread was not seen"
     cause = process.causes[0]
     where = f" at {printable(cause.lines[0].frame, 300)}" if cause.lines else ""
-    return f"{name} spent {100 * cause.share:.0f} % of the time {cause.words}{where}"
+    return f"{name} spent {percent(cause.share)} of the time {cause.words}{where}"

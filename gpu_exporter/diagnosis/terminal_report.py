@@ -13,6 +13,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.reports.numbers import percent
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.result import DiagnosisResult
@@ -119,16 +120,12 @@ def _loss(group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], match: Mat
     share = sum(known) / len(known) if known else 0.0
     if not cause.is_loss or share < LEAST_SHARE:
         return ""
-    return f": {_percent(share)} of {'the GPU time of its job' if of_job else 'GPU time'} lost, {WORDS[cause]}"
+    return f": {percent(share)} of {'the GPU time of its job' if of_job else 'GPU time'} lost, {WORDS[cause]}"
 
 
 def _lost(group: Sequence[Diagnosis]) -> str:
     known = [lost(diagnosis.shares) for diagnosis in group if diagnosis.shares]
-    return f"{_percent(sum(known) / len(known))} of GPU time lost"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
+    return f"{percent(sum(known) / len(known))} of GPU time lost"
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:

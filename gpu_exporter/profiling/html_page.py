@@ -11,8 +11,7 @@ from gpu_exporter.profiling.stacks import ThreadProfile
 from gpu_exporter.profiling.text_report import title
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
-from gpu_exporter.traces.text_report import duration
-from gpu_exporter.traces.verdict import percent
+from gpu_exporter.reports.numbers import fine_percent, short_duration
 
 MOST_PROCESSES, MOST_THREADS, MOST_LINES = 16, 8, 8
 MAIN_THREAD = "main thread"
@@ -60,9 +59,9 @@ def _thread(thread: ThreadProfile) -> Iterator[str]:
     rows = []
     for cause in thread.causes:
         frames = "".join(
-            f'<br><span class="frame">{percent(line.share)} {safe_text(line.frame)}</span>'
+            f'<br><span class="frame">{fine_percent(line.share)} {safe_text(line.frame)}</span>'
             for line in cause.lines[:MOST_LINES]
         )
-        rows.append((f"{words[cause.cause]}{frames}", percent(cause.share), duration(cause.seconds)))
+        rows.append((f"{words[cause.cause]}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
     yield f"<h3>{safe_text(name[:1].upper() + name[1:])}</h3>\n"
     yield from table(("what it did", "share", "time"), rows, name)

@@ -11,13 +11,13 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
+from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.device_times import DeviceTimes, devices
 from gpu_exporter.traces.gpu_stacks import gpu_stacks
 from gpu_exporter.traces.intervals import covered, union
 from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.text_report import duration, failure_words, memory_words, sentence, size
-from gpu_exporter.traces.verdict import percent
+from gpu_exporter.traces.text_report import failure_words, memory_words, sentence
 
 WIDTH, HEIGHT, BINS = 1000.0, 44, 500
 MOST_STEPS = 200
@@ -117,7 +117,7 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
         return
     yield "<h2>What to do</h2>\n<p>Each saving is an upper bound.</p>\n<ol>\n"
     for one in result.verdict.advice:
-        saving = f"at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)})"
+        saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
         frame = f'<br><span class="frame">at {safe_text(one.frames[0])}</span>' if one.frames else ""
         yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{frame}</li>\n"
     yield "</ol>\n"
@@ -128,13 +128,13 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     rows = [
         (
             safe_text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
-            duration(rank.span_seconds),
-            percent(rank.busy_ratio),
-            percent(rank.idle_ratio),
-            duration(rank.compute_seconds),
-            duration(rank.communication_seconds),
-            duration(rank.exposed_communication_seconds),
-            duration(rank.copy_seconds),
+            short_duration(rank.span_seconds),
+            fine_percent(rank.busy_ratio),
+            fine_percent(rank.idle_ratio),
+            short_duration(rank.compute_seconds),
+            short_duration(rank.communication_seconds),
+            short_duration(rank.exposed_communication_seconds),
+            short_duration(rank.copy_seconds),
             str(rank.kernels),
         )
         for rank in result.ranks
@@ -143,7 +143,7 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     if result.straggler:
         straggler = result.straggler
         yield f"<p>The others wait for rank {straggler.rank}, whose {straggler.kind.replace('gpu', 'GPU')} is slow: "
-        yield f"{duration(straggler.excess_seconds)} per step.</p>\n"
+        yield f"{short_duration(straggler.excess_seconds)} per step.</p>\n"
     yield from table(head, rows, "Ranks")
 
 
@@ -155,7 +155,7 @@ def _timelines(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]
     for position, trace in enumerate(traces):
         for device, times in devices(trace).items():
             rank = position if trace.rank is None else trace.rank
-            title = f"GPU {device} of rank {rank} over {duration(times.span / 1e9)}"
+            title = f"GPU {device} of rank {rank} over {short_duration(times.span / 1e9)}"
             yield f"<p>{title}</p>\n{timeline(times, trace.steps, times.start, times.end, title)}\n"
 
 
@@ -187,7 +187,11 @@ def _memory(rank: RankResult) -> Iterator[str]:
         yield f"<p>{safe_text(failure_words(memory.failed))}.</p>\n"
     for head, holders in (("category", memory.by_category), ("code", memory.by_code)):
         rows = [
-            (f'<span class="frame">{safe_text(each.name)}</span>', percent(each.share), size(each.bytes))
+            (
+                f'<span class="frame">{safe_text(each.name)}</span>',
+                fine_percent(each.share),
+                binary_size(each.bytes),
+            )
             for each in holders
         ]
         yield from table((head, "share", "bytes"), rows, f"Memory of rank {rank.rank} by {head}")
@@ -209,8 +213,8 @@ def _causes(rank: RankResult) -> Iterator[str]:
     for cause in rank.idle_causes[:MOST_CAUSES]:
         frames = "".join(f'<br><span class="frame">{safe_text(frame)}</span>' for frame in cause.frames[:MOST_FRAMES])
         words = safe_text(TRACE_WORDS[TraceCause(cause.cause)])
-        rows.append((f"{words}{frames}", percent(cause.share), duration(cause.seconds)))
-    yield f"<h3>Why the GPU was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})</h3>\n"
+        rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
+    yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
     yield from table(("cause", "share", "time"), rows, "Causes of idle time")
 
 
@@ -218,8 +222,8 @@ def _kernels(rank: RankResult) -> Iterator[str]:
     rows = [
         (
             f'<span class="frame">{safe_text(kernel.name)}</span> <small>{safe_text(kernel.kernel_class)}</small>',
-            percent(kernel.share),
-            duration(kernel.seconds),
+            fine_percent(kernel.share),
+            short_duration(kernel.seconds),
             str(kernel.count),
         )
         for kernel in rank.top_kernels[:MOST_KERNELS]
