@@ -8,15 +8,15 @@ from content.dashboards.graphs import GraphStyle, lines
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.catalogue import host_signals as s
 from gpu_exporter.catalogue.failure_modes import host as h
-from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.tree import Limit
+from gpu_exporter.reports.numbers import exact
 
 NO_LIMIT = "no CPU limit, or not collected"
 NEEDED = " Needs `--host-evidence`."
 
 
 def _below(limit: Limit) -> str:
-    return f"below {prose.quantity(limit.value, 'ratio')} (limit `{limit.name}`)"
+    return f"below {exact(limit.value, 'ratio')} (limit `{limit.name}`)"
 
 
 # Title, what it shows, what is good, what to do otherwise, signal.

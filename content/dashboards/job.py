@@ -20,9 +20,9 @@ from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode
-from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.conditions.tree import Named, PeerMedian, PeerShare, duration
+from gpu_exporter.reports.numbers import exact
 
 BOARD = JOB
 # Rows of the grid on the first screen. The timeline beside ranks and time has a line for each GPU of four nodes.
@@ -229,7 +229,7 @@ def _waiting() -> list[object]:
             "Share of other ranks that wait",
             About(
                 "For each rank, the share of the other ranks that wait for it, or hang in a collective.",
-                f"below {prose.quantity(d.VICTIMS.value, 'ratio')} (limit `{d.VICTIMS.name}`).",
+                f"below {exact(d.VICTIMS.value, 'ratio')} (limit `{d.VICTIMS.name}`).",
                 "investigate the rank with the highest share first.",
             ),
             [Query(_others(), q.legend(BOARD, d.WAITS), "percentunit")],

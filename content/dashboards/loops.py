@@ -14,7 +14,7 @@ from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import COST, JOB
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue.failure_modes import loops
-from gpu_exporter.conditions import prose
+from gpu_exporter.reports.numbers import exact
 
 NEEDED = " Needs a step timer in the training loop, and `--job-socket`."
 RANK, RANK_PHASE, ONLY_JOB = "rank {{rank}} · {{node}}", "rank {{rank}} {{phase}}", "{{job_id}}"
@@ -71,7 +71,7 @@ def _steps() -> list[object]:
             "Data loader",
             _about(
                 "Share of time in which the loop of each rank waits for its data loader.",
-                f"below {prose.quantity(loops.DATA_SHARE.value, 'ratio')} (limit `{loops.DATA_SHARE.name}`).",
+                f"below {exact(loops.DATA_SHARE.value, 'ratio')} (limit `{loops.DATA_SHARE.name}`).",
                 "one rank: its host is slow. All ranks: more workers, cheaper preprocessing, faster storage.",
             ),
             [q.query(JOB, job_signals.DATA)],

@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.tree import Is, Limits
 from gpu_exporter.reports.markdown import code, table
+from gpu_exporter.reports.numbers import exact_duration
 
 INTRO = """# Failure modes
 
@@ -141,7 +142,7 @@ COST_WORDS = """
 
 def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
     """Return docs/failure-modes.md."""
-    window, changed = prose.span(WINDOW), limits or {}
+    window, changed = exact_duration(WINDOW), limits or {}
     return (
         banner.markdown(catalogued_modes, bottlenecks)
         + INTRO
@@ -210,7 +211,7 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
     return (
         _link(mode),
         mode.severity.value,
-        prose.span(mode.hold) if mode.hold else "-",
+        exact_duration(mode.hold) if mode.hold else "-",
         mode.domain.value,
         ", ".join(prose.title(signal) for signal in mode.needs) or mode.requires or "-",
         *runbooks.works(mode),

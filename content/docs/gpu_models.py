@@ -23,9 +23,10 @@ from gpu_exporter.catalogue.model_expectations import (
     recognised_waiting,
 )
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.conditions.prose import quantity, title
+from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Read, Signal
 from gpu_exporter.reports.markdown import bullets, table, ticked
+from gpu_exporter.reports.numbers import exact
 
 HEAD = """# GPU models
 
@@ -146,8 +147,8 @@ def _model(model: GpuModel) -> tuple[str, ...]:
         model.architecture,
         str(model.sms),
         f"{model.watts:g} W",
-        f"{quantity(model.memory, 'bytes')} {model.memory_type}",
-        quantity(model.memory_bandwidth, "bytes_per_second"),
+        f"{exact(model.memory, 'bytes')} {model.memory_type}",
+        exact(model.memory_bandwidth, "bytes_per_second"),
         f"generation {link.generation}, {link.links} links, {_rate(link.bytes_per_second)}" if link else "none",
         f"generation {pcie}" + (", copies over NVLink-C2C" if model.c2c else ""),
         model.profiling.value + ("" if model.profiling is Profiling.GPM else _without(model)),
@@ -165,11 +166,11 @@ def _without(model: GpuModel) -> str:
 
 
 def _slice(model: GpuModel) -> tuple[str, ...]:
-    return model.name, str(model.sms), quantity(model.memory, "bytes"), _rate(model.memory_bandwidth)
+    return model.name, str(model.sms), exact(model.memory, "bytes"), _rate(model.memory_bandwidth)
 
 
 def _rate(bytes_per_second: float) -> str:
-    return quantity(round(bytes_per_second / 1e9) * 1e9, "bytes_per_second")
+    return exact(round(bytes_per_second / 1e9) * 1e9, "bytes_per_second")
 
 
 def _per_instance() -> tuple[Signal, ...]:
@@ -217,8 +218,8 @@ def _waiting() -> str:
 
 def _limit(expectation: Expectation, value: float) -> str:
     if expectation.limit == IDLE_EDGE:
-        return f"{quantity(value, 'ratio')} (part of the signal *SM idle time*)"
-    return f"{quantity(value, limits()[expectation.limit].unit)} (`{expectation.limit}`)"
+        return f"{exact(value, 'ratio')} (part of the signal *SM idle time*)"
+    return f"{exact(value, limits()[expectation.limit].unit)} (`{expectation.limit}`)"
 
 
 def _times(factor: float) -> str:

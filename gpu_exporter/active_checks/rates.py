@@ -15,6 +15,7 @@ from gpu_exporter.active_checks.run import MEASUREMENTS, Outcome, Outcomes
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity, reference
 from gpu_exporter.model.verdict import Action, Health, Problem
+from gpu_exporter.reports.numbers import scaled
 
 # Fewer pairs, those of two GPUs, have no median from which one of them could differ.
 LEAST_PAIRS = 6
@@ -120,7 +121,7 @@ class Rates:
                 yield pair
 
     def _slow_pair(self, pair: Pair) -> Problem:
-        show = partial(words, quantity=Quantity.NVLINK)
+        show = partial(scaled, unit=Quantity.NVLINK.unit)
         text = f"NVLink to GPU {pair[1]}: {show(self.pairs[pair])}, other pairs {show(self._usual_pair)}"
         return Problem(m.CHECK_LINK, self.pairs[pair], text, Action.DRAIN, "slow_link", Health.DEGRADED)
 
@@ -136,9 +137,9 @@ def _slow(rated: Rated, model: str) -> Iterator[Problem]:
     missed = list(_missed(rated))
     if known and value < known.least:
         kind = "what this model reaches" if known.measured else "the data sheet"
-        missed.append(f"{value / known.value:.0%} of {kind} ({words(known.value, quantity)})")
+        missed.append(f"{value / known.value:.0%} of {kind} ({scaled(known.value, quantity.unit)})")
     if missed:
-        text = f"{quantity.words}: {words(value, quantity)}, {', '.join(missed)}"
+        text = f"{quantity.words}: {scaled(value, quantity.unit)}, {', '.join(missed)}"
         metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
         yield Problem(metric, value, text, Action.DRAIN, f"slow_{quantity.value}", Health.DEGRADED)
 
@@ -151,11 +152,3 @@ def _missed(rated: Rated) -> Iterator[str]:
     for whose, usual in references.items():
         if usual and rated.value < (1 - rated.quantity.tolerance) * usual:
             yield f"{1 - rated.value / usual:.0%} below {whose}"
-
-
-def words(value: float, quantity: Quantity) -> str:
-    """Return a rate for people, such as 3.01 TB/s."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{quantity.unit}"
-    return f"{value:.3g} {quantity.unit}"

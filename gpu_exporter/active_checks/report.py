@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from gpu_exporter.active_checks.history import FoundHistory, Run
-from gpu_exporter.active_checks.rates import Rated, words
+from gpu_exporter.active_checks.rates import Rated
 from gpu_exporter.active_checks.run import Outcomes
 from gpu_exporter.active_checks.verdicts import CheckResult
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Health
+from gpu_exporter.reports.numbers import scaled
 
 
 def lines(results: Sequence[CheckResult], outcomes: Outcomes) -> Iterator[str]:
@@ -34,9 +35,9 @@ def lines(results: Sequence[CheckResult], outcomes: Outcomes) -> Iterator[str]:
 
 def _rate_lines(rated: Rated) -> Iterator[str]:
     share = f"  {rated.share:4.0%} of its {rated.source}" if rated.share else ""
-    together = f"  with all GPUs {words(rated.together, rated.quantity)}" if rated.together else ""
+    together = f"  with all GPUs {scaled(rated.together, rated.quantity.unit)}" if rated.together else ""
     how = f" ({rated.how})" if rated.how else ""
-    yield f"{rated.quantity.words + how:36} {words(rated.value, rated.quantity):>12}{share}{together}"
+    yield f"{rated.quantity.words + how:36} {scaled(rated.value, rated.quantity.unit):>12}{share}{together}"
 
 
 def _load_lines(result: CheckResult) -> Iterator[str]:

@@ -33,7 +33,7 @@ from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
 from gpu_exporter.conditions.formulas import parts
-from gpu_exporter.conditions.prose import spoken, title
+from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import DEVICE, Read, Signal
 from gpu_exporter.conditions.tree import (
     Condition,
@@ -53,6 +53,7 @@ from gpu_exporter.conditions.tree import (
     shared,
     terms,
 )
+from gpu_exporter.reports.numbers import spoken_duration
 
 # What replaces {gpu} and {job} in the summary of an alert.
 NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
@@ -319,7 +320,7 @@ def _shown(mode: FailureMode) -> str:
     if value is None or value.fn is not Fn.MEAN:
         return ""
     formatter = "humanizePercentage" if value.signal.unit == "ratio" else "humanize"
-    return f" Average {title(value.signal)} over {spoken(value.window)}: {{{{ $value | {formatter} }}}}."
+    return f" Average {title(value.signal)} over {spoken_duration(value.window)}: {{{{ $value | {formatter} }}}}."
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:

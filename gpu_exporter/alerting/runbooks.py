@@ -23,6 +23,7 @@ from gpu_exporter.conditions.tree import Condition, Limit, Limits, limits_of
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.reports import markdown
 from gpu_exporter.reports.markdown import bullets, code, numbered, table
+from gpu_exporter.reports.numbers import exact_duration
 
 
 def derivation(of: Signal | Derived | float) -> str:
@@ -222,8 +223,8 @@ def _linked(text: str, names: Collection[str]) -> str:
 
 
 def _facts(mode: FailureMode) -> str:
-    held = f"{prose.span(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
-    kept = f"{prose.span(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
+    held = f"{exact_duration(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
+    kept = f"{exact_duration(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
     rows = [
         ("Suggested action", f'{mode.action.words or NO_ACTION} (label `action="{mode.action.value}"`)'),
         ("Fires", held),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
@@ -26,11 +26,7 @@ from gpu_exporter.owners.devices import DeviceRef, NodeDevices, devices
 from gpu_exporter.pipeline.monitor import Monitor, observe
 from gpu_exporter.sources.choice import local_gpus
 from gpu_exporter.sources.choice import recording as recording_path
-from gpu_exporter.sources.recording.format import job_of
 from gpu_exporter.sources.subset import Subset
-
-if TYPE_CHECKING:
-    from gpu_exporter.diagnosis.presence import Absent
 
 INTERVAL_SECONDS = 1.0
 # The source of the GPUs of this machine.
@@ -295,37 +291,36 @@ def diagnose(
     With `recording`, a file or the name of a packaged recording, nothing is watched: the recording is diagnosed, or one
     `phase` of it. Raises GpuExporterError, in one line, as `read` does.
     """
-    from gpu_exporter.diagnosis import diagnose, gather, report  # `read` needs none of these
-    from gpu_exporter.diagnosis.presence import present
-    from gpu_exporter.diagnosis.window import seen
+    from gpu_exporter.diagnosis import report  # `read` needs none of these
+    from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, watch_source
+    from gpu_exporter.diagnosis.result import ONE_JOB, diagnose_recording, diagnose_scrapes
 
     instances: set[DeviceRef] = set()
     if recording is not None:
         if gpus is not None:
             raise GpuExporterError("gpus: a recording is diagnosed as a whole: leave out gpus")
-        path = recording_path(Path(recording))
-        window = seen(gather.RecordedScrapes(path, phase), {}, job=job_of(path))
-        absent: Sequence[Absent] = ()
+        result = diagnose_recording(recording_path(Path(recording)), phase)
     else:
         if phase:
             raise GpuExporterError("phase: selects a phase of a recording: name it with recording=")
-        if not 0 < seconds <= gather.LONGEST_SECONDS:
-            raise GpuExporterError(f"seconds: {seconds} is not between 0 and {gather.LONGEST_SECONDS:.0f}")
+        if not 0 < seconds <= LONGEST_SECONDS:
+            raise GpuExporterError(f"seconds: {seconds} is not between 0 and {LONGEST_SECONDS:.0f}")
         with ONE_AT_A_TIME:
             chosen = _chosen(gpus, _visible(os.environ.get(VARIABLE), os.getpid()))
         instances |= {place for place in chosen or () if isinstance(place, DeviceRef) and place.instance}
-        scrapes, absent = present(gather.of_source(_source(_names(chosen), None), seconds, threading.Event())[0])
-        window = seen(scrapes, {}, job="all" if one_job else "")
+        scrapes = watch_source(_source(_names(chosen), None), seconds, threading.Event())
+        result = diagnose_scrapes(scrapes, ONE_JOB if one_job else "")
     diagnoses = [
         diagnosis
-        for diagnosis in diagnose.diagnose(window)
+        for diagnosis in result.diagnoses
         if not instances
         or not diagnosis.device.instance
         or DeviceRef(diagnosis.device.uuid, diagnosis.device.instance) in instances
     ]
-    text = "\n".join([*report.absences(absent), *report.lines(diagnoses)])
-    found = report.as_dict(diagnoses, absent)["gpus"]
-    return NodeDiagnosis(tuple(map(_gpu_diagnosis, found)), tuple(report.absences(absent)), text)
+    absent = tuple(report.absences(result.absent))
+    text = "\n".join([*absent, *report.lines(diagnoses)])
+    found = report.as_dict(diagnoses)["gpus"]
+    return NodeDiagnosis(tuple(map(_gpu_diagnosis, found)), absent, text)
 
 
 def _gpu_diagnosis(found: Mapping[str, Any]) -> GpuDiagnosis:

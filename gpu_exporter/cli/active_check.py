@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pwd
 import time
 from collections import defaultdict
@@ -26,6 +25,7 @@ from gpu_exporter.health import check, fitness
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
@@ -224,16 +224,9 @@ def _keep(request: CheckRequest, checked: _Checked, at: float) -> None:
         if request.config.state_dir is not None and runs:
             ActiveChecks(request.config.state_dir).append(runs)
         if request.textfile is not None:
-            _write(request.textfile, report.textfile(checked.results, checked.outcomes, at))
+            replace_file(request.textfile, report.textfile(checked.results, checked.outcomes, at))
     except (OSError, ValueError) as error:
         checked.warnings.append(f"the result is not kept: {error}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new content."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    os.replace(draft, path)
 
 
 def _merged(passive: check.CheckReport, checked: _Checked, untested: Mapping[int, str]) -> check.CheckReport:

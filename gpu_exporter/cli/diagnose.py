@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import logging
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +17,43 @@ import click
 from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import COULD_NOT_TELL, SOURCE_SETTINGS, Command, parsed, settings
-from gpu_exporter.cli.stop import leave
+from gpu_exporter.cli.progress import Progress, has_colour
+from gpu_exporter.cli.stop import exit_after, leave, stop_event
 from gpu_exporter.config import Config
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.source_kind import AUTO, REPLAY
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.diagnosis.request import DiagnosisRequest
+    from gpu_exporter.diagnosis.result import DiagnosisResult
+
+# After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
+STOP_SECONDS = 2.0
+# How the styles of the report are drawn.
+COLOURS: Mapping[str, Mapping[str, Any]] = {
+    "title": {"bold": True},
+    "dim": {"dim": True},
+    "good": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "bad": {"fg": "red", "bold": True},
+    "info": {"fg": "cyan"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How to print a diagnosis, and the file for its HTML report. The fields are options of the command."""
+
+    every: bool = False
+    verbose: bool = False
+    as_json: bool = False
+    price: float | None = None
+    report: Path | None = None
+    mask_names: bool = False
 
 
 @command("diagnose", Command, error_code=COULD_NOT_TELL)
@@ -45,24 +81,110 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **values: Any) -> None:
+def diagnose_command(url: str, **values: Any) -> None:
     """It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
     minutes, with or without gpu-exporter's rules, or reads a recording. It reports a problem at once, while an alert
     waits longer before it fires. docs/diagnose.md explains the report.
 
     Exit code 0 if nothing is wrong; 1 if something was found; 2 if that could not be determined.
     """
-    from gpu_exporter.cli.diagnose_run import DiagnoseRequest, diagnosis
+    from gpu_exporter.diagnosis.request import DiagnosisRequest
 
     credentials = login(values)
-    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price", "report", "mask_names")}
-    if what["mask_names"] and not what["report"]:
+    output = Output(**{name: values.pop(name) for name in Output.__slots__})
+    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
+    if output.mask_names and not output.report:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
-    request = DiagnoseRequest(Config(**values), _remote(url, credentials) if url else None, **what)
-    leave(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
+    request = DiagnosisRequest(Config(**values), _remote(url, credentials) if url else None, **what)
+    _refuse_ignored(request)
+    leave(*print_diagnosis(request, output))
 
 
 def _remote(url: str, credentials: Mapping[str, Any]) -> Remote:
     from gpu_exporter.diagnosis.remote import Remote
 
     return Remote(url, **credentials)
+
+
+def _refuse_ignored(request: DiagnosisRequest) -> None:
+    """Raise GpuExporterError for options that exclude each other, or that a recording or a URL would ignore."""
+    from gpu_exporter.sources.choice import refuse_unread
+
+    config = request.config
+    if request.remote and config.recording:
+        raise GpuExporterError("--url and --recording exclude each other: give one")
+    if request.remote or config.recording:
+        instead = "--recording" if config.recording else "--url"
+        if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):
+            raise GpuExporterError(f"--source {config.source} and {instead} exclude each other: give one")
+        if config.recording and request.seconds:
+            raise GpuExporterError(
+                "--for is the time to watch; a recording is analysed as a whole, or one --phase of it"
+            )
+        refuse_unread(replace(config, source=REPLAY.name if config.recording else AUTO.name))
+    if request.phase and not config.recording:
+        raise GpuExporterError("--phase selects a phase of a recording: name it with --recording")
+
+
+def print_diagnosis(request: DiagnosisRequest, output: Output) -> tuple[int, bool]:
+    """Diagnose and print the result. Returns the exit code, and False if a driver call is stuck."""
+    from gpu_exporter.diagnosis import report
+    from gpu_exporter.diagnosis.request import diagnose_request
+
+    logging.disable(logging.WARNING)  # the report contains what would be logged
+    stop, watched = stop_event(), threading.Event()
+    # What was watched so far is judged, however long that takes.
+    exit_after(stop, STOP_SECONDS, COULD_NOT_TELL, "interrupted before the diagnosis was complete", watched)
+    try:
+        with _progress(request):
+            result = diagnose_request(request, stop, watched)
+    except GpuExporterError as error:
+        click.echo(f"gpu-exporter: {error}", err=True)
+        return COULD_NOT_TELL, True
+    if result.is_empty:
+        why = "no GPU found; `gpu-exporter doctor` says why, or give another --url"
+        click.echo(f"gpu-exporter: {result.source}: {why}", err=True)
+        return COULD_NOT_TELL, result.clean
+    if output.report:
+        _write_page(output.report, result, output)
+    if output.as_json:
+        click.echo(json.dumps(report.as_json(result), indent=2))
+    else:
+        for line in _lines(result, output):
+            click.echo(line)
+    return report.exit_code(result.diagnoses, result.absent), result.clean
+
+
+def _write_page(path: Path, result: DiagnosisResult, output: Output) -> None:
+    """Write the HTML report. Raises OSError."""
+    from gpu_exporter.diagnosis.html_page import page  # only --report needs it
+
+    replace_file(path, page(result, mask=output.mask_names, price=output.price))
+    click.echo(f"report: {path}", err=True)
+
+
+def _lines(result: DiagnosisResult, output: Output) -> Iterator[str]:
+    """Return the lines of the report, for a terminal or for a pipe."""
+    from gpu_exporter.diagnosis import report, terminal_report
+
+    every, verbose, price = output.every, output.verbose, output.price
+    if not sys.stdout.isatty():
+        return report.report_lines(result, every=every, verbose=verbose, price=price)
+    width = shutil.get_terminal_size().columns
+    return terminal_report.report_lines(result, width=width, style=_style, every=every, verbose=verbose, price=price)
+
+
+def _style(text: str, name: str) -> str:
+    """Return a coloured text; without colour, it stays as it is."""
+    return click.style(text, **COLOURS[name]) if name and has_colour() else text
+
+
+def _progress(request: DiagnosisRequest) -> Progress:
+    """Return what shows that the command works."""
+    from gpu_exporter.diagnosis.gather import TICK_SECONDS, WATCH_SECONDS
+
+    if request.config.recording:
+        return Progress("Reading the recording")
+    if request.remote:
+        return Progress(f"Asking {printable(request.remote.url, 80)}", request.seconds)
+    return Progress("Watching the GPUs", (request.seconds or WATCH_SECONDS) + TICK_SECONDS)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
+from gpu_exporter.reports.numbers import percent
+
 REDRAW_SECONDS = 0.25
 BAR = 20
 
@@ -58,7 +60,7 @@ class Progress:
         passed = time.monotonic() - self._begin
         if self._share is not None:
             share = min(max(self._share(), 0.0), 1.0)
-            return f"{self._what} [{'#' * round(share * BAR):.<{BAR}}] {share:.0%}, {passed:.0f} s".replace("%", " %")
+            return f"{self._what} [{'#' * round(share * BAR):.<{BAR}}] {percent(share)}, {passed:.0f} s"
         if self._seconds is None:
             return f"{self._what} … {passed:.0f} s"
         share = min(passed / self._seconds, 1.0)

@@ -16,6 +16,9 @@ from gpu_exporter.io.user_text import duration, interval
 from gpu_exporter.pipeline import recorder
 from gpu_exporter.sources.choice import make_source
 
+# How often the host evidence is read.
+HOST_SECONDS = 1.0
+
 
 @command("record", Command)
 @settings(*SOURCE_SETTINGS, "metrics", "host_evidence")
@@ -31,11 +34,11 @@ from gpu_exporter.sources.choice import make_source
 @click.option("--duration", type=parsed(duration), default="60s", show_default=True, help="How long to record.")
 @click.option("--mask", is_flag=True, help="Replace UUIDs, so that you can share the file.")
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
-    from gpu_exporter.diagnosis.machine import recorded_host
+    from gpu_exporter.owners.host_owner import host_evidence
 
     config = Config(**values)
     stop, source = stop_event(), make_source(config)
-    host = recorded_host(source, config)
+    host = host_evidence(source, config, HOST_SECONDS) if config.host_evidence else None
     metrics = selected(config.metrics, processes=host is not None)
     ticks, clean = recorder.record(source, metrics, out, interval, duration, mask=mask, host=host, stop=stop)
     click.echo(f"{out}: {ticks} ticks")

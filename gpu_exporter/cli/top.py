@@ -79,11 +79,11 @@ def _print_once(config: Config) -> None:
 def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
-    from gpu_exporter.diagnosis.machine import host_of
     from gpu_exporter.diagnosis.remote import Remote
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
+    from gpu_exporter.owners.host_owner import host_evidence
     from gpu_exporter.sources.choice import is_remote, make_source
     from gpu_exporter.top.commands import CommandLines
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
@@ -104,7 +104,7 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     kernel_log = None
     if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
         kernel_log = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
-    host = host_of(source, config, INTERVAL_SECONDS)
+    host = host_evidence(source, config, INTERVAL_SECONDS)
     return SourceFeed(
         source,
         Tracker(seconds, job=job, banner=BANNERS.get(kind, "")),

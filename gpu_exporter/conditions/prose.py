@@ -33,6 +33,7 @@ from gpu_exporter.conditions.tree import (
     shared,
 )
 from gpu_exporter.conditions.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES
+from gpu_exporter.reports.numbers import exact, exact_duration, spoken_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +47,6 @@ class ConditionLine:
 def title(signal: Signal) -> str:
     """Return a signal's name in words: SM activity."""
     return TITLES.get(signal.name) or " ".join(SPELLED.get(part, part) for part in signal.name.split("_"))
-
-
-def span(seconds: float) -> str:
-    """Return a time in the largest unit of which it is a whole number: 5 min."""
-    return "{} {}".format(*_in_units(seconds, ("d", "h", "min", "s")))
-
-
-def spoken(seconds: float) -> str:
-    """Return a time as it follows "the last": 5 minutes, hour."""
-    number, unit = _in_units(seconds, ("day", "hour", "minute", "second"))
-    return unit if number == "1" else f"{number} {unit}s"
-
-
-def _in_units(seconds: float, units: Sequence[str]) -> tuple[str, str]:
-    for unit, size in zip(units, (86400, 3600, 60), strict=False):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}", unit
-    return f"{seconds:g}", units[-1]
-
-
-def quantity(value: float, unit: str) -> str:
-    """Return a number with its unit, scaled for people; a ratio in percent."""
-    if unit == "ratio":
-        return f"{100 * value:g} %"
-    if unit == "seconds":
-        return span(value)
-    if unit == "celsius":
-        return f"{value:g} °C"
-    if unit in ("bytes", "bytes per second", "bytes_per_second"):
-        size, prefix = next(((s, p) for s, p in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if abs(value) >= s), (1.0, ""))
-        return f"{value / size:g} {prefix}B" + ("" if unit == "bytes" else "/s")
-    return f"{value:g}" + (f" {unit}" if unit in ("watts", "errors", "USD") else "")
 
 
 def term(of: Term) -> str:
@@ -111,13 +80,13 @@ def _noun(of: Over) -> str:
     name = title(of.signal)
     match of.fn:
         case Fn.INCREASE:
-            return f"increase of {name} within {span(of.window)}"
+            return f"increase of {name} within {exact_duration(of.window)}"
         case Fn.PREDICT:
-            return f"{name} predicted for {span(of.ahead)} ahead"
+            return f"{name} predicted for {exact_duration(of.ahead)} ahead"
         case Fn.STDDEV:
             return f"standard deviation of {name}"
         case Fn.MAX | Fn.MIN:
-            return f"{'highest' if of.fn is Fn.MAX else 'lowest'} {name} of the last {spoken(of.window)}"
+            return f"{'highest' if of.fn is Fn.MAX else 'lowest'} {name} of the last {spoken_duration(of.window)}"
         case _:
             return name
 
@@ -164,7 +133,7 @@ def _right(of: Compare, limits: Limits, *, short: bool = False, suffix: str = ""
     """Return the right side; a limit with its unit, or `suffix` in place of "%", and its name."""
     match of.right:
         case Limit(name, default, unit):
-            number = quantity(limits.get(name, default), unit)
+            number = exact(limits.get(name, default), unit)
             number = number.removesuffix(" %") + suffix if suffix else number
             return number if short else f"{number} (`{name}`)"
         case float() | int():
@@ -184,7 +153,7 @@ def _short(of: Compare, limits: Limits) -> str:
 
 def _signal_comparison(of: Compare, left: Over, limits: Limits) -> str:
     """Return the comparison of a signal over its window."""
-    name, last = title(left.signal), f"the last {spoken(left.window)}"
+    name, last = title(left.signal), f"the last {spoken_duration(left.window)}"
     value, whole = (
         f"{OPERATORS[of.operator].value} {_right(of, limits)}",
         " (needs data for that whole time)" * left.whole,
@@ -194,7 +163,7 @@ def _signal_comparison(of: Compare, left: Over, limits: Limits) -> str:
             by = "" if _is_any(of) else f" by {_amount(of, limits)}"
             return f"within {last}, {name} have increased{by}"
         case Fn.PREDICT:
-            return f"{name} will be {value} in {span(left.ahead)} if the trend of {last} continues{whole}"
+            return f"{name} will be {value} in {exact_duration(left.ahead)} if the trend of {last} continues{whole}"
         case Fn.STDDEV:
             return f"the standard deviation of {name} is {value} over {last}"
         case Fn.MAX | Fn.MIN:
@@ -245,7 +214,7 @@ def _averaged(of: Term) -> str:
     """Return over which time the means of a term are taken."""
     overs = [part.of if isinstance(part, OfRanks) else part for part in leaves(of) if not isinstance(part, PeerShare)]
     windows = dict.fromkeys(over.window for over in overs if over.fn is Fn.MEAN)
-    return "".join(f" on average over the last {spoken(window)}" for window in windows)
+    return "".join(f" on average over the last {spoken_duration(window)}" for window in windows)
 
 
 def _clause(condition: Condition) -> str:

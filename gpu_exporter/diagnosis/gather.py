@@ -1,4 +1,4 @@
-"""Gathers the scrapes for a diagnosis: from the GPUs of this machine, an exporter, a Prometheus or a recording."""
+"""Scrapes of a source that is watched for a while, and of a recording."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
@@ -32,19 +33,31 @@ WATCH_SECONDS = 20.0
 LONGEST_SECONDS = 3600.0
 
 
-def of_source(
+class WatchedScrapes(NamedTuple):
+    """Scrapes in order of time, the kind or the URL of their source, and for how many seconds they were watched.
+
+    `clean` is False if a driver call is stuck.
+    """
+
+    scrapes: Sequence[Scrape]
+    source: str
+    seconds: float
+    clean: bool = True
+
+
+def watch_source(
     source: Source,
     seconds: float,
     stop: threading.Event,
     events: EventLog | None = None,
     host: HostEvidence | None = None,
-) -> tuple[list[Scrape], bool]:
-    """Watch a source for `seconds`, with the XIDs of `events`; one scrape per second. False if a driver call is stuck.
+) -> WatchedScrapes:
+    """Watch a source for `seconds` or until `stop`, with the XIDs of `events`; one scrape per second.
 
     Raises SourceLost if there is no GPU, GpuExporterError if that is too long.
     """
     watchable(seconds)
-    watched = Scrapes()
+    begin, watched = time.monotonic(), Scrapes()
     collector = Collector(
         source,
         (*selected(MetricSet.FULL, processes=host is not None, host=True), *histograms(MetricSet.FULL)),
@@ -69,7 +82,8 @@ def of_source(
         for place, scrape in enumerate(scrapes)
         if any(sample.name == GR_ENGINE_ACTIVE.name for sample in scrape.samples)
     )
-    return scrapes[next(with_profiling, 0) :], clean
+    passed = min(seconds, time.monotonic() - begin)
+    return WatchedScrapes(scrapes[next(with_profiling, 0) :], source.name, passed, clean)
 
 
 def watchable(seconds: float) -> None:

@@ -1,62 +1,63 @@
-"""Charts of what was watched, as inline SVG. Colours and fonts come from the style sheet of the page."""
+"""The HTML report of a diagnosis: an overview, each GPU with its findings and charts, and the JSON."""
 
 from __future__ import annotations
 
-import json
+import os
+import platform
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
-from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import COLOURS, WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.conditions.evaluate import Points
 from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
-from gpu_exporter.diagnosis.html_style import STYLE
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, Measurement, amount
-from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
-from gpu_exporter.io.decoding import printable
+from gpu_exporter.reports.html_document import page_foot, page_head, safe_text
+from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
+from gpu_exporter.reports.numbers import percent
+from gpu_exporter.version import __version__
 
-WIDTH, HEIGHT = 360, 110
-LEFT, RIGHT, TOP, BOTTOM = 4, 4, 14, 16
-# A line has at most so many points: the mean of an interval, within a band from its lowest to its highest value.
-MOST_POINTS = 180
-# A line is interrupted where no value came for so many intervals.
-GAP = 5
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.result import DiagnosisResult
+
+TITLE = "GPU diagnosis"
+# The time that the charts show at most; classes use means over the last 5 minutes.
+MOST_SECONDS = 3600.0
+# Charts of a GPU take some 20 kB; the GPUs come in order of severity.
+MOST_CHARTED = 64
+TITLES = {"GPU": "GPU", "SM": "SM", "DRAM": "DRAM"}
+# The rules of this page, beyond those of charts and of all reports.
+STYLE = """
+.banner{background:#f2c037;color:#1c2024;font-weight:bold;padding:8px 12px;margin:0 0 12px}
+th,td{white-space:nowrap}
+tr.critical th,tr.critical td:nth-child(11),p.critical{color:var(--critical)}
+tr.warning td:nth-child(11){color:var(--warning)}tr.info td:nth-child(11){color:var(--info)}
+.finding{border-left:4px solid var(--info);padding:2px 12px;margin:12px 0}
+.finding.critical{border-color:var(--critical)}.finding.warning{border-color:var(--warning)}
+.finding h3{margin:0}.finding p{margin:.3em 0}
+.process{font-family:ui-monospace,monospace;font-size:.9em}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:12px;margin-top:12px}
+svg.time{height:14px}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px}dt{color:var(--soft)}dd{margin:0}
+@media print{.finding,figure{break-inside:avoid}}
+"""
 
 
 def chart(title: str, measurement: Measurement, points: Points, limit: float | None, span: tuple[float, float]) -> str:
     """Return a line over the time from `span[0]` to `span[1]`; a sentence if there are no points."""
-    name = escape(measurement.words)
-    if not points:
-        return f'<figure><figcaption>{name}</figcaption><p class="none">not measured</p></figure>'
-    values = [value for _, value in points]
-    low, high, mean = min(values), max(values), sum(values) / len(values)
-    top = 1.0 if measurement.unit == SHARE else max(high, limit or 0.0) or 1.0
-    lowest, middle, highest = (amount(measurement.unit, value) for value in (low, mean, high))
-    about = f"mean {middle}, {lowest} to {highest}"
-    label = escape(f"{title}, {measurement.words}: {about}", quote=True)
-    drawn = "".join(_line(points, top, span))
-    ruler = ""
-    if limit is not None and measurement.unit != SHARE:
-        y = _y(limit, top)
-        ruler = f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    base = HEIGHT - BOTTOM
-    return (
-        f"<figure><figcaption><b>{name}</b> {escape(about)}</figcaption>"
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}">'
-        f'<rect class="plot" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{base - TOP}"/>{ruler}{drawn}'
-        f'<text x="{LEFT}" y="{TOP - 4}">{escape(amount(measurement.unit, top))}</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 4}">0 s</text>'
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{span[1] - span[0]:.0f} s</text></svg></figure>'
-    )
+    scale: dict[str, float | None] = {"top": 1.0} if measurement.unit == SHARE else {"limit": limit}
+    return line_chart(title, measurement.words, points, span, partial(amount, measurement.unit), **scale)
 
 
 def time_bar(shares: Mapping[Cause, float]) -> str:
@@ -76,108 +77,64 @@ def time_bar(shares: Mapping[Cause, float]) -> str:
     )
 
 
-def _y(value: float, top: float) -> float:
-    return TOP + (HEIGHT - TOP - BOTTOM) * (1.0 - min(max(value / top, 0.0), 1.0))
-
-
-def _line(points: Points, top: float, span: tuple[float, float]) -> Iterator[str]:
-    """Yield a band and a line for each uninterrupted part of the points."""
-    begin, seconds = span[0], max(span[1] - span[0], 1e-9)
-    width = seconds / MOST_POINTS
-    intervals = [
-        (place, [value for _, value in group])
-        for place, group in groupby(points, key=lambda point: int((point[0] - begin) / width))
-    ]
-    usual = max(1, len(intervals) and (intervals[-1][0] - intervals[0][0]) // len(intervals))
-    for part in _parts(intervals, GAP * (usual + 1)):
-        xs = [LEFT + (WIDTH - LEFT - RIGHT) * min((place + 0.5) / MOST_POINTS, 1.0) for place, _ in part]
-        highs = [f"{x:.1f},{_y(max(values), top):.1f}" for x, (_, values) in zip(xs, part, strict=True)]
-        lows = [f"{x:.1f},{_y(min(values), top):.1f}" for x, (_, values) in zip(xs, part, strict=True)]
-        means = [f"{x:.1f},{_y(sum(values) / len(values), top):.1f}" for x, (_, values) in zip(xs, part, strict=True)]
-        if len(part) == 1:
-            yield f'<circle class="value" cx="{xs[0]:.1f}" cy="{means[0].partition(",")[2]}" r="1.5"/>'
-            continue
-        yield f'<polygon class="band" points="{" ".join([*highs, *reversed(lows)])}"/>'
-        yield f'<polyline class="value" points="{" ".join(means)}"/>'
-
-
-def _parts(intervals: Sequence[tuple[int, list[float]]], longest: int) -> Iterator[Sequence[tuple[int, list[float]]]]:
-    begin = 0
-    for place in range(1, len(intervals) + 1):
-        if place == len(intervals) or intervals[place][0] - intervals[place - 1][0] > longest:
-            yield intervals[begin:place]
-            begin = place
-
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-# The time that the charts show at most; classes use means over the last 5 minutes.
-MOST_SECONDS = 3600.0
-LONGEST = 400
-# Charts of a GPU take some 20 kB; the GPUs come in order of severity.
-MOST_CHARTED = 64
-TITLES = {"GPU": "GPU", "SM": "SM", "DRAM": "DRAM"}
-
-
 @dataclass(frozen=True, slots=True)
-class HtmlReport:
-    """What a page contains. `findings` are diagnoses with the device under which `window` has its values.
+class _Content:
+    """What a page contains: a result whose names may be masked, and each diagnosis of it that is shown, the worst
+    first, with the device under which the window has its values."""
 
-    `content` is what `--json` prints, `facts` are lines about the machine and versions by their names.
-    """
-
-    title: str
-    about: str
-    banner: str
+    result: DiagnosisResult
     findings: Sequence[tuple[DeviceKey, Diagnosis]]
-    absent: Sequence[Absent]
-    window: Window
-    content: Mapping[str, Any]
-    facts: Mapping[str, str] = field(default_factory=dict)
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str]
 
 
-def page(content: HtmlReport) -> str:
-    """Return the whole document."""
-    return "".join(_document(content)) + "\n"
+def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
+    """Return the whole document. With `mask`, names of pods, hosts, commands and users are replaced."""
+    names = DiagnosisNames(mask=mask)
+    findings = {
+        diagnosis.device: names.diagnosis(diagnosis)
+        for diagnosis in sorted(filter(report.is_reported, result.diagnoses), key=report.urgency)
+    }
+    named = replace(
+        result,
+        diagnoses=[findings[each.device] for each in result.diagnoses if each.device in findings],
+        absent=[names.absent(gpus) for gpus in result.absent],
+        source=names.source(result.source),
+        profiles=(),
+    )
+    remarks = [
+        report.phases_together(result),
+        *report.time_lines(result.diagnoses, price),
+        report.hint(result.diagnoses),
+    ]
+    return "".join(_document(_Content(named, list(findings.items()), [*filter(None, remarks)])))
 
 
-def _text(text: str) -> str:
-    """Return text from outside, without control characters and harmless in HTML."""
-    return escape(printable(text, LONGEST), quote=True)
-
-
-def _document(content: HtmlReport) -> Iterator[str]:
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield '<meta name="color-scheme" content="light dark">\n'
-    yield f"<title>{_text(content.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-    if content.banner:
-        yield f'<p class="banner">{_text(content.banner)}</p>\n'
-    yield f"<h1>{_text(content.title)}</h1>\n<p>{_text(content.about)}</p>\n"
-    for gpus in report.absences(content.absent):
-        yield f'<p class="critical">{_text(gpus)}</p>\n'
+def _document(content: _Content) -> Iterator[str]:
+    yield from page_head(TITLE, CHART_STYLE + STYLE)
+    if banner := _banner(content.result):
+        yield f'<p class="banner">{banner}</p>\n'
+    yield f"<h1>{TITLE}</h1>\n<p>{safe_text(report.origin(content.result))}</p>\n"
+    for gpus in report.absences(content.result.absent):
+        yield f'<p class="critical">{safe_text(gpus)}</p>\n'
     yield from _overview(content)
     for remark in content.remarks:
-        yield f"<p>{_text(remark)}</p>\n"
+        yield f"<p>{safe_text(remark)}</p>\n"
     for number, (device, diagnosis) in enumerate(content.findings):
-        yield from _gpu(device, diagnosis, content.window, charted=number < MOST_CHARTED)
+        yield from _gpu(device, diagnosis, content.result.window, charted=number < MOST_CHARTED)
     if len(content.findings) > MOST_CHARTED:
         yield f"<p>Only the first {MOST_CHARTED} GPUs, the worst ones, have charts.</p>\n"
-    yield from _about(content)
-    embedded = json.dumps(content.content, indent=1)
-    safe = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", embedded)
-    yield f'</main>\n<script type="application/json" id="diagnosis">{safe}</script>\n</body>\n</html>'
+    yield from _about(content.result)
+    yield from page_foot(report.as_json(content.result), "diagnosis")
 
 
-def _overview(content: HtmlReport) -> Iterator[str]:
+def _overview(content: _Content) -> Iterator[str]:
     head = "".join(f'<th scope="col">{TITLES.get(title, title.capitalize())}</th>' for title in HEAD)
     yield '<h2>GPUs</h2>\n<div class="wide" role="region" aria-label="GPUs" tabindex="0">'
     yield f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
     for device, diagnosis in content.findings:
         name = report.names_of([diagnosis]).removeprefix("GPU ")
-        row = {**cells(content.window, replace(diagnosis, device=device)), "GPU": name}
-        first, *rest = (_text(row[title]) for title in HEAD)
+        row = {**cells(content.result.window, replace(diagnosis, device=device)), "GPU": name}
+        first, *rest = (safe_text(row[title]) for title in HEAD)
         link = f'<th scope="row"><a href="#{_anchor(diagnosis)}">{first}</a></th>'
         yield f'<tr class="{_severity(diagnosis)}">{link}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
     yield "</tbody></table></div>\n"
@@ -194,19 +151,19 @@ def _anchor(diagnosis: Diagnosis) -> str:
 
 def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window, *, charted: bool) -> Iterator[str]:
     where = report.where_of(diagnosis)
-    yield f'<section id="{_anchor(diagnosis)}">\n<h2>{_text(report.names_of([diagnosis]))}'
-    yield f" <small>{_text(where)}</small></h2>\n<p><b>{_text(report.what_is(diagnosis))}</b></p>\n"
+    yield f'<section id="{_anchor(diagnosis)}">\n<h2>{safe_text(report.names_of([diagnosis]))}'
+    yield f" <small>{safe_text(where)}</small></h2>\n<p><b>{safe_text(report.what_is(diagnosis))}</b></p>\n"
     printed: set[str] = set()
     if numbers := report.evidence([diagnosis.numbers], printed):
-        yield f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in numbers)}</ul>\n"
+        yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
     if diagnosis.shares:
-        share = f"{lost(diagnosis.shares):.0%}".replace("%", " %")
-        yield f"<p>{share} of its time lost: {_text(breakdown([diagnosis.shares]))}</p>\n{time_bar(diagnosis.shares)}\n"
+        yield f"<p>{percent(lost(diagnosis.shares))} of its time lost: {safe_text(breakdown([diagnosis.shares]))}</p>\n"
+        yield f"{time_bar(diagnosis.shares)}\n"
     if diagnosis.headroom and not diagnosis.headroom.limited_by:
         text = f"At no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"
-        yield f"<p>{_text(text)}</p>\n"
+        yield f"<p>{safe_text(text)}</p>\n"
     for text in report.processes([diagnosis], set()):
-        yield f'<p class="process">{_text(text)}</p>\n'
+        yield f'<p class="process">{safe_text(text)}</p>\n'
     yield from _findings(diagnosis, printed)
     if charted:
         yield from _charts(device, diagnosis, window)
@@ -220,7 +177,7 @@ def _findings(diagnosis: Diagnosis, printed: set[str]) -> Iterator[str]:
         severity = mode.severity.value
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'
         if numbers := report.evidence([match.because], printed):
-            yield f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in numbers)}</ul>\n"
+            yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
         advice = re.sub("`([^`]*)`", r"<code>\1</code>", escape(mode.advice))
         yield f"<p>{advice}</p>\n<p>Runbook: {_runbook(report.runbook(mode))}</p>\n</div>\n"
 
@@ -242,12 +199,41 @@ def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator
     yield "</div>\n"
 
 
-def _about(content: HtmlReport) -> Iterator[str]:
+def _banner(result: DiagnosisResult) -> str:
+    """Return what nobody may mistake for GPUs of now."""
+    if result.is_simulated:
+        return "Simulated GPUs"
+    return "Replayed from a recording of real GPUs" if result.recorded else ""
+
+
+def _about(result: DiagnosisResult) -> Iterator[str]:
     yield "<section>\n<h2>About this report</h2>\n<dl>\n"
-    for name, text in content.facts.items():
-        yield f"<dt>{escape(name)}</dt><dd>{_text(text)}</dd>\n"
+    for name, text in _facts(result).items():
+        yield f"<dt>{escape(name)}</dt><dd>{safe_text(text)}</dd>\n"
     yield (
         "</dl>\n<p>Charts: a line is a mean, the band around it the lowest and the highest value. The end of this file"
         ' has the diagnosis as JSON (<code>id="diagnosis"</code>), as <code>gpu-exporter diagnose --json</code> prints'
         " it.</p>\n</section>\n"
     )
+
+
+def _facts(result: DiagnosisResult) -> Mapping[str, str]:
+    """Return lines about the machine and versions by their names."""
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(result.window.now))
+    facts = {
+        "Watched until": f"{until}, for {result.seconds:.0f} s",
+        "Driver": result.driver or "unknown",
+        "Written by": f"gpu-exporter {__version__}, Python {platform.python_version()}",
+    }
+    if result.is_local:
+        system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+        facts["Machine"] = f"{system}, {os.cpu_count()} CPUs{_memory()}"
+    return facts
+
+
+def _memory() -> str:
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return ""
+    return f", {size / (1 << 30):.0f} GiB memory"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import SHARES, WORDS, Cause
 from gpu_exporter.catalogue.roofline import NEAR_BEST, Headroom, Position
+from gpu_exporter.reports.numbers import percent
 
 # Shares below this are not printed, and GPUs that lose less are not reported as losing time.
 LEAST_SHARE, LEAST_LOSS = 0.01, 0.1
@@ -23,25 +24,23 @@ def breakdown(of_gpus: Sequence[TimeShares]) -> str:
     known = [shares for shares in of_gpus if shares]
     means = {cause: sum(shares[cause] for shares in known) / len(known) for cause in SHARES} if known else {}
     largest = sorted(((share, cause) for cause, share in means.items()), key=lambda of: -of[0])
-    return ", ".join(
-        f"{share:.0%} {WORDS[cause]}".replace("%", " %") for share, cause in largest if share >= LEAST_SHARE
-    )
+    return ", ".join(f"{percent(share)} {WORDS[cause]}" for share, cause in largest if share >= LEAST_SHARE)
 
 
 def limits(headroom: Headroom) -> str:
     """Return how close a GPU is to the limits of its chip: 33 % of tensor peak, 61 % of memory peak."""
-    texts = [f"{headroom.tensor:.0%} of tensor peak", f"{headroom.memory:.0%} of memory peak"]
+    texts = [f"{percent(headroom.tensor)} of tensor peak", f"{percent(headroom.memory)} of memory peak"]
     if headroom.pipes > max(headroom.tensor, headroom.memory):
-        texts.append(f"{headroom.pipes:.0%} of the peak of another arithmetic pipe")
-    return ", ".join(texts).replace("%", " %")
+        texts.append(f"{percent(headroom.pipes)} of the peak of another arithmetic pipe")
+    return ", ".join(texts)
 
 
 def achieved(position: Position) -> str:
     """Return what a GPU achieves of what it can reach, and what that says about the size of the batch."""
     basis = "this GPU reached in its last active check" if position.checked else "its model reaches"
     assumed = "" if position.measured or position.checked else ", which is assumed from the data sheet"
-    text = f"tensor cores {position.tensor:.0%}, memory {position.memory:.0%} of what {basis}{assumed}."
-    return f"{text.replace('%', ' %')} {batch_advice(position)}".strip()
+    shares = f"tensor cores {percent(position.tensor)}, memory {percent(position.memory)}"
+    return f"{shares} of what {basis}{assumed}. {batch_advice(position)}".strip()
 
 
 def batch_advice(position: Position) -> str:

@@ -9,6 +9,7 @@ from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.reports.numbers import narrow_size, percent
 
 # A value that is older was not measured by the last scrapes. Some metrics are read only every 15 s.
 FRESH_SECONDS = 3.0
@@ -57,23 +58,14 @@ def amount(unit: str, value: float) -> str:
     """Return a value with its unit: 93 %, 642 W, 56 °C, 98 GB, 1.2 MB/s."""
     match unit:
         case "share":
-            return f"{value:.0%}".replace("%", " %")
+            return percent(value)
         case "W":
             return f"{value:.0f} W"
         case "celsius":
             return f"{value:.0f} °C"
-    text = scaled(value)
+    text = narrow_size(value)
     number, prefix = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
     return f"{number} {prefix}B{'/s' if unit == BYTES_PER_SECOND else ''}"
-
-
-def scaled(value: float) -> str:
-    """Return a number of bytes with a prefix, in four characters: 98G, 1.2M."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size * 0.9995:
-            number = value / size
-            return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
-    return f"{value:.0f}"
 
 
 def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: float) -> float | None:

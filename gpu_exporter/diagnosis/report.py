@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
@@ -19,6 +19,10 @@ from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.diagnosis.words import name_of, series, statement, subject
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.model.source_kind import DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.result import DiagnosisResult
 
 # Names of pods have at most 253 characters.
 LONGEST_NAME = 256
@@ -34,6 +38,73 @@ def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> 
     if any(diagnosis.matches for diagnosis in diagnoses) or not all(gpus.expected for gpus in absent):
         return 1
     return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if is_reported(diagnosis)) else 2
+
+
+def as_json(result: DiagnosisResult) -> dict[str, Any]:
+    """Return a result for JSON: what was watched, the profiles, and the GPUs."""
+    about: dict[str, Any] = {"source": result.source, "watched_seconds": round(result.seconds, 1)}
+    if result.profiles:
+        about["profiles"] = list(result.profiles)
+    return {**about, **as_dict(result.diagnoses, result.absent)}
+
+
+def report_lines(result: DiagnosisResult, *, every: bool, verbose: bool, price: float | None) -> Iterator[str]:
+    """Yield the whole report, one line for each statement. `every` and `verbose` are those of `lines`."""
+    yield from (line for line, _ in beginning(result))
+    # Without a GPU that can be judged, there is one empty line.
+    yield from list(lines(result.diagnoses, every=every, verbose=verbose)) or [""]
+    yield from (line for line, _ in end(result, price))
+
+
+def beginning(result: DiagnosisResult) -> Iterator[tuple[str, str]]:
+    """Yield what is said before the GPUs, with its style: which are absent, and what was watched."""
+    for line in absences(result.absent):
+        yield line, "bad"
+    yield origin(result), ""
+    if phases := phases_together(result):
+        yield phases, ""
+
+
+def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str]]:
+    """Yield what is said after the GPUs, with its style: profiles, lost time, what to try, and the verdict."""
+    lost_time = time_lines(result.diagnoses, price)
+    for line in (*result.profile_lines, *lost_time, *filter(None, [hint(result.diagnoses)])):
+        yield line, ""
+    code = exit_code(result.diagnoses, result.absent)
+    if code == 0 and has_headroom(result.diagnoses):
+        yield "no fault was found, but the GPUs could do more: see where their time went and which limit they reach", ""
+    elif code == 0:
+        yield "nothing wrong was found", "good"
+    elif code != 1:
+        yield "could not tell: see --all", ""
+
+
+def origin(result: DiagnosisResult) -> str:
+    """Return what was watched, and for how long."""
+    return f"{_watched(result)} Alerts need longer to fire."
+
+
+def _watched(result: DiagnosisResult) -> str:
+    seconds = f"{result.seconds:.0f} s"
+    if result.recorded:
+        return f"Replayed {seconds} of {OF_SIMULATED if result.is_simulated else REPLAY.description}."
+    match result.source:
+        case SIMULATED.name:
+            return f"Watched simulated GPUs for {seconds}."
+        case DCGM.name:
+            return f"Watched the GPUs of DCGM's host engine for {seconds}."
+        case source if source in SOURCE_KINDS:
+            return f"Watched the GPUs of this machine for {seconds}."
+    return f"Analysed the last {seconds} of {result.source}."
+
+
+def phases_together(result: DiagnosisResult) -> str:
+    """Return which phases of a recording were analysed together, as a sentence; empty if there is only one."""
+    recorded = result.recorded
+    phases = [printable(phase, 60) for phase in recorded.phases] if recorded and not recorded.phase else ()
+    if len(phases) < 2:
+        return ""
+    return f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}"
 
 
 def as_dict(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
@@ -12,11 +13,31 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.reports.numbers import percent
+
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.result import DiagnosisResult
 
 # Styles a text: with the name of a style, such as `bad`.
 Style = Callable[[str, str], str]
 STYLES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "info"}
 NARROWEST, WIDEST = 40, 120
+
+
+def report_lines(
+    result: DiagnosisResult, *, width: int, style: Style, every: bool, verbose: bool, price: float | None
+) -> Iterator[str]:
+    """Yield the whole report, its sentences wrapped to `width` columns."""
+    yield from _sentences(report.beginning(result), width, style)
+    yield ""
+    yield from lines(result.diagnoses, result.window, width=width, style=style, every=every, verbose=verbose)
+    yield ""
+    yield from _sentences(report.end(result, price), width, style)
+
+
+def _sentences(styled: Iterable[tuple[str, str]], width: int, style: Style) -> Iterator[str]:
+    for sentence, name in styled:
+        yield from (style(line, name) if name else line for line in _wrapped(sentence, width, "", ""))
 
 
 def lines(
@@ -99,16 +120,12 @@ def _loss(group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], match: Mat
     share = sum(known) / len(known) if known else 0.0
     if not cause.is_loss or share < LEAST_SHARE:
         return ""
-    return f": {_percent(share)} of {'the GPU time of its job' if of_job else 'GPU time'} lost, {WORDS[cause]}"
+    return f": {percent(share)} of {'the GPU time of its job' if of_job else 'GPU time'} lost, {WORDS[cause]}"
 
 
 def _lost(group: Sequence[Diagnosis]) -> str:
     known = [lost(diagnosis.shares) for diagnosis in group if diagnosis.shares]
-    return f"{_percent(sum(known) / len(known))} of GPU time lost"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
+    return f"{percent(sum(known) / len(known))} of GPU time lost"
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:

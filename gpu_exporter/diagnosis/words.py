@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import host_signals as h
@@ -11,6 +10,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
+from gpu_exporter.reports.numbers import duration, measured
 
 IDLE = "GPU idle {} of the time"
 VARYING: Mapping[Signal, str] = {
@@ -129,16 +129,8 @@ def subject(signal: Signal) -> str:
     return NOUNS.get(signal) or " ".join(text.strip(" :").split())
 
 
-def span(seconds: float) -> str:
-    """Return a duration in the largest unit in which it is at least 1: 15 min."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def _over(term: Over, values: Sequence[float]) -> str:
-    signal, window = term.signal, f" (last {span(term.window)})"
+    signal, window = term.signal, f" (last {duration(term.window)})"
     amount = _range(signal.unit, values, CODES.get(signal))
     match term.fn:
         case Fn.LAST | Fn.MEAN:
@@ -154,7 +146,7 @@ def _over(term: Over, values: Sequence[float]) -> str:
         case Fn.INCREASE:
             return signal.plain.format(f"{amount} new") + window
         case Fn.PREDICT:
-            return signal.plain.format(amount) + f" (predicted for {span(term.ahead)} from now)"
+            return signal.plain.format(amount) + f" (predicted for {duration(term.ahead)} from now)"
         case _:
             raise no_case(term.fn)
 
@@ -168,27 +160,4 @@ def _amount(unit: str, value: float, codes: Mapping[int, str] | None) -> str:
     """Return a value with its unit, in the size that people use."""
     if codes and value in codes:
         return codes[int(value)]
-    match unit:
-        case "ratio":
-            return (
-                f"{value:.1%}".replace("%", " %") if 0.0005 <= abs(value) < 0.1 else f"{value:.0%}".replace("%", " %")
-            )
-        case "bool":
-            return "yes" if value else "no"
-        case "seconds":
-            return span(value)
-        case "bytes" | "bytes_per_second":
-            return f"{_scaled(value, ('', 'k', 'M', 'G', 'T'))}B" + ("/s" if unit == "bytes_per_second" else "")
-        case "hertz":
-            return f"{value / 1e6:.0f} MHz"
-        case "watts" | "joules_per_second":
-            return f"{value:.0f} W" if abs(value) >= 10 else f"{value:.2g} W"
-        case "celsius":
-            return f"{value:.4g} °C"
-    return f"{value:.4g}"
-
-
-def _scaled(value: float, prefixes: Sequence[str]) -> str:
-    size = math.floor(math.log10(abs(value)) / 3) if value else 0
-    place = min(max(size, 0), len(prefixes) - 1)
-    return f"{value / 1000**place:.3g} {prefixes[place]}"
+    return measured(value, unit)

@@ -103,3 +103,14 @@ def write_private(path: Path, content: bytes) -> None:
             os.fchmod(descriptor, PRIVATE)
             os.ftruncate(descriptor, 0)
         file.write(content)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that a reader sees its old or its new content. Raises OSError, which names the file."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,13 +1,30 @@
-"""Host evidence with the names of the pods, containers and jobs that processes belong to."""
+"""What observes the processes on the GPUs and the network cards of this machine, with what the processes belong to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from gpu_exporter.config import Config
 from gpu_exporter.host.files import HostFiles
+from gpu_exporter.host.threads import JoinedEvidence
 from gpu_exporter.host.watch import PERIOD_SECONDS, HostWatch
 from gpu_exporter.model.metric import Labels
+from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.owners.cgroup import process_owner
+from gpu_exporter.sources.choice import is_remote
+
+
+def host_evidence(source: Source, config: Config, period: float) -> HostEvidence | None:
+    """Return what observes the processes on the GPUs and the network cards every `period` seconds, for a command that
+    watches for a short time; None if these are not this machine's GPUs."""
+    if not source.live or is_remote(config, source.name):
+        return None
+    processes = host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
+    if not config.nics:
+        return JoinedEvidence([processes])
+    from gpu_exporter.host.fabric.watch import FabricWatch
+
+    return JoinedEvidence([processes, FabricWatch(HostFiles(config.procfs, config.sysfs), period=period)])
 
 
 def host_watch(

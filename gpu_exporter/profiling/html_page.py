@@ -9,10 +9,9 @@ from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 from gpu_exporter.profiling.stacks import ThreadProfile
 from gpu_exporter.profiling.text_report import title
-from gpu_exporter.reports.flame_graph import flame_graph
-from gpu_exporter.reports.html_document import page_foot, page_head, safe_text
-from gpu_exporter.traces.text_report import duration
-from gpu_exporter.traces.verdict import percent
+from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
+from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
+from gpu_exporter.reports.numbers import fine_percent, short_duration
 
 MOST_PROCESSES, MOST_THREADS, MOST_LINES = 16, 8, 8
 MAIN_THREAD = "main thread"
@@ -24,7 +23,7 @@ def page(found: Sequence[ProcessProfile]) -> str:
 
 
 def _document(found: Sequence[ProcessProfile]) -> Iterator[str]:
-    yield from page_head("Where the time of the host went")
+    yield from page_head("Where the time of the host went", FLAME_STYLE)
     yield "<h1>Where the time of the host went</h1>\n"
     for odd in odd_ones(found):
         yield f'<div class="verdict"><p>{odd.others} of {len(found)} processes are at <span class="frame">'
@@ -34,7 +33,7 @@ def _document(found: Sequence[ProcessProfile]) -> Iterator[str]:
         yield from _process(profile)
     if len(found) > MOST_PROCESSES:
         yield f"<p>{len(found) - MOST_PROCESSES} more processes are only in the JSON.</p>\n"
-    yield from page_foot([profile.to_json() for profile in found])
+    yield from analysis_foot([profile.to_json() for profile in found])
 
 
 def _process(profile: ProcessProfile) -> Iterator[str]:
@@ -57,14 +56,12 @@ def _process(profile: ProcessProfile) -> Iterator[str]:
 def _thread(thread: ThreadProfile) -> Iterator[str]:
     name = title(thread)
     words = WORKER_WORDS if thread.workers else STACK_WORDS
-    yield f'<h3>{safe_text(name[:1].upper() + name[1:])}</h3>\n<div class="wide" role="region"'
-    yield f' aria-label="{safe_text(name)}" tabindex="0"><table>\n<thead><tr><th scope="col">what it did</th>'
-    yield '<th scope="col" class="number">share</th><th scope="col" class="number">time</th></tr></thead>\n<tbody>\n'
+    rows = []
     for cause in thread.causes:
         frames = "".join(
-            f'<br><span class="frame">{percent(line.share)} {safe_text(line.frame)}</span>'
+            f'<br><span class="frame">{fine_percent(line.share)} {safe_text(line.frame)}</span>'
             for line in cause.lines[:MOST_LINES]
         )
-        yield f'<tr><td>{words[cause.cause]}{frames}</td><td class="number">{percent(cause.share)}</td>'
-        yield f'<td class="number">{duration(cause.seconds)}</td></tr>\n'
-    yield "</tbody></table></div>\n"
+        rows.append((f"{words[cause.cause]}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
+    yield f"<h3>{safe_text(name[:1].upper() + name[1:])}</h3>\n"
+    yield from table(("what it did", "share", "time"), rows, name)

@@ -1,1 +1,1 @@
-"""What all reports share: the HTML document, flame graphs, Markdown, and numbers as text."""
+"""What all reports share: the HTML document, charts, flame graphs, masking, Markdown, and numbers as text."""

@@ -14,6 +14,10 @@ WIDTH, ROW = 1000.0, 18
 LEAST_WIDTH, MOST_DEPTH = 0.7, 48
 LETTER, MOST_NAME = 6.3, 300
 HUES = (8, 52)
+# The rules that a page with flame graphs adds to its style.
+FLAME_STYLE = """svg.flame{margin:.2rem 0 1rem}
+.flame text{font:11px ui-monospace,monospace;fill:#1a1a1a;pointer-events:none}
+"""
 
 
 @dataclass

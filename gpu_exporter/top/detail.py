@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.diagnose import Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
-from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, scaled
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
 from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook
+from gpu_exporter.reports.numbers import narrow_size, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
-from gpu_exporter.top.numbers import ABSENT, duration, long
+from gpu_exporter.top.numbers import ABSENT, long
 from gpu_exporter.top.state import GpuRow
 from gpu_exporter.top.table import HEALTH_STYLES, SEVERITY_STYLES, class_style
 
@@ -21,7 +22,9 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs) -> list[Line]:
     """Return all lines about a GPU. The beginning is the most important."""
     lines = [cut(line, width) for line in _head(row, now)]
     if row.gone or row.down:
-        why = f"No data for {duration(row.gone)}: it is gone, or its exporter or node is down." if row.gone else ""
+        why = (
+            f"No data for {whole_duration(row.gone)}: it is gone, or its exporter or node is down." if row.gone else ""
+        )
         return [*lines, *wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")]
     lines += _class(row, now, width)
     lines += _findings(row, width)
@@ -44,7 +47,7 @@ def _class(row: GpuRow, now: float, width: int) -> Iterator[Line]:
     elif diagnosis.bottleneck is None:
         yield from wrapped(UNKNOWN_CLASS, width, "  ", "unknown", first="  ")
     else:
-        since = f" (for {duration(now - row.class_since)})" if row.class_since else ""
+        since = f" (for {whole_duration(now - row.class_since)})" if row.class_since else ""
         text = f"{diagnosis.bottleneck.name}{since}: {diagnosis.bottleneck.means}"
         yield from wrapped(text, width, "  ", class_style(row), first="  ")
     if row.reasons:
@@ -104,6 +107,6 @@ def _processes(row: GpuRow, width: int) -> Iterator[Line]:
         return
     yield (Span(f"  {'PID':>8} {'MEMORY':>7} {'BUSY':>5} COMMAND", "head"),)
     for process in row.processes:
-        memory = ABSENT if process.memory is None else scaled(process.memory)
+        memory = ABSENT if process.memory is None else narrow_size(process.memory)
         busy = ABSENT if process.sm is None else f"{process.sm:.0%}"
         yield cut((Span(f"  {process.pid:>8} {memory:>7} {busy:>5} {process.command or ABSENT}"),), width)

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
-from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.remote_scrapes import is_prometheus
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
 from gpu_exporter.events.event_log import EventLog
@@ -129,7 +129,7 @@ class UrlFeed:
         try:
             self._scrape()
         except GpuExporterError:
-            if prometheus.is_prometheus(self._remote):
+            if is_prometheus(self._remote):
                 raise GpuExporterError(
                     f"{self._remote.url} is a Prometheus; give the URL of an exporter, or use `gpu-exporter diagnose"
                     f" --url {self._remote.url}`"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_exporter.diagnosis.measurements import CELSIUS, SHARE, Measurement, amount, scaled
+from gpu_exporter.diagnosis.measurements import CELSIUS, SHARE, Measurement, amount
+from gpu_exporter.reports.numbers import narrow_size
 
 ABSENT = "-"
 
@@ -18,7 +19,7 @@ def short(measurement: Measurement, value: float | None) -> str:
             return f"{value:.0f}W"
         case "celsius":
             return f"{value:.0f}°"
-    return scaled(value)
+    return narrow_size(value)
 
 
 def long(measurement: Measurement, value: float | None, limit: float | None) -> str:
@@ -30,11 +31,3 @@ def long(measurement: Measurement, value: float | None, limit: float | None) -> 
         return text
     between = ", slowdown at " if measurement.unit == CELSIUS else " of "
     return f"{text}{between}{amount(measurement.unit, limit)}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its largest unit: 42 s, 3 min, 2 h, 1 d."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.detail import detail
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
-from gpu_exporter.top.numbers import duration
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
 from gpu_exporter.top.table import columns_for, heading, line
 
@@ -170,7 +170,7 @@ class Screen:
             lines.append(padded((Span(f" {view.banner}"),), width, "banner"))
         age = now - view.at
         if view.problem or (view.at and age > max(OLD_SECONDS, OLD_INTERVALS * view.interval)):
-            old = f" The values are {duration(age)} old." if view.at else ""
+            old = f" The values are {whole_duration(age)} old." if view.at else ""
             text = f" {view.problem or 'No new values.'}"
             lines.append(padded((Span(fit(text, max(0, width - width_of(old))) + old),), width, "problem"))
         return lines

@@ -10,8 +10,9 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis import summary_table
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.measurements import BY_NAME
+from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, padded, spark, width_of
-from gpu_exporter.top.numbers import ABSENT, duration, short
+from gpu_exporter.top.numbers import ABSENT, short
 from gpu_exporter.top.state import DEGRADED, HEALTHY, UNHEALTHY, GpuRow
 
 HEALTH_STYLES = {HEALTHY: "good", DEGRADED: "warn", UNHEALTHY: "bad"}
@@ -65,7 +66,7 @@ def line(row: GpuRow, columns: Sequence[tuple[TableColumn, int]], width: int, ma
     """Return the line of a GPU."""
     mark = f"{marks.chosen} " if chosen else "  "
     if row.gone or row.down:
-        why = f"gone: no data for {duration(row.gone)}" if row.gone else row.down
+        why = f"gone: no data for {whole_duration(row.gone)}" if row.gone else row.down
         spans = (Span(mark), Span(f"{fit(row.name, columns[0][1])} "), Span(why, "bad"))
         return padded(spans, width, "chosen") if chosen else cut(spans, width)
     spans_of = [Span(mark)]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
+from gpu_exporter.reports.numbers import percent
 from gpu_exporter.traces.device_times import NS, DeviceTimes
 from gpu_exporter.traces.intervals import subtract, union
 from gpu_exporter.traces.kernel_classes import avoids_tensor_cores, kernel_class
@@ -108,7 +109,7 @@ def _of_communication(rank: RankResult) -> Iterator[Finding]:
         share = rank.exposed_communication_seconds / max(rank.communication_seconds, 1e-12)
         yield (
             "overlap_communication",
-            f"{share * 100:.0f} % of the communication runs while nothing computes: overlap it (gradient buckets,"
+            f"{percent(share)} of the communication runs while nothing computes: overlap it (gradient buckets,"
             " prefetch of FSDP), use larger messages, or accumulate gradients.",
             rank.exposed_communication_seconds,
             rank.communication_frames,

@@ -13,6 +13,7 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.reports.numbers import short_duration
 from gpu_exporter.traces.analysis import no_gpu_events
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices
 from gpu_exporter.traces.frames import PYTHON_FRAME
@@ -20,7 +21,6 @@ from gpu_exporter.traces.idle import Launches, attribute
 from gpu_exporter.traces.kernel_classes import kernel_class, short_name
 from gpu_exporter.traces.model import UNKNOWN, Trace
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.text_report import duration
 
 # What time is summed by, as `trace top --by` names it.
 OPERATOR, KERNEL, CLASS, FRAME, CAUSE, IDLE_FRAME = "operator", "kernel", "class", "code", "cause", "idle-code"
@@ -211,7 +211,8 @@ def lines(found: Diff) -> Iterator[str]:
     change = after.step_seconds - before.step_seconds
     what = "A step" if found.unit == "step" else "The trace"
     share = f" ({change / before.step_seconds:+.1%})" if before.step_seconds else ""
-    yield f"{what} took {duration(before.step_seconds)}, and now takes {duration(after.step_seconds)}{share}."
+    took, takes = short_duration(before.step_seconds), short_duration(after.step_seconds)
+    yield f"{what} took {took}, and now takes {takes}{share}."
     busy, idle = (after.busy_seconds - before.busy_seconds, change - (after.busy_seconds - before.busy_seconds))
     yield f"The GPU works {_signed(busy)} and is idle {_signed(idle)} than before."
     if culprit := main_cause(found):
@@ -225,7 +226,7 @@ def lines(found: Diff) -> Iterator[str]:
             yield f"{title}, per {found.unit}"
         for row in (*slower, *faster):
             counts = f"{row.before_count:.4g} -> {row.after_count:.4g} x" if key not in (CAUSE, IDLE_FRAME) else ""
-            times = f"{duration(row.before_seconds):>8} -> {duration(row.after_seconds):>8}"
+            times = f"{short_duration(row.before_seconds):>8} -> {short_duration(row.after_seconds):>8}"
             yield f"  {_plus(row.seconds):>10}  {times}  {counts:>18}  {_words(key, row.name)}"
 
 
@@ -252,8 +253,8 @@ def _words(key: str, name: str) -> str:
 
 
 def _plus(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+    return f"{'-' if seconds < 0 else '+'}{short_duration(abs(seconds))}"
 
 
 def _signed(seconds: float) -> str:
-    return f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"
+    return f"{short_duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"

@@ -14,6 +14,7 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import read
 from gpu_exporter.io.user_text import quoted
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.reports.numbers import percent
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 
 MOST_BASELINE_BYTES = 256 << 20
@@ -51,7 +52,7 @@ class Condition:
         for rank in result.ranks:
             value = _ratio(rank, self.name)
             if _OPERATORS[self.comparison](value, self.limit):
-                yield f"{self.text}: {self.name} is {value * 100:.1f} % on rank {rank.rank}, GPU {rank.device}"
+                yield f"{self.text}: {self.name} is {percent(value, 1)} on rank {rank.rank}, GPU {rank.device}"
 
 
 def _ratio(rank: RankResult, name: str) -> float:

@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
-from gpu_exporter.reports.flame_graph import flame_graph
-from gpu_exporter.reports.html_document import page_foot, page_head
-from gpu_exporter.reports.html_document import safe_text as _text
+from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
+from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
+from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.device_times import DeviceTimes, devices
 from gpu_exporter.traces.exports import gpu_stacks
 from gpu_exporter.traces.intervals import covered, union
 from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.text_report import duration, failure_words, memory_words, sentence, size
-from gpu_exporter.traces.verdict import percent
+from gpu_exporter.traces.text_report import failure_words, memory_words, sentence
 
 WIDTH, HEIGHT, BINS = 1000.0, 44, 500
 MOST_STEPS = 200
@@ -32,6 +31,16 @@ LAYERS = (
     ("copies", "only copying", "#a56cc1"),
 )
 IDLE = ("idle", "idle", "#d9d9d9")
+# Flame graphs take some 100 kB each: these ranks have them, the one with most idle time first.
+MOST_FLAMES = 4
+MOST_KERNELS, MOST_CAUSES, MOST_FRAMES = 12, 6, 3
+# The rules of this page, beyond those of flame graphs and of all reports.
+STYLE = """
+.verdict.compute-bound{border-color:var(--ok)}
+svg.timeline{height:44px;margin:.2rem 0 1rem}
+.step{stroke:#0006;stroke-width:1;vector-effect:non-scaling-stroke}
+.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}
+"""
 
 
 def shares(times: DeviceTimes, start: int, end: int) -> dict[str, Column]:
@@ -85,11 +94,6 @@ def _columns(bottom: Column, top: Column, width: float) -> str:
     )
 
 
-# Flame graphs take some 100 kB each: these ranks have them, the one with most idle time first.
-MOST_FLAMES = 4
-MOST_KERNELS, MOST_CAUSES, MOST_FRAMES = 12, 6, 3
-
-
 def page(traces: Sequence[Trace], result: AnalysisResult) -> str:
     """Return the whole document."""
     return "".join(_document(traces, result))
@@ -98,17 +102,17 @@ def page(traces: Sequence[Trace], result: AnalysisResult) -> str:
 def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
     names = ", ".join(Path(trace.path).name for trace in traces[:3]) + (" …" if len(traces) > 3 else "")
     verdict = result.verdict
-    yield from page_head(f"{verdict.trace_class.value}: {names}")
-    yield f"<h1>Where the GPU time went <small>{_text(names)}</small></h1>\n"
+    yield from page_head(f"{verdict.trace_class.value}: {names}", FLAME_STYLE + STYLE)
+    yield f"<h1>Where the GPU time went <small>{safe_text(names)}</small></h1>\n"
     yield f'<div class="verdict {verdict.trace_class.value}"><h2>{verdict.trace_class.value}</h2>\n'
-    yield f"<p>{_text(sentence(verdict.because))}</p></div>\n"
+    yield f"<p>{safe_text(sentence(verdict.because))}</p></div>\n"
     yield from _advice(result)
     yield from _ranks(result)
     yield from _timelines(traces, result)
     yield from _details(traces, result)
     for reason, count in result.dropped_reasons.items():
-        yield f"<p>Not analysed: {count} events {_text(reason)}</p>\n"
-    yield from page_foot(result.to_json())
+        yield f"<p>Not analysed: {count} events {safe_text(reason)}</p>\n"
+    yield from analysis_foot(result.to_json())
 
 
 def _advice(result: AnalysisResult) -> Iterator[str]:
@@ -116,38 +120,24 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
         return
     yield "<h2>What to do</h2>\n<p>Each saving is an upper bound.</p>\n<ol>\n"
     for one in result.verdict.advice:
-        saving = f"at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)})"
-        frame = f'<br><span class="frame">at {_text(one.frames[0])}</span>' if one.frames else ""
-        yield f"<li><b>{saving}</b>: {_text(sentence(one.text))}{frame}</li>\n"
+        saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
+        frame = f'<br><span class="frame">at {safe_text(one.frames[0])}</span>' if one.frames else ""
+        yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{frame}</li>\n"
     yield "</ol>\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> Iterator[str]:
-    """Yield a table; its first column is a name, the others are numbers. Cells are HTML."""
-    yield f'<div class="wide" role="region" aria-label="{_text(label)}" tabindex="0"><table>\n<thead><tr>'
-    yield "".join(f'<th scope="col"{_number(at)}>{_text(name)}</th>' for at, name in enumerate(head))
-    yield "</tr></thead>\n<tbody>\n"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td{_number(at)}>{cell}</td>' for at, cell in enumerate(row))}</tr>\n"
-    yield "</tbody></table></div>\n"
-
-
-def _number(column: int) -> str:
-    return ' class="number"' if column else ""
 
 
 def _ranks(result: AnalysisResult) -> Iterator[str]:
     head = ("rank", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels")
     rows = [
         (
-            _text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
-            duration(rank.span_seconds),
-            percent(rank.busy_ratio),
-            percent(rank.idle_ratio),
-            duration(rank.compute_seconds),
-            duration(rank.communication_seconds),
-            duration(rank.exposed_communication_seconds),
-            duration(rank.copy_seconds),
+            safe_text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
+            short_duration(rank.span_seconds),
+            fine_percent(rank.busy_ratio),
+            fine_percent(rank.idle_ratio),
+            short_duration(rank.compute_seconds),
+            short_duration(rank.communication_seconds),
+            short_duration(rank.exposed_communication_seconds),
+            short_duration(rank.copy_seconds),
             str(rank.kernels),
         )
         for rank in result.ranks
@@ -156,8 +146,8 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     if result.straggler:
         straggler = result.straggler
         yield f"<p>The others wait for rank {straggler.rank}, whose {straggler.kind.replace('gpu', 'GPU')} is slow: "
-        yield f"{duration(straggler.excess_seconds)} per step.</p>\n"
-    yield from _table(head, rows, "Ranks")
+        yield f"{short_duration(straggler.excess_seconds)} per step.</p>\n"
+    yield from table(head, rows, "Ranks")
 
 
 def _timelines(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
@@ -168,7 +158,7 @@ def _timelines(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]
     for position, trace in enumerate(traces):
         for device, times in devices(trace).items():
             rank = position if trace.rank is None else trace.rank
-            title = f"GPU {device} of rank {rank} over {duration(times.span / 1e9)}"
+            title = f"GPU {device} of rank {rank} over {short_duration(times.span / 1e9)}"
             yield f"<p>{title}</p>\n{timeline(times, trace.steps, times.start, times.end, title)}\n"
 
 
@@ -195,15 +185,19 @@ def _memory(rank: RankResult) -> Iterator[str]:
     memory = rank.memory
     if not memory:
         return
-    yield f"<h3>Memory at its peak</h3>\n<p>{_text(memory_words(memory))}.</p>\n"
+    yield f"<h3>Memory at its peak</h3>\n<p>{safe_text(memory_words(memory))}.</p>\n"
     if memory.failed:
-        yield f"<p>{_text(failure_words(memory.failed))}.</p>\n"
+        yield f"<p>{safe_text(failure_words(memory.failed))}.</p>\n"
     for head, holders in (("category", memory.by_category), ("code", memory.by_code)):
         rows = [
-            (f'<span class="frame">{_text(each.name)}</span>', percent(each.share), size(each.bytes))
+            (
+                f'<span class="frame">{safe_text(each.name)}</span>',
+                fine_percent(each.share),
+                binary_size(each.bytes),
+            )
             for each in holders
         ]
-        yield from _table((head, "share", "bytes"), rows, f"Memory of rank {rank.rank} by {head}")
+        yield from table((head, "share", "bytes"), rows, f"Memory of rank {rank.rank} by {head}")
 
 
 def _in_words(stacks: Mapping[str, float]) -> Mapping[str, float]:
@@ -220,22 +214,22 @@ def _causes(rank: RankResult) -> Iterator[str]:
         return
     rows = []
     for cause in rank.idle_causes[:MOST_CAUSES]:
-        frames = "".join(f'<br><span class="frame">{_text(frame)}</span>' for frame in cause.frames[:MOST_FRAMES])
-        words = _text(TRACE_WORDS[TraceCause(cause.cause)])
-        rows.append((f"{words}{frames}", percent(cause.share), duration(cause.seconds)))
-    yield f"<h3>Why the GPU was idle ({percent(rank.idle_ratio)} of {duration(rank.span_seconds)})</h3>\n"
-    yield from _table(("cause", "share", "time"), rows, "Causes of idle time")
+        frames = "".join(f'<br><span class="frame">{safe_text(frame)}</span>' for frame in cause.frames[:MOST_FRAMES])
+        words = safe_text(TRACE_WORDS[TraceCause(cause.cause)])
+        rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
+    yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
+    yield from table(("cause", "share", "time"), rows, "Causes of idle time")
 
 
 def _kernels(rank: RankResult) -> Iterator[str]:
     rows = [
         (
-            f'<span class="frame">{_text(kernel.name)}</span> <small>{_text(kernel.kernel_class)}</small>',
-            percent(kernel.share),
-            duration(kernel.seconds),
+            f'<span class="frame">{safe_text(kernel.name)}</span> <small>{safe_text(kernel.kernel_class)}</small>',
+            fine_percent(kernel.share),
+            short_duration(kernel.seconds),
             str(kernel.count),
         )
         for kernel in rank.top_kernels[:MOST_KERNELS]
     ]
     yield "<h3>Kernels with most time</h3>\n"
-    yield from _table(("kernel", "share", "time", "launches"), rows, f"Kernels of rank {rank.rank}")
+    yield from table(("kernel", "share", "time", "launches"), rows, f"Kernels of rank {rank.rank}")

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
+from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.verdict import percent
 
 MOST_LINE, MOST_NAME = 160, 40
 LEAST_SHARE = 0.001
@@ -41,27 +41,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
 
 
-def duration(seconds: float) -> str:
-    """Return a duration with three digits, in a unit that suits it."""
-    for factor, unit in ((1e6, "us"), (1e3, "ms")):
-        if seconds * factor < 999.5:  # what rounds to more is 1 of the next unit
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
-
-
 def _row(rank: RankResult) -> Sequence[str]:
     return (
         str(rank.rank),
         printable(f"{rank.device} {rank.device_name}".strip(), MOST_NAME),
-        duration(rank.span_seconds),
-        percent(rank.busy_ratio),
-        percent(rank.idle_ratio),
-        duration(rank.compute_seconds),
-        duration(rank.communication_seconds),
-        duration(rank.exposed_communication_seconds),
-        duration(rank.copy_seconds),
+        short_duration(rank.span_seconds),
+        fine_percent(rank.busy_ratio),
+        fine_percent(rank.idle_ratio),
+        short_duration(rank.compute_seconds),
+        short_duration(rank.communication_seconds),
+        short_duration(rank.exposed_communication_seconds),
+        short_duration(rank.copy_seconds),
         str(rank.kernels),
-        duration(rank_step(rank).seconds) if rank.steps else "-",
+        short_duration(rank_step(rank).seconds) if rank.steps else "-",
     )
 
 
@@ -76,12 +68,12 @@ def _idle(rank: RankResult) -> Iterator[str]:
     if not rank.idle_causes:
         return
     yield ""
-    share = f"{percent(rank.idle_ratio)} of {duration(rank.span_seconds)}"
+    share = f"{fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)}"
     yield f"Why GPU {rank.device} of rank {rank.rank} was idle ({share})"
     for cause in rank.idle_causes[:MOST_CAUSES]:
         if cause.share < LEAST_SHARE:
             break
-        yield f"  {percent(cause.share):>6}  {duration(cause.seconds):>8}  {TRACE_WORDS[TraceCause(cause.cause)]}"
+        yield f"  {_part(cause.share, cause.seconds)}  {TRACE_WORDS[TraceCause(cause.cause)]}"
         for frame in cause.frames[:MOST_FRAMES]:
             yield f"{'':20}{printable(frame, MOST_LINE)}"
 
@@ -90,13 +82,15 @@ def _kernels(rank: RankResult) -> Iterator[str]:
     yield ""
     yield f"GPU time of rank {rank.rank} by class of kernel"
     for of_class in rank.kernel_classes[:MOST_CLASSES]:
-        yield f"  {percent(of_class.share):>6}  {duration(of_class.seconds):>8}  {of_class.count:>8}  {of_class.name}"
+        yield f"  {_part(of_class.share, of_class.seconds)}  {of_class.count:>8}  {of_class.name}"
     yield "  and by kernel"
     for kernel in rank.top_kernels[:MOST_KERNELS]:
-        yield (
-            f"  {percent(kernel.share):>6}  {duration(kernel.seconds):>8}  {kernel.count:>8}"
-            f"  {printable(kernel.name, MOST_LINE)}"
-        )
+        yield f"  {_part(kernel.share, kernel.seconds)}  {kernel.count:>8}  {printable(kernel.name, MOST_LINE)}"
+
+
+def _part(share: float, seconds: float) -> str:
+    """Return two columns: a share of the time, and this time."""
+    return f"{fine_percent(share):>6}  {short_duration(seconds):>8}"
 
 
 def _collectives(rank: RankResult) -> Iterator[str]:
@@ -106,11 +100,11 @@ def _collectives(rank: RankResult) -> Iterator[str]:
     yield f"Collectives of rank {rank.rank}"
     for of_group in rank.collectives[:MOST_COLLECTIVES]:
         name = printable(" ".join((of_group.operation, "of group", of_group.group or "?")), MOST_LINE)
-        text = f"  {duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
+        text = f"  {short_duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
         if of_group.bus_bandwidth is not None:
             text += f", {of_group.bus_bandwidth / 1e9:.3g} GB/s bus bandwidth"
         if of_group.skew_seconds is not None:
-            text += f", starts differ by up to {duration(of_group.skew_seconds)}"
+            text += f", starts differ by up to {short_duration(of_group.skew_seconds)}"
         yield text
 
 
@@ -121,20 +115,21 @@ def _memory(rank: RankResult) -> Iterator[str]:
     yield ""
     yield f"Memory of rank {rank.rank} at its peak: {memory_words(memory)}"
     for holder in memory.by_category:
-        yield f"  {percent(holder.share):>6}  {size(holder.bytes):>9}  {holder.name}"
+        yield f"  {fine_percent(holder.share):>6}  {binary_size(holder.bytes):>9}  {holder.name}"
     yield "  and by code"
     for holder in memory.by_code[:MOST_CLASSES]:
-        yield f"  {percent(holder.share):>6}  {size(holder.bytes):>9}  {printable(holder.name, MOST_LINE)}"
+        yield f"  {fine_percent(holder.share):>6}  {binary_size(holder.bytes):>9}  {printable(holder.name, MOST_LINE)}"
     if memory.failed:
         yield f"  {failure_words(memory.failed)}"
 
 
 def memory_words(memory: MemoryResult) -> str:
     """Return how much memory was in use at the peak."""
-    of_all = f" of {size(memory.total_bytes)}" if memory.total_bytes else ""
+    of_all = f" of {binary_size(memory.total_bytes)}" if memory.total_bytes else ""
     return (
-        f"{size(memory.peak_allocated_bytes)}{of_all} in tensors, at most {size(memory.peak_reserved_bytes)} reserved"
-        f" by PyTorch, {percent(memory.unused_ratio)} of what was reserved then unused"
+        f"{binary_size(memory.peak_allocated_bytes)}{of_all} in tensors, at most"
+        f" {binary_size(memory.peak_reserved_bytes)} reserved by PyTorch,"
+        f" {fine_percent(memory.unused_ratio)} of what was reserved then unused"
     )
 
 
@@ -143,21 +138,13 @@ def failure_words(failed: FailedAllocation) -> str:
     why = (
         "memory was fragmented: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         if failed.unused_bytes >= failed.bytes
-        else f"{size(failed.bytes - failed.unused_bytes)} more would have been needed"
+        else f"{binary_size(failed.bytes - failed.unused_bytes)} more would have been needed"
     )
     return (
-        f"An allocation of {size(failed.bytes)} failed while tensors used {size(failed.allocated_bytes)} and"
-        f" {size(failed.unused_bytes)} were reserved without use: {why}; at {printable(failed.code, MOST_LINE)}"
+        f"An allocation of {binary_size(failed.bytes)} failed while tensors used"
+        f" {binary_size(failed.allocated_bytes)} and {binary_size(failed.unused_bytes)} were reserved without use:"
+        f" {why}; at {printable(failed.code, MOST_LINE)}"
     )
-
-
-def size(count: int) -> str:
-    """Return a number of bytes with three digits, or as a whole number of its unit."""
-    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= limit:
-            number = count / limit
-            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
-    return f"{count} B"
 
 
 def _advice(result: AnalysisResult) -> Iterator[str]:
@@ -166,7 +153,7 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     yield ""
     yield "What to do; each saving is an upper bound"
     for one in result.verdict.advice:
-        yield f"  at most {duration(one.saving_seconds)} ({percent(one.saving_ratio)}): {sentence(one.text)}"
+        yield f"  at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)}): {sentence(one.text)}"
         for frame in one.frames[:1]:
             yield f"    at {printable(frame, MOST_LINE)}"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.reports.numbers import fine_percent
 from gpu_exporter.traces.result import RankResult, Straggler, TraceClass
 
 EXPOSED_COMMUNICATION, EXPOSED_COPIES = "exposed_communication", "exposed_copies"
@@ -73,12 +74,12 @@ def because(ranks: Sequence[RankResult], lost: Mapping[str, float], straggler: S
     total = sum(rank.span_seconds for rank in ranks)
     busy = sum(rank.busy_ratio * rank.span_seconds for rank in ranks) / total
     parts = [
-        f"{percent(share)} {WORDS[cause]}{_where(ranks, cause)}"
+        f"{fine_percent(share)} {WORDS[cause]}{_where(ranks, cause)}"
         for cause, share in lost.items()
         if share >= LEAST_MENTIONED
     ]
     what = "the GPU was" if len(ranks) == 1 else f"the {len(ranks)} GPUs were"
-    text = f"{what} busy {percent(busy)} of {total / len(ranks):.3g} s"
+    text = f"{what} busy {fine_percent(busy)} of {total / len(ranks):.3g} s"
     text += f"; of the time, {', '.join(parts)}" if parts else ""
     if straggler:
         slow = f"rank {straggler.rank} makes the others wait {straggler.excess_seconds * 1e3:.3g} ms per step"
@@ -99,8 +100,3 @@ def _framed(rank: RankResult, cause: str) -> list[tuple[float, tuple[str, ...]]]
     if cause == EXPOSED_COMMUNICATION:
         return [(rank.exposed_communication_seconds, rank.communication_frames)]
     return [(of.seconds, of.frames) for of in rank.idle_causes if of.cause == cause]
-
-
-def percent(share: float) -> str:
-    """Return a share as text: 39 %."""
-    return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.2g} %"

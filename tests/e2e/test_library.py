@@ -103,7 +103,7 @@ os._exit(0)
 def test_a_fork_during_the_first_read(driver: FakeDriver) -> None:
     """The lock that another thread of the parent holds does not block the child, for example a data loader's."""
     parent = """
-from gpu_exporter import library
+from gpu_exporter.app import library
 holder = threading.Thread(target=library.ONE_AT_A_TIME.acquire)
 holder.start()
 holder.join()

@@ -20,8 +20,9 @@ import trustme
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
-from gpu_exporter.diagnosis import diagnose, gather_remote, report
+from gpu_exporter.diagnosis import diagnose, report
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.remote_scrapes import remote_scrapes
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, seen
@@ -339,7 +340,7 @@ def _diagnosed(seeds: Sequence[bytes], *, prometheus: bool) -> Iterator[Parser]:
 
     def take(content: bytes) -> Iterable[str]:
         served[0] = content
-        scrapes = gather_remote.of_url(Remote(url), 300.0, stop)
+        scrapes = remote_scrapes(Remote(url), 300.0, stop)
         if len(scrapes) == 1:
             scrapes.append(Scrape(scrapes[0].at + 15.0, scrapes[0].samples))
         diagnoses = diagnose.diagnose(seen(scrapes, {}))

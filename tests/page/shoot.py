@@ -75,7 +75,7 @@ def report(browser: Browser) -> Path:
     file = OTHERS / f"{REPORT}.html"
     command = [sys.executable, "-m", "gpu_exporter", "trace", "analyze", str(TRACE), "--report", str(file)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    page = browser.new_page(viewport={"width": 1100, "height": 1480})
+    page = browser.new_page(viewport={"width": 1100, "height": 1280})
     page.goto(file.as_uri())
     path = DOCS / f"{REPORT}.png"
     page.screenshot(path=path)

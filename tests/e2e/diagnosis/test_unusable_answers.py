@@ -14,11 +14,12 @@ from contextlib import suppress
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.cli import diagnose_run
-from gpu_exporter.cli.diagnose_run import DiagnoseRequest, diagnosis
+from gpu_exporter.cli import diagnose as command
+from gpu_exporter.cli.diagnose import Output, print_diagnosis
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import prometheus, remote
+from gpu_exporter.diagnosis import remote, remote_scrapes
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.request import DiagnosisRequest
 from tests.conftest import run
 from tests.support.tools import LIMIT
 
@@ -149,10 +150,10 @@ def serving() -> Iterator[Callable[..., Server]]:
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in this process: without signal handlers, with short timeouts."""
-    monkeypatch.setattr(diagnose_run, "stop_event", threading.Event)
-    monkeypatch.setattr(diagnose_run, "exit_after", lambda *_: None)
+    monkeypatch.setattr(command, "stop_event", threading.Event)
+    monkeypatch.setattr(command, "exit_after", lambda *_: None)
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", DEADLINE)
-    monkeypatch.setattr(prometheus, "QUERY_SECONDS", DEADLINE)
+    monkeypatch.setattr(remote_scrapes, "QUERY_SECONDS", DEADLINE)
     disabled = logging.root.manager.disable
     yield
     logging.disable(disabled)
@@ -305,13 +306,12 @@ CASES += [(f"exporter: {name}", exporter(of)) for name, of in EXPORTER.items()]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a diagnosis wait for answers that a busy machine delays."""
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", LIMIT)
-    monkeypatch.setattr(prometheus, "QUERY_SECONDS", LIMIT)
+    monkeypatch.setattr(remote_scrapes, "QUERY_SECONDS", LIMIT)
 
 
 def exit_code_of(server: Server) -> int:
     """Return the exit code of a diagnosis."""
-    request = DiagnoseRequest(Config(), Remote(server.url), 0.01)
-    return diagnosis(request, every=False, as_json=False)[0]
+    return print_diagnosis(DiagnosisRequest(Config(), Remote(server.url), 0.01), Output())[0]
 
 
 @pytest.mark.parametrize("of", [prometheus_api(answer(GOOD, "application/json")), exporter(answer(METRICS))])
@@ -387,7 +387,7 @@ def test_the_same_collection_twice(
         f'{name}{{UUID="GPU-0"}} {n}\n' for n, name in enumerate(("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_USED"))
     )
     server = serving(metrics=answer(METRICS + extra.encode() + f"{m.RENDERED_AT} 1000\n".encode()))
-    assert diagnosis(DiagnoseRequest(Config(), Remote(server.url), 1.2), every=True, as_json=False)[0] == 0
+    assert print_diagnosis(DiagnosisRequest(Config(), Remote(server.url), 1.2), Output(every=True))[0] == 0
 
 
 @pytest.mark.parametrize("name", ["Prometheus: series are numbers", "exporter: cut off at the end of a line"])

@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.active_checks.child import MEASUREMENTS as OF_CHILD
 from gpu_exporter.active_checks.history import CheckHistory, Run
 from gpu_exporter.active_checks.process import Answer
-from gpu_exporter.active_checks.rates import Pair, Rated, Rates, words
+from gpu_exporter.active_checks.rates import Pair, Rated, Rates
 from gpu_exporter.active_checks.run import MEASUREMENTS, CheckTarget, Outcome, Outcomes
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import MEASURED, Quantity, datasheet, reference
@@ -115,18 +115,6 @@ def test_references_of_other_models() -> None:
     assert reference(H200.name, Quantity.BF16) is not None
 
 
-@pytest.mark.parametrize(
-    ("value", "quantity", "text"),
-    [
-        (3.014e12, Quantity.MEMORY_COPY, "3.01 TB/s"),
-        (55.2e9, Quantity.NVLINK, "55.2 GB/s"),
-        (9, Quantity.FP32, "9 FLOP/s"),
-    ],
-)
-def test_rates_for_people(value: float, quantity: Quantity, text: str) -> None:
-    assert words(value, quantity) == text
-
-
 def test_what_a_rate_is_compared_with() -> None:
     """The model, the median of the other GPUs of the model, its own past, and itself together with all."""
     of = outcomes({"bf16": 800e12}, {"bf16": 900e12}, {"bf16": 920e12})
@@ -201,11 +189,3 @@ def test_links_of_a_slow_gpu_are_measured_again() -> None:
     measurements, pairs = Rates(of, CheckHistory()).slow()
     assert measurements == []
     assert pairs == sorted(pair for pair in permutations(range(4), 2) if 2 in pair)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1e12, "1 TB/s"), (999e9, "999 GB/s"), (1e9, "1 GB/s"), (2.5e6, "2.5 MB/s"), (1e6, "1 MB/s"), (999.0, "999 B/s")],
-)
-def test_units(value: float, text: str) -> None:
-    assert words(value, Quantity.NVLINK) == text

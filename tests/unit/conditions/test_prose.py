@@ -172,12 +172,6 @@ def test_exceptions_are_one_level_deep(kind: type[And | Or], words: str) -> None
     ]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (90, "90 s"), (300, "5 min"), (7200, "2 h"), (86400, "1 d")])
-def test_time_spans(seconds: float, text: str) -> None:
-    """In the largest unit with a whole number."""
-    assert prose.span(seconds) == text
-
-
 @table_test("mode", [mode for mode in MODES if mode.condition], lambda mode: mode.name)
 def test_texts_name_all_limits_and_signals(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""

@@ -16,15 +16,15 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.cli import diagnose_run
-from gpu_exporter.cli.diagnose_run import DiagnoseRequest, diagnosis
+from gpu_exporter.cli import diagnose as command
+from gpu_exporter.cli.diagnose import Output, print_diagnosis
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS
 from gpu_exporter.conditions.tree import Over, PeerMedian, PeerShare, terms
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import prometheus
+from gpu_exporter.diagnosis import remote_scrapes
 from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order
-from gpu_exporter.diagnosis.gather_remote import of_url
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.request import DiagnosisRequest
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrapes, seen
@@ -49,8 +49,8 @@ def written(path: Path, ticks: Sequence[tuple[float, int]], phase: str = "") -> 
 def diagnosed(path: Path) -> int:
     """Run `diagnose --recording`; return its exit code."""
     try:
-        with patch.object(diagnose_run, "stop_event", threading.Event):
-            return diagnosis(DiagnoseRequest(Config(recording=path)), every=False, as_json=False)[0]
+        with patch.object(command, "stop_event", threading.Event):
+            return print_diagnosis(DiagnosisRequest(Config(recording=path)), Output())[0]
     finally:
         logging.disable(logging.NOTSET)
 
@@ -98,10 +98,10 @@ def test_scrapes_share_what_does_not_change() -> None:
 
 def test_watching_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that names the flag; a Prometheus may be asked for more."""
-    monkeypatch.setattr(prometheus, "is_prometheus", lambda remote: False)
+    monkeypatch.setattr(remote_scrapes, "is_prometheus", lambda remote: False)
     stop = threading.Event()
     with pytest.raises(GpuExporterError, match="--for is too long; use at most 1h"):
-        of_url(Remote("http://127.0.0.1:1"), LONGEST_SECONDS + 1, stop)
+        remote_scrapes.remote_scrapes(Remote("http://127.0.0.1:1"), LONGEST_SECONDS + 1, stop)
 
 
 @pytest.mark.parametrize("ticks", [[(1001.0, 0), (1003.0, 0), (1002.0, 0)], [(1001.0, 0), (1001.0, 0)]])

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.diagnose import diagnose
+from gpu_exporter.diagnosis.remote_scrapes import QueryAnswer, scrapes_of
 from gpu_exporter.diagnosis.report import as_dict, lines
 from gpu_exporter.diagnosis.scrape import LARGEST, Scrape
 from gpu_exporter.diagnosis.text_format import parsed
@@ -88,7 +88,7 @@ def mutated(content: str, of: random.Random) -> bytes:
 
 
 def of_prometheus(of: random.Random) -> list[Scrape]:
-    return prometheus.scrapes_of(json_as(prometheus.QueryAnswer, mutated(matrix(of), of)))
+    return scrapes_of(json_as(QueryAnswer, mutated(matrix(of), of)))
 
 
 def of_exporter(of: random.Random) -> list[Scrape]:

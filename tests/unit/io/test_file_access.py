@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.io.file_access import FileWorker, open_regular, read
+from gpu_exporter.io.file_access import FileWorker, open_regular, read, replace_file
 from tests.support.tools import LIMIT
 
 
@@ -75,3 +75,22 @@ def test_calls_take_turns() -> None:
     for thread in threads:
         thread.join()
     assert most == [1]
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    """Readers that have the old file keep its content."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    with path.open() as opened:
+        replace_file(path, "new °")
+        assert opened.read() == "old"
+    assert path.read_text(encoding="utf-8") == "new °"
+
+
+def test_a_file_that_cannot_be_replaced(tmp_path: Path) -> None:
+    """The error names the file, and no draft stays."""
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", "none/file"):
+        with pytest.raises(OSError, match=name):
+            replace_file(tmp_path / name, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

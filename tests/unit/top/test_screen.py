@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_exporter.diagnosis.measurements import BY_NAME, scaled
+from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.top.lines import ASCII, UNICODE, bar, cut, fit, glyphs, spark, width_of, wrapped
-from gpu_exporter.top.numbers import duration, long, short
+from gpu_exporter.top.numbers import long, short
 from gpu_exporter.top.screen import Screen
 from gpu_exporter.top.state import GpuRow, ProcessRow, View
 from gpu_exporter.top.terminal import keys_of
@@ -148,8 +148,6 @@ def test_text_of_any_width() -> None:
 
 
 def test_numbers() -> None:
-    assert [scaled(value) for value in (0.0, 999.0, 1500.0, 98e9, 9.96e9)] == ["0", "999", "1.5k", "98G", "10G"]
-    assert [duration(seconds) for seconds in (0.4, 59, 61, 7200, 90000)] == ["0 s", "59 s", "1 min", "2 h", "1 d"]
     assert long(BY_NAME["power"], 642.0, 700.0) == "642 W of 700 W"
     assert long(BY_NAME["memory_used"], 98e9, None) == "98 GB"
     assert short(BY_NAME["sm_active"], None) == "-"

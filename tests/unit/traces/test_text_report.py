@@ -22,8 +22,8 @@ from gpu_exporter.traces.result import (
     TraceClass,
     TraceVerdict,
 )
-from gpu_exporter.traces.text_report import duration, lines, memory_words, size
-from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses, percent
+from gpu_exporter.traces.text_report import lines, memory_words
+from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
 
 GIB = 1 << 30
 LOADING = IdleCause("data_loading", 2.0, 0.2, ("data.py(3): decode", "data.py(9): pad", "data.py(12): left_out"))
@@ -195,52 +195,6 @@ def test_of_many_ranks_two_are_described(straggler: Straggler | None, described:
     assert [line for line in text if line.startswith("GPU time")] == [
         f"GPU time of rank {rank} by class of kernel" for rank in described
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 us"),
-        (1.5e-6, "1.5 us"),
-        (999e-6, "999 us"),
-        (999.6e-6, "1 ms"),
-        (1e-3, "1 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1 s"),
-        (1.0, "1 s"),
-        (99.94, "99.9 s"),
-        (100.0, "100 s"),
-        (12345.6, "12346 s"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1023 << 10, "1023 KiB"),
-        (1 << 20, "1 MiB"),
-        (1000 << 20, "1000 MiB"),
-        (1 << 30, "1 GiB"),
-        (int(1.2345 * GIB), "1.23 GiB"),
-        (1031 * GIB, "1031 GiB"),
-    ],
-)
-def test_sizes(count: int, text: str) -> None:
-    assert size(count) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.0, "0 %"), (0.0123, "1.2 %"), (0.0994, "9.9 %"), (0.0995, "10 %"), (0.394, "39 %"), (1.0, "100 %")],
-)
-def test_shares(share: float, text: str) -> None:
-    assert percent(share) == text
 
 
 def test_memory_of_an_unknown_gpu() -> None:

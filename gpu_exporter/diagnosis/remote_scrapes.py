@@ -1,21 +1,30 @@
-"""Queries a Prometheus for the scrapes of its last minutes. Its answers are checked before anything uses them."""
+"""Scrapes from a URL: those of an exporter while it is watched, or the last ones that a Prometheus has.
+
+Answers are checked before anything uses them.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from gpu_exporter.diagnosis.remote import Remote, Unreachable
+from gpu_exporter.diagnosis import gather
+from gpu_exporter.diagnosis.remote import Remote, Unreachable, exporter_url
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
-from gpu_exporter.diagnosis.text_format import cut
+from gpu_exporter.diagnosis.text_format import cut, parsed
+from gpu_exporter.diagnosis.window import FAMILIES
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 
 # A Prometheus may take longer than an exporter: it reads its disk.
 QUERY_SECONDS = 60.0
 MOST_SERIES = 500_000
+# A Prometheus may scrape only once a minute, and a rate needs two scrapes.
+LAST_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,31 @@ class QueryAnswer:
     warnings: list[str] = field(default_factory=list)
 
 
+def remote_scrapes(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Scrape]:
+    """Scrape an exporter for `seconds`, or query a Prometheus for its last `seconds`. Raises GpuExporterError."""
+    if is_prometheus(remote):
+        return queried(remote, FAMILIES, seconds or LAST_SECONDS)
+    gather.watchable(seconds or gather.WATCH_SECONDS)
+    scrapes = [_scrape(remote)]
+    end = time.monotonic() + (seconds or gather.WATCH_SECONDS)
+    while time.monotonic() < end and not stop.wait(gather.TICK_SECONDS):
+        scrape = _scrape(remote)
+        if scrape.at > scrapes[-1].at:  # else it is the same collection, or the exporter's clock was set back
+            scrapes.append(scrape)
+    return scrapes
+
+
+def _scrape(remote: Remote) -> Scrape:
+    base = Remote(exporter_url(remote.url), *remote.credentials)
+    try:
+        return gather.stamped(parsed(base.metrics()))
+    except ValueError as error:
+        raise GpuExporterError(
+            f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "
+            "of a Prometheus"
+        ) from error
+
+
 def is_prometheus(remote: Remote) -> bool:
     """Whether a Prometheus answers there. Raises GpuExporterError if nothing does."""
     try:
@@ -61,7 +95,7 @@ def is_prometheus(remote: Remote) -> bool:
         return False
 
 
-def scrapes(remote: Remote, families: Sequence[str], seconds: float) -> list[Scrape]:
+def queried(remote: Remote, families: Sequence[str], seconds: float) -> list[Scrape]:
     """Query raw samples at the times of their scrapes; each time is the scrape of one target.
 
     Raises GpuExporterError, also if the answer is incomplete.

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_exporter.diagnosis.stored_profiles import StoredProfiles, lines, of_folder
+from gpu_exporter.diagnosis.stored_profiles import StoredProfiles, local_profiles
 from gpu_exporter.profiling.records import OddRank, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from tests.unit.profiling.test_store import STACKS, summary
@@ -23,17 +23,17 @@ def test_the_latest_profile_of_each_gpu_is_told(tmp_path: Path) -> None:
     stored = ProfileStore(tmp_path, Bounds())
     for number, seconds in enumerate((7200, 300, 120)):
         stored.add(recent(seconds, number), STACKS)
-    found = of_folder(tmp_path)
+    found = local_profiles(tmp_path)
     assert [each.id for each in found.summaries] == [f"{number:013}" for number in (1, 2)]
-    assert lines(found, [("3", "GPU-0"), ("4", "GPU-1")], time.time()) == [f"Profile of GPU 3, 2 min ago: {LINE}"]
+    assert found.lines([("3", "GPU-0"), ("4", "GPU-1")], time.time()) == [f"Profile of GPU 3, 2 min ago: {LINE}"]
 
 
 def test_a_folder_that_cannot_be_read_has_no_profiles(tmp_path: Path) -> None:
-    assert of_folder(tmp_path / "missing").summaries == []
+    assert local_profiles(tmp_path / "missing").summaries == []
 
 
 def test_missing_ranks_and_problems_are_told() -> None:
     odd = replace(recent(60), odd=(OddRank(9, "2", "/a.py(7): evaluate", 3, "/a.py(3): step"),))
-    _, second = lines(StoredProfiles([odd]), [("0", "GPU-0")], time.time())
+    _, second = StoredProfiles([odd]).lines([("0", "GPU-0")], time.time())
     assert second.endswith(": process 9 (rank 2) is at /a.py(7): evaluate, while 3 others are at /a.py(3): step")
-    assert lines(StoredProfiles(problem="not allowed"), [("0", "GPU-0")], time.time()) == ["not allowed"]
+    assert StoredProfiles(problem="not allowed").lines([("0", "GPU-0")], time.time()) == ["not allowed"]

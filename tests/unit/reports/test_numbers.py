@@ -1,0 +1,150 @@
+"""Numbers as text: each function at the edges of its units."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_exporter.reports.numbers import (
+    binary_size,
+    duration,
+    exact,
+    exact_duration,
+    fine_percent,
+    measured,
+    narrow_size,
+    percent,
+    scaled,
+    short_duration,
+    spoken_duration,
+    whole_duration,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (1.5e-6, "1.5 us"),
+        (999e-6, "999 us"),
+        (999.6e-6, "1 ms"),
+        (1e-3, "1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (1.0, "1 s"),
+        (99.94, "99.9 s"),
+        (100.0, "100 s"),
+        (12345.6, "12346 s"),
+    ],
+)
+def test_short_durations(seconds: float, text: str) -> None:
+    assert short_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1023 << 10, "1023 KiB"),
+        (1 << 20, "1 MiB"),
+        (1000 << 20, "1000 MiB"),
+        (1 << 30, "1 GiB"),
+        (int(1.2345 * (1 << 30)), "1.23 GiB"),
+        (1031 * (1 << 30), "1031 GiB"),
+    ],
+)
+def test_binary_sizes(count: int, text: str) -> None:
+    assert binary_size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0 %"), (0.0123, "1.2 %"), (0.0994, "9.9 %"), (0.0995, "10 %"), (0.394, "39 %"), (1.0, "100 %")],
+)
+def test_shares_in_detail(share: float, text: str) -> None:
+    assert fine_percent(share) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.004, "0 %"), (0.394, "39 %"), (1.0, "100 %")])
+def test_shares(share: float, text: str) -> None:
+    assert percent(share) == text
+    assert percent(0.1234, 1) == "12.3 %"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounded", "whole"),
+    [
+        (0.4, "0.4 s", "0 s"),
+        (59, "59 s", "59 s"),
+        (61, "1.02 min", "1 min"),
+        (900, "15 min", "15 min"),
+        (5400, "1.5 h", "2 h"),
+        (90000, "1.04 d", "1 d"),
+        (-120, "-2 min", "0 s"),
+    ],
+)
+def test_durations(seconds: float, rounded: str, whole: str) -> None:
+    assert (duration(seconds), whole_duration(seconds)) == (rounded, whole)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "spoken"),
+    [
+        (5, "5 s", "5 seconds"),
+        (90, "90 s", "90 seconds"),
+        (300, "5 min", "5 minutes"),
+        (3600, "1 h", "hour"),
+        (7200, "2 h", "2 hours"),
+        (86400, "1 d", "day"),
+    ],
+)
+def test_exact_durations(seconds: float, text: str, spoken: str) -> None:
+    """In the largest unit with a whole number."""
+    assert (exact_duration(seconds), spoken_duration(seconds)) == (text, spoken)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (3.014e12, "B/s", "3.01 TB/s"),
+        (1e12, "B/s", "1 TB/s"),
+        (999e9, "B/s", "999 GB/s"),
+        (1e9, "B/s", "1 GB/s"),
+        (55.2e9, "B/s", "55.2 GB/s"),
+        (2.5e6, "B/s", "2.5 MB/s"),
+        (1e6, "B/s", "1 MB/s"),
+        (1000.0, "B", "1 kB"),
+        (999.0, "B/s", "999 B/s"),
+        (9, "FLOP/s", "9 FLOP/s"),
+        (0, "B", "0 B"),
+        (0.5, "B", "0.5 B"),
+    ],
+)
+def test_decimal_prefixes(value: float, unit: str, text: str) -> None:
+    assert scaled(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (999.0, "999"), (1500.0, "1.5k"), (98e9, "98G"), (9.96e9, "10G"), (3e12, "3.0T")]
+)
+def test_narrow_sizes(value: float, text: str) -> None:
+    assert narrow_size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "rounded", "unrounded"),
+    [
+        (0.05, "ratio", "5.0 %", "5 %"),
+        (0.1234, "ratio", "12 %", "12.34 %"),
+        (90.0, "seconds", "1.5 min", "90 s"),
+        (64.25, "celsius", "64.25 °C", "64.25 °C"),
+        (1.5e9, "bytes", "1.5 GB", "1.5 GB"),
+        (1.23456e9, "bytes_per_second", "1.23 GB/s", "1.23456 GB/s"),
+        (612.3, "watts", "612 W", "612.3 watts"),
+        (12345.6, "", "1.235e+04", "12345.6"),
+    ],
+)
+def test_quantities(value: float, unit: str, rounded: str, unrounded: str) -> None:
+    """What was measured is rounded; a limit is not."""
+    assert (measured(value, unit), exact(value, unit)) == (rounded, unrounded)
