@@ -152,13 +152,13 @@ class ReleaseHandler(_ReleaseOrResume):
             await self.send(f"for: {error}\n", TEXT, 400)
             return
         for collector in self.lifecycle.collectors:
-            collector.release_state.begin(seconds)
-        problem = await self.settled(Collector.release_problem)
+            collector.hand_over_state.begin(seconds)
+        problem = await self.settled(Collector.hand_over_problem)
         if problem:
             await self.send(f"{problem}\n", TEXT, 409)
         else:
             await self.send(
-                f"{self.lifecycle.collectors[0].release_state.release or 'the release has already ended'}\n", TEXT
+                f"{self.lifecycle.collectors[0].hand_over_state.hand_over or 'the release has already ended'}\n", TEXT
             )
 
 
@@ -166,7 +166,7 @@ class ResumeHandler(_ReleaseOrResume):
     """End the release. Answer 503 with the reason if the driver does not answer within a few seconds."""
 
     async def act(self) -> None:
-        ended = [collector.release_state.end() for collector in self.lifecycle.collectors]
+        ended = [collector.hand_over_state.end() for collector in self.lifecycle.collectors]
         problem = await self.settled(Collector.problem)
         if problem:
             await self.send(f"{problem}; the exporter keeps trying\n", TEXT, 503)

@@ -64,7 +64,7 @@ class Collector:
         self.failure = ""
         self.set_metrics(metrics)
         self.connection = DriverConnection(source, self.stopping)
-        self.release_state = self.connection.release_state
+        self.hand_over_state = self.connection.hand_over_state
         self._states = GpuStates(settings.gauge_window, live=source.live)
         self._workers = Workers(self.connection, self._states, lambda: self._plan, context.events)
         self._connector = Connector(self.connection, self._workers, settings.deadline)
@@ -165,10 +165,10 @@ class Collector:
         """Return why the library can't be used, in one line; empty if it can."""
         return self.connection.problem()
 
-    def release_problem(self) -> str:
+    def hand_over_problem(self) -> str:
         """Return what of a driver is not released yet, and why, in one line; empty if everything is released."""
-        release = self.release_state.release
-        return release.problem(self._workers.stuck()) if release else ""
+        hand_over = self.hand_over_state.hand_over
+        return hand_over.problem(self._workers.stuck()) if hand_over else ""
 
     def evidence(self, pci: str) -> GpuEvidence | None:
         """Return the GPU at a PCI address with its current values, for an event on it; None if there is no such GPU."""
@@ -190,14 +190,14 @@ class Collector:
 
     def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
         """Yield the metrics of the exporter itself."""
-        release, reload_needed = self.release_state.release, self._connector.reload_needed
+        hand_over, reload_needed = self.hand_over_state.hand_over, self._connector.reload_needed
         yield m.EXPECTED, self._expected()
         yield m.INTERVAL, self.settings.interval
         yield m.RENDER_TIME, round(self._publish_seconds, 6)
-        yield m.RELEASED, bool(release and release.done)
+        yield m.RELEASED, bool(hand_over and hand_over.done)
         yield from self._extra_metrics()
-        if release:
-            yield m.RELEASED_UNTIL, round(release.until, 3)
+        if hand_over:
+            yield m.RELEASED_UNTIL, round(hand_over.until, 3)
         if reload_needed is not None:
             yield m.RELOAD_NEEDED, reload_needed
 

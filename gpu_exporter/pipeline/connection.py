@@ -7,7 +7,7 @@ import threading
 
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.source import Source
-from gpu_exporter.pipeline.hand_over import ReleaseState
+from gpu_exporter.pipeline.hand_over import HandOverState
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class DriverConnection:
         self.paused = False
         self.generation = 0
         self.reason = "no_answer"
-        self.release_state = ReleaseState(self.wake)
+        self.hand_over_state = HandOverState(self.wake)
         self._error: SourceLost | None = None
         self._logs_failures = False
         self._lock = threading.Lock()
@@ -46,8 +46,8 @@ class DriverConnection:
 
     @property
     def released(self) -> bool:
-        """Whether a release was requested and has not ended."""
-        return self.release_state.release is not None
+        """Whether a hand-over was requested and has not ended."""
+        return self.hand_over_state.hand_over is not None
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
@@ -97,8 +97,8 @@ class DriverConnection:
         self.generation += 1
         self.up = False
 
-    def begin_release(self) -> None:
-        """Note that the library is about to be closed for a release."""
+    def begin_hand_over(self) -> None:
+        """Note that the library is about to be closed for a hand-over."""
         if self.up:
             self._error = SourceLost(NOT_ANSWERED, "no_answer")
 

@@ -21,8 +21,8 @@ from gpu_exporter.sources.backoff import Backoff
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0
-# How often a release is retried while a driver call delays it.
-RELEASE_RETRY_SECONDS = 0.5
+# How often a hand-over is retried while a driver call delays it.
+HAND_OVER_RETRY_SECONDS = 0.5
 
 
 class Connector(threading.Thread):
@@ -54,8 +54,8 @@ class Connector(threading.Thread):
         """Keep the library open, or released, until the collector stops."""
         while not self._connection.stopping.is_set():
             try:
-                release = self._connection.release_state.current_hand_over()
-                wait = self._release(release) if release else self._keep_open()
+                hand_over = self._connection.hand_over_state.current()
+                wait = self._hand_over(hand_over) if hand_over else self._keep_open()
             except SourceLost as error:
                 self._connection.failed(error)
                 wait = self._retry.failed()
@@ -64,19 +64,19 @@ class Connector(threading.Thread):
                 wait = self._retry.failed()
             self._connection.sleep(wait)
 
-    def _release(self, release: HandOver) -> float:
+    def _hand_over(self, hand_over: HandOver) -> float:
         """Close the library once no call is inside it. Return after how many seconds to check again."""
-        if release.done:
-            return release.left
-        if release.closed:
-            release.check_files(self._source)
-            return min(release.left, RELEASE_RETRY_SECONDS)
-        self._connection.begin_release()
+        if hand_over.done:
+            return hand_over.left
+        if hand_over.closed:
+            hand_over.check_files(self._source)
+            return min(hand_over.left, HAND_OVER_RETRY_SECONDS)
+        self._connection.begin_hand_over()
         if not self._detach() or self._connection.stopping.is_set():  # `Collector.stop` closes the library itself
-            return min(release.left, RELEASE_RETRY_SECONDS)
-        release.close(self._source)
+            return min(hand_over.left, HAND_OVER_RETRY_SECONDS)
+        hand_over.close(self._source)
         self._retry.reset()
-        return release.left if release.done else min(release.left, RELEASE_RETRY_SECONDS)
+        return hand_over.left if hand_over.done else min(hand_over.left, HAND_OVER_RETRY_SECONDS)
 
     def _keep_open(self) -> float:
         """Open the library if it is down. Return after how many seconds to check again."""

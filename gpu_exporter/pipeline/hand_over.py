@@ -1,4 +1,4 @@
-"""A release: the exporter closes the driver for a time, so that someone can replace the driver or reset a GPU."""
+"""A hand-over: the exporter closes the driver for a time, so that someone can replace the driver or reset a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class HandOver:
-    """A request to release the driver until a certain time. `open_files` are device files that stayed open."""
+    """A request to hand the driver over until a certain time. `open_files` are device files that stayed open."""
 
     def __init__(self, seconds: float) -> None:
         self.closed = False
@@ -24,7 +24,7 @@ class HandOver:
         self.extend(seconds)
 
     def extend(self, seconds: float) -> None:
-        """End the release this many seconds from now; `until` is that moment in unix time."""
+        """End the hand-over this many seconds from now; `until` is that moment in unix time."""
         self.until = time.time() + seconds
         self._end = time.monotonic() + seconds
 
@@ -53,7 +53,7 @@ class HandOver:
             log.info("source %s is %s", source.name, self)
 
     def problem(self, busy: Sequence[int]) -> str:
-        """Return why the release is not complete, in one line; empty if it is. `busy` are GPUs in a driver call."""
+        """Return why the hand-over is not complete, in one line; empty if it is. `busy` are GPUs in a driver call."""
         if self.closed:
             return f"still open: {', '.join(self.open_files)}" if self.open_files else ""
         where = f"GPU {', '.join(map(str, busy))}" if busy else "the library"
@@ -63,37 +63,37 @@ class HandOver:
         return f"released until {datetime.fromtimestamp(self.until, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
-class ReleaseState:
-    """The current release, if there is one. `notify` is called when that changes."""
+class HandOverState:
+    """The current hand-over, if there is one. `notify` is called when that changes."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
-        self.release: HandOver | None = None
+        self.hand_over: HandOver | None = None
         self._notify = notify
         self._lock = threading.Lock()
 
     def begin(self, seconds: float) -> None:
-        """Release the driver for this many seconds from now; extend a release that is in force."""
+        """Hand the driver over for this many seconds from now; extend a hand-over that is in force."""
         with self._lock:
-            if self.release:
-                self.release.extend(seconds)
+            if self.hand_over:
+                self.hand_over.extend(seconds)
             else:
-                self.release = HandOver(seconds)
+                self.hand_over = HandOver(seconds)
         self._notify()
 
     def end(self) -> bool:
         """Use the driver again. Return False if it is not released."""
         with self._lock:
-            release, self.release = self.release, None
+            ended, self.hand_over = self.hand_over, None
         self._notify()
-        return release is not None
+        return ended is not None
 
-    def current_hand_over(self) -> HandOver | None:
-        """Return the release that is in force now; end one whose time is over."""
+    def current(self) -> HandOver | None:
+        """Return the hand-over that is in force now; end one whose time is over."""
         with self._lock:
-            if self.release and not self.release.left:
+            if self.hand_over and not self.hand_over.left:
                 log.info("the release has expired; reconnecting")
-                self.release = None
-            return self.release
+                self.hand_over = None
+            return self.hand_over
 
 
 def device_files(descriptors: Path = Path("/proc/self/fd"), prefix: str = "/dev/nvidia") -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class Life:
             assert self._collector.connect()
             for tick in range(self._ticks):
                 self._tick(tick)
-            self._collector.release_state.end()
+            self._collector.hand_over_state.end()
             assert self._collector.stop(10)
 
     def _tick(self, tick: int) -> None:
@@ -127,7 +127,7 @@ class Life:
             collector.connection.wake()
             time.sleep(0.001)
         if tick % HAND_OVER_TICKS == HAND_OVER_TICKS - 1:
-            collector.release_state.begin(self._rng.randint(1, 60))
+            collector.hand_over_state.begin(self._rng.randint(1, 60))
         if tick % SCRAPE_TICKS == 0:
             for variant in VARIANTS:
                 self._pages.get(variant)

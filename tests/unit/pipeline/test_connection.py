@@ -81,12 +81,12 @@ def test_a_generation_ends_all_handles(connection: DriverConnection) -> None:
 
 def test_a_release_is_no_error(connection: DriverConnection) -> None:
     """Meanwhile the library counts as never opened; begin and end wake the connect thread."""
-    connection.release_state.begin(60)
+    connection.hand_over_state.begin(60)
     assert connection.released
-    connection.begin_release()
+    connection.begin_hand_over()
     connection.invalidate()
     assert connection.problem() == NOT_ANSWERED
-    connection.release_state.end()
+    connection.hand_over_state.end()
     assert not connection.released
 
 
@@ -94,8 +94,8 @@ def test_a_release_is_no_error(connection: DriverConnection) -> None:
     "change",
     [
         lambda connection: connection.lost(1, GONE),
-        lambda connection: connection.release_state.begin(60),
-        lambda connection: connection.release_state.end(),
+        lambda connection: connection.hand_over_state.begin(60),
+        lambda connection: connection.hand_over_state.end(),
         lambda connection: connection.wake(),
     ],
     ids=["lost", "release", "resume", "wake"],

@@ -201,13 +201,13 @@ def test_a_change_of_the_bus_does_not_pause_gpus_beside_a_stuck_one(
 def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
     """A resume opens it again at once."""
     node.run()
-    node.connection.release_state.begin(600)
-    release = node.connection.release_state.release
+    node.connection.hand_over_state.begin(600)
+    release = node.connection.hand_over_state.hand_over
     assert release is not None
     until(lambda: release.closed, 10, "a closed library")
     assert node.library.calls == ["close", "open", "close"]
     assert not node.connection.up
-    assert node.connection.release_state.end()
+    assert node.connection.hand_over_state.end()
     until(lambda: node.connection.up, 10, "an open library")
 
     assert node.library.calls[-1] == "open"
@@ -218,8 +218,8 @@ def test_a_release_is_complete_when_the_last_file_is_closed(node: Node, monkeypa
     files = ["/dev/nvidiactl"]
     monkeypatch.setattr("gpu_exporter.pipeline.hand_over.device_files", lambda: tuple(files))
     node.run()
-    node.connection.release_state.begin(600)
-    release = node.connection.release_state.release
+    node.connection.hand_over_state.begin(600)
+    release = node.connection.hand_over_state.hand_over
     assert release is not None
     until(lambda: release.closed, 10, "a closed library")
     assert release.problem([]) == "still open: /dev/nvidiactl"

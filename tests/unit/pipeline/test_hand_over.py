@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.pipeline.hand_over import HandOver, ReleaseState, device_files
+from gpu_exporter.pipeline.hand_over import HandOver, HandOverState, device_files
 from gpu_exporter.sources.nvml import source
 from tests.support.virtual_time import Clock
 
@@ -19,19 +19,19 @@ def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[None] = []
     clock = Clock()
     monkeypatch.setattr("gpu_exporter.pipeline.hand_over.time", clock)
-    release_state = ReleaseState(lambda: heard.append(None))
-    assert release_state.current_hand_over() is None
-    assert not release_state.end()
-    release_state.begin(100)
-    release = release_state.current_hand_over()
+    hand_over_state = HandOverState(lambda: heard.append(None))
+    assert hand_over_state.current() is None
+    assert not hand_over_state.end()
+    hand_over_state.begin(100)
+    release = hand_over_state.current()
     assert release is not None
-    release_state.begin(0.05)
-    assert release_state.current_hand_over() is release
+    hand_over_state.begin(0.05)
+    assert hand_over_state.current() is release
     assert release.until == pytest.approx(clock.time() + 0.05)
     clock.pass_by(0.06)
-    assert release_state.current_hand_over() is release_state.release is None
-    release_state.begin(100)
-    assert release_state.end()
+    assert hand_over_state.current() is hand_over_state.hand_over is None
+    hand_over_state.begin(100)
+    assert hand_over_state.end()
     assert len(heard) == 5
 
 
