@@ -95,6 +95,7 @@ MOVES = Or(
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
+FILLS = And(BUSY, FILLED)
 # Small gaps between launches and long stalls can have the same mean.
 WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
-from gpu_exporter.conditions.tree import And
 
 # What the best kernels reach: copies 0.9 of the memory bandwidth, matrix products 0.93 to 0.97 of their pipe.
 DRAM_PEAK, PIPE_PEAK = 0.9, 1.0
@@ -31,12 +30,9 @@ class Headroom:
         return name if share >= NEAR else ""
 
 
-_WORKS = And(c.BUSY, c.FILLED)
-
-
 def headroom(window: SignalWindow, device: Device) -> Headroom | None:
     """Return the headroom of a GPU whose kernels fill it; None for any other, and if it is unknown."""
-    if holds(_WORKS, window, device) is not True:
+    if holds(c.FILLS, window, device) is not True:
         return None
     tensor, dram = value(c.TENSOR, window, device), value(c.DRAM, window, device)
     if tensor is None or dram is None:

@@ -17,7 +17,6 @@ from gpu_exporter.catalogue.capabilities import MEASURED as CHECKED
 from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, MODELS, GpuModel
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
-from gpu_exporter.conditions.tree import And
 
 # Dense FLOP per cycle and SM of the tensor cores in BF16: the data sheet's rate is this, times SMs and boost clock.
 FLOPS_PER_CYCLE = {"Ampere": 2048, "Ada": 1024, "Hopper": 4096, "Blackwell": 8192}
@@ -90,13 +89,10 @@ class Position:
         return self.memory / self.tensor
 
 
-_WORKS = And(c.BUSY, c.FILLED)
-
-
 def position(window: SignalWindow, device: Device, model_name: str) -> Position | None:
     """Return the place of a GPU whose kernels fill it; None for any other, and for unknown models and values."""
     limit, model = ROOFS.get(model_name), BY_NAME.get(model_name)
-    if limit is None or model is None or holds(_WORKS, window, device) is not True:
+    if limit is None or model is None or holds(c.FILLS, window, device) is not True:
         return None
     tensor, dram, clock = (value(term, window, device) for term in (c.TENSOR, c.DRAM, mean(s.SM_CLOCK)))
     if tensor is None or dram is None or clock is None:
