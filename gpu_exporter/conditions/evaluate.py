@@ -1,6 +1,7 @@
 """Conditions and terms -> their values in Python, over a window of points, as Prometheus would evaluate them.
 
-`evaluate` answers everything about one condition and device; `_decide` alone distinguishes kinds of conditions.
+`evaluate` is the entry for a condition, `holds` that for its truth alone. Only `_decide` distinguishes kinds of
+conditions.
 """
 
 from __future__ import annotations
