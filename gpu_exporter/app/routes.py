@@ -23,7 +23,7 @@ from gpu_exporter.app.handlers import (
 from gpu_exporter.app.lifecycle import QuitHandler, ReleaseHandler, ReloadHandler, ResumeHandler
 from gpu_exporter.app.page_handlers import HistoryHandler, PageHandler, StaticHandler, StreamHandler
 from gpu_exporter.app.profile_handlers import PprofHandler, ProfilesHandler
-from gpu_exporter.live_page import assets
+from gpu_exporter.live_page import page
 
 # With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
@@ -81,7 +81,7 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/profiles", ProfilesHandler, Needs.NODE, "profiles of the processes on the GPUs, as JSON; POST: take one"),
     Route("/debug/pprof/wall", PprofHandler, Needs.NODE, "profiles of the last minute, for Parca, Pyroscope and pprof"),
     Route("/", PageHandler, Needs.NODE, "the live page, or the list of nodes if there are several"),
-    *(Route(f"/static/{name}", StaticHandler, Needs.NOTHING, "a file of the live page") for name in assets.NAMES),
+    *(Route(f"/static/{name}", StaticHandler, Needs.NOTHING, "a file of the live page") for name in page.NAMES),
     Route("/-/quit", QuitHandler, Needs.LIFECYCLE, "POST: end the process"),
     Route("/-/reload", ReloadHandler, Needs.LIFECYCLE, "POST: reload the web configuration and the file of fields"),
     Route("/-/release", ReleaseHandler, Needs.TOKEN, "POST: release the driver"),

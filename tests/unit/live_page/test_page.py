@@ -18,12 +18,12 @@ from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
-from gpu_exporter.live_page import assets
+from gpu_exporter.live_page import page
 from gpu_exporter.live_page.page import PAGE_POLICY
 from gpu_exporter.pipeline.pages import Pages
 from tests.support.tools import LIMIT
 
-OWN = [name for name in assets.NAMES if not name.startswith("uPlot")]
+OWN = [name for name in page.NAMES if not name.startswith("uPlot")]
 SCRIPTS = [name for name in OWN if name.endswith(".js")]
 HOSTILE = "<script>"
 
@@ -55,14 +55,14 @@ def get(server: Server, path: str, headers: Mapping[str, str] | None = None) -> 
 
 
 def test_all_files_are_served() -> None:
-    assert sorted(assets.NAMES) == sorted(path.name for path in assets.FOLDER.iterdir())
-    assert list(assets.NAMES) == sorted(assets.NAMES)
+    assert sorted(page.NAMES) == sorted(path.name for path in page.FOLDER.iterdir())
+    assert list(page.NAMES) == sorted(page.NAMES)
 
 
 @pytest.mark.parametrize("name", ["page.js", "page.css", "icon.svg", "uPlot.iife.min.js", "uPlot.LICENSE.txt"])
 def test_a_file_is_cached_by_its_content(server: Server, name: str) -> None:
     """The browser asks whether it has changed; the answer is 304 while it has not. gzip has the same content."""
-    content = (assets.FOLDER / name).read_bytes()
+    content = (page.FOLDER / name).read_bytes()
     answer, body = get(server, f"/static/{name}")
     assert (answer.status, body) == (200, content)
     assert answer.headers["Cache-Control"] == "no-cache"
@@ -100,14 +100,14 @@ def test_a_policy_of_the_user_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*OWN, "../page.html", "../nodes.html"])
 def test_no_file_names_another_host(name: str) -> None:
     """The only absolute URL is the XML namespace of SVG. All others are relative, so that a path prefix works."""
-    text = (assets.FOLDER / name).read_text("utf-8")
+    text = (page.FOLDER / name).read_text("utf-8")
     assert set(re.findall(r"https?://[\w.-]+[\w/.]*", text)) <= {"http://www.w3.org/2000/svg"}
     assert not re.search(r"""(?:href|src)="/|(?:ask|fetch|EventSource|URL)\(["'`]/""", text)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_makes_markup_from_text(name: str) -> None:
-    text = (assets.FOLDER / name).read_text("utf-8")
+    text = (page.FOLDER / name).read_text("utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
     assert len(text.splitlines()) <= 350
 
@@ -115,7 +115,7 @@ def test_no_script_makes_markup_from_text(name: str) -> None:
 def test_imports_have_no_cycle() -> None:
     """Imports go one way. Only page.js and nodes.js, which the HTML loads, are imported by no other script."""
     imports = {
-        name: re.findall(r"""["']\./([\w.]+\.js)["']""", (assets.FOLDER / name).read_text("utf-8")) for name in SCRIPTS
+        name: re.findall(r"""["']\./([\w.]+\.js)["']""", (page.FOLDER / name).read_text("utf-8")) for name in SCRIPTS
     }
     assert set(SCRIPTS).difference(*imports.values()) == {"nodes.js", "page.js"}
     TopologicalSorter(imports).prepare()
@@ -123,7 +123,7 @@ def test_imports_have_no_cycle() -> None:
 
 def test_the_strip_knows_all_classes_of_useful_work() -> None:
     """Classes that drawing.js does not name are drawn as losses."""
-    heights = re.search(r"const HEIGHTS = \{(.*?)\}", (assets.FOLDER / "drawing.js").read_text("utf-8"))
+    heights = re.search(r"const HEIGHTS = \{(.*?)\}", (page.FOLDER / "drawing.js").read_text("utf-8"))
     assert heights
     named = set(re.findall(r"[a-z-]{3,}", heights[1]))
     assert named <= {bottleneck.name for bottleneck in BOTTLENECKS}
