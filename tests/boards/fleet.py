@@ -31,10 +31,8 @@ from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
-from gpu_exporter.sources.simulated.inject import healthy_gpu, mean, value_at
-from gpu_exporter.sources.simulated.injected import InjectedDevice
-from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.schedule import JobSchedule
+from gpu_exporter.sources.simulated.inject import InjectedDevice, healthy_gpu, mean, value_at
+from gpu_exporter.sources.simulated.schedule import JobSchedule, SimulatedNode
 from gpu_exporter.sources.simulated.source import PodPlace, SimulatedSource
 from gpu_exporter.sources.simulated.workload import Workloads, workloads
 from tests.boards.loops import NodeLoops

@@ -1,19 +1,142 @@
-"""One connection to a host engine, and the calls made through it. Used only on the source's thread."""
+"""One connection to a host engine, and the thread on which every call into DCGM's library is made.
+
+Each call has a deadline, because none can be interrupted.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Bindings
-from gpu_exporter.sources.dcgm.errors import SEE_LOG, SOURCE_LOST, DcgmError, source_lost
+from gpu_exporter.sources.dcgm.errors import SEE_LOG, SOURCE_LOST, DcgmError, hung_fix, source_lost
 from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer
 
-P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _Call(Generic[T]):
+    """A job, and its result or error."""
+
+    def __init__(self, job: Callable[[], T], timeout: float) -> None:
+        self.job, self.timeout = job, timeout
+        self.begun: float | None = None
+        self.done = self.abandoned = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+
+class CallThread:
+    """Makes one call after the other. While one is stuck, every other call fails at once.
+
+    `name` is that of the host engine, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[_Call[Any]] = deque()
+        self._current: _Call[Any] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def stuck(self) -> float:
+        """Seconds for which an abandoned call has been stuck; 0 if none is."""
+        current = self._current
+        begun = current.begun if current and current.abandoned else None
+        return 0.0 if begun is None else time.monotonic() - begun
+
+    def heartbeat(self) -> None:
+        """Restart the timeout of the current job, which calls this because it makes progress.
+
+        Raises SourceLost to end a job that was abandoned.
+        """
+        current = self._current
+        if current is None:
+            return
+        if current.abandoned:
+            raise SourceLost(f"DCGM: {self._name} answered too late", "stalled")
+        current.begun = time.monotonic()
+
+    def call(self, job: Callable[[], T], timeout: float) -> T:
+        """Run a job on the thread, after the earlier ones, with at most `timeout` seconds between two heartbeats.
+
+        Raises what the job raises, or SourceLost if it, or the one before it, takes too long.
+        """
+        call = _Call(job, timeout)
+        with self._changed:
+            self._refuse_if_stuck()
+            if self._thread is None:
+                self._thread = self._started()
+            self._waiting.append(call)
+            self._changed.notify_all()
+            while not call.done:
+                self._changed.wait(self._remaining())
+                if not call.done:
+                    self._abandon_if_late(call)
+        if call.error is not None:
+            raise call.error
+        return call.result  # type: ignore[return-value]
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            fix = "raise the limit on processes (ulimit -u, pids.max) or on memory"
+            raise SourceLost(f"DCGM: {error}", "no_thread", fix=fix) from error
+        return thread
+
+    def _remaining(self) -> float | None:
+        current = self._current
+        if current is None or current.begun is None:
+            return None
+        return max(0.0, current.begun + current.timeout - time.monotonic())
+
+    def _abandon_if_late(self, call: _Call[Any]) -> None:
+        current = self._current
+        if current is None or current.begun is None or time.monotonic() < current.begun + current.timeout:
+            return
+        current.abandoned = True
+        if call is not current and call in self._waiting:
+            self._waiting.remove(call)
+        self._refuse_if_stuck()
+
+    def _refuse_if_stuck(self) -> None:
+        if self.stuck:
+            raise SourceLost(f"DCGM: {self._name} does not answer", "stalled", fix=hung_fix(self._name))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if not self._changed.wait(IDLE_SECONDS) and not self._waiting:
+                        self._thread = None
+                        return
+                call = self._current = self._waiting.popleft()
+                call.begun = time.monotonic()
+                self._changed.notify_all()
+            try:
+                call.result = call.job()
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits
+                call.error = error
+            with self._changed:
+                self._current = None
+                call.done = True
+                self._changed.notify_all()
+
+
+# The thread ends after so long without a job, so that nothing is left of a source that was closed.
+IDLE_SECONDS = 60.0
+
+
+P = ParamSpec("P")
 
 
 class EngineConnection:

@@ -25,6 +25,7 @@ from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings
+from gpu_exporter.sources.dcgm.connection import CallThread
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
@@ -32,7 +33,6 @@ from gpu_exporter.sources.dcgm.loading import load
 from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.session import FieldTable, Session
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
-from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import EntityGroup
 from gpu_exporter.sources.nvml.driver import gpus_on_bus, reload_needed
 

@@ -18,8 +18,7 @@ from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
 from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
-from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.schedule import GpuVariation, JobSchedule, SegmentPart
+from gpu_exporter.sources.simulated.schedule import GpuVariation, JobSchedule, SegmentPart, SimulatedNode
 from gpu_exporter.sources.simulated.workload import SimulatedActivity
 
 # Each GPU has one XID in each of these periods, at a random time. Those of real GPUs are rarer.

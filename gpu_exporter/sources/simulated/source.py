@@ -22,8 +22,7 @@ from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice, upcoming_xids
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, ScriptedFault
-from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.schedule import JobSchedule, blocks
+from gpu_exporter.sources.simulated.schedule import JobSchedule, SimulatedNode, blocks
 from gpu_exporter.sources.simulated.workload import Workloads
 
 # A shared node has several pods: of this many GPUs, one is free, and one belongs to a notebook that does not use it.
@@ -199,7 +198,7 @@ class SimulatedSource(Source):
         faults = [fault for fault in self._faults if fault.hits(self.node.name, index)]
         gpu = self._identify(index, identity)
         if self._injection and index in self._injection.gpus:
-            from gpu_exporter.sources.simulated.injected import InjectedDevice
+            from gpu_exporter.sources.simulated.inject import InjectedDevice
 
             return InjectedDevice(self.node, gpu, identity, self._injection.gpus[index], faults, metrics)
         node, place, early = self.node, self._places[index], self._early_xid and not index

@@ -11,12 +11,12 @@ from gpu_exporter.io.user_text import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace
-from gpu_exporter.sources.dcgm import thread
+from gpu_exporter.sources.dcgm import connection
 from gpu_exporter.sources.dcgm.bindings import Attributes
+from gpu_exporter.sources.dcgm.connection import CallThread
 from gpu_exporter.sources.dcgm.device import identify
 from gpu_exporter.sources.dcgm.plan import plan
 from gpu_exporter.sources.dcgm.profiling import ProfilingReads
-from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, answer, gpu, link
 from tests.support.tools import LIMIT, until
 from tests.support.virtual_time import Clock
@@ -227,7 +227,7 @@ def test_a_call_that_is_stuck() -> None:
 def test_a_long_job_that_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline applies to each call, not to the job."""
     caller, clock = CallThread("host engine"), Clock()
-    monkeypatch.setattr(thread, "time", clock)
+    monkeypatch.setattr(connection, "time", clock)
 
     def job() -> str:
         for _ in range(12):
@@ -259,7 +259,7 @@ def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source is down with the reason until a thread can be started."""
     caller = CallThread("host engine")
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(connection: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as refusing:
