@@ -31,6 +31,7 @@ from gpu_exporter.model.verdict import Health
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.settings import CollectionSettings
+from gpu_exporter.sources.simulated import inject as inject_module
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
 from gpu_exporter.sources.simulated.inject import injections, mean, value_at
 from gpu_exporter.sources.simulated.source import FleetSettings, fleet
@@ -72,7 +73,7 @@ def watched(
 ) -> Iterator[tuple[Clock, Collector]]:
     """Return a node that is collected as by `serve`, in a time that the test sets."""
     clock, stuck = Clock(), Stuck()
-    with patch.multiple(inject, time=clock):
+    with patch.multiple(inject_module, time=clock):
         for module in CLOCKS:
             patch.object(module, "time", clock).start()
         try:
