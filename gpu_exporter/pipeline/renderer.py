@@ -1,4 +1,4 @@
-"""Render snapshots as text 0.0.4 and OpenMetrics 1.0, once per collection. A scrape only sends the bytes.
+"""Render snapshots as text 0.0.4 and OpenMetrics 1.0, once per collection. A scrape joins its lines at most.
 
 Classic families have dcgm-exporter's labels, in its order. Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2,
 `internal/pkg/rendermetrics/render_metrics.go` (which labels, by entity) and

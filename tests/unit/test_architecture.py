@@ -61,3 +61,11 @@ def test_libraries_are_imported_where_the_page_says() -> None:
         users = [path for path, imported in used.items() if imported & set(in_code(libraries))]
         found = {next((place for place in named if path.is_relative_to(place)), path) for path in users}
         assert found == named, f"{libraries}: {FIX}"
+
+
+@pytest.mark.drift
+def test_a_link_to_a_file_is_named_after_it() -> None:
+    """The text of a link is the end of the path to which it leads."""
+    links = re.findall(r"\[([\w/]+(?:\.py|/))\]\(([^)#]+)\)", PAGE)
+    assert links
+    assert [f"[{text}]({target})" for text, target in links if not target.endswith(text)] == [], FIX

@@ -1,4 +1,8 @@
-"""The catalogue of failure modes: one file per domain, one entry per mode, in triage order."""
+"""The catalogue of failure modes: one entry per mode, in triage order.
+
+A file has the modes of one kind of evidence. The alerts of a mode are in the file of its domain: those of `host.py` in
+`alerts/bottleneck.yaml`, those of `loops.py` in `alerts/distributed.yaml` and `alerts/cost.yaml`.
+"""
 
 from __future__ import annotations
 
