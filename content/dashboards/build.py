@@ -11,8 +11,8 @@ from grafanalib._gen import DashboardEncoder
 
 from content.dashboards import cost, fleet, gpu, job, node, runbooks
 from content.dashboards import queries as q
-from content.dashboards.evidence import evidence_rows
 from content.dashboards.frame import BLUE, ORANGE, RED, TAG, BoardRow
+from content.dashboards.mode_panels import mode_rows
 from content.dashboards.modernise import modern
 from gpu_exporter.alerting.aggregates import NODE_GPUS
 from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
@@ -31,7 +31,7 @@ def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
     """Return the text of dashboards/<name>.json."""
     if board is RUNBOOKS:
         return runbooks.render(modes)
-    rows = [*ROWS[board](modes), *evidence_rows(board, modes)]
+    rows = [*ROWS[board](modes), *mode_rows(board, modes)]
     dashboard = core.Dashboard(
         title=board.title,
         description=board.description,

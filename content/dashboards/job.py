@@ -33,7 +33,7 @@ NO_SERVER = (
     "Training: see *Achieved against what this GPU can do* on GPU / Node"
 )
 # The alerts about a rank that makes the others wait.
-STRAGGLERS = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
+STRAGGLERS = ("GpuJobStraggler", *d.STRAGGLERS)
 # The states of a rank: the higher, the more it is to blame.
 WAITS, HANGS, STARVED, SLOW, MISSING, LOST = range(1, 7)
 STATES = (

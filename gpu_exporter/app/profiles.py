@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpu_exporter.app.endpoint import Reply
+from gpu_exporter.catalogue.failure_modes.distributed import STRAGGLERS
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis.rolling import STRAGGLERS, Current, RankState
+from gpu_exporter.diagnosis.rolling import Current, RankState
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import boolean, duration

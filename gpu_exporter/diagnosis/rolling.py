@@ -107,7 +107,6 @@ def _later(points: Points, than: float) -> Iterator[float]:
 # As long as `gpu-exporter diagnose` watches by default.
 WINDOW_SECONDS = 20.0
 READ = frozenset(FAMILIES)
-STRAGGLERS = ("GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
 
 
 class RankState(Enum):
@@ -188,7 +187,7 @@ def _jobs(window: Window, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[s
 def _state(window: Window, diagnosis: Diagnosis) -> RankState:
     """Return whether others wait for a rank; in a hang they wait for those that never entered the collective."""
     device = diagnosis.device
-    if diagnosis.is_down or any(match.mode.name in STRAGGLERS for match in diagnosis.matches):
+    if diagnosis.is_down or any(match.mode.name in d.STRAGGLERS for match in diagnosis.matches):
         return RankState.WAITED_FOR
     if holds(d.HANGS, window, device):
         return RankState.WAITING if holds(d.SPINS.condition, window, device) else RankState.WAITED_FOR

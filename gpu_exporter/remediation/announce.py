@@ -21,12 +21,12 @@ from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import NodeFinding
 from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.ledger import stamp
-from gpu_exporter.remediation.load import Eviction, JobLoad
 from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import NodePool, Notify
 from gpu_exporter.remediation.state import REPAIR, WatchedNode
+from gpu_exporter.remediation.workload import Eviction, JobLoad
 
 log = logging.getLogger(__name__)
 

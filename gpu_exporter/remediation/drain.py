@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_exporter.remediation import state as s
-from gpu_exporter.remediation.load import EvictionUnit, JobLoad
 from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import DrainSettings, Mode, NodePool
 from gpu_exporter.remediation.state import DrainPhase, DrainProgress, RemediationState, WatchedNode
+from gpu_exporter.remediation.workload import EvictionUnit, JobLoad
 
 # Pods that are named in a sentence.
 MOST_NAMED = 3

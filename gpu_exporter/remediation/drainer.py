@@ -9,14 +9,14 @@ from typing import Protocol
 
 from gpu_exporter.kubernetes.objects import PodObject
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation import drain, load, patches, pods, state
+from gpu_exporter.remediation import drain, patches, pods, state, workload
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Eviction, EvictionUnit, GangKey, JobLoad
 from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, reconcile
 from gpu_exporter.remediation.settings import NodePool, Settings
 from gpu_exporter.remediation.state import WatchedNode
+from gpu_exporter.remediation.workload import Eviction, EvictionUnit, GangKey, JobLoad
 
 # How long a refused unit waits (seconds): it doubles with each refusal.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 60.0
@@ -69,23 +69,23 @@ class Drainer:
             if error.reason != "forbidden":
                 raise
             return JobLoad(problem=f"its pods cannot be listed: {error.message}")
-        left = load.rest(gang, members, pool.drain, self._namespace) if gang else None
+        left = workload.rest(gang, members, pool.drain, self._namespace) if gang else None
         now = self._wall()
         self._refused = {key: one for key, one in self._refused.items() if now - one[0] < FORGOTTEN}
         return JobLoad(found, left, {key: why for key, (until, _, why) in self._refused.items() if now < until})
 
     def _units(self, node: WatchedNode, pool: NodePool, *, fresh: bool) -> tuple[EvictionUnit, ...]:
         found = map(self._pod, self._cluster.pods_on(node.name, fresh=fresh))
-        on_node = load.concerned(found, pool.drain)
-        keys = load.gangs(on_node, pool.drain)
+        on_node = workload.concerned(found, pool.drain)
+        keys = workload.gangs(on_node, pool.drain)
         members = {key: self._members(key, pool, fresh=fresh) for key in keys}
-        return load.units(on_node, members, pool.drain, self._namespace)
+        return workload.units(on_node, members, pool.drain, self._namespace)
 
     def _pod(self, item: PodObject) -> NodePod:
         return pods.read(item, self._gpu_resources)
 
     def _members(self, key: GangKey, pool: NodePool, *, fresh: bool) -> list[NodePod]:
-        return load.concerned(map(self._pod, self._cluster.pods_of(*key, fresh=fresh)), pool.drain)
+        return workload.concerned(map(self._pod, self._cluster.pods_of(*key, fresh=fresh)), pool.drain)
 
     def evict(self, node: WatchedNode, pool: NodePool, decision: Decision) -> None:
         """Carry out a decision about a node and its pods as they were just read. Raises LookupFailed.

@@ -9,9 +9,9 @@ from enum import Enum
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import Evidence, NodeFinding, most_drastic
-from gpu_exporter.remediation.load import EvictionUnit, JobLoad
 from gpu_exporter.remediation.settings import Mode, NodePool
 from gpu_exporter.remediation.state import DrainPhase, DrainProgress, RemediationState, WatchedNode
+from gpu_exporter.remediation.workload import EvictionUnit, JobLoad
 
 
 class Verb(Enum):

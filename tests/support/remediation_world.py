@@ -25,12 +25,12 @@ from gpu_exporter.remediation.controller import Asked, Controller
 from gpu_exporter.remediation.evidence import Evidence, NodeFinding
 from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Eviction
 from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.pods import read as read_pod
 from gpu_exporter.remediation.reconcile import Decision
 from gpu_exporter.remediation.settings import Breaker, Budget, DrainSettings, Exporters, Mode, NodePool, Settings
 from gpu_exporter.remediation.state import DrainProgress, WatchedNode
+from gpu_exporter.remediation.workload import Eviction
 from tests.support.json_patch import PatchFailed, patched
 from tests.support.remediation_pods import Pods, is_kept
 

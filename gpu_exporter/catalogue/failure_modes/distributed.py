@@ -4,6 +4,9 @@ A straggler has victims: ranks with a busy engine, partly filled SMs and traffic
 the same bytes and end each step together, so a rank is compared with the others of its job, never with its own past. A
 rank with different traffic is not part of the same collective. The rank that does not wait is the straggler: with a less
 busy engine it is starved by its host, with busier SMs it is slow.
+
+Stragglers are also found by what training loops send (`loops.py`, only in Prometheus) and in traces of several ranks
+(`traces/collectives.py`): docs/architecture.md compares the three.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ HANGS = And(
 # The loop knows better than counters: while a rank evaluates or saves a checkpoint, the others wait for it on purpose.
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
 STALLS = Unless(HANGS, LOOP_PAUSES, name="stalls")
-STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
+HAS_VICTIMS = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
     And(c.TRAFFIC, Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP)),
@@ -112,7 +115,7 @@ STARVED_STRAGGLER = Unless(Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH)), LOOP_
 SLOW_STRAGGLER = Unless(
     Unless(
         Or(
-            And(Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP), c.BUSY, c.FILLED, STRAGGLES),
+            And(Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP), c.BUSY, c.FILLED, HAS_VICTIMS),
             SLOWER,
         ),
         OTHER_TRAFFIC,
@@ -371,3 +374,6 @@ MODES = (
         "different sizes, or experts that are used unevenly, are uneven by nature.",
     ),
 )
+
+# The modes that name a rank for which others wait, by the counters of its GPU.
+STRAGGLERS = tuple(mode.name for mode in MODES if mode.name.startswith("GpuStraggler"))

@@ -19,8 +19,8 @@ from grafana_foundation_sdk.models import units
 from content import artifacts
 from content.dashboards import build as dashboards
 from content.dashboards import modernise, queries
-from content.dashboards.evidence import shown
 from content.dashboards.frame import DARK_RED, GREY, PINK, RED
+from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules
 from gpu_exporter.alerting.aggregates import SHARE
 from gpu_exporter.alerting.identity import ALERT_OWNER

@@ -19,12 +19,12 @@ from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.evidence import Evidence, unknown
 from gpu_exporter.remediation.fleet import Assessed, FleetPlan, PoolUse, plan
 from gpu_exporter.remediation.ledger import Ledger
-from gpu_exporter.remediation.load import Eviction, JobLoad
 from gpu_exporter.remediation.metrics import ControllerMetrics
 from gpu_exporter.remediation.patches import repair_text
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
 from gpu_exporter.remediation.settings import Budget, Exporters, Mode, NodePool, Notify, Settings
 from gpu_exporter.remediation.state import WatchedNode
+from gpu_exporter.remediation.workload import Eviction, JobLoad
 from tests.unit.remediation.test_drain import RANKS, WEB, unit
 from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULT, FAULTY, NODE, NOW, STATE
 

@@ -16,10 +16,10 @@ from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.evidence import unknown
 from gpu_exporter.remediation.fleet import Assessed, FleetPlan
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Eviction
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, NodePool, Settings
 from gpu_exporter.remediation.state import DrainProgress, WatchedNode
+from gpu_exporter.remediation.workload import Eviction
 from tests.support.remediation_world import Proxy, World
 from tests.unit.remediation.test_reconcile import CORDONED, NODE
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from gpu_exporter.kubernetes.objects import BudgetObject
-from gpu_exporter.remediation import load, pods
+from gpu_exporter.remediation import pods, workload
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.drain import advance, needs_pods
 from gpu_exporter.remediation.evidence import unknown
-from gpu_exporter.remediation.load import EvictionUnit, JobLoad
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY, NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
 from gpu_exporter.remediation.settings import DrainSettings, Mode, RemediationScope
 from gpu_exporter.remediation.state import DrainProgress, Gang, WatchedNode
+from gpu_exporter.remediation.workload import EvictionUnit, JobLoad
 from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULTY, NOW, POOL
 
 DRAIN = DrainSettings()
@@ -38,7 +38,7 @@ def pod(name: str = "p", node: str = "n", spec: Any = None, **metadata: Any) -> 
 def unit(*members: NodePod, drain: DrainSettings = DRAIN) -> EvictionUnit:
     """Return the unit of these pods, of which some are on the node n."""
     here = [each for each in members if each.node == "n"]
-    (made,) = load.units(here, dict.fromkeys(load.gangs(here, drain), members), drain, OWN)
+    (made,) = workload.units(here, dict.fromkeys(workload.gangs(here, drain), members), drain, OWN)
     return made
 
 
@@ -218,7 +218,7 @@ def test_a_drain_that_was_given_up_begins_anew_with_a_new_fault() -> None:
 
 def test_a_job_that_is_too_large_is_not_begun() -> None:
     """Its UIDs would not fit into the annotation."""
-    many = [pod(f"r{rank}", **JOB) for rank in range(load.MOST_GANG_PODS + 1)]
+    many = [pod(f"r{rank}", **JOB) for rank in range(workload.MOST_GANG_PODS + 1)]
     assert "as a whole" in unit(*many).protected
     assert not unit(*many[1:]).protected
 
@@ -329,27 +329,27 @@ def test_a_second_job_waits_for_the_first() -> None:
 def test_the_units_of_a_node() -> None:
     """A pod without a job is alone; members that wait for a node, or that have another label now, do not count."""
     waiting, other = pod("r2", "", **JOB), pod("r3", "m", labels={"job-name": "llama"})
-    found = load.units([RANKS[0], pod()], {("team", "job-name", "bert"): [*RANKS, waiting, other]}, DRAIN, OWN)
+    found = workload.units([RANKS[0], pod()], {("team", "job-name", "bert"): [*RANKS, waiting, other]}, DRAIN, OWN)
     assert [[each.name for each in made.pods] for made in found] == [["p"], ["r0", "r1"]]
     assert [made.key for made in found] == ["p", ("team", "job-name", "bert")]
-    assert load.units([pod()], {("team", "job-name", "bert"): RANKS}, DRAIN, OWN) == (WEB,)
+    assert workload.units([pod()], {("team", "job-name", "bert"): RANKS}, DRAIN, OWN) == (WEB,)
     assert found[1].begun() == BEGUN
     assert str(found[1]) == "2 pods of team/bert"
     assert str(unit(RANKS[0])) == "pod team/r0"
-    assert load.concerned([pod(), pod("cpu", spec={"containers": []})], DRAIN) == [pod()]
-    assert load.gangs([pod(), RANKS[1], RANKS[0]], DRAIN) == [("team", "job-name", "bert")]
+    assert workload.concerned([pod(), pod("cpu", spec={"containers": []})], DRAIN) == [pod()]
+    assert workload.gangs([pod(), RANKS[1], RANKS[0]], DRAIN) == [("team", "job-name", "bert")]
 
 
 def test_the_rest_of_a_job() -> None:
     """Those pods that were recorded, are not protected, and have not been evicted."""
     later, kept = pod("r2", **JOB), pod("r1", "m", annotations={POLICY: "never"}, **JOB)
     ends = replace(RANKS[0], terminating=True)
-    found = load.rest(BEGUN, [*RANKS, later], DRAIN, OWN)
+    found = workload.rest(BEGUN, [*RANKS, later], DRAIN, OWN)
     assert found == EvictionUnit(("team", "job-name", "bert"), RANKS)
-    assert load.rest(BEGUN, [RANKS[0], kept, later], DRAIN, OWN) == EvictionUnit(
+    assert workload.rest(BEGUN, [RANKS[0], kept, later], DRAIN, OWN) == EvictionUnit(
         ("team", "job-name", "bert"), RANKS[:1]
     )
-    assert load.rest(BEGUN, [ends, kept, later], DRAIN, OWN) is None
+    assert workload.rest(BEGUN, [ends, kept, later], DRAIN, OWN) is None
 
 
 @pytest.mark.parametrize(("live", "is_gang"), [(1, False), (2, True)])

@@ -15,11 +15,11 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import Eviction, EvictionUnit, JobLoad
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
 from gpu_exporter.remediation.state import DrainProgress, WatchedNode
+from gpu_exporter.remediation.workload import Eviction, EvictionUnit, JobLoad
 from tests.support.json_patch import patched
 from tests.unit.remediation.test_drain import BEGUN, DRAINS, OWN, at, decide, draining, unit
 from tests.unit.remediation.test_drain import pod as pod_of

@@ -11,10 +11,10 @@ import pytest
 from gpu_exporter.remediation.evidence import Evidence, unknown
 from gpu_exporter.remediation.fleet import Assessed, PoolUse, plan
 from gpu_exporter.remediation.ledger import Ledger
-from gpu_exporter.remediation.load import JobLoad
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
 from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, NodePool, Settings
 from gpu_exporter.remediation.state import DrainPhase, WatchedNode
+from gpu_exporter.remediation.workload import JobLoad
 from tests.unit.remediation.test_drain import DRAINS, RANKS, WEB, decide, draining, unit
 from tests.unit.remediation.test_reconcile import CLEAN, CORDONED, FAULT, FAULTY, NODE, NOW, POOL, STATE
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.remediation import drain, load, state
+from gpu_exporter.remediation import drain, state, workload
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.load import EvictionUnit
 from gpu_exporter.remediation.pods import NodePod
+from gpu_exporter.remediation.workload import EvictionUnit
 from tests.support.remediation_world import history
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_histories_do_something() -> None:
         # Two controllers that trust their own copy of the cluster exceed the budget.
         ((Leader, "claim"), lambda *_: None, 230, "over budget"),
         ((state, "_is_foreign"), lambda _: False, 310, "undid a foreign cordon"),
-        ((load, "protection"), lambda *_: "", 0, "is protected"),
+        ((workload, "protection"), lambda *_: "", 0, "is protected"),
         ((EvictionUnit, "live"), property(lambda unit: unit.pods), 0, "is evicted although it ends"),
         ((NodePod, "waits"), lambda *_: False, 0, "is evicted before the time that it was told"),
         ((NodePod, "gang"), lambda *_: None, 0, "is evicted without"),

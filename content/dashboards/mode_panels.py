@@ -47,7 +47,7 @@ MEANINGS = {
 }
 
 
-def evidence(board: Board, mode: FailureMode) -> Any:
+def mode_panel(board: Board, mode: FailureMode) -> Any:
     """Return a panel with the signals of a mode's condition, or with its alert if the condition has no signals."""
     signals = shown(mode)
     queries = [_query(board, signal, alone=len(signals) == 1) for signal in signals]
@@ -123,7 +123,7 @@ def _limits(mode: FailureMode, unit: str) -> Sequence[float]:
     )
 
 
-def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
+def mode_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return one collapsed row per domain of the dashboard, with a panel for each of its modes.
 
     The row about the network begins with the names of the ports.
@@ -133,7 +133,7 @@ def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
             f"Signals behind the alerts: {domain.value}",
             [
                 *([_ports(board)] if domain is Domain.NETWORK else []),
-                *(evidence(board, mode) for mode in modes if mode.domain is domain),
+                *(mode_panel(board, mode) for mode in modes if mode.domain is domain),
             ],
             True,
         )
