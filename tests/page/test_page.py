@@ -13,6 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.conftest import Exporter, Serve, command
 from tests.e2e.app.test_web import REPLAY, TLS, Pki, hashed
+from tests.e2e.app.test_web import pki as pki
 from tests.page.conftest import NO_CONNECTION, OpenTab
 from tests.page.proxy import proxied
 from tests.support.fakes.driver import FakeDriver, mig_device

@@ -12,8 +12,11 @@ import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.app.test_web import REPLAY, TLS, Pki, basic, hashed
+from tests.e2e.app.test_web import pki as pki
 from tests.e2e.cli.test_bad_input import fails
 from tests.e2e.pipeline.test_faults import SM_SECONDS, Drive, Start, profiled, states, up, withdrawn
+from tests.e2e.pipeline.test_faults import gpus as gpus
+from tests.e2e.pipeline.test_faults import start as start
 from tests.support.fakes.driver import LIBRARY
 from tests.support.tools import until
 
