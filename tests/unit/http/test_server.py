@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
 from gpu_exporter.http import server as server_module
+from gpu_exporter.http.admission import Admission
+from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT, GuardedHandler
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.server import Server
-from gpu_exporter.io.user_text import Address
+from gpu_exporter.io.user_text import Address, networks
 from gpu_exporter.model.errors import GpuExporterError
-from tests.support.tools import LIMIT
+from tests.support.tools import LIMIT, until
 
 MOST, SHARE = 8, 4  # connections in all, and of one address
 
@@ -38,11 +42,30 @@ class Plain(GuardedHandler):
     put = get
 
 
-def made(address: Address, *passed: socket.socket) -> Server:
-    """Return a server of one path, on an address or on sockets."""
-    handlers: list[tuple[str, type[GuardedHandler], dict[str, object]]] = [("/echo", Echo, {}), ("/plain", Plain, {})]
-    hint = ": only /echo"
-    return Server(address, handlers, program="test", option="--at", sockets=passed, not_found_hint=hint)
+class Client(GuardedHandler):
+    """Answers with the address of the client, when it is released."""
+
+    released = threading.Event()
+
+    async def get(self) -> None:
+        await asyncio.to_thread(self.released.wait, LIMIT)
+        await self.send(f"{self.client}\n", TEXT)
+
+
+def made(address: Address, *passed: socket.socket, proxies: str = "", admission: Admission | None = None) -> Server:
+    """Return a server of some paths, on an address or on sockets."""
+    handlers = {"/echo": Echo, "/plain": Plain, "/client": Client}
+    hint, guard = ": only /echo", Guard(proxies=TrustedProxies(networks(proxies)))
+    return Server(
+        address,
+        [(path, handler, {}) for path, handler in handlers.items()],
+        program="test",
+        option="--at",
+        guard=guard,
+        admission=admission,
+        sockets=passed,
+        not_found_hint=hint,
+    )
 
 
 @pytest.fixture
@@ -146,6 +169,26 @@ def test_a_connection_beyond_the_share_of_an_address_replaces_the_oldest(served:
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port), LIMIT)) for _ in range(SHARE + 1)
         ]
         assert first.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"), [("", "127.0.0.1"), ("127.0.0.1", "203.0.113.5"), ("10.0.0.0/8", "127.0.0.1")]
+)
+def test_a_trusted_proxy_forwards_the_address_of_its_client(proxies: str, client: str) -> None:
+    """The connection counts for the client only during the request."""
+    admission, line = Admission(), b"GET /client HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 127.0.0.1, 203.0.113.5\r\n\r\n"
+    server = made(Address("127.0.0.1", 0), proxies=proxies, admission=admission)
+    Client.released.clear()
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port), LIMIT) as connection:
+        for _ in range(2):
+            until(lambda: set(admission._clients) == {"127.0.0.1"}, what="the connection of the proxy")
+            Client.released.clear()
+            connection.sendall(line)
+            until(lambda: set(admission._clients) == {client}, what="the request of the client")
+            Client.released.set()
+            assert connection.recv(1 << 16).endswith(f"\r\n\r\n{client}\n".encode())
+    server.stop()
 
 
 @pytest.mark.parametrize(
