@@ -110,9 +110,8 @@ class Admission:
     def assign(self, connection: Connection, client: str) -> None:
         """Count a connection as one of the client whose request it forwards, until the end of the request. It may
         replace another one of this client; if it must be refused, it is closed."""
-        if connection.client == client:
+        if connection.client == client or not self.remove(connection):
             return
-        self.remove(connection)
         if self._has_room(client):
             connection.client = client
             self._add(connection)
@@ -132,22 +131,21 @@ class Admission:
     def mark_idle(self, connection: Connection) -> None:
         """Note that the next request is awaited."""
         self._turn(connection, busy=False)
-        if connection.client != connection.peer:
-            self.remove(connection)
+        if connection.client != connection.peer and self.remove(connection):
             connection.client = connection.peer
             self._add(connection)
 
-    def remove(self, connection: Connection) -> None:
-        """Forget a connection that is closed."""
-        client = self._clients.get(connection.client)
-        if client is None:
-            return
+    def remove(self, connection: Connection) -> bool:
+        """Forget a connection that is closed; return whether it was open."""
+        client = self._clients.get(connection.client, _Client())
         group = client.busy if connection.busy else client.idle
-        if connection in group:
-            del group[connection]
-            self._count -= 1
+        if connection not in group:
+            return False
+        del group[connection]
+        self._count -= 1
         if not client:
             del self._clients[connection.client]
+        return True
 
     def _has_room(self, client: str) -> bool:
         """Return whether this client may have another connection, after replacing those beyond its share."""
