@@ -17,6 +17,7 @@ from gpu_exporter.io.user_text import (
     Address,
     Devices,
     Hostengine,
+    Network,
     address,
     boolean,
     choice,
@@ -28,6 +29,7 @@ from gpu_exporter.io.user_text import (
     metric_set,
     names,
     nearest,
+    networks,
     patterns,
     positive,
     reasons,
@@ -144,6 +146,7 @@ class Config:
     profile_socket: Path | None = _setting(PROFILES, "Unix socket of `gpu-exporter sampler`, which then samples instead of the exporter.", Path)
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
+    web_trusted_proxies: tuple[Network, ...] = _setting(ACCESS, "Addresses and networks of proxies, such as 10.0.0.0/8, separated by commas. For limits and the log, the client of their requests is the one that X-Forwarded-For names.", networks, "")
     token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release`, `resume` and `profile` on this machine use to log in. `serve` writes it.", Path)
     log_level: str            = _setting(LOG, "Lowest level to log: debug, info, warning or error.", choice("debug", "info", "warning", "error"), "info")
     log_format: str           = _setting(LOG, "Log format: text, or json with one object per line.", choice("text", "json"), "text")

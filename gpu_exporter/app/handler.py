@@ -25,14 +25,13 @@ class Handler(GuardedHandler):
             raise HTTPError(404)
         return endpoint
 
-    async def prepare(self) -> None:
-        """Refuse the request, before its method runs, if the client may not make it or there is no such node."""
-        await super().prepare()
-        prefix = next(iter(self.path_args), "")  # only paths of a node have one; at the root it is empty
-        if not self._finished and prefix and prefix not in self.endpoints:
-            raise HTTPError(404)
+    def exists(self) -> bool:
+        """Return whether there is such a node. Only paths of a node have a prefix; at the root it is empty."""
+        return next(iter(self.path_args), "") in ("", *self.endpoints)
 
     def has_token(self) -> bool:
         """Return whether the client has the token of --token-file, and is on this machine."""
         token, authorization = self.settings["lifecycle"].token, self.request.headers.get("Authorization", "")
-        return token is not None and token.allows(authorization, self.request.remote_ip or "")
+        # A proxy on this machine forwards requests of others.
+        addresses = (self.request.remote_ip or "", self.client)
+        return token is not None and all(token.allows(authorization, address) for address in addresses)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.login import Refusal
 from gpu_exporter.http.token_file import Token
 from gpu_exporter.io.user_text import release_duration
 from gpu_exporter.model.errors import GpuExporterError
@@ -74,7 +75,7 @@ class _StateChange(Handler):
         lifecycle: Lifecycle = self.settings["lifecycle"]
         return lifecycle
 
-    def refusal(self) -> str:
+    def forbidden(self) -> str:
         """Return why the client may not do this; empty if it may."""
         if not self.lifecycle.enabled:
             return self.off
@@ -82,9 +83,9 @@ class _StateChange(Handler):
 
     async def post(self) -> None:
         headers = self.request.headers
-        refusal = self.refusal()
-        if refusal:
-            await self.send(refusal, TEXT, 403)
+        forbidden = self.forbidden()
+        if forbidden:
+            await self.send(forbidden, TEXT, 403)
         elif is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
             await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
         else:
@@ -126,13 +127,12 @@ class _ReleaseOrResume(_StateChange):
         " or serve --web.enable-lifecycle with a password or client certificate.\n"
     )
 
-    async def prepare(self) -> None:
+    async def login(self) -> Refusal | None:
         """Require no password of a request that has the token."""
-        if not self.has_token():
-            await super().prepare()
+        return None if self.has_token() else await super().login()
 
-    def refusal(self) -> str:
-        return "" if self.has_token() else super().refusal()
+    def forbidden(self) -> str:
+        return "" if self.has_token() else super().forbidden()
 
     async def settled(self, ask: Callable[[Collector], str]) -> str:
         """Wait until `ask` returns nothing for any node, at most PATIENCE_SECONDS. Return its last answer."""

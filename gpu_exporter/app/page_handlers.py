@@ -10,6 +10,7 @@ from tornado.web import HTTPError
 
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.http.handler import CLIENT_SECONDS, TEXT
+from gpu_exporter.http.login import client_of
 from gpu_exporter.http.negotiation import accepts_gzip
 from gpu_exporter.http.web_config import SECURE_HEADERS
 from gpu_exporter.live_page.node_list import ListedNode
@@ -28,7 +29,6 @@ PING_SECONDS = 15.0
 # After how long a page reconnects.
 RETRY = b"retry: 2000\n\n"
 OFF = "the live page is off: start the exporter with --live-page true\n"
-TOO_MANY = "too many open pages: close some, and reload this one\n"
 
 
 class PageHandler(Handler):
@@ -114,9 +114,9 @@ class StreamHandler(_Live):
         if self.request.method == "HEAD":
             await self.send(b"", EVENTS)
             return
-        listener = node.stream.add()
-        if listener is None:
-            await self.send(TOO_MANY, TEXT, 503)
+        listener = node.stream.add(client_of(self.client))
+        if isinstance(listener, str):
+            await self.send(f"{listener}\n", TEXT, 503)
             return
         self._listener = listener
         self.set_header("Content-Type", EVENTS)
@@ -124,7 +124,7 @@ class StreamHandler(_Live):
         self.set_header("X-Accel-Buffering", "no")
         try:
             self.write(RETRY)
-            while not self._closed:
+            while not self._closed and not listener.replaced:
                 # A browser that stops reading would keep what it was sent in this process's memory.
                 await asyncio.wait_for(self.flush(), CLIENT_SECONDS)
                 self.write(await listener.next(PING_SECONDS) or b": ping\n\n")
@@ -136,6 +136,7 @@ class StreamHandler(_Live):
     head = get
 
     def on_connection_close(self) -> None:
+        super().on_connection_close()
         self._closed = True
         if self._listener:
             self._listener.wake()

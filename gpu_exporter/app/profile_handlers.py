@@ -12,6 +12,7 @@ from gpu_exporter.app.endpoint import ProfileAccess
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.app.lifecycle import is_cross_site
 from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.login import Refusal
 
 JSON, PPROF = "application/json", "application/octet-stream"
 OFF = "profiles are off: start the exporter with --profile (docs/profile.md)\n"
@@ -60,10 +61,9 @@ class ProfilesHandler(_OfProfiles):
     The token of --token-file, from this machine, allows both: whoever may read it may read other processes, too.
     """
 
-    async def prepare(self) -> None:
+    async def login(self) -> Refusal | None:
         """Require no password of a request that has the token."""
-        if not self.has_token():
-            await super().prepare()
+        return None if self.has_token() else await super().login()
 
     async def get(self, prefix: str) -> None:
         profiles = await self.profiles(prefix)

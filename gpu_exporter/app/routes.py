@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from inspect import signature
 
-from tornado.web import RequestHandler
-
 from gpu_exporter.app.handler import Handler
 from gpu_exporter.app.handlers import (
     DiscoveryHandler,
@@ -103,7 +101,8 @@ def check(routes: Iterable[Route]) -> None:
 def _problem(route: Route) -> str:
     """Return what is wrong with a row, and the fix; empty if nothing is."""
     handler, name = route.handler, route.handler.__name__
-    methods = [method for method in ("get", "post") if _defines(handler, method)]
+    allowed = handler.allowed_methods()
+    methods = [method for method in ("get", "post") if method.upper() in allowed]
     if not route.path.startswith("/"):
         return f"a path begins with a slash: write '/{route.path}'"
     if route.path.startswith("/nodes/"):
@@ -112,7 +111,7 @@ def _problem(route: Route) -> str:
         return "a path is exact, not a pattern: use letters, digits, '-', '_' and single slashes, with none at the end"
     if not methods:
         return f"{name} answers no method: define get or post in it"
-    if "get" in methods and not _defines(handler, "head"):
+    if "get" in methods and "HEAD" not in allowed:
         return f"{name} answers GET but not HEAD: write `head = get` in it"
     arguments = ["self", "prefix"] if route.needs is Needs.NODE else ["self"]
     for method in methods:
@@ -124,10 +123,6 @@ def _problem(route: Route) -> str:
     if LandingPage.NODE in route.linked and route.needs is not Needs.NODE:
         return "the page of a node links to paths below that node, and this is only at the root: write LandingPage.LIST"
     return "" if route.description else "no description: say in a few words what it answers"
-
-
-def _defines(handler: type[Handler], method: str) -> bool:
-    return getattr(handler, method) is not getattr(RequestHandler, method)
 
 
 def linked(page: LandingPage) -> Mapping[str, str]:

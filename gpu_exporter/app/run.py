@@ -23,6 +23,7 @@ from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.config import Config
 from gpu_exporter.http.admission import Admission
 from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.server import Server
 from gpu_exporter.http.systemd import listening
 from gpu_exporter.http.token_file import Token
@@ -90,7 +91,8 @@ def run(
     token = Token(config.token_file) if config.token_file else None
     collectors = [node.collector for node in nodes]
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
-    guard, sockets = Guard(config.web_config_file), listening() if config.web_systemd_socket else ()
+    guard = Guard(config.web_config_file, TrustedProxies(config.web_trusted_proxies))
+    sockets = listening() if config.web_systemd_socket else ()
     lifecycle.check(guard)
     if strangers := [user for user in config.profile_users if user not in guard.config.users]:
         raise GpuExporterError(f"--profile-users: {strangers[0]} is no user of --web.config.file", fix="add it there")

@@ -45,7 +45,8 @@ def most_connections() -> int:
 @dataclass(eq=False, slots=True)
 class Connection:
     """An open connection. Busy from a complete request to the end of the response, else idle; `since` is when that
-    state began. `has_input` returns whether the client has sent something that was not read yet.
+    state began. `has_input` returns whether the client has sent something that was not read yet. `client` is the peer,
+    or during a request that a proxy forwards, the client of the proxy.
     """
 
     client: str
@@ -53,6 +54,10 @@ class Connection:
     has_input: Callable[[], bool]
     since: float
     busy: bool = False
+    peer: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = self.client
 
 
 @dataclass(slots=True)
@@ -93,19 +98,25 @@ class Admission:
         self, client: str, close: Callable[[], None], has_input: Callable[[], bool] = lambda: False
     ) -> Connection | None:
         """Return a new connection, which may replace another one; None if it must be refused."""
-        own = self._clients.get(client, _Client())
-        while len(own) >= self.share and self._close_one([own], ADDRESS):
-            pass
-        if len(own) >= 2 * self.share:
-            self.dropped[ADDRESS] += 1
+        if not self._has_room(client):
             return None
         if self._count >= self.most and not self._close_one(self._largest_first(), TOTAL):
             self.dropped[TOTAL] += 1
             return None
         connection = Connection(client, close, has_input, self._clock())
-        self._clients.setdefault(client, _Client()).idle[connection] = None
-        self._count += 1
+        self._add(connection)
         return connection
+
+    def assign(self, connection: Connection, client: str) -> None:
+        """Count a connection as one of the client whose request it forwards, until the end of the request. It may
+        replace another one of this client; if it must be refused, it is closed."""
+        if connection.client == client or not self.remove(connection):
+            return
+        if self._has_room(client):
+            connection.client = client
+            self._add(connection)
+        else:
+            connection.close()
 
     def make_room(self) -> bool:
         """Close one connection, because no file descriptor is free. Return whether there was one to close."""
@@ -120,18 +131,35 @@ class Admission:
     def mark_idle(self, connection: Connection) -> None:
         """Note that the next request is awaited."""
         self._turn(connection, busy=False)
+        if connection.client != connection.peer and self.remove(connection):
+            connection.client = connection.peer
+            self._add(connection)
 
-    def remove(self, connection: Connection) -> None:
-        """Forget a connection that is closed."""
-        client = self._clients.get(connection.client)
-        if client is None:
-            return
+    def remove(self, connection: Connection) -> bool:
+        """Forget a connection that is closed; return whether it was open."""
+        client = self._clients.get(connection.client, _Client())
         group = client.busy if connection.busy else client.idle
-        if connection in group:
-            del group[connection]
-            self._count -= 1
+        if connection not in group:
+            return False
+        del group[connection]
+        self._count -= 1
         if not client:
             del self._clients[connection.client]
+        return True
+
+    def _has_room(self, client: str) -> bool:
+        """Return whether this client may have another connection, after replacing those beyond its share."""
+        own = self._clients.get(client, _Client())
+        while len(own) >= self.share and self._close_one([own], ADDRESS):
+            pass
+        refused = len(own) >= 2 * self.share
+        self.dropped[ADDRESS] += refused
+        return not refused
+
+    def _add(self, connection: Connection) -> None:
+        client = self._clients.setdefault(connection.client, _Client())
+        (client.busy if connection.busy else client.idle)[connection] = None
+        self._count += 1
 
     def _turn(self, connection: Connection, *, busy: bool) -> None:
         client = self._clients.get(connection.client, _Client())

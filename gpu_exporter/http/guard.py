@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from gpu_exporter.http.login import Login, Refusal, too_many
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.tls import context
 from gpu_exporter.http.web_config import RateLimit, WebConfig, parse
 from gpu_exporter.io.file_access import FileWorker
@@ -60,8 +61,9 @@ class _Bucket:
 class Guard:
     """The web configuration in use. The constructor raises GpuExporterError if the file is faulty."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, proxies: TrustedProxies | None = None) -> None:
         self.path = path
+        self.proxies = proxies or TrustedProxies()
         self.config = WebConfig()
         self.context: ssl.SSLContext | None = None
         self._files = _Files()

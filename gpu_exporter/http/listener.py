@@ -24,6 +24,7 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from gpu_exporter.http.admission import Admission, Connection
 from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
 from gpu_exporter.http.tls import admits
 
@@ -96,21 +97,34 @@ class Listener:
 
 
 class _Request(HTTPMessageDelegate):
-    """Passes a request on, and calls `begin` when it is complete."""
+    """Passes a request on, and calls `arrive` with its headers, `begin` when it is complete.
 
-    def __init__(self, request: HTTPMessageDelegate, begin: Callable[[], None]) -> None:
-        self._request, self._begin = request, begin
+    The handler of a request with a body begins before it, so that it can refuse the request without reading the body.
+    """
+
+    def __init__(
+        self, request: HTTPMessageDelegate, arrive: Callable[[HTTPHeaders], None], begin: Callable[[], None]
+    ) -> None:
+        self._request, self._arrive, self._begin = request, arrive, begin
+        self._without_body: tuple[RequestStartLine | ResponseStartLine, HTTPHeaders] | None = None
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
-        return self._request.headers_received(start_line, headers)
+        self._arrive(headers)
+        if least_body_bytes(headers):
+            return self._request.headers_received(start_line, headers)
+        # It is complete. A response before `finish` would end the connection.
+        self._without_body = start_line, headers
+        return None
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         return self._request.data_received(chunk)
 
     def finish(self) -> None:
         self._begin()
+        if self._without_body:
+            self._request.headers_received(*self._without_body)
         self._request.finish()
 
     def on_connection_close(self) -> None:
@@ -183,12 +197,21 @@ class BoundedServer(HTTPServer):
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         """Wait for the next request of a connection."""
-        request = super().start_request(server_conn, request_conn)
         admitted = self._admitted.get(_stream(server_conn))
-        if admitted is None:
-            return request
-        self._admission.mark_idle(admitted)
-        return _Request(request, lambda: self._admission.mark_busy(admitted))
+
+        def arrive(headers: HTTPHeaders) -> None:
+            peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
+            if admitted and self._guard.proxies.trust(peer):
+                client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
+                self._admission.assign(admitted, client_of(client))
+
+        def begin() -> None:
+            if admitted:
+                self._admission.mark_busy(admitted)
+
+        if admitted:
+            self._admission.mark_idle(admitted)
+        return _Request(super().start_request(server_conn, request_conn), arrive, begin)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""

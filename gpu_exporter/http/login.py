@@ -14,12 +14,14 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple, TypeVar
+
+from gpu_exporter.http.login_queue import LoginQueue
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -28,8 +30,7 @@ log = logging.getLogger(__name__)
 
 # After a check the thread pauses for this many times its duration, so that guesses use at most a fifth of a core.
 REST = 4
-# Checks that may wait: of one client, and of all. A client gets an answer within PATIENCE; its check then continues.
-WAITING_EACH, WAITING = 8, 64
+# A client gets an answer within this time; its check then continues.
 PATIENCE = 5.0
 WRONG_REMEMBERED = 1024
 GUESSES = 8
@@ -42,15 +43,15 @@ class Refusal(NamedTuple):
 
     status: int
     text: str
-    header: tuple[str, str]
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-UNAUTHORIZED = Refusal(401, "Unauthorized\n", ("WWW-Authenticate", 'Basic realm="gpu-exporter", charset="UTF-8"'))
+UNAUTHORIZED = Refusal(401, "Unauthorized\n", (("WWW-Authenticate", 'Basic realm="gpu-exporter", charset="UTF-8"'),))
 
 
 def too_many(seconds: float) -> Refusal:
     """Return the refusal that asks the client to retry after some seconds."""
-    return Refusal(429, "Too Many Requests\n", ("Retry-After", str(max(1, ceil(seconds)))))
+    return Refusal(429, "Too Many Requests\n", (("Retry-After", str(max(1, ceil(seconds)))),))
 
 
 @lru_cache(1024)
@@ -112,11 +113,16 @@ class _FirstSeen:
 
 @dataclass(eq=False)
 class _Check:
-    """One password to check. The verdict is None if the queue had no room for the check."""
+    """One password to check: whether it matches a hash, and if not, compare it with `others`, to take as long as any.
 
+    The verdict is None if the queue had no room for it.
+    """
+
+    client: str
     user: str
     password: bytes = field(repr=False)
-    hashed: bytes = field(repr=False)
+    hashed: str = field(repr=False)
+    others: Sequence[str]
     known_user: bool
     digest: bytes
     since: float
@@ -132,7 +138,7 @@ class Login:
         self._wrong: dict[bytes, None] = {}
         self._guessers: dict[str, tuple[float, int]] = {}
         self._first_seen = _FirstSeen()
-        self._waiting: dict[str, dict[bytes, _Check]] = {}
+        self._queue = LoginQueue[_Check](self._guesses)
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "bcrypt")
         self._pause = 1.0
@@ -144,21 +150,34 @@ class Login:
         if given is None:
             return UNAUTHORIZED
         user, password = given
-        # An unknown user takes as long as a wrong password, so that the time does not reveal which users exist.
-        hashed = users.get(user) or _hash_of_nobody(users)
+        # Every wrong password takes as long, also that of an unknown user, so that the time reveals no user.
+        highest = highest_cost(users)
+        hashed = users.get(user) or _hash_of_nobody(highest)
         digest = self._digest(hashed, user, password)
         # The digest includes the hash: a password verified against an older hash no longer counts.
         if hmac.compare_digest(self._right.get(user, b""), digest):
             return None
         if digest in self._wrong:
             return UNAUTHORIZED
-        verdict = await self._verdict(client_of(address), user, password, hashed, user in users, digest)
-        if verdict is None:
-            return too_many(self._pause)
-        if verdict:
-            return None
         client = client_of(address)
-        _remember(self._guessers, client, (time.monotonic(), self._guesses(client) + 1))
+        check = self._queue.get(client, digest)
+        if check is None:
+            first_seen = self._first_seen.get(digest)
+            since = self._first_seen.now() if first_seen is None else first_seen
+            verdict: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+            others = fillers(hashed, highest)
+            check = _Check(client, user, password, hashed, others, user in users, digest, since, verdict)
+            if not self._enqueue(check, is_new=first_seen is None):
+                self._first_seen.keep(digest, since)
+                return too_many(self._pause)
+        try:
+            right = await asyncio.wait_for(asyncio.shield(check.verdict), PATIENCE)
+        except asyncio.TimeoutError:
+            right = None
+        if right is None:
+            return too_many(self._pause)
+        if right:
+            return None
         if self._once_per_minute(client):
             log.warning("failed login from %s as %s", address, repr(user) if user in users else "an unknown user")
         return UNAUTHORIZED
@@ -167,27 +186,21 @@ class Login:
         text = b"%b%b:%b" % (hashed.encode(), user.encode("utf-8", "surrogateescape"), password)
         return hashlib.blake2b(text, key=self._key, digest_size=16).digest()
 
-    async def _verdict(
-        self, client: str, user: str, password: bytes, hashed: str, known_user: bool, digest: bytes
-    ) -> bool | None:
-        check = self._waiting.get(client, {}).get(digest)
-        if check is None:
-            first_seen = self._first_seen.get(digest)
-            since = self._first_seen.now() if first_seen is None else first_seen
-            # A new password of a client that keeps guessing is rejected at once, without a check.
-            guess = first_seen is None and self._busy() and self._guesses(client) >= GUESSES
-            if guess or not self._make_room(client, since):
-                self._first_seen.keep(digest, since)
-                return None
-            future = asyncio.get_running_loop().create_future()
-            check = _Check(user, password, hashed.encode(), known_user, digest, since, future)
-            self._waiting.setdefault(client, {})[digest] = check
+    def _enqueue(self, check: _Check, *, is_new: bool) -> bool:
+        """Return whether a check may wait. A new password of a client that keeps guessing is rejected without a check,
+        unless nobody else needs one.
+        """
+        if is_new and self._busy() and self._guesses(check.client) >= GUESSES:
+            return False
+        has_room, dropped = self._queue.make_room(check.client, check.since)
+        if dropped:
+            self._first_seen.keep(dropped.digest, dropped.since)
+            dropped.verdict.set_result(None)
+        if has_room:
+            self._queue.add(check)
             if not self._busy():
                 self._worker = asyncio.create_task(self._work())
-        try:
-            return await asyncio.wait_for(asyncio.shield(check.verdict), PATIENCE)
-        except asyncio.TimeoutError:
-            return None
+        return has_room
 
     def _guesses(self, client: str) -> int:
         """Return how many wrong passwords the client has sent without a pause of a minute."""
@@ -198,64 +211,26 @@ class Login:
         """Return whether a check is running, or the pause after one."""
         return self._worker is not None and not self._worker.done()
 
-    def _make_room(self, client: str, since: float) -> bool:
-        """Return whether another check of this client may wait. May drop a newer check, or one of the greediest client.
-
-        The age of a check counts from its first attempt. A guesser sends a new password each time, a configured client
-        always the same one, so the latter gets through even if guessers at its address keep the queue full.
-        """
-        mine = self._waiting.get(client, {})
-        if len(mine) >= WAITING_EACH:
-            return self._turn_away(mine, since)
-        if sum(map(len, self._waiting.values())) < WAITING:
-            return True
-        greediest = max(self._waiting.values(), key=len)
-        if len(greediest) > len(mine) + 1:
-            return self._turn_away(greediest)
-        newest = max(
-            self._waiting.values(), key=lambda checks: max((check.since for check in checks.values()), default=0)
-        )
-        return self._turn_away(newest, since)
-
-    def _turn_away(self, checks: dict[bytes, _Check], since: float = -1.0) -> bool:
-        """Drop the newest of these checks if it is newer than `since`; return whether one was dropped."""
-        newest = max(checks.values(), key=lambda check: check.since, default=None)
-        if newest is None or newest.since <= since:
-            return False
-        del checks[newest.digest]
-        self._first_seen.keep(newest.digest, newest.since)
-        newest.verdict.set_result(None)
-        return True
-
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while (check := self._next()) is not None:
+        while (check := self._queue.next()) is not None:
+            took = 0.0
             if check.digest in self._wrong or self._right.get(check.user) == check.digest:
-                check.verdict.set_result(check.digest not in self._wrong)  # checked for another client meanwhile
-                continue
-            matches, took = await loop.run_in_executor(self._thread, _compare, check.password, check.hashed)
-            right = matches and check.known_user
+                right = check.digest not in self._wrong  # checked for another client meanwhile
+            else:
+                matches, took = await loop.run_in_executor(
+                    self._thread, _compare_all, check.password, check.hashed, check.others
+                )
+                right = matches and check.known_user
+                self._pause = (1 + REST) * took
             if right:
                 self._right[check.user] = check.digest
             else:
                 _remember(self._wrong, check.digest, None)
+                _remember(self._guessers, check.client, (time.monotonic(), self._guesses(check.client) + 1))
             check.verdict.set_result(right)
-            self._pause = (1 + REST) * took
-            await asyncio.sleep(REST * took)
-
-    def _next(self) -> _Check | None:
-        """Return the next check: clients take turns, and the oldest check of a client goes first."""
-        while self._waiting:
-            client = next(iter(self._waiting))
-            checks = self._waiting.pop(client)
-            if not checks:
-                continue
-            check = min(checks.values(), key=lambda check: check.since)
-            del checks[check.digest]
-            if checks:
-                self._waiting[client] = checks
-            return check
-        return None
+            if took:
+                await asyncio.sleep(REST * took)
 
 
 def _remember(entries: dict[K, V], key: K, value: V) -> None:
@@ -278,9 +253,32 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
     return (user.decode("utf-8", "surrogateescape"), password[:72]) if colon else None
 
 
-def _hash_of_nobody(users: Mapping[str, str]) -> str:
-    """Return a hash that matches no password and takes as long to check as the costliest hash of a user."""
-    return f"$2b${max(hashed[4:6] for hashed in users.values())}${'.' * 53}"
+def highest_cost(users: Mapping[str, str]) -> int:
+    """Return the cost of the costliest hash of a user: the logarithm of its number of rounds."""
+    return max(_cost(hashed) for hashed in users.values())
+
+
+def _cost(hashed: str) -> int:
+    return int(hashed[4:6])
+
+
+def _hash_of_nobody(cost: int) -> str:
+    """Return a hash that matches no password."""
+    return f"$2b${cost:02}${'.' * 53}"
+
+
+def fillers(hashed: str, highest: int) -> list[str]:
+    """Return hashes to compare, too, if a password does not match a hash, so that all wrong passwords take as long.
+
+    One of each cost from that of the hash: 2^c + 2^c + 2^(c+1) + … + 2^(h-1) rounds are 2^h rounds.
+    """
+    return [_hash_of_nobody(cost) for cost in range(_cost(hashed), highest)]
+
+
+def _compare_all(password: bytes, hashed: str, others: Sequence[str]) -> tuple[bool, float]:
+    """Return whether the password matches, and the CPU seconds that the checks took. If it does not, compare others."""
+    matches, took = _compare(password, hashed.encode())
+    return matches, took + sum(_compare(password, other.encode())[1] for other in others if not matches)
 
 
 def _compare(password: bytes, hashed: bytes) -> tuple[bool, float]:

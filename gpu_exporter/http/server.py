@@ -23,7 +23,6 @@ from gpu_exporter.model.errors import GpuExporterError
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 16 * 1024
-MAX_BODY_BYTES = 64 * 1024
 
 
 class Server:
@@ -43,12 +42,11 @@ class Server:
         guard: Guard | None = None,
         admission: Admission | None = None,
         sockets: Sequence[socket.socket] = (),
-        max_body_bytes: int = MAX_BODY_BYTES,
         **settings: Any,
     ) -> None:
         self._admission = admission or Admission()
         self._guard = guard or Guard()
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = max((handler.max_body_bytes for _, handler, _ in handlers), default=0)
         self._application = Application(
             list(handlers),
             default_handler_class=NotFound,

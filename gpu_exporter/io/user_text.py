@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import read
@@ -205,6 +207,22 @@ def reasons(text: str) -> frozenset[ProfileReason]:
     """Parse reasons to profile, separated by commas."""
     parse = choice(*(reason.value for reason in AUTOMATIC))
     return frozenset(ProfileReason(parse(name)) for name in names(text))
+
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """Parse IP addresses and networks, such as 10.0.0.1 or 10.0.0.0/8, separated by commas."""
+    parsed = []
+    for name in names(text):
+        try:
+            parsed.append(ipaddress.ip_network(name))
+        except ValueError as error:
+            raise ValueError(
+                f"{quoted(name)} is not an IP address or network; use for example 10.0.0.1 or 10.0.0.0/8"
+            ) from error
+    return tuple(parsed)
 
 
 def patterns(text: str) -> tuple[re.Pattern[str], ...]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
-# More open pages than this get 503; each holds a connection.
-MOST_STREAMS = 64
+# More open pages than this get 503, in all and of one client; each holds a connection.
+MOST_STREAMS, MOST_PER_CLIENT = 64, 16
+TOO_MANY = f"too many open pages: {MOST_STREAMS} at a time; close some, and reload this one"
+TOO_MANY_OF_CLIENT = (
+    f"too many open pages of your address: {MOST_PER_CLIENT} at a time; close some, and reload this one"
+)
 # An event is sent to the open pages over this time, one by one, so that a scrape does not wait for all of them.
 SPREAD_SECONDS = 0.5
 
 
 class StreamListener:
-    """One open page: what it has not been sent yet. A newer event of a kind replaces an older one."""
+    """One open page: what it has not been sent yet. A newer event of a kind replaces an older one. It is `replaced` if
+    it must close, in favour of a page of another client.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, client: str) -> None:
+        self.client, self.replaced = client, False
         self._pending: dict[str, bytes] = {}
         self._there = asyncio.Event()
 
@@ -42,7 +50,7 @@ class Stream:
     """The open pages of one node. Any thread may call `post` and read the properties, the event loop the rest."""
 
     def __init__(self) -> None:
-        self._listeners: set[StreamListener] = set()
+        self._listeners: dict[StreamListener, None] = {}  # the oldest one first
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last: dict[str, bytes] = {}
 
@@ -56,20 +64,35 @@ class Stream:
         """Whether the open pages have got the GPUs since the first of them was opened."""
         return bool(self._last)
 
-    def add(self) -> StreamListener | None:
-        """Return a listener for a page that was opened; None if there are too many."""
+    def add(self, client: str) -> StreamListener | str:
+        """Return a listener for a page that was opened, or why there are too many.
+
+        If there are too many in all, the oldest page of the client with the most pages gives way to a client that has
+        fewer, also with this one.
+        """
+        pages = Counter(listener.client for listener in self._listeners)
+        if pages[client] >= MOST_PER_CLIENT:
+            return TOO_MANY_OF_CLIENT
         if len(self._listeners) >= MOST_STREAMS:
-            return None
+            greediest, most = pages.most_common(1)[0]
+            if most <= pages[client] + 1:
+                return TOO_MANY
+            self._replace(next(listener for listener in self._listeners if listener.client == greediest))
         self._loop = asyncio.get_running_loop()
-        listener = StreamListener()
+        listener = StreamListener(client)
         for kind, event in self._last.items():
             listener.offer(kind, event)
-        self._listeners.add(listener)
+        self._listeners[listener] = None
         return listener
+
+    def _replace(self, listener: StreamListener) -> None:
+        listener.replaced = True
+        listener.wake()
+        del self._listeners[listener]
 
     def remove(self, listener: StreamListener) -> None:
         """Forget a page that was closed."""
-        self._listeners.discard(listener)
+        self._listeners.pop(listener, None)
         if not self._listeners:
             self._last.clear()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_exporter.http.handler import TEXT, GuardedHandler
+from gpu_exporter.http.login import Refusal
 from gpu_exporter.http.server import Server
 from gpu_exporter.http.token_file import has_token
 from gpu_exporter.io.decoding import json_as
@@ -78,8 +79,8 @@ class Webhook:
         self._metrics, self._hints, self._token_file = metrics, hints, token_file
         self._files = FileWorker("webhook-token")
 
-    def answer(self, authorization: str, body: bytes) -> tuple[int, str]:
-        """Return the status and the text for a notification; if it is accepted, its nodes are hints."""
+    def refuse(self, authorization: str) -> tuple[int, str] | None:
+        """Return the status and the text for a client that may not send notifications; None if it may."""
         path = self._token_file
         if path is None:
             return 404, "the webhook is off: set webhook_token_file"
@@ -89,8 +90,10 @@ class Webhook:
             return 503, f"the token cannot be read: {error.strerror}"
         if not has_token(authorization, token):
             return 401, "needs the token of webhook_token_file: Authorization: Bearer …"
-        if not self._metrics.leads:
-            return 503, "another controller leads"
+        return None if self._metrics.leads else (503, "another controller leads")
+
+    def take(self, body: bytes) -> tuple[int, str]:
+        """Return the status and the text for a notification; if it is accepted, its nodes are hints."""
         try:
             self._hints.add(nodes_of(body))
         except ValueError as error:
@@ -112,14 +115,27 @@ class _Healthz(GuardedHandler):
 
 
 class _Webhook(GuardedHandler):
+    max_body_bytes = MOST_BODY_BYTES
+
     def initialize(self, metrics: ControllerMetrics, webhook: Webhook) -> None:
         self.metrics, self.webhook = metrics, webhook
 
-    async def post(self) -> None:
+    async def refusal(self) -> Refusal | None:
+        """Refuse a notification without the token before its body is read."""
+        refusal = await super().refusal()
+        if refusal is not None:
+            return refusal
         authorization = self.request.headers.get("Authorization", "")
-        status, text = await asyncio.to_thread(self.webhook.answer, authorization, self.request.body)
+        refused = await asyncio.to_thread(self.webhook.refuse, authorization)
+        return Refusal(self._counted(refused[0]), f"{refused[1]}\n") if refused else None
+
+    async def post(self) -> None:
+        status, text = await asyncio.to_thread(self.webhook.take, bytes(self.body))
+        await self.send(f"{text}\n", TEXT, self._counted(status))
+
+    def _counted(self, status: int) -> int:
         self.metrics.webhooks.labels(str(status)).inc()
-        await self.send(f"{text}\n", TEXT, status)
+        return status
 
 
 def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> Server:
@@ -133,5 +149,4 @@ def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, 
         ],
         program="controller",
         option="`address` in --config",
-        max_body_bytes=MOST_BODY_BYTES,
     )

@@ -209,6 +209,7 @@ ACCESS: Mapping[str, Effect] = {
         "https", f"{MONITOR} scheme", "https", {**MONITORED, "web": {"existingSecret": "own"}}, MONITORED
     ),
     "web.lifecycle": Effect(True, f"{CONFIG} web_enable_lifecycle", "true"),
+    "web.trustedProxies": Effect(["10.0.0.1", "fd00::/8"], f"{CONFIG} web_trusted_proxies", "10.0.0.1,fd00::/8"),
     "networkPolicy.enabled": Effect(True, "NetworkPolicy spec ingress 0 ports 0 port", "metrics"),
     "networkPolicy.from": Effect(
         [{"podSelector": POD_LABEL}],

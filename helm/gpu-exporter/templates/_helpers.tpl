@@ -289,6 +289,7 @@ httpGet:
 {{- end }}
 {{- if include "gpu-exporter.web" . }}{{ $_ := set $found "web_config_file" "/etc/gpu-exporter/web/web.yml" }}{{ end }}
 {{- if .Values.web.lifecycle }}{{ $_ := set $found "web_enable_lifecycle" "true" }}{{ end }}
+{{- with .Values.web.trustedProxies }}{{ $_ := set $found "web_trusted_proxies" (join "," .) }}{{ end }}
 {{- range $key, $value := .Values.config }}{{ $_ := set $found $key (include "gpu-exporter.number" $value) }}{{ end }}
 {{- toYaml $found }}
 {{- end }}

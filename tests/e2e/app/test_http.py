@@ -290,7 +290,8 @@ def test_floods_are_refused(exporter: Exporter, flood: bytes) -> None:
             with suppress(ConnectionError):  # it was cut off while the test was still sending
                 connection.sendall(flood)
             answer = rest(connection)
-            assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 414", b"HTTP/1.1 431")
+            refused = (b"400", b"405", b"413", b"414", b"431")
+            assert answer[:12] in (b"", *(b"HTTP/1.1 %b" % status for status in refused))
     assert resident(exporter) - before < 20
     assert_served(exporter)
 

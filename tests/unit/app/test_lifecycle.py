@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import stat
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from gpu_exporter.app.lifecycle import Lifecycle, is_cross_site
+from gpu_exporter.app.server import exporter_server
 from gpu_exporter.http.guard import Guard
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.token_file import Token, is_loopback
-from gpu_exporter.io.user_text import release_duration
+from gpu_exporter.io.user_text import Address, networks, release_duration
 from gpu_exporter.model.errors import GpuExporterError
+from tests.support.tools import LIMIT
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,32 @@ def test_token(tmp_path: Path) -> None:
         ("", "127.0.0.1"),
     ):
         assert not token.allows(given, address)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "status"),
+    [
+        ("", "", 200),
+        ("", "203.0.113.5", 200),
+        ("127.0.0.1", "203.0.113.5", 403),
+        ("127.0.0.1", "127.0.0.1, 203.0.113.5", 403),
+        ("127.0.0.1", "127.0.0.1", 200),
+    ],
+)
+def test_a_token_behind_a_proxy(tmp_path: Path, proxies: str, forwarded: str, status: int) -> None:
+    """A trusted proxy on this machine does not make its clients local."""
+    token, guard = Token(tmp_path / "token"), Guard(proxies=TrustedProxies(networks(proxies)))
+    with token:
+        server = exporter_server(Address("127.0.0.1", 0), [], guard, Lifecycle(enabled=True, token=token))
+        server.start()
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=LIMIT)
+        secret = (tmp_path / "token").read_text().strip()
+        connection.request(
+            "POST", "/-/reload", headers={"Authorization": f"Bearer {secret}", "X-Forwarded-For": forwarded}
+        )
+        assert connection.getresponse().status == status
+        connection.close()
+        server.stop()
 
 
 def test_token_file(tmp_path: Path) -> None:

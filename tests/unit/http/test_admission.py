@@ -78,6 +78,41 @@ def test_a_connection_with_unread_input_is_not_closed_for_being_idle() -> None:
     assert door.closed == ["a2", "a1"]
 
 
+def test_a_forwarded_request_counts_for_its_client() -> None:
+    """From its headers until the next request is awaited; the connections of a proxy are its own in between."""
+    door = Door(16)  # 8 per address
+    forwarded = [door.open(f"p{number}") for number in range(8)]
+    for connection in forwarded:
+        assert connection
+        door.admission.assign(connection, "a")
+        door.admission.mark_busy(connection)
+    assert [door.open(f"p{number}") for number in range(10, 16)].count(None) == 0
+    assert door.closed == []
+    greedy = door.open("p16")
+    assert greedy
+    door.admission.assign(greedy, "a")
+    assert door.closed == ["p0"]  # the oldest request of the client, which takes longer than a second
+    second = forwarded[1]
+    assert second
+    door.admission.mark_idle(second)
+    door.open("p17")
+    assert door.closed == ["p0"]
+    door.open("p18")
+    assert door.closed == ["p0", "p10"]
+
+
+def test_a_client_of_a_proxy_is_refused_beyond_twice_its_share() -> None:
+    door = Door(64)  # 16 per address
+    for number in range(34):
+        door.now -= 1  # all at the same moment, so no request is slow
+        connection = door.open(f"{number // 8}{number}")
+        assert connection
+        door.admission.assign(connection, "a")
+        door.admission.mark_busy(connection)
+    assert door.closed == ["432", "433"]
+    assert door.admission.dropped["address"] == 2
+
+
 def test_only_slow_requests_are_cut_off() -> None:
     """Otherwise an address has up to twice its share, until the requests are answered."""
     door = Door(16)  # 8 per address

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
 from gpu_exporter.http import server as server_module
+from gpu_exporter.http.admission import Admission
+from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT, GuardedHandler
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.server import Server
-from gpu_exporter.io.user_text import Address
+from gpu_exporter.io.user_text import Address, networks
 from gpu_exporter.model.errors import GpuExporterError
-from tests.support.tools import LIMIT
+from tests.support.tools import LIMIT, until
 
 MOST, SHARE = 8, 4  # connections in all, and of one address
 
@@ -23,16 +27,44 @@ MOST, SHARE = 8, 4  # connections in all, and of one address
 class Echo(GuardedHandler):
     """Answers with the size of the request's body."""
 
+    max_body_bytes = 1000
+
     async def post(self) -> None:
-        await self.send(f"{len(self.request.body)}\n", TEXT)
+        await self.send(f"{len(self.body)}\n", TEXT)
 
 
-def made(address: Address, *passed: socket.socket) -> Server:
-    """Return a server of one path, on an address or on sockets."""
-    handlers = [("/echo", Echo, dict[str, object]())]
-    hint = ": only /echo"
+class Plain(GuardedHandler):
+    """Takes no body."""
+
+    async def get(self) -> None:
+        await self.send("ok\n", TEXT)
+
+    put = get
+
+
+class Client(GuardedHandler):
+    """Answers with the address of the client, when it is released."""
+
+    released = threading.Event()
+
+    async def get(self) -> None:
+        await asyncio.to_thread(self.released.wait, LIMIT)
+        await self.send(f"{self.client}\n", TEXT)
+
+
+def made(address: Address, *passed: socket.socket, proxies: str = "", admission: Admission | None = None) -> Server:
+    """Return a server of some paths, on an address or on sockets."""
+    handlers = {"/echo": Echo, "/plain": Plain, "/client": Client}
+    hint, guard = ": only /echo", Guard(proxies=TrustedProxies(networks(proxies)))
     return Server(
-        address, handlers, program="test", option="--at", sockets=passed, max_body_bytes=1000, not_found_hint=hint
+        address,
+        [(path, handler, {}) for path, handler in handlers.items()],
+        program="test",
+        option="--at",
+        guard=guard,
+        admission=admission,
+        sockets=passed,
+        not_found_hint=hint,
     )
 
 
@@ -69,10 +101,60 @@ def test_an_error_is_one_line(served: Server, request_line: str, status: str, te
     assert response(served, request_line, "Content-Length: 0") == (f"HTTP/1.1 {status}", text)
 
 
-def test_a_body_has_a_limit(served: Server) -> None:
-    """A larger one is refused before it is read."""
-    assert response(served, "POST /echo", "Content-Length: 1000", body=b"x" * 1000) == ("HTTP/1.1 200 OK", "1000\n")
-    assert response(served, "POST /echo", "Content-Length: 1001") == ("HTTP/1.1 400 Bad Request", "")
+@pytest.mark.parametrize(
+    ("request_line", "headers", "body", "expected"),
+    [
+        ("POST /echo", ("Content-Length: 1000",), b"x" * 1000, ("200 OK", "1000\n")),
+        ("POST /echo", ("Transfer-Encoding: chunked",), b"3\r\nxxx\r\n0\r\n\r\n", ("200 OK", "3\n")),
+        ("POST /echo", ("Content-Length: 3, 3",), b"xxx", ("200 OK", "3\n")),
+        ("POST /echo", ("Content-Length: 1", "Expect: 100-continue"), b"x", ("100 (Continue)", "1\n")),
+        ("POST /echo", ("Transfer-Encoding: chunked",), b"3e9\r\n" + b"x" * 1001, ("400 Bad Request", "")),
+        ("POST /echo", ("Content-Length: x",), b"", ("400 Bad Request", "")),
+        ("POST /echo", ("Content-Length: 1001",), b"", ("413", "at most 1000 bytes")),
+        ("POST /echo", ("Content-Length: 1001", "Expect: 100-continue"), b"", ("413", "at most 1000 bytes")),
+        ("POST /echo", ("Content-Length: 9" + "9" * 30,), b"", ("400 Bad Request", "")),
+        ("GET /plain", ("Content-Length: 5",), b"", ("413", "this path takes no body")),
+        ("PUT /plain", ("Content-Length: 5",), b"xxx", ("413", "this path takes no body")),
+        ("PUT /plain", ("Transfer-Encoding: chunked",), b"", ("413", "this path takes no body")),
+        ("POST /plain", ("Content-Length: 500",), b"", ("405 Method Not Allowed", "405 Method Not Allowed\n")),
+        ("FOO /plain", ("Content-Length: 500",), b"", ("405 Method Not Allowed", "405 Method Not Allowed\n")),
+        ("POST /other", ("Content-Length: 500",), b"", ("404 Not Found", "404 Not Found: only /echo\n")),
+    ],
+)
+def test_a_body_that_is_not_wanted_is_not_awaited(
+    served: Server, request_line: str, headers: tuple[str, ...], body: bytes, expected: tuple[str, str]
+) -> None:
+    """The answer comes although the rest of the body does not."""
+    line, text = response(served, request_line, *headers, body=body)
+    assert line.startswith(f"HTTP/1.1 {expected[0]}")
+    assert expected[1] in text
+
+
+def test_a_refused_client_may_go_on_sending(served: Server) -> None:
+    """It gets the whole response, instead of a reset of the connection."""
+    with socket.create_connection(("127.0.0.1", served.port), LIMIT) as connection:
+        connection.sendall(b"POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+        for _ in range(10):
+            connection.sendall(b"x" * 30_000)
+        assert connection.makefile("rb").readline() == b"HTTP/1.1 404 Not Found\r\n"
+
+
+def test_a_refused_connection_stays_open_if_there_is_no_body(served: Server) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), LIMIT) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, body = connection.recv(1 << 16).decode().partition("\r\n\r\n")
+            assert "Connection: close" not in head
+            assert body == "404 Not Found: only /echo\n"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "allow"), [("GET /echo", "POST"), ("POST /plain", "GET, PUT"), ("FOO /plain", "GET, PUT")]
+)
+def test_the_allowed_methods_are_named(served: Server, request_line: str, allow: str) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), LIMIT) as connection:
+        connection.sendall(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert f"\r\nAllow: {allow}\r\n" in connection.recv(1 << 16).decode()
 
 
 @pytest.mark.parametrize(("size", "expected"), [(15_000, ("HTTP/1.1 200 OK", "0\n")), (17_000, ("", ""))])
@@ -87,6 +169,26 @@ def test_a_connection_beyond_the_share_of_an_address_replaces_the_oldest(served:
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port), LIMIT)) for _ in range(SHARE + 1)
         ]
         assert first.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"), [("", "127.0.0.1"), ("127.0.0.1", "203.0.113.5"), ("10.0.0.0/8", "127.0.0.1")]
+)
+def test_a_trusted_proxy_forwards_the_address_of_its_client(proxies: str, client: str) -> None:
+    """The connection counts for the client only during the request."""
+    admission, line = Admission(), b"GET /client HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 127.0.0.1, 203.0.113.5\r\n\r\n"
+    server = made(Address("127.0.0.1", 0), proxies=proxies, admission=admission)
+    Client.released.clear()
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port), LIMIT) as connection:
+        for _ in range(2):
+            until(lambda: set(admission._clients) == {"127.0.0.1"}, what="the connection of the proxy")
+            Client.released.clear()
+            connection.sendall(line)
+            until(lambda: set(admission._clients) == {client}, what="the request of the client")
+            Client.released.set()
+            assert connection.recv(1 << 16).endswith(f"\r\n\r\n{client}\n".encode())
+    server.stop()
 
 
 @pytest.mark.parametrize(

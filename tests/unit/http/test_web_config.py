@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from gpu_exporter.http import login as module
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.login import UNAUTHORIZED, Login, OncePerMinute, Refusal, client_of
+from gpu_exporter.http.login_queue import WAITING
 from gpu_exporter.http.tls import admits
 from gpu_exporter.http.web_config import SECURE_HEADERS, parse
 from gpu_exporter.model.errors import GpuExporterError
@@ -417,7 +418,7 @@ def test_the_same_wrong_password_is_compared_once(
 
     async def ask() -> list[Refusal | None]:
         login = Login()
-        users = ("me", "sEcReT")
+        users = ("you", "sEcReT")
         return [await login.refuse(USERS, basic(user, "sEcReT"), "a") for _ in range(50) for user in users]
 
     assert set(asyncio.run(ask())) == {UNAUTHORIZED}
@@ -426,12 +427,20 @@ def test_the_same_wrong_password_is_compared_once(
     assert "sEcReT" not in caplog.text
 
 
-def test_unknown_users_cost_as_much(compared: list[tuple[bytes, bytes]]) -> None:
-    """For an unknown user, a hash of the highest cost is compared, which matches no password."""
-    for user in ("you", "nobody"):
-        assert asyncio.run(Login().refuse(USERS, basic(user, "wrong"), "a")) is UNAUTHORIZED
-    assert [hashed[4:6] for _, hashed in compared] == [b"05", b"05"]
-    assert not bcrypt.checkpw(b"wrong", compared[-1][1])
+@pytest.mark.parametrize("user", ["me", "you", "nobody"])
+def test_every_wrong_password_costs_as_much(compared: list[tuple[bytes, bytes]], user: str) -> None:
+    """Whether the hash of the user is cheap or costly, or there is no such user. No other hash matches a password."""
+    assert asyncio.run(Login().refuse(USERS, basic(user, "wrong"), "a")) is UNAUTHORIZED
+    assert sum(1 << int(hashed[4:6]) for _, hashed in compared) == 1 << 5
+    own = USERS.get(user, "").encode()
+    assert not any(bcrypt.checkpw(b"wrong", hashed) for _, hashed in compared if hashed != own)
+
+
+@pytest.mark.parametrize(("cost", "highest", "costs"), [(10, 10, []), (10, 11, [10]), (4, 8, [4, 5, 6, 7])])
+def test_fillers(cost: int, highest: int, costs: list[int]) -> None:
+    """They are as many rounds as are missing to the highest cost."""
+    assert [int(hashed[4:6]) for hashed in module.fillers(f"$2b${cost:02}$", highest)] == costs
+    assert (1 << cost) + sum(1 << other for other in costs) == 1 << highest
 
 
 @pytest.mark.slow
@@ -482,7 +491,7 @@ def test_flood_of_repeated_wrong_passwords(compared: list[tuple[bytes, bytes]]) 
             number = 0
             while flooding:
                 number += 1
-                wrong = basic("me", f"wrong {worker} {number}")
+                wrong = basic("you", f"wrong {worker} {number}")
                 while flooding and (refusal := await login.refuse(USERS, wrong, "a")) and refusal.status == 429:
                     await asyncio.sleep(0.01)
 
@@ -506,16 +515,16 @@ def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> No
     async def ask() -> list[Refusal | None]:
         login = Login()
         asked = [
-            login.refuse(USERS, basic("me", f"{client} {number}"), f"10.0.0.{client}")
+            login.refuse(USERS, basic("you", f"{client} {number}"), f"10.0.0.{client}")
             for number in range(20)
             for client in range(20)
         ]
         answers = await asyncio.gather(*asked)
-        assert not login._waiting
+        assert not len(login._queue)
         return list(answers)
 
     answers = asyncio.run(ask())
-    assert statuses(answers).count(401) == len(compared) <= module.WAITING
+    assert statuses(answers).count(401) == len(compared) <= WAITING
     each = [sum(password.startswith(b"%d " % client) for password, _ in compared) for client in range(20)]
     assert min(each) >= 2
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,8 +21,9 @@ from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.live_page import monitor as monitor_module
+from gpu_exporter.live_page import stream as stream_module
 from gpu_exporter.live_page.monitor import MOST_XIDS, SOURCES, TOO_MANY, LiveMonitor
-from gpu_exporter.live_page.stream import MOST_STREAMS, Stream, StreamListener
+from gpu_exporter.live_page.stream import MOST_PER_CLIENT, MOST_STREAMS, Stream, StreamListener
 from gpu_exporter.live_page.thread import OPEN_JUDGED, QUIET_JUDGED, QUIET_SECONDS, QUIET_WATCHED, LiveNode
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -272,14 +274,15 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, LiveNode]]
     server.stop()
 
 
-def opened(server: Server, small: int = 0) -> socket.socket:
+def opened(server: Server, small: int = 0, address: str = "127.0.0.1") -> socket.socket:
     """Open the stream without reading it, with a small buffer if that is given."""
     client = socket.socket()
     if small:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, small)
     client.settimeout(LIMIT)
+    client.bind((address, 0))
     client.connect(("127.0.0.1", server.port))
-    client.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     return client
 
 
@@ -294,10 +297,10 @@ def test_a_page_that_does_not_read_is_cut_off(served: tuple[Server, LiveNode]) -
         for number in range(20):
             node.stream.post("gpus", big, float(number))
         with opened(server) as reader, reader.makefile("rb") as lines:
-            until(lambda: node.stream._listeners - first, what="another page")
+            until(lambda: node.stream._listeners.keys() - first, what="another page")
             node.stream.post("point", b'"new"', 21.0)
             assert any(line == b'data: "new"\n' for line in lines)
-            until(lambda: not node.stream._listeners & first, what="the end of the silent one")
+            until(lambda: not node.stream._listeners.keys() & first, what="the end of the silent one")
         received = 0
         with suppress(ConnectionError):
             while part := silent.recv(1 << 20):
@@ -315,7 +318,11 @@ def test_pages_get_an_event_one_by_one() -> None:
             assert await listener.next(30)
             received.add(number)
 
-        readers = [asyncio.create_task(read(number, stream.add() or StreamListener())) for number in range(3)]
+        readers = []
+        for number in range(3):
+            listener = stream.add("a")
+            assert isinstance(listener, StreamListener)
+            readers.append(asyncio.create_task(read(number, listener)))
         await asyncio.sleep(0)
         stream.post("gpus", b"{}", 1.0)
         while not all(reader.done() for reader in readers):
@@ -328,20 +335,65 @@ def test_pages_get_an_event_one_by_one() -> None:
 
 
 def test_too_many_pages(served: tuple[Server, LiveNode]) -> None:
-    """Those beyond the limit are refused, until another is closed."""
+    """A client that has its share is refused, until another of its pages is closed."""
     server, node = served
-    clients = [opened(server) for _ in range(MOST_STREAMS)]
+    clients = [opened(server) for _ in range(MOST_PER_CLIENT)]
     try:
-        until(lambda: len(node.stream._listeners) == MOST_STREAMS, what="all pages")
-        with opened(server) as refused:
-            assert refused.recv(100).startswith(b"HTTP/1.1 503 ")
+        until(lambda: len(node.stream._listeners) == MOST_PER_CLIENT, what="all pages")
+        with opened(server) as refused, refused.makefile("rb") as lines:
+            assert lines.readline().startswith(b"HTTP/1.1 503 ")
+            assert any(line.startswith(b"too many open pages of your address: 16 at a time") for line in lines)
         clients.pop().close()
-        until(lambda: len(node.stream._listeners) < MOST_STREAMS, what="a closed page")
+        until(lambda: len(node.stream._listeners) < MOST_PER_CLIENT, what="a closed page")
         with opened(server) as accepted:
             assert accepted.recv(100).startswith(b"HTTP/1.1 200 ")
     finally:
         for client in clients:
             client.close()
+
+
+def test_a_page_that_gives_way_ends(served: tuple[Server, LiveNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response is complete, so that the browser opens it again."""
+    server, node = served
+    monkeypatch.setattr(stream_module, "MOST_STREAMS", 2)
+    with opened(server) as first, opened(server), first.makefile("rb") as lines:
+        until(lambda: len(node.stream._listeners) == 2, what="both pages")
+        with opened(server, address="127.0.0.2") as other:
+            assert other.recv(100).startswith(b"HTTP/1.1 200 ")
+            assert b"0\r\n" in list(lines)
+
+
+def test_shares_of_streams() -> None:
+    """`a*3` opens three pages of client a; the numbers are the pages of each client then."""
+
+    async def pages(opening: str) -> tuple[str, list[str]]:
+        stream, refused = Stream(), []
+        for client, count in (word.split("*") for word in opening.split()):
+            answers = [stream.add(client) for _ in range(int(count))]
+            refused += [client for answer in answers if isinstance(answer, str)]
+        kept = Counter(listener.client for listener in stream._listeners)
+        return " ".join(f"{client}*{kept[client]}" for client in sorted(kept)), refused
+
+    for opening, kept, refused in (
+        ("a*16", "a*16", []),
+        ("a*18", "a*16", ["a", "a"]),
+        ("a*16 b*16 c*16 d*16 e*1", "a*15 b*16 c*16 d*16 e*1", []),
+        ("a*16 b*16 c*16 d*16 e*13", "a*13 b*13 c*13 d*13 e*12", ["e"]),
+        ("a*16 b*16 c*16 d*15 e*1 b*1", "a*16 b*16 c*16 d*15 e*1", ["b"]),
+    ):
+        assert asyncio.run(pages(opening)) == (kept, refused), opening
+    alone = " ".join(f"{number:02}*1" for number in range(MOST_STREAMS))
+    assert asyncio.run(pages(f"{alone} x*1")) == (alone, ["x"])
+
+
+def test_the_oldest_page_gives_way() -> None:
+    async def replaced() -> list[bool]:
+        stream = Stream()
+        pages = [stream.add(client) for client in "abcd" for _ in range(MOST_PER_CLIENT)]
+        stream.add("e")
+        return [page.replaced for page in pages if isinstance(page, StreamListener)]
+
+    assert asyncio.run(replaced()) == [True, *[False] * (MOST_STREAMS - 1)]
 
 
 def test_the_first_page_need_not_wait(served: tuple[Server, LiveNode]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -35,9 +35,14 @@ def leading(*, leads: bool = True) -> ControllerMetrics:
     return metrics
 
 
+def answered(webhook: Webhook, authorization: str = TOKEN, body: bytes = FIRING) -> tuple[int, str]:
+    """Return the status and the text for a notification."""
+    return webhook.refuse(authorization) or webhook.take(body)
+
+
 def test_a_notification_is_a_hint(token: Path) -> None:
     hints = Hints()
-    assert Webhook(leading(), hints, token).answer(TOKEN, FIRING)[0] == 202
+    assert answered(Webhook(leading(), hints, token))[0] == 202
     assert hints.wanted.is_set()
     assert hints.take() == {"n0"}
     assert not hints.wanted.is_set()
@@ -55,29 +60,27 @@ def test_a_notification_is_a_hint(token: Path) -> None:
 )
 def test_what_is_refused(token: Path, authorization: str, body: bytes, status: int) -> None:
     hints = Hints()
-    assert Webhook(leading(), hints, token).answer(authorization, body)[0] == status
+    assert answered(Webhook(leading(), hints, token), authorization, body)[0] == status
     assert hints.take() == frozenset()
 
 
 def test_alertmanager_repeats_what_only_the_leader_can_use(token: Path) -> None:
     """A 5xx is sent again, perhaps to the other controller; a 4xx would be dropped."""
-    assert Webhook(leading(leads=False), Hints(), token).answer(TOKEN, FIRING)[0] == 503
+    assert answered(Webhook(leading(leads=False), Hints(), token))[0] == 503
 
 
 def test_without_a_token_nobody_may_send(token: Path) -> None:
     """An empty file is no password."""
-    assert Webhook(leading(), Hints(), None).answer(TOKEN, FIRING)[0] == 404
+    assert answered(Webhook(leading(), Hints(), None))[0] == 404
+    webhook = Webhook(leading(), Hints(), token)
     token.write_text("x" * 5000)
-    assert Webhook(leading(), Hints(), token).answer(f"Bearer {'x' * 5000}", FIRING)[0] == 503
+    assert answered(webhook, f"Bearer {'x' * 5000}")[0] == 503
     token.write_text("\n")
-    assert Webhook(leading(), Hints(), token).answer("Bearer ", FIRING)[0] == 401
+    assert answered(webhook, "Bearer ")[0] == 401
     token.unlink()
-    assert Webhook(leading(), Hints(), token).answer(TOKEN, FIRING) == (
-        503,
-        "the token cannot be read: No such file or directory",
-    )
+    assert answered(webhook) == (503, "the token cannot be read: No such file or directory")
     os.mkfifo(token)
-    assert Webhook(leading(), Hints(), token).answer(TOKEN, FIRING)[0] == 503
+    assert answered(webhook)[0] == 503
 
 
 def test_resolved_alerts_name_no_node() -> None:
@@ -108,10 +111,16 @@ def server(token: Path) -> Iterator[Server]:
     running.stop()
 
 
-def answer(server: Server, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+def answer(
+    server: Server,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] = {"Authorization": TOKEN},
+) -> tuple[int, str]:
     """Return status and body of a response, of which the headers are checked."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=10 * PATIENCE)
-    connection.request(method, path, body, {"Authorization": TOKEN})
+    connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
@@ -127,10 +136,18 @@ def test_paths(server: Server) -> None:
     assert answer(server, "GET", "/webhook") == (405, "405 Method Not Allowed\n")
     assert answer(server, "GET", "/") == (404, "404 Not Found\n")
     assert answer(server, "POST", "/webhook", b"x" * (1 << 18))[0] == 400
+    assert answer(server, "POST", "/webhook", b"x" * ((1 << 18) + 1))[0] == 413
     status, text = answer(server, "GET", "/metrics")
     assert status == 200
     for code in ("202", "400"):
         assert f'gpu_remediation_webhooks_total{{code="{code}"}} 1.0' in text
+
+
+def test_the_token_is_checked_before_the_body_is_read(server: Server) -> None:
+    """The answer comes although the body does not, and is counted."""
+    status, text = answer(server, "POST", "/webhook", headers={"Content-Length": "250000"})
+    assert (status, text.partition(":")[0]) == (401, "needs the token of webhook_token_file")
+    assert 'gpu_remediation_webhooks_total{code="401"} 1.0' in answer(server, "GET", "/metrics")[1]
 
 
 def test_an_address_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
