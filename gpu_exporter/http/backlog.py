@@ -11,8 +11,8 @@ from tornado.iostream import BaseIOStream, IOStream, SSLIOStream
 
 from gpu_exporter.http.admission import ADDRESS_DIVISOR, BYTES, Admission, Connection
 
-# An eighth of the memory limit that the chart sets. This is enough for the largest response, a profile of 16 MiB, and
-# for all pages of 10 s, after which slow readers are cut off, if the exporter makes a page of 2 MiB every second.
+# An eighth of the memory limit that the chart sets. It is enough for two profiles of 16 MiB, the largest responses, and
+# for a page of 2 MiB every second, because slow readers are cut off after 10 s.
 MOST_BYTES = 32 << 20
 SHARE_BYTES = MOST_BYTES // ADDRESS_DIVISOR
 
@@ -102,12 +102,12 @@ class Backlog:
         self._admission, self._call_later, self._seconds = admission, call_later, seconds
         self._most, self._share = most, share
         self._clients: dict[str, _ClientBacklog] = {}
-        self._size = _Size()
+        self._waiting = _Size()
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """How many bytes wait."""
-        return self._size.bytes
+        return self._waiting.bytes
 
     def keep(self, connection: Connection, data: bytes | memoryview, written: asyncio.Future[None]) -> None:
         """Count this data until it is written, and close connections if it is too much."""
@@ -115,11 +115,11 @@ class Backlog:
         client = self._clients.setdefault(address, _ClientBacklog())
         client.writes[written] = _Write(connection, data, self._call_later(self._seconds, connection.close))
         client.size.add(data)
-        self._size.add(data)
+        self._waiting.add(data)
         written.add_done_callback(partial(self._forget, address))
         while client.size.bytes > self._share and self._drop_oldest(address, connection):
             pass
-        while self.bytes > self._most:
+        while self.size > self._most:
             greediest = max(self._clients, key=lambda each: self._clients[each].size.bytes)
             if not self._drop_oldest(greediest, None if len(self._clients) > 1 else connection):
                 break
@@ -142,6 +142,6 @@ class Backlog:
             return
         write.timeout.cancel()
         client.size.remove(write.data)
-        self._size.remove(write.data)
+        self._waiting.remove(write.data)
         if not client.writes:
             del self._clients[address]

@@ -33,9 +33,12 @@ log = logging.getLogger(__name__)
 # Connections that are accepted before other events are handled.
 BATCH = 64
 PAUSE_SECONDS = 0.5
-# The kernel's buffers of each connection; it uses twice as much, for its own data. Otherwise it might keep 4 MiB for
-# each client that does not read, and 32 MiB of what one sends. A compressed page fits into the first.
-SEND_BYTES, RECEIVE_BYTES = 32 * 1024, 16 * 1024
+# The kernel's buffers of each connection, of which it allocates twice as much. Without these limits, it might keep
+# several MiB of what a client does not read, and of what one sends. Half of this stalls clients on the same machine for
+# 40 ms per buffer, because a packet of the loopback interface, 64 KiB, does not fit.
+SEND_BYTES, RECEIVE_BYTES = 64 * 1024, 32 * 1024
+# How much of what clients send is read at a time.
+READ_BYTES = 16 * 1024
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Errors that concern only the connection that was to be accepted: see accept(2).
 OF_ONE_CONNECTION = frozenset(
@@ -158,10 +161,10 @@ class BoundedServer(HTTPServer):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             if context is None:
-                stream = PlainStream(connection, read_chunk_size=RECEIVE_BYTES)
+                stream = PlainStream(connection, read_chunk_size=READ_BYTES)
             else:
                 secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-                stream = TlsStream(secured, read_chunk_size=RECEIVE_BYTES)
+                stream = TlsStream(secured, read_chunk_size=READ_BYTES)
         except OSError:  # the client is gone already
             self._admission.remove(admitted)
             connection.close()

@@ -1,4 +1,6 @@
-"""What a server refuses: addresses, paths, large requests and too many connections; and that errors are one line."""
+"""What a server refuses: addresses, paths, large requests, too many connections and too many bytes that wait for
+clients; and that errors are one line.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from gpu_exporter.http import server as server_module
+from gpu_exporter.http.admission import Admission
 from gpu_exporter.http.handler import TEXT, GuardedHandler
 from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
@@ -18,6 +21,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from tests.support.tools import LIMIT
 
 MOST, SHARE = 8, 4  # connections in all, and of one address
+LARGE = b"x" * (5 << 20)
 
 
 class Echo(GuardedHandler):
@@ -27,12 +31,32 @@ class Echo(GuardedHandler):
         await self.send(f"{len(self.request.body)}\n", TEXT)
 
 
-def made(address: Address, *passed: socket.socket) -> Server:
-    """Return a server of one path, on an address or on sockets."""
-    handlers = [("/echo", Echo, dict[str, object]())]
-    hint = ": only /echo"
+class Shared(GuardedHandler):
+    """Answers all clients with the same bytes."""
+
+    async def get(self) -> None:
+        await self.send(LARGE, TEXT)
+
+
+class Copied(GuardedHandler):
+    """Answers each client with a copy of these bytes."""
+
+    async def get(self) -> None:
+        await self.send(bytes(bytearray(LARGE)), TEXT)
+
+
+def made(address: Address, *passed: socket.socket, admission: Admission | None = None) -> Server:
+    """Return a server of a few paths, on an address or on sockets."""
+    paths: dict[str, type[GuardedHandler]] = {"/echo": Echo, "/shared": Shared, "/copied": Copied}
     return Server(
-        address, handlers, program="test", option="--at", sockets=passed, max_body_bytes=1000, not_found_hint=hint
+        address,
+        [(path, handler, {}) for path, handler in paths.items()],
+        program="test",
+        option="--at",
+        sockets=passed,
+        admission=admission,
+        max_body_bytes=1000,
+        not_found_hint=": only /echo",
     )
 
 
@@ -73,6 +97,30 @@ def test_a_body_has_a_limit(served: Server) -> None:
     """A larger one is refused before it is read."""
     assert response(served, "POST /echo", "Content-Length: 1000", body=b"x" * 1000) == ("HTTP/1.1 200 OK", "1000\n")
     assert response(served, "POST /echo", "Content-Length: 1001") == ("HTTP/1.1 400 Bad Request", "")
+
+
+@pytest.mark.parametrize(("path", "dropped"), [("/shared", 0), ("/copied", SHARE - 2)])
+def test_slow_readers(monkeypatch: pytest.MonkeyPatch, path: str, dropped: int) -> None:
+    """A response of which all clients get the same bytes counts once, so they all stay, and get it whole."""
+    monkeypatch.setattr(server_module, "most_connections", lambda: MOST)
+    admission = Admission()
+    server = made(Address("127.0.0.1", 0), admission=admission)
+    server.start()
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        to = ("127.0.0.1", server.port)
+        clients = [stack.enter_context(socket.create_connection(to, LIMIT)) for _ in range(SHARE - 1)]
+        for client in clients:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        for client in clients:
+            assert client.recv(1) == b"H"  # the response has begun
+        response(server, "GET /other")  # by now, what the kernel did not take waits
+        assert admission.dropped["bytes"] == dropped
+        whole = 0
+        for client in clients:
+            with client.makefile("rb") as file:
+                whole += len(file.read().partition(b"\r\n\r\n")[2]) == len(LARGE)
+        assert whole == len(clients) - dropped
 
 
 @pytest.mark.parametrize(("size", "expected"), [(15_000, ("HTTP/1.1 200 OK", "0\n")), (17_000, ("", ""))])
