@@ -9,7 +9,7 @@ from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError
 
 from gpu_exporter.app.handler import Handler
-from gpu_exporter.http.handler import CLIENT_SECONDS, TEXT
+from gpu_exporter.http.handler import TEXT
 from gpu_exporter.http.login import client_of
 from gpu_exporter.http.negotiation import accepts_gzip
 from gpu_exporter.http.web_config import SECURE_HEADERS
@@ -125,11 +125,10 @@ class StreamHandler(_Live):
         try:
             self.write(RETRY)
             while not self._closed and not listener.replaced:
-                # A browser that stops reading would keep what it was sent in this process's memory.
-                await asyncio.wait_for(self.flush(), CLIENT_SECONDS)
+                await self.flush()  # the server closes the connection of a browser that stops reading
                 self.write(await listener.next(PING_SECONDS) or b": ping\n\n")
-        except (StreamClosedError, asyncio.TimeoutError):
-            self._cut()
+        except StreamClosedError:
+            pass
         finally:
             node.stream.remove(listener)
 
@@ -140,8 +139,3 @@ class StreamHandler(_Live):
         self._closed = True
         if self._listener:
             self._listener.wake()
-
-    def _cut(self) -> None:
-        stream = getattr(self.request.connection, "stream", None)
-        if stream is not None:
-            stream.close()

@@ -420,8 +420,8 @@ RELOAD_OK     = Metric("gpu_exporter_config_last_reload_successful",  GAUGE,   "
 RELOAD_AT     = Metric("gpu_exporter_config_last_reload_success_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last successful reload of the file of fields (--collectors).", entity=NODE)
 LOG_DROPPED   = Metric("gpu_exporter_log_dropped_total",              COUNTER, "lines",   "Log lines dropped because stderr was not read in time.", entity=NODE)
 CONNECTIONS   = tuple(
-    Metric("gpu_exporter_http_connections_dropped_total", COUNTER, "connections", "HTTP connections closed or refused at a limit: `address` (per client), `total` or `descriptors` (open files).", entity=NODE, labels=(("limit", limit),))
-    for limit in ("address", "total", "descriptors"))
+    Metric("gpu_exporter_http_connections_dropped_total", COUNTER, "connections", "HTTP connections closed or refused at a limit: `address` (per client), `total`, `descriptors` (open files) or `bytes` (unread responses).", entity=NODE, labels=(("limit", limit),))
+    for limit in ("address", "total", "descriptors", "bytes"))
 BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
 # fmt: on
 

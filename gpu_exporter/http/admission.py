@@ -22,7 +22,7 @@ FEW_PER_ADDRESS = 16
 # A request that takes longer than this may be cut off in favour of a new connection.
 BUSY_SECONDS = 1.0
 
-ADDRESS, TOTAL, DESCRIPTORS = "address", "total", "descriptors"
+ADDRESS, TOTAL, DESCRIPTORS, BYTES = "address", "total", "descriptors", "bytes"
 
 
 def most_connections() -> int:
@@ -86,7 +86,7 @@ class Admission:
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._count = 0
-        self.dropped = Counter({ADDRESS: 0, TOTAL: 0, DESCRIPTORS: 0})
+        self.dropped = Counter({ADDRESS: 0, TOTAL: 0, DESCRIPTORS: 0, BYTES: 0})
         self.resize(most)
 
     def resize(self, most: int) -> None:
@@ -123,6 +123,12 @@ class Admission:
         closed = self._close_one(self._largest_first(), DESCRIPTORS)
         self.dropped[DESCRIPTORS] += not closed
         return closed
+
+    def drop(self, connection: Connection, limit: str) -> None:
+        """Close a connection, and count it under this limit."""
+        self.dropped[limit] += 1
+        self.remove(connection)
+        connection.close()
 
     def mark_busy(self, connection: Connection) -> None:
         """Note that a request is complete."""
@@ -179,9 +185,7 @@ class Admission:
         for client in clients:
             connection = _longest_idle(client.idle) or next(iter(client.busy), None)
             if connection and (not connection.busy or self._clock() - connection.since > BUSY_SECONDS):
-                self.dropped[limit] += 1
-                self.remove(connection)
-                connection.close()
+                self.drop(connection, limit)
                 return True
         return False
 

@@ -1,4 +1,6 @@
-"""The base of all handlers: refusals before the body is read, headers, errors in one line, and a timeout."""
+"""The base of all handlers: refusals before the body is read, headers, errors in one line, and bodies that clients
+share.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ from contextlib import suppress
 from http.client import responses
 from typing import Any
 
+from tornado.escape import utf8
 from tornado.http1connection import HTTP1Connection
 from tornado.iostream import StreamClosedError
 from tornado.web import RequestHandler, stream_request_body
 
 from gpu_exporter.http.login import Refusal
 
-# A connection is closed if a client takes longer than this to send a request or to read a response.
-CLIENT_SECONDS = 10.0
+# A shorter body goes into one packet with its headers.
+SHARED_BYTES = 16 * 1024
 # After a refusal, up to so many parts of the body are discarded, for so long: the client would lose the response if the
 # connection were closed while it is still sending.
 DISCARDED_PARTS, PART_BYTES, DISCARD_SECONDS = 16, 1 << 16, 1.0
@@ -123,26 +126,15 @@ class GuardedHandler(RequestHandler):
         """Set no ETag: hashing half a megabyte would cost more than the rest of the scrape."""
 
     async def send(self, body: bytes | str, content_type: str, status: int = 200) -> None:
-        """Send a response. If the client does not read it in time, its connection is closed."""
+        """Send a response. All clients that are being sent the same long body share these bytes."""
         self.set_status(status)
         self.set_header("Content-Type", content_type)
+        content = utf8(body)
         with suppress(StreamClosedError):
-            await self.finish(body)
-
-    def finish(self, chunk: Any = None) -> asyncio.Future[None]:
-        """Close the connection if the client does not read the response or error within CLIENT_SECONDS."""
-        written = super().finish(chunk)
-        stream = getattr(self.request.connection, "stream", None)
-        if stream is not None:
-            cut = asyncio.get_running_loop().call_later(CLIENT_SECONDS, stream.close)
-
-            def taken(done: asyncio.Future[None]) -> None:
-                cut.cancel()
-                if not done.cancelled():
-                    done.exception()  # retrieved, so that asyncio does not log that a client disconnected
-
-            written.add_done_callback(taken)
-        return written
+            if len(content) >= SHARED_BYTES:  # Tornado would copy it, to join it to the headers
+                self.set_header("Content-Length", len(content))
+                self.flush()
+            await self.finish(content)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         self.set_header("Content-Type", TEXT)

@@ -1,4 +1,4 @@
-"""An HTTP server with limits on connections, and on the duration of TLS handshakes.
+"""An HTTP server with limits on connections, on what waits for their clients, and on the duration of TLS handshakes.
 
 It accepts connections itself, and pauses while the system has no room for more.
 """
@@ -20,9 +20,10 @@ from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.ioloop import IOLoop
-from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+from tornado.iostream import IOStream, StreamClosedError
 
 from gpu_exporter.http.admission import Admission, Connection
+from gpu_exporter.http.backlog import Backlog, PlainStream, TlsStream
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
@@ -33,6 +34,12 @@ log = logging.getLogger(__name__)
 # Connections that are accepted before other events are handled.
 BATCH = 64
 PAUSE_SECONDS = 0.5
+# The kernel's buffers of each connection, of which it allocates twice as much. Without these limits, it might keep
+# several MiB of what a client does not read, and of what one sends. Half of this stalls clients on the same machine for
+# 40 ms per buffer, because a packet of the loopback interface, 64 KiB, does not fit.
+SEND_BYTES, RECEIVE_BYTES = 64 * 1024, 32 * 1024
+# How much of what clients send is read at a time.
+READ_BYTES = 16 * 1024
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Errors that concern only the connection that was to be accepted: see accept(2).
 OF_ONE_CONNECTION = frozenset(
@@ -135,8 +142,11 @@ class BoundedServer(HTTPServer):
     """Closes connections beyond a limit, so that no client can lock out others or use up the file descriptors."""
 
     def serve(self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float) -> None:
-        """Accept the connections that `admission` admits; a TLS handshake may take `seconds`."""
+        """Accept the connections that `admission` admits. Clients have `seconds` for the TLS handshake, and as long to
+        read a response.
+        """
         self._guard, self._admission, self._seconds = guard, admission, seconds
+        self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
         self._admitted: dict[IOStream, Connection] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
@@ -160,26 +170,30 @@ class BoundedServer(HTTPServer):
             connection.close()
             return
         context = self._guard.context
+        stream: PlainStream | TlsStream
         try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             if context is None:
-                stream = IOStream(connection)
+                stream = PlainStream(connection, read_chunk_size=READ_BYTES)
             else:
                 secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-                stream = SSLIOStream(secured)
+                stream = TlsStream(secured, read_chunk_size=READ_BYTES)
         except OSError:  # the client is gone already
             self._admission.remove(admitted)
             connection.close()
             return
         admitted.close = stream.close
+        stream.keep = partial(self._backlog.keep, admitted)
         self._admitted[stream] = admitted
-        if isinstance(stream, SSLIOStream):
+        if isinstance(stream, TlsStream):
             handshake = asyncio.ensure_future(self._handshake(stream, address, peer))
             self._handshakes.add(handshake)
             handshake.add_done_callback(self._handshakes.discard)
         else:
             self.handle_stream(stream, address)
 
-    async def _handshake(self, stream: SSLIOStream, address: Any, peer: str) -> None:
+    async def _handshake(self, stream: TlsStream, address: Any, peer: str) -> None:
         """Do the TLS handshake within the time limit; close the connection of a client that may not connect."""
         tls = self._guard.config.tls
         try:

@@ -15,13 +15,15 @@ from tornado.web import Application
 
 from gpu_exporter.http.admission import FEW_PER_ADDRESS, Admission, most_connections
 from gpu_exporter.http.guard import Guard
-from gpu_exporter.http.handler import CLIENT_SECONDS, GuardedHandler, NotFound
+from gpu_exporter.http.handler import GuardedHandler, NotFound
 from gpu_exporter.http.listener import BoundedServer
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 
 log = logging.getLogger(__name__)
 
+# A connection is closed if a client takes longer than this to send a request or to read a response.
+CLIENT_SECONDS = 10.0
 MAX_HEADER_BYTES = 16 * 1024
 
 

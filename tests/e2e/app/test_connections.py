@@ -1,4 +1,6 @@
-"""Clients that hold many connections, and an exporter without free file descriptors: others are still served."""
+"""Clients that hold many connections or much memory, and an exporter without free file descriptors: others are still
+served.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.http.admission import MOST_CONNECTIONS, Admission
+from gpu_exporter.http.backlog import MOST_BYTES
+from gpu_exporter.http.listener import SEND_BYTES
 from tests.conftest import Exporter, Page, Serve, command, free_port
+from tests.e2e.app.test_http import resident
 from tests.e2e.app.test_web import TLS, Pki, cpu_seconds
 from tests.support.tools import LIMIT, until
 
@@ -128,6 +133,44 @@ def test_clients_that_leave_right_after_the_handshake(serve: Serve, tmp_path: Pa
         pki.context().wrap_socket(plain, server_hostname="127.0.0.1").close()
     page = scrape(exporter)
     assert page.value(DROPPED, limit="address") == 0
+    assert "Traceback" not in exporter.log.read_text()
+
+
+def unsent(exporter: Exporter) -> list[int]:
+    """Return how many bytes the kernel keeps for each client of the exporter: see proc_net_tcp(5)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(f":{exporter.port:04X}")]
+
+
+def test_slow_readers_of_large_pages(serve: Serve) -> None:
+    """They share each page, and are closed when they keep too many of them; memory stays bounded."""
+    exporter = serve("--source", "simulated", "--gpus", "32", "--metrics", "full")
+    until(lambda: len(scrape(exporter).samples) > 5000, what="a large page")
+    before, rounds, at = resident(exporter), 0, 0.0
+    with ExitStack() as stack:
+
+        def closed_for_bytes() -> bool:
+            """Open some more slow readers of a new page, in both formats; return whether any was closed."""
+            nonlocal rounds, at
+            page = scrape(exporter)
+            if page.value("gpu_exporter_snapshot_timestamp_seconds") != at:
+                at, rounds = page.value("gpu_exporter_snapshot_timestamp_seconds"), rounds + 1
+                for number in range(64):
+                    slow = stack.enter_context(socket.socket())
+                    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                    slow.bind((f"127.0.1.{number % 4 + 1}", 0))
+                    slow.connect(("127.0.0.1", exporter.port))
+                    accept = "application/openmetrics-text;version=1.0.0" if number & 4 else "*/*"
+                    slow.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n".encode())
+            return page.value(DROPPED, limit="bytes") > 0
+
+        until(closed_for_bytes, what="the end of a slow reader")
+        assert rounds > 1
+        assert resident(exporter) - before < 2 * MOST_BYTES / (1 << 20)
+        kept = unsent(exporter)
+        assert len(kept) > 64
+        assert SEND_BYTES / 2 < max(kept) < 4 * SEND_BYTES
+        scrape(exporter)
     assert "Traceback" not in exporter.log.read_text()
 
 

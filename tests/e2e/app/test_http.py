@@ -20,7 +20,8 @@ from prometheus_client.openmetrics import parser
 from gpu_exporter.app.handlers import OPENMETRICS
 from gpu_exporter.app.routes import ROUTES, Needs
 from gpu_exporter.http.admission import Admission
-from gpu_exporter.http.handler import CLIENT_SECONDS, TEXT
+from gpu_exporter.http.handler import TEXT
+from gpu_exporter.http.server import CLIENT_SECONDS
 from tests.conftest import Exporter, Page, Serve
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import LIMIT, until

@@ -16,7 +16,7 @@ from typing import Any
 import bcrypt
 import jsonschema
 
-from gpu_exporter.http.handler import CLIENT_SECONDS
+from gpu_exporter.http.server import CLIENT_SECONDS
 from gpu_exporter.live_page.stream import MOST_STREAMS
 from tests import ROOT
 from tests.conftest import Exporter, Serve, run

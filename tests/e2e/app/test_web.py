@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from gpu_exporter.http.admission import Admission
-from gpu_exporter.http.handler import CLIENT_SECONDS
+from gpu_exporter.http.server import CLIENT_SECONDS
 from gpu_exporter.http.web_config import SECURE_HEADERS
 from gpu_exporter.live_page.page import PAGE_POLICY
 from tests.conftest import Exporter, Serve

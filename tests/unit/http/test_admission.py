@@ -39,7 +39,7 @@ def test_an_address_replaces_its_own_longest_idle_connection() -> None:
     for name in ("b1", "a1", "a2", "a3", "a4", "a5", "a6"):
         assert door.open(name)
     assert door.closed == ["a1", "a2"]
-    assert door.admission.dropped == {"address": 2, "total": 0, "descriptors": 0}
+    assert door.admission.dropped == {"address": 2, "total": 0, "descriptors": 0, "bytes": 0}
 
 
 def test_a_new_address_replaces_a_connection_of_the_largest() -> None:
@@ -123,7 +123,7 @@ def test_only_slow_requests_are_cut_off() -> None:
         door.admission.mark_busy(connections[-1])
     assert door.admission.admit("a", lambda: None) is None
     assert door.closed == []
-    assert door.admission.dropped == {"address": 1, "total": 0, "descriptors": 0}
+    assert door.admission.dropped == {"address": 1, "total": 0, "descriptors": 0, "bytes": 0}
     for connection in connections[1:]:
         assert connection
         door.admission.mark_idle(connection)

@@ -1,4 +1,6 @@
-"""What a server refuses: addresses, paths, large requests and too many connections; and that errors are one line."""
+"""What a server refuses: addresses, paths, large requests, too many connections and too many bytes that wait for
+clients; and that errors are one line.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from tests.support.tools import LIMIT, until
 
 MOST, SHARE = 8, 4  # connections in all, and of one address
+LARGE = b"x" * (5 << 20)
 
 
 class Echo(GuardedHandler):
@@ -52,9 +55,29 @@ class Client(GuardedHandler):
         await self.send(f"{self.client}\n", TEXT)
 
 
+class Shared(GuardedHandler):
+    """Answers all clients with the same bytes."""
+
+    async def get(self) -> None:
+        await self.send(LARGE, TEXT)
+
+
+class Copied(GuardedHandler):
+    """Answers each client with a copy of these bytes."""
+
+    async def get(self) -> None:
+        await self.send(bytes(bytearray(LARGE)), TEXT)
+
+
 def made(address: Address, *passed: socket.socket, proxies: str = "", admission: Admission | None = None) -> Server:
     """Return a server of some paths, on an address or on sockets."""
-    handlers = {"/echo": Echo, "/plain": Plain, "/client": Client}
+    handlers: dict[str, type[GuardedHandler]] = {
+        "/echo": Echo,
+        "/plain": Plain,
+        "/client": Client,
+        "/shared": Shared,
+        "/copied": Copied,
+    }
     hint, guard = ": only /echo", Guard(proxies=TrustedProxies(networks(proxies)))
     return Server(
         address,
@@ -155,6 +178,30 @@ def test_the_allowed_methods_are_named(served: Server, request_line: str, allow:
     with socket.create_connection(("127.0.0.1", served.port), LIMIT) as connection:
         connection.sendall(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert f"\r\nAllow: {allow}\r\n" in connection.recv(1 << 16).decode()
+
+
+@pytest.mark.parametrize(("path", "dropped"), [("/shared", 0), ("/copied", SHARE - 2)])
+def test_slow_readers(monkeypatch: pytest.MonkeyPatch, path: str, dropped: int) -> None:
+    """A response of which all clients get the same bytes counts once, so they all stay, and get it whole."""
+    monkeypatch.setattr(server_module, "most_connections", lambda: MOST)
+    admission = Admission()
+    server = made(Address("127.0.0.1", 0), admission=admission)
+    server.start()
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        to = ("127.0.0.1", server.port)
+        clients = [stack.enter_context(socket.create_connection(to, LIMIT)) for _ in range(SHARE - 1)]
+        for client in clients:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        for client in clients:
+            assert client.recv(1) == b"H"  # the response has begun
+        response(server, "GET /other")  # by now, what the kernel did not take waits
+        assert admission.dropped["bytes"] == dropped
+        whole = 0
+        for client in clients:
+            with client.makefile("rb") as file:
+                whole += len(file.read().partition(b"\r\n\r\n")[2]) == len(LARGE)
+        assert whole == len(clients) - dropped
 
 
 @pytest.mark.parametrize(("size", "expected"), [(15_000, ("HTTP/1.1 200 OK", "0\n")), (17_000, ("", ""))])

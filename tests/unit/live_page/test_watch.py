@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.app import page_handlers as handlers
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.measurements import BY_NAME
+from gpu_exporter.http import server as http_server
 from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.live_page import monitor as monitor_module
@@ -265,7 +265,7 @@ def test_one_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, LiveNode]]:
     """A server with the live page of a node. A client that does not read is cut off after some seconds."""
-    monkeypatch.setattr(handlers, "CLIENT_SECONDS", 6.0)
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 6.0)
     pages, taken = Pages(), snapshot()
     node = LiveNode(LiveMonitor(NODE, 1.0), lambda: taken, str)
     server = exporter_server(Address("127.0.0.1", 0), [Endpoint(NODE, NodeHealth(1.0, pages), live=node)])
@@ -293,7 +293,7 @@ def test_a_page_that_does_not_read_is_cut_off(served: tuple[Server, LiveNode]) -
     with opened(server, 4096) as silent:
         until(lambda: node.stream.is_open, what="the page")
         first = set(node.stream._listeners)
-        big = b'"%s"' % (b"x" * (8 << 20))
+        big = b'"%s"' % (b"x" * (2 << 20))
         for number in range(20):
             node.stream.post("gpus", big, float(number))
         with opened(server) as reader, reader.makefile("rb") as lines:

@@ -1,0 +1,147 @@
+"""What clients have not read yet: the streams that report it, and limits on its bytes and on how long it may wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from tornado.iostream import BaseIOStream, IOStream, SSLIOStream
+
+from gpu_exporter.http.admission import ADDRESS_DIVISOR, BYTES, Admission, Connection
+
+# An eighth of the memory limit that the chart sets. It is enough for two profiles of 16 MiB, the largest responses, and
+# for a page of 2 MiB every second, because slow readers are cut off after 10 s.
+MOST_BYTES = 32 << 20
+SHARE_BYTES = MOST_BYTES // ADDRESS_DIVISOR
+
+
+class ClientStream(BaseIOStream):
+    """A stream that calls `keep` with what cannot be sent at once, and with the future that ends when it is sent."""
+
+    keep: Callable[[bytes | memoryview, asyncio.Future[None]], None]
+
+    def write(self, data: bytes | memoryview) -> asyncio.Future[None]:
+        """Send as much as the kernel takes now, and the rest later. Data of more than 2 KiB is not copied."""
+        written = super().write(data)
+        if not written.done():
+            self.keep(data, written)
+        return written
+
+
+class PlainStream(ClientStream, IOStream):
+    """The stream of a client without TLS."""
+
+
+class TlsStream(ClientStream, SSLIOStream):
+    """The stream of a client with TLS."""
+
+
+class Timer(Protocol):
+    """A call that was scheduled."""
+
+    def cancel(self) -> None:
+        """Do not make the call."""
+
+
+class _Write(NamedTuple):
+    """Data that a connection's client has not read completely."""
+
+    connection: Connection
+    data: bytes | memoryview
+    timeout: Timer
+
+
+class _Size:
+    """The bytes of distinct objects: data that waits for several connections counts once."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._counts: dict[int, int] = {}
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Count data, which must exist until it is removed."""
+        count = self._counts.get(id(data), 0)
+        self._counts[id(data)] = count + 1
+        if not count:
+            self.bytes += len(data)
+
+    def remove(self, data: bytes | memoryview) -> None:
+        """Count this data once less."""
+        self._counts[id(data)] -= 1
+        if not self._counts[id(data)]:
+            del self._counts[id(data)]
+            self.bytes -= len(data)
+
+
+class _ClientBacklog:
+    """What waits for the connections of one client address, the oldest first."""
+
+    def __init__(self) -> None:
+        self.writes: dict[asyncio.Future[None], _Write] = {}
+        self.size = _Size()
+
+
+class Backlog:
+    """Counts the bytes that wait for clients, and closes connections beyond a limit.
+
+    Beyond the share of one address, its connections that wait for longest are closed, but never the newest. Beyond the
+    limit on all bytes, those of the address with the most bytes are; of equals, of the one that waits for longest. A
+    connection that waits for more than `seconds` is closed, too.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        call_later: Callable[[float, Callable[[], None]], Timer],
+        seconds: float,
+        most: int = MOST_BYTES,
+        share: int = SHARE_BYTES,
+    ) -> None:
+        self._admission, self._call_later, self._seconds = admission, call_later, seconds
+        self._most, self._share = most, share
+        self._clients: dict[str, _ClientBacklog] = {}
+        self._waiting = _Size()
+
+    @property
+    def size(self) -> int:
+        """How many bytes wait."""
+        return self._waiting.bytes
+
+    def keep(self, connection: Connection, data: bytes | memoryview, written: asyncio.Future[None]) -> None:
+        """Count this data until it is written, and close connections if it is too much."""
+        address = connection.client
+        client = self._clients.setdefault(address, _ClientBacklog())
+        client.writes[written] = _Write(connection, data, self._call_later(self._seconds, connection.close))
+        client.size.add(data)
+        self._waiting.add(data)
+        written.add_done_callback(partial(self._forget, address))
+        while client.size.bytes > self._share and self._drop_oldest(address, connection):
+            pass
+        while self.size > self._most:
+            greediest = max(self._clients, key=lambda each: self._clients[each].size.bytes)
+            if not self._drop_oldest(greediest, None if len(self._clients) > 1 else connection):
+                break
+
+    def _drop_oldest(self, address: str, spared: Connection | None) -> bool:
+        """Close the connection of this address that waits for longest; return whether there is one to close."""
+        writes = self._clients[address].writes
+        oldest = next((write.connection for write in writes.values() if write.connection is not spared), None)
+        if oldest is None:
+            return False
+        for written in [written for written, write in writes.items() if write.connection is oldest]:
+            self._forget(address, written)
+        self._admission.drop(oldest, BYTES)
+        return True
+
+    def _forget(self, address: str, written: asyncio.Future[None]) -> None:
+        client = self._clients.get(address)
+        write = client.writes.pop(written, None) if client else None
+        if client is None or write is None:
+            return
+        write.timeout.cancel()
+        client.size.remove(write.data)
+        self._waiting.remove(write.data)
+        if not client.writes:
+            del self._clients[address]
