@@ -41,7 +41,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
 
     Exit code 0 if the sources agree; 3 if a value or the identity of a GPU differs.
     """
-    from gpu_exporter.diagnosis import comparison
+    from gpu_exporter.doctor import comparison
 
     config = Config(**values)
     if a == b and SOURCE_KINDS[a.partition(":")[0]].live:

@@ -27,9 +27,9 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, REPLAY
 
 if TYPE_CHECKING:
-    from gpu_exporter.diagnosis.remote import Remote
     from gpu_exporter.diagnosis.request import DiagnosisRequest
     from gpu_exporter.diagnosis.result import DiagnosisResult
+    from gpu_exporter.http.client import Remote
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
@@ -101,7 +101,7 @@ def diagnose_command(url: str, **values: Any) -> None:
 
 
 def _remote(url: str, credentials: Mapping[str, Any]) -> Remote:
-    from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.http.client import Remote
 
     return Remote(url, **credentials)
 

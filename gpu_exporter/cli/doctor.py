@@ -14,8 +14,8 @@ from gpu_exporter.cli.commands import command
 from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config, room_settings
-from gpu_exporter.diagnosis import remote
 from gpu_exporter.doctor import examine, machine
+from gpu_exporter.http import client
 from gpu_exporter.model import finding
 from gpu_exporter.sources.choice import make_source
 
@@ -61,4 +61,4 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
 def _own_metrics(config: Config) -> str:
     """Return the /metrics response of the exporter with these settings. Raises GpuExporterError."""
     url, leaf = local_exporter.url_and_certificate(config.address, config.web_config_file)
-    return remote.Remote(url, certificate=leaf).metrics()
+    return client.Remote(url, certificate=leaf).metrics()

@@ -23,7 +23,7 @@ from gpu_exporter.io.user_text import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:
-    from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.http.client import Remote
 
 SETTINGS = ("address", "web_config_file")
 FLAGS = tuple(f"--{flag(setting)}" for setting in fields(Config) if setting.name in SETTINGS)
@@ -67,7 +67,7 @@ def remote_of(
     *, url: str | None, address: Address, web_config_file: Path | None, ca_file: Path | None, **login: Any
 ) -> Remote:
     """Return the exporter at `url`, else that of this environment. Its own certificate names no CA and no localhost."""
-    from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.http.client import Remote
 
     if url:
         return Remote(url, ca_file=ca_file, **login)

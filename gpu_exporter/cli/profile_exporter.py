@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import click
 
-from gpu_exporter.diagnosis.remote import Refused, Remote, Unreachable, exporter_url
+from gpu_exporter.http.client import Refused, Remote, Unreachable, exporter_url
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.pyspy import Sampling

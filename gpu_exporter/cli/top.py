@@ -79,10 +79,10 @@ def _print_once(config: Config) -> None:
 def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
-    from gpu_exporter.diagnosis.remote import Remote
     from gpu_exporter.events.event_log import EventLog
     from gpu_exporter.events.kernel_log_thread import KernelWatch
     from gpu_exporter.host.files import HostFiles
+    from gpu_exporter.http.client import Remote
     from gpu_exporter.owners.host_owner import host_evidence
     from gpu_exporter.sources.choice import is_remote, make_source
     from gpu_exporter.top.commands import CommandLines

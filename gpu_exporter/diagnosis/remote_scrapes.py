@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.remote import Remote, Unreachable, exporter_url
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import cut, parsed
 from gpu_exporter.diagnosis.window import FAMILIES
+from gpu_exporter.http.client import Remote, Unreachable, exporter_url
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 

@@ -24,7 +24,7 @@ from gpu_exporter.owners.host_owner import host_evidence
 from gpu_exporter.sources.choice import is_remote, make_source, recording
 
 if TYPE_CHECKING:
-    from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.http.client import Remote
 
 STARVED = "GpuHostCpuStarved"
 

@@ -18,7 +18,7 @@ from gpu_exporter.profiling.views import SHOWN_SECONDS, latest_of
 from gpu_exporter.reports.numbers import percent
 
 if TYPE_CHECKING:
-    from gpu_exporter.diagnosis.remote import Remote
+    from gpu_exporter.http.client import Remote
 
 # Of several processes on a GPU, so many are named.
 MOST_PROCESSES = 4
@@ -53,7 +53,7 @@ class StoredProfiles:
 
 def exporter_profiles(remote: Remote, scrapes: Sequence[Scrape]) -> StoredProfiles:
     """Return the profiles of an exporter; none if its metrics say that it has taken none."""
-    from gpu_exporter.diagnosis.remote import exporter_url  # a client of HTTP, which local GPUs do not need
+    from gpu_exporter.http.client import exporter_url  # a client of HTTP, which local GPUs do not need
 
     latest = scrapes[-1].samples if scrapes else ()
     if not any(sample.name == m.PROFILES.name and sample.value for sample in latest):

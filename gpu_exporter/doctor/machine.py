@@ -18,7 +18,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from gpu_exporter.diagnosis.remote import unverified_tls
+from gpu_exporter.http.client import unverified_tls
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, FindingLevel

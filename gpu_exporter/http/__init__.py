@@ -1,1 +1,4 @@
-"""The kit of every HTTP listener: admission, limits, timeouts, passwords, TLS and tokens. It knows no page."""
+"""The kit of HTTP: listeners with admission, limits, passwords, TLS and tokens, and the client of other exporters.
+
+It knows no page and no metric.
+"""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.http.client import Remote
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes import limits

@@ -15,12 +15,12 @@ from typing import Protocol
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.diagnosis.gather import stamped
-from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.remote_scrapes import is_prometheus
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.kernel_log_thread import KernelWatch
+from gpu_exporter.http.client import Remote
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet

@@ -21,7 +21,6 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
 from gpu_exporter.diagnosis import diagnose, report
-from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.remote_scrapes import remote_scrapes
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
@@ -31,6 +30,7 @@ from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_entry import LogEntry, LogPosition
 from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
 from gpu_exporter.http import web_config
+from gpu_exporter.http.client import Remote
 from gpu_exporter.kubernetes.client import in_cluster
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, XidEvent

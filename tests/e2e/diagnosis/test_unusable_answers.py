@@ -17,9 +17,10 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.cli import diagnose as command
 from gpu_exporter.cli.diagnose import Output, print_diagnosis
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import remote, remote_scrapes
-from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis import remote_scrapes
 from gpu_exporter.diagnosis.request import DiagnosisRequest
+from gpu_exporter.http import client
+from gpu_exporter.http.client import Remote
 from tests.conftest import run
 from tests.support.tools import LIMIT
 
@@ -152,7 +153,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in this process: without signal handlers, with short timeouts."""
     monkeypatch.setattr(command, "stop_event", threading.Event)
     monkeypatch.setattr(command, "exit_after", lambda *_: None)
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", DEADLINE)
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", DEADLINE)
     monkeypatch.setattr(remote_scrapes, "QUERY_SECONDS", DEADLINE)
     disabled = logging.root.manager.disable
     yield
@@ -305,7 +306,7 @@ CASES += [(f"exporter: {name}", exporter(of)) for name, of in EXPORTER.items()]
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a diagnosis wait for answers that a busy machine delays."""
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", LIMIT)
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", LIMIT)
     monkeypatch.setattr(remote_scrapes, "QUERY_SECONDS", LIMIT)
 
 

@@ -50,7 +50,7 @@ WITH_A_LOGIN = {"gpu_exporter.http", "ssl"}
 # What the help of a command needs of these, which includes the options.
 OF_HELP = {
     "bundle": RENDERING,
-    "doctor": {*WITH_A_LOGIN, "gpu_exporter.diagnosis", "http.client"},
+    "doctor": {*WITH_A_LOGIN, "http.client"},
     "events": {"gpu_exporter.events.kernel_log_parser"},
     "profile": WITH_A_LOGIN,
     "release": WITH_A_LOGIN,

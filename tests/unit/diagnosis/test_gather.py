@@ -23,11 +23,11 @@ from gpu_exporter.conditions.tree import Over, PeerMedian, PeerShare, terms
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import remote_scrapes
 from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order
-from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.request import DiagnosisRequest
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrapes, seen
+from gpu_exporter.http.client import Remote
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import Snapshot

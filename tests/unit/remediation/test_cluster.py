@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.http.client import Remote
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.writer import KubernetesWriter
 from gpu_exporter.model.errors import GpuExporterError

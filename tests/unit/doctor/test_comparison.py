@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis import comparison
-from gpu_exporter.diagnosis.comparison import (
+from gpu_exporter.doctor import comparison
+from gpu_exporter.doctor.comparison import (
     STATES,
     TOLERANCES,
     Agreement,
@@ -148,7 +148,7 @@ def test_units_with_noise_have_a_tolerance() -> None:
     counted = {"errors", "rows", "pages", "replays", "banks", "links", "processes", "counts", "gpus"}
 
     assert units - set(TOLERANCES) - STATES == counted, (
-        "fix: add the unit to gpu_exporter/diagnosis/comparison.py; a unit of whole numbers needs none"
+        "fix: add the unit to gpu_exporter/doctor/comparison.py; a unit of whole numbers needs none"
     )
 
 

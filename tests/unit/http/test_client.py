@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.http.client import Remote
 from gpu_exporter.model.errors import GpuExporterError
 from tests.conftest import run
 
