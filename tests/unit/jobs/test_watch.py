@@ -160,7 +160,13 @@ def test_who_is_verified(watch: JobWatch, pid: int, uuid: str, verified: str, re
     """By the driver's list of processes; a statement is only believed of a GPU of this node."""
     values(watch, 41)
     declared: dict[str, Any] = {"uuid": uuid} if uuid else {}
-    assert watch.take(encoded(message(**declared)), Peer(pid, 1000)) is result
+    peer = Peer(pid, 1000, heard_at=-1.0)
+    assert watch.take(b"{}", peer) is Accepted.INVALID
+    assert peer == Peer(pid, 1000, heard_at=-1.0)
+    assert watch.take(encoded(message(**declared)), peer) is result
+    assert (peer.valid, peer.heard_at > 0, peer.verified) == (True, True, verified == "true")
+    assert watch._connections
+    assert watch._connections._is_on_gpu(pid, 1000) is (verified == "true")
     watch._publish(0.0)
     assert [dict(series.labels)["verified"] for series, _ in watch._published if series.metric is m.JOB_RANK_INFO] == (
         [verified] if verified else []
@@ -202,6 +208,17 @@ def test_a_turn_counts_what_arrived_and_what_was_refused(watch: JobWatch, path: 
     assert found["gpu_exporter_job_messages_total accepted"] == 1
     assert found["gpu_exporter_job_messages_total limit"] == 2
     assert found["gpu_exporter_job_socket_up"] == 1
+    assert found["gpu_job_steps_total"] == 3
+
+
+def test_a_message_without_some_phases_counts_as_limit_too(watch: JobWatch, path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("gpu_exporter.jobs.watch.IDLE_SECONDS", 0.0)
+    values(watch)
+    assert send(path, packet(phase_seconds={"x" * 49: 1, "short": 1}))
+    for _ in range(3):
+        watch._turn()
+    found = values(watch)
+    assert found["gpu_exporter_job_messages_total accepted"] == found["gpu_exporter_job_messages_total limit"] == 1
     assert found["gpu_job_steps_total"] == 3
 
 
