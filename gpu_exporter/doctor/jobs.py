@@ -40,7 +40,7 @@ DROPPED: Mapping[Accepted, tuple[str, str]] = {
     ),
     Accepted.BACKWARDS: ("their sums are lower than before", "use one StepTimer per process"),
     Accepted.LIMIT: (
-        "there are too many ranks, jobs, phases or connections",
+        "there are too many ranks, jobs, series, phases or connections",
         "docs/jobs.md has the limits; look for a process that floods the socket",
     ),
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpu_exporter.jobs.shares import Claim, yielding
 from gpu_exporter.jobs.socket_file import JobSocket
 from gpu_exporter.model.job_message import MOST_BYTES
 
@@ -15,68 +18,118 @@ MOST_CONNECTIONS, MOST_OF_USER, MOST_OF_PROCESS = 256, 128, 4
 MOST_ACCEPTED_AT_ONCE = 256
 # Of so many messages of a connection, only the last one is used, because it contains the sums of all others.
 MOST_SKIPPED = 64
+# A connection without a valid message is closed after the first time, and gives way to others after the second one.
+FIRST_MESSAGE_SECONDS, NEW_SECONDS = 10.0, 1.0
+# A connection that sent valid messages is never closed for being silent, but gives way to others after this time.
+IDLE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """The process and the user that opened a connection, as the kernel knows them.
+
+    The PID is 0 for a process that is not visible from this PID namespace. `heard_at` is the monotonic time of the last
+    valid message, or of the connection if there was none. `verified`: the process is on a GPU.
+    """
+
+    pid: int
+    uid: int
+    heard_at: float = 0.0
+    valid: bool = False
+    verified: bool = False
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether its connection gives way to any other."""
+        return now - self.heard_at > (IDLE_SECONDS if self.valid else NEW_SECONDS)
 
 
 class Received(NamedTuple):
-    """A message, with the process and the user that opened its connection, as the kernel knows them.
-
-    The PID is 0 for a process that is not visible from this PID namespace. A message that is too large is cut off one
-    byte after the limit.
-    """
+    """A message and its sender. A message that is too large is cut off one byte after the limit."""
 
     content: bytes
-    pid: int
-    uid: int
+    peer: Peer
 
 
 class Connections:
-    """Accepts and reads connections, within limits for each process and user. Used by one thread."""
+    """Accepts and reads connections, within limits for each process and user. Used by one thread.
 
-    def __init__(self, listener: JobSocket) -> None:
+    At a limit, a connection that is idle gives way, then that of an unverified sender to that of a verified one, then
+    one of the user that has the most. `is_on_gpu` returns whether a process of a user is verified before it has sent a
+    message. `refused` counts connections that were refused or gave way.
+    """
+
+    def __init__(
+        self,
+        listener: JobSocket,
+        is_on_gpu: Callable[[int, int], bool] = lambda _pid, _uid: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.refused = 0
-        self._listener = listener
+        self._listener, self._is_on_gpu, self._clock = listener, is_on_gpu, clock
         self._poll = select.poll()
         self._poll.register(listener.socket, select.POLLIN)
-        self._senders: dict[int, tuple[socket.socket, int, int]] = {}
+        self._senders: dict[int, tuple[socket.socket, Peer]] = {}
 
     def receive(self, seconds: float) -> Iterator[Received]:
         """Wait for messages for some seconds at most, and yield the last one of each connection that has some."""
-        for descriptor, _ in self._poll.poll(seconds * 1000):
+        ready = [descriptor for descriptor, _ in self._poll.poll(seconds * 1000)]
+        # Those that have sent something are not idle, so they are read before others can replace them.
+        for descriptor in ready:
             if descriptor in self._senders:
                 yield from self._latest(descriptor)
-            else:
-                self._accept()
+        self._expire()
+        if self._listener.socket.fileno() in ready:
+            self._accept()
 
     def close(self) -> None:
         """Close all connections and the socket."""
-        for sender, _, _ in self._senders.values():
+        for sender, _ in self._senders.values():
             sender.close()
         self._senders.clear()
         self._listener.close()
 
     def _accept(self) -> None:
+        now = self._clock()
         for _ in range(MOST_ACCEPTED_AT_ONCE):
             accepted = self._listener.accept()
             if accepted is None:
                 return
             sender, pid, uid = accepted
-            if self._has_room(pid, uid):
-                self._senders[sender.fileno()] = accepted
+            peer = Peer(pid, uid, now)
+            if self._make_room(peer, now):
+                self._senders[sender.fileno()] = sender, peer
                 self._poll.register(sender, select.POLLIN)
             else:
                 self.refused += 1
                 sender.close()
 
-    def _has_room(self, pid: int, uid: int) -> bool:
-        of_user = [opened for _, opened, user in self._senders.values() if user == uid]
-        return (
-            len(self._senders) < MOST_CONNECTIONS
-            and len(of_user) < MOST_OF_USER
-            and (not pid or of_user.count(pid) < MOST_OF_PROCESS)
+    def _make_room(self, new: Peer, now: float) -> bool:
+        """Return whether there is room for a connection, for which others may be closed."""
+        limits: Sequence[tuple[int, Callable[[Peer], bool]]] = (
+            (MOST_OF_PROCESS, lambda peer: bool(new.pid) and (peer.pid, peer.uid) == (new.pid, new.uid)),
+            (MOST_OF_USER, lambda peer: peer.uid == new.uid),
+            (MOST_CONNECTIONS, lambda _peer: True),
         )
+        for most, counts in limits:
+            held = {descriptor: peer for descriptor, (_, peer) in self._senders.items() if counts(peer)}
+            if len(held) >= most:
+                new.verified = self._is_on_gpu(new.pid, new.uid)
+                descriptor = _yielding(held, new, now)
+                if descriptor is None:
+                    return False
+                self.refused += 1
+                self._drop(descriptor)
+        return True
+
+    def _expire(self) -> None:
+        """Close the connections that have sent nothing valid."""
+        before = self._clock() - FIRST_MESSAGE_SECONDS
+        for descriptor, (_, peer) in list(self._senders.items()):
+            if not peer.valid and peer.heard_at < before:
+                self._drop(descriptor)
 
     def _latest(self, descriptor: int) -> Iterator[Received]:
-        sender, pid, uid = self._senders[descriptor]
+        sender, peer = self._senders[descriptor]
         latest: bytes | None = None
         try:
             for _ in range(MOST_SKIPPED):
@@ -90,9 +143,20 @@ class Connections:
         except OSError:
             self._drop(descriptor)
         if latest is not None:
-            yield Received(latest, pid, uid)
+            yield Received(latest, peer)
 
     def _drop(self, descriptor: int) -> None:
-        sender, _, _ = self._senders.pop(descriptor)
+        sender, _ = self._senders.pop(descriptor)
         self._poll.unregister(sender)
         sender.close()
+
+
+def _yielding(held: Mapping[int, Peer], new: Peer, now: float) -> int | None:
+    """Return the connection that gives way to a new one; of a user, one that has sent nothing valid does first."""
+    order = sorted(held, key=lambda descriptor: (held[descriptor].valid, held[descriptor].heard_at))
+    idle = next((descriptor for descriptor in order if held[descriptor].is_idle(now)), None)
+    if idle is not None:
+        return idle
+    claims = [Claim(held[descriptor].uid, held[descriptor].verified) for descriptor in order]
+    index = yielding(claims, Claim(new.uid, new.verified))
+    return None if index is None else order[index]

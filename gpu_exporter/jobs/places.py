@@ -34,7 +34,7 @@ class ProcessFamily:
         self._users: dict[int, int] = {}
         self._since = clock()
 
-    def relatives(self, pid: int, uid: int, listed: Collection[int]) -> Iterable[int]:
+    def relatives(self, pid: int, uid: int, listed: Collection[int]) -> Collection[int]:
         """Return the nearest parent of a process among `listed`, else its children there, if they are of this user.
 
         Launchers and loader workers are not on a GPU themselves. PID 0, which is not visible from here, has none.

@@ -7,18 +7,29 @@ A process that is started again begins at 0. What its predecessor reached is add
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.gpu_models import peak
-from gpu_exporter.jobs.message import Message, Sums
+from gpu_exporter.jobs.message import MOST_TEXT, Message, Sums
 from gpu_exporter.jobs.places import PROFILE, SenderPlace
+from gpu_exporter.jobs.shares import Claim, yielding
 from gpu_exporter.model.gpu import Gpu, Sample, Series
-from gpu_exporter.model.job_message import HISTOGRAM, KEYS, MOST_PHASES, STEP_BUCKETS
+from gpu_exporter.model.job_message import (
+    ACTIVITIES,
+    AMOUNT,
+    HISTOGRAM,
+    KEYS,
+    LONGEST_PHASE,
+    MOST_PHASES,
+    STEP_BUCKETS,
+    SUM,
+)
 from gpu_exporter.model.metric import Labels, Metric
 
 # More digits would only be noise that every scrape transfers.
@@ -34,6 +45,7 @@ class RankSeries:
         self._model = f"{gpu.model} MIG {dict(instance).get(PROFILE, '')}" if instance else gpu.model
         self._labels: Labels = (("job_id", key.job_id), ("rank", str(key.rank)), *instance)
         self._series: dict[tuple[Metric, Labels, str], Series] = {}
+        self._info = Series(m.JOB_RANK_INFO)
 
     def samples(self, state: LoopState) -> tuple[Sample, ...]:
         """Return the samples of this state."""
@@ -63,7 +75,10 @@ class RankSeries:
             "pod_uid": message.pod_uid,
             "verified": str(state.sender.verified).lower(),
         }
-        yield self._sample(m.JOB_RANK_INFO, 1, tuple((label, text) for label, text in facts.items() if text))
+        labels = self._labels + tuple((label, text) for label, text in facts.items() if text)
+        if self._info.labels != labels:  # a sender can change them with every message, so only the last ones are kept
+            self._info = Series(m.JOB_RANK_INFO, self.gpu, labels)
+        yield Sample(self._info, 1)
 
     def _histogram(self, metric: Metric, name: str, totals: Sums) -> Iterator[Sample]:
         edges = (*map(repr, STEP_BUCKETS), "+Inf")
@@ -83,14 +98,52 @@ class RankSeries:
 
 # A rank that sent nothing for this time has no series. Its sums are kept for longer, because restarts take minutes.
 SILENT_SECONDS, FORGET_SECONDS = 30.0, 3600.0
-MOST_RANKS, MOST_RANKS_OF_USER, MOST_RANKS_OF_PROCESS = 128, 64, 4
-MOST_JOBS, MOST_JOBS_OF_USER = 32, 16
 MOST_ENDED = 8
 # Another process may succeed one that was silent for as long: two messages are missing. It starts after its
 # predecessor has ended, but their clocks and messages may be late by so much.
 SUCCEED_SECONDS, LATE_SECONDS = 2.5, 5.0
 # Sums of seconds may differ by rounding.
 ROUNDING = 1e-3
+
+
+class Use(NamedTuple):
+    """What ranks use of the limits: jobs, ranks, series, and bytes of the page."""
+
+    jobs: float
+    ranks: float
+    series: float
+    bytes: float
+
+
+NOTHING = Use(0, 0, 0, 0)
+
+
+# Of which those whose senders are not verified may use less. 16 ranks with all phases fit into the share of a user, and
+# if they are verified, the ranks of 56 MIG instances do.
+OF_NODE, OF_NODE_UNVERIFIED = Use(32, 128, 6144, 1280 << 10), Use(32, 128, 3072, 640 << 10)
+OF_USER, OF_USER_UNVERIFIED = Use(16, 64, 4096, 768 << 10), Use(16, 64, 1536, 320 << 10)
+OF_PROCESS = Use(inf, 4, inf, inf)
+_JOBS = Use._fields.index("jobs")
+
+PHASE = "phase_seconds"
+# The series of a rank without those of its phases, if it has all of them.
+_SERIES = {SUM: 1, AMOUNT: 1, HISTOGRAM: len(STEP_BUCKETS) + 3}
+RANK_SERIES = sum(_SERIES.get(key.kind, 0) for key in KEYS.values()) + len(ACTIVITIES) + len(m.JOB_NOW) + 5
+# The most bytes of a line without the texts of its sender, as a mean, and of those that only gpu_job_rank_info has.
+LINE_BYTES, INFO_BYTES = 144, 8 * MOST_TEXT
+
+
+def rank_use(key: RankKey, phases: Collection[str]) -> Use:
+    """Return what a rank uses with these phases. The bytes are an upper bound."""
+    instance = sum(len(name) + len(text) + 4 for name, text in key.place.instance)
+    line = LINE_BYTES + _page_bytes(key.job_id) + len(str(key.rank)) + instance
+    series = RANK_SERIES + len(phases)
+    return Use(1, 1, series, series * line + INFO_BYTES + sum(map(_page_bytes, phases)))
+
+
+def _page_bytes(text: str) -> int:
+    """Return the bytes of a label's value on the page, where quotes and backslashes are escaped."""
+    return len(text.encode()) + text.count('"') + text.count("\\")
 
 
 class Accepted(Enum):
@@ -142,6 +195,7 @@ class LoopState:
 
     `began` is the monotonic time at which its first process started, and `started_at` the same in unix time. `heard_at`
     is the monotonic time of the last message, `stepped_at` the unix time of the last step, None before the first one.
+    `phases` are those of which it has sums, and `use` is what they and the rank use of the limits.
     """
 
     message: Message
@@ -152,6 +206,8 @@ class LoopState:
     stepped_at: float | None
     last: Sums
     past: PastRank = PastRank()
+    phases: frozenset[str] = frozenset()
+    use: Use = NOTHING
 
     def totals(self) -> Sums:
         """Return the sums of all processes of this rank."""
@@ -164,9 +220,13 @@ class LoopState:
 
 
 class RankStore:
-    """The state of all ranks, within limits for the node and for each user."""
+    """The state of all ranks, within limits for the node and for each user.
+
+    `shortened` counts messages that were accepted without some of their phases.
+    """
 
     def __init__(self) -> None:
+        self.shortened = 0
         self._ranks: dict[RankKey, LoopState] = {}
 
     def take(self, message: Message, sender: Sender, now: float, at: float) -> Accepted:
@@ -179,14 +239,26 @@ class RankStore:
             del self._ranks[key]
             before = None
         if before is None:
-            if not self._has_room(key, sender, now):
+            moved = self._moved(key, message, sender)
+            before = self._ranks.pop(moved) if moved else None
+            phases = before.phases if before else frozenset()
+            if not self._make_room(key, sender, rank_use(key, phases), now):
+                if moved and before:
+                    self._ranks[moved] = before
                 return Accepted.LIMIT
-            before = self._moved(key, message, sender)
-        state = advance(before, message, sender, now, at)
-        if isinstance(state, Accepted):
-            return state
-        self._ranks[key] = state
-        return Accepted.ACCEPTED
+        elif before.last.keys() >= message.sums.keys():  # nearly all messages
+            return self._advance(key, before, message, sender, now, at)
+        else:
+            phases = before.phases
+        sent = [part for name, part in message.sums if name == PHASE]
+        phases = self._fitting(key, sender, phases, sent, now)
+        if dropped := {(PHASE, part) for part in sent if part not in phases}:
+            message = replace(message, sums={key: value for key, value in message.sums.items() if key not in dropped})
+        result = self._advance(key, before, message, sender, now, at)
+        if result is Accepted.ACCEPTED:
+            self._ranks[key] = replace(self._ranks[key], phases=phases, use=rank_use(key, phases))
+            self.shortened += bool(dropped)
+        return result
 
     def forget(self, now: float) -> None:
         """Forget the ranks that have been silent for long."""
@@ -196,45 +268,118 @@ class RankStore:
         """Yield the ranks that sent a message lately."""
         return ((key, state) for key, state in self._ranks.items() if now - state.heard_at <= SILENT_SECONDS)
 
-    def _moved(self, key: RankKey, message: Message, sender: Sender) -> LoopState | None:
-        """Return and remove the state of the same process on another GPU, where it was before the driver listed it."""
+    def _advance(
+        self, key: RankKey, before: LoopState | None, message: Message, sender: Sender, now: float, at: float
+    ) -> Accepted:
+        state = advance(before, message, sender, now, at)
+        if isinstance(state, Accepted):
+            return state
+        self._ranks[key] = state
+        return Accepted.ACCEPTED
+
+    def _moved(self, key: RankKey, message: Message, sender: Sender) -> RankKey | None:
+        """Return the same process on another GPU, where it was before the driver listed it."""
         for other, state in self._ranks.items():
             same = other[:2] == key[:2] and state.message.attempt == message.attempt
             if same and state.sender.uid == sender.uid and sender.verified and not state.sender.verified:
-                return self._ranks.pop(other)
+                return other
         return None
 
-    def _has_room(self, key: RankKey, sender: Sender, now: float) -> bool:
-        """Return whether a rank may be added.
+    def _fitting(
+        self, key: RankKey, sender: Sender, phases: frozenset[str], sent: Iterable[str], now: float
+    ) -> frozenset[str]:
+        """Return the phases of a rank, with those that it sent and that fit: their names are short, the ranks of its
+        job have few names together, and there is room for the series."""
+        uid, verified = sender.uid, sender.verified
+        of_job = phases.union(
+            *(
+                state.phases
+                for other, state in self._ranks.items()
+                if _job(other, state) == (uid, key.job_id) and state.sender.verified >= verified
+            )
+        )
+        for name in sent:
+            if name in phases or len(name) > LONGEST_PHASE or len(of_job | {name}) > MOST_PHASES:
+                continue
+            if not self._make_room(key, sender, rank_use(key, phases | {name}), now):
+                break
+            phases |= {name}
+            of_job |= {name}
+        return phases
 
-        One that is silent makes room, and for a process on a GPU one that only declares a GPU.
+    def _make_room(self, key: RankKey, sender: Sender, use: Use, now: float) -> bool:
+        """Return whether a rank may use so much, for which others may be removed; if it may not, none are.
+
+        One that is silent makes room, then for a process on a GPU one that only declares a GPU, then one of the user
+        that uses most.
         """
-        while (full := self._full(key, sender)) is not None:
-            states = {other: self._ranks[other] for other in full}
-            leaving = [
-                other
-                for other, state in states.items()
-                if now - state.heard_at > SILENT_SECONDS or (sender.verified and not state.sender.verified)
-            ]
-            if not leaving:
-                return False
-            del self._ranks[min(leaving, key=lambda other: states[other].heard_at)]
+        ranks = {other: state for other, state in self._ranks.items() if other != key}
+        for most, counts in _limits(sender):
+            while True:
+                counted = {other: state for other, state in ranks.items() if counts(state)}
+                measure = _exceeded(counted, key, sender, use, most)
+                if measure is None:
+                    break
+                leaving = _leaving(counted, measure, sender, use, now)
+                if not leaving:
+                    return False
+                for other in leaving:
+                    del ranks[other]
+        if len(ranks) < len(self._ranks) - (key in self._ranks):
+            self._ranks = {other: state for other, state in self._ranks.items() if other == key or other in ranks}
         return True
 
-    def _full(self, key: RankKey, sender: Sender) -> list[RankKey] | None:
-        """Return the ranks of which one must go before this one is added; None if there is room."""
-        of_user = {other: state for other, state in self._ranks.items() if state.sender.uid == sender.uid}
-        of_process = [other for other, state in of_user.items() if sender.pid and state.sender.pid == sender.pid]
-        if len(of_process) >= MOST_RANKS_OF_PROCESS:
-            return of_process
-        if _is_full(of_user, key, MOST_RANKS_OF_USER, MOST_JOBS_OF_USER):
-            return list(of_user)
-        return list(self._ranks) if _is_full(self._ranks, key, MOST_RANKS, MOST_JOBS) else None
+
+def _limits(sender: Sender) -> Iterator[tuple[Use, Callable[[LoopState], bool]]]:
+    """Yield the limits for a sender, each with the ranks that count."""
+    if sender.pid:
+        yield OF_PROCESS, lambda state: state.sender[:2] == sender[:2]
+    if not sender.verified:
+        yield OF_USER_UNVERIFIED, lambda state: state.sender.uid == sender.uid and not state.sender.verified
+    yield OF_USER, lambda state: state.sender.uid == sender.uid
+    if not sender.verified:
+        yield OF_NODE_UNVERIFIED, lambda state: not state.sender.verified
+    yield OF_NODE, lambda state: True
 
 
-def _is_full(ranks: Collection[RankKey], key: RankKey, most: int, most_jobs: int) -> bool:
-    jobs = {other.job_id for other in ranks}
-    return len(ranks) >= most or (key.job_id not in jobs and len(jobs) >= most_jobs)
+def _job(key: RankKey, state: LoopState) -> tuple[int, str]:
+    return state.sender.uid, key.job_id
+
+
+def _exceeded(ranks: Mapping[RankKey, LoopState], key: RankKey, sender: Sender, use: Use, most: Use) -> int | None:
+    """Return the first limit that these ranks and a further one exceed, as its place in Use."""
+    jobs = {(sender.uid, key.job_id), *(_job(other, state) for other, state in ranks.items())}
+    used = Use(
+        len(jobs),
+        len(ranks) + 1,
+        sum(state.use.series for state in ranks.values()) + use.series,
+        sum(state.use.bytes for state in ranks.values()) + use.bytes,
+    )
+    return next((measure for measure, limit in enumerate(most) if used[measure] > limit), None)
+
+
+def _leaving(
+    ranks: Mapping[RankKey, LoopState], measure: int, sender: Sender, use: Use, now: float
+) -> Collection[RankKey]:
+    """Return the ranks that make room for this sender at a limit: all of a job where jobs are limited, else one."""
+    together: dict[object, list[RankKey]] = {}
+    for other, state in ranks.items():
+        together.setdefault(_job(other, state) if measure == _JOBS else other, []).append(other)
+    groups = list(reversed(together.values()))
+    heard = [max(ranks[other].heard_at for other in group) for group in groups]
+    longest = min(range(len(groups)), key=heard.__getitem__, default=None)
+    if longest is not None and now - heard[longest] > SILENT_SECONDS:
+        return groups[longest]
+    claims = [
+        Claim(
+            ranks[group[0]].sender.uid,
+            any(ranks[other].sender.verified for other in group),
+            1 if measure == _JOBS else sum(ranks[other].use[measure] for other in group),
+        )
+        for group in groups
+    ]
+    index = yielding(claims, Claim(sender.uid, sender.verified, use[measure]))
+    return [] if index is None else groups[index]
 
 
 def _may_continue(before: LoopState, message: Message, sender: Sender, now: float) -> bool:
@@ -265,10 +410,7 @@ def advance(before: LoopState | None, message: Message, sender: Sender, now: flo
         state = replace(before, stepped_at=stepped_at, last=message.sums, past=before.ended())
     else:
         return Accepted.OVERLAP
-    if isinstance(state, Accepted):
-        return state
-    state = replace(state, message=message, sender=sender, heard_at=now)
-    return Accepted.LIMIT if _phases(state.totals()) > 2 * MOST_PHASES else state
+    return state if isinstance(state, Accepted) else replace(state, message=message, sender=sender, heard_at=now)
 
 
 def _continued(before: LoopState, message: Message, stepped_at: float | None) -> LoopState | Accepted:
@@ -295,7 +437,3 @@ def _may_succeed(before: LoopState, message: Message, sender: Sender, now: float
 
 def _added(left: Sums, right: Sums) -> Mapping[tuple[str, str], float]:
     return {**left, **{key: left.get(key, 0.0) + value for key, value in right.items()}} if left else right
-
-
-def _phases(sums: Sums) -> int:
-    return sum(name == "phase_seconds" for name, _ in sums)

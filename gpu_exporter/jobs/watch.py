@@ -6,14 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.jobs.connections import Connections
+from gpu_exporter.jobs.connections import Connections, Peer
 from gpu_exporter.jobs.message import Message, UnknownVersion, decode
 from gpu_exporter.jobs.places import Places, ProcessFamily, places
 from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
@@ -104,17 +104,17 @@ class JobWatch(threading.Thread):
         if self._connections is None:
             self._stopping.wait(IDLE_SECONDS)
         else:
-            for received in self._connections.receive(IDLE_SECONDS):
-                self._counts[self.take(*received)] += 1
-            self._counts[Accepted.LIMIT] += self._connections.refused
-            self._connections.refused = 0
+            for content, peer in self._connections.receive(IDLE_SECONDS):
+                self._counts[self.take(content, peer)] += 1
+            self._counts[Accepted.LIMIT] += self._connections.refused + self._store.shortened
+            self._connections.refused = self._store.shortened = 0
         now = time.monotonic()
         self._store.forget(now)
         self._publish(now)
 
     def _listen(self) -> None:
         self._socket = JobSocket(self._path)
-        self._connections = Connections(self._socket)
+        self._connections = Connections(self._socket, lambda pid, uid: bool(self._on_gpu(pid, uid)))
 
     def _open(self) -> None:
         try:
@@ -135,40 +135,47 @@ class JobWatch(threading.Thread):
             self._problem = str(error)
             log.error("%s; the exporter tries again", error)
 
-    def take(self, content: bytes, pid: int, uid: int) -> Accepted:
-        """Take a message of a process; return what became of it."""
+    def take(self, content: bytes, peer: Peer) -> Accepted:
+        """Take a message; return what became of it."""
         now = time.monotonic()
         if len(content) > MOST_BYTES:
-            return self._fault(Accepted.TOO_LARGE, f"larger than {MOST_BYTES} bytes", pid, uid)
+            return self._fault(Accepted.TOO_LARGE, f"larger than {MOST_BYTES} bytes", peer)
         try:
             message = decode(content)
         except UnknownVersion as error:
-            return self._fault(Accepted.VERSION, str(error), pid, uid)
+            return self._fault(Accepted.VERSION, str(error), peer)
         except ValueError as error:
-            return self._fault(Accepted.INVALID, str(error), pid, uid)
+            return self._fault(Accepted.INVALID, str(error), peer)
         if message.elapsed > now + LATE_SECONDS:
-            return self._fault(Accepted.INVALID, "elapsed: longer than this machine runs", pid, uid)
-        sender = self._sender(message, pid, uid)
+            return self._fault(Accepted.INVALID, "elapsed: longer than this machine runs", peer)
+        peer.valid, peer.heard_at = True, now
+        sender = self._sender(message, peer.pid, peer.uid)
         if sender is None:
-            return self._fault(Accepted.UNKNOWN_GPU, "neither process, UUID nor pod belongs to one GPU", pid, uid)
+            return self._fault(Accepted.UNKNOWN_GPU, "neither process, UUID nor pod belongs to one GPU", peer)
+        peer.verified = sender.verified
         return self._store.take(message, sender, now, time.time())
+
+    def _on_gpu(self, pid: int, uid: int) -> Collection[int]:
+        """Return this process, or its relatives, that the driver lists on a GPU."""
+        listed = self._places.by_pid
+        return [pid] if pid in listed else self._family.relatives(pid, uid, listed.keys())
 
     def _sender(self, message: Message, pid: int, uid: int) -> Sender | None:
         """Return the sender and its GPU; None if that is unknown."""
         known = self._places
-        pids = [pid] if pid in known.by_pid else self._family.relatives(pid, uid, known.by_pid.keys())
-        if (place := known.of_processes(pids, message.uuid)) is not None:
+        if (place := known.of_processes(self._on_gpu(pid, uid), message.uuid)) is not None:
             return Sender(uid, pid, place, verified=True)
         place = known.of_statement(message.uuid, message.pod_uid)
         if place is None and not self._live:
             place = known.of_rank(message.rank)
         return None if place is None else Sender(uid, pid, place, verified=False)
 
-    def _fault(self, result: Accepted, why: str, pid: int, uid: int) -> Accepted:
+    def _fault(self, result: Accepted, why: str, peer: Peer) -> Accepted:
         now = time.monotonic()
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
-            log.warning("job socket: message of PID %d, user %d is dropped: %s", pid, uid, printable(why, 200))
+            message = "job socket: message of PID %d, user %d is dropped: %s"
+            log.warning(message, peer.pid, peer.uid, printable(why, 200))
         return result
 
     def _publish(self, now: float) -> None:

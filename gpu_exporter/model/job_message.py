@@ -14,8 +14,9 @@ STEP_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0,
     600.0,
 )  # fmt: skip
-# A message with more names of phases is not accepted.
-MOST_PHASES = 32
+# A message with more names of phases is not accepted. The ranks of a job on a node share as many names, of so many
+# characters: further and longer ones are dropped.
+MOST_PHASES, LONGEST_PHASE = 32, 48
 # What a rank does at the moment. Only time in `training` is compared between ranks.
 TRAINING, EVALUATION, CHECKPOINT, COMPILE = ACTIVITIES = ("training", "evaluation", "checkpoint", "compile")
 

@@ -14,6 +14,7 @@ from gpu_exporter.model.job_message import (
     CHECKPOINT,
     COMPILE,
     EVALUATION,
+    LONGEST_PHASE,
     SEND_SECONDS,
     SOCKET_VARIABLE,
     TRAINING,
@@ -22,7 +23,7 @@ from gpu_exporter.training.clocks import cuda, gpu_uuid
 from gpu_exporter.training.launcher import JobPlace, place, process_group, visible_uuid
 from gpu_exporter.training.recorder import ONLY_WAITING, Recorder
 from gpu_exporter.training.sections import Activity, Loader, Phase, Step
-from gpu_exporter.training.totals import LONGEST_PHASE, MOST_PHASES, WAITING, StepTotals, TimerState, amount, message
+from gpu_exporter.training.totals import MOST_PHASES, WAITING, StepTotals, TimerState, amount, message
 from gpu_exporter.training.transport import SenderThread, transport
 
 TYPE_CHECKING = False

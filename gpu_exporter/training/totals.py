@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
 WAITING = "waiting"
 # Names of phases become labels, and a message has a limited size. Further names are added up as `other`. The exporter
-# takes 32 of each process, `waiting` and `other` included.
+# takes 32 of all ranks of a job on a node, `waiting` and `other` included.
 MOST_PHASES = 24
-LONGEST_PHASE = 48
 OTHER = "other"
 
 

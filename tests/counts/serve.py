@@ -35,7 +35,9 @@ def report(node: Any, port: int, *, tls: bool) -> None:
         part.poll(0.0)
     for part in node._telemetry:
         if hasattr(part, "take"):
-            part.take(b"{}", 0, 0)
+            from gpu_exporter.jobs.connections import Peer
+
+            part.take(b"{}", Peer(0, 0))
     assert node.endpoint.pages.made.wait(PATIENCE_SECONDS), "no page is made"
     client = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
     if tls:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from gpu_exporter.jobs.store import MOST_RANKS_OF_PROCESS
+from gpu_exporter.jobs.store import OF_PROCESS, OF_USER_UNVERIFIED, RANK_SERIES
+from gpu_exporter.model.job_message import LONGEST_PHASE, MOST_PHASES
 from tests.conftest import Exporter, Page, Serve, run
 from tests.support.fakes.driver import FakeDriver, identity, mig_device
 from tests.support.job_sender import encoded, message, send
@@ -161,11 +164,77 @@ def test_a_flood_of_another_process_shuts_out_nobody(serve: Serve, driver: FakeD
     try:
         exporter.until(lambda page: page.value(MESSAGES, result="limit") > 3)
         assert counted(exporter, path, "accepted", rank(rank=1)).values(STEPS, rank="1") == [3]
-        assert len(exporter.page().values(STEPS)) == MOST_RANKS_OF_PROCESS + 1
+        assert len(exporter.page().values(STEPS)) == OF_PROCESS.ranks + 1
         assert flood.poll() is None
     finally:
         flood.kill()
         flood.wait()
+
+
+# Processes with four connections each, on which they send if there is a message, until stdin is closed.
+CROWD = """
+import json, os, select, socket, sys
+path, user, processes, message = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+if os.getuid() == 0:
+    os.setgid(user)
+    os.setuid(user)
+for number in range(processes):
+    if os.fork():
+        continue
+    senders = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(4)]
+    for sender in senders:
+        sender.connect(path)
+    os.write(1, b"connected\\n")
+    while not select.select([sys.stdin], [], [], 0.2)[0]:
+        for rank, sender in enumerate(senders if message else ()):
+            content = {**message, "job_id": f"{number:128}", "rank": rank, "world_size": 4}
+            try:
+                sender.send(json.dumps(content).encode(), socket.MSG_DONTWAIT)
+            except OSError:
+                pass
+    os._exit(0)
+for _ in range(processes):
+    os.wait()
+"""
+
+
+@contextmanager
+def crowd(path: Path, user: int, processes: int, content: Mapping[str, Any]) -> Iterator[None]:
+    """Let the processes of a user hold the socket, once all are connected."""
+    path.parent.chmod(0o755)
+    arguments = (str(path), str(user), str(processes), json.dumps(content))
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for _ in range(processes):
+            assert process.stdout.readline() == "connected\n"
+        yield
+        process.stdin.close()
+
+
+def test_connections_that_send_nothing_give_way(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """Two users hold all connections; without root, one user holds its own share."""
+    exporter = start(serve, driver, path)
+    rank = encoded(message(uuid=UUID))
+    with crowd(path, 2001, 32, {}), crowd(path, 2003, 32, {}):
+        until(lambda: send(path, rank) and exporter.page().values(STEPS) == [3], what="a rank of another user")
+
+
+def test_one_user_cannot_grow_the_page_of_all(serve: Serve, driver: FakeDriver, path: Path) -> None:
+    """It sends as 64 ranks with 32 phases of long names. A rank on the GPU has all its series."""
+    driver.set("ComputeRunningProcesses", f"{os.getpid()}:1000")
+    exporter = start(serve, driver, path)
+    phases = {f"{number:{LONGEST_PHASE}}": 1 for number in range(MOST_PHASES)}
+    with crowd(path, 2001, 16, message(uuid=UUID, phase_seconds=phases)):
+        exporter.until(lambda page: page.value("gpu_exporter_job_messages_total", result="limit") > 64)
+        rank = encoded(message(phase_seconds={"mine": 1}))
+        until(lambda: send(path, rank) and exporter.page().values("gpu_job_phase_seconds_total", phase="mine") == [1])
+        lines = [line for line in exporter.page().text.splitlines() if line.startswith("gpu_job_")]
+    flooding = [line for line in lines if 'job_id="llm-7b"' not in line]
+    assert RANK_SERIES < len(flooding) <= OF_USER_UNVERIFIED.series
+    assert sum(len(line) + 1 for line in flooding) <= OF_USER_UNVERIFIED.bytes
 
 
 def test_a_deleted_socket_is_made_again(serve: Serve, driver: FakeDriver, path: Path) -> None:

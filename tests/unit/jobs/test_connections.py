@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import cast
 import pytest
 
 from gpu_exporter.jobs import connections
-from gpu_exporter.jobs.connections import Connections, Received
+from gpu_exporter.jobs.connections import Connections
 from gpu_exporter.jobs.socket_file import JobSocket
 from gpu_exporter.model.job_message import MOST_BYTES
 
@@ -50,13 +51,13 @@ def connect(path: Path, stack: ExitStack) -> socket.socket:
 def received(exporter: Connections) -> list[bytes]:
     """Accept what waits, and return what has arrived."""
     list(exporter.receive(0.0))
-    return sorted(content for content, _, _ in exporter.receive(0.0))
+    return sorted(content for content, _ in exporter.receive(0.0))
 
 
 def test_a_message_comes_with_its_sender(exporter: Connections, path: Path, stack: ExitStack) -> None:
     connect(path, stack).send(b"x")
     assert list(exporter.receive(0.0)) == []  # accepted
-    assert list(exporter.receive(0.0)) == [Received(b"x", PID, UID)]
+    assert [(content, peer.pid, peer.uid) for content, peer in exporter.receive(0.0)] == [(b"x", PID, UID)]
 
 
 def test_a_message_that_is_too_large_is_cut(exporter: Connections, path: Path, stack: ExitStack) -> None:
@@ -120,17 +121,101 @@ class Listener:
     def __init__(self, stack: ExitStack, senders: list[tuple[int, int]]) -> None:
         self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
         self.peers: list[socket.socket] = []
-        self._stack, self._senders = stack, senders
+        self._stack, self.senders = stack, senders
 
     def accept(self) -> tuple[socket.socket, int, int] | None:
-        if not self._senders:
+        if not self.senders:
             return None
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.peers.append(self._stack.enter_context(there))
-        return (here, *self._senders.pop(0))
+        return (here, *self.senders.pop(0))
 
     def close(self) -> None:
         """Closed by the test."""
+
+
+CONNECTIONS = 8
+# Who sent nothing, who sent something valid, and whose process is on a GPU.
+NEW, VALID, VERIFIED = "new", "valid", "verified"
+
+
+@pytest.mark.parametrize(
+    ("held", "new", "gone"),
+    [
+        ([(1, NEW, 1.0)] * 4 + [(2, NEW, 1.0)] * 4, 3, 0),
+        ([(1, VALID, 1.0)] * 4 + [(2, NEW, 1.0)] * 4, 3, 4),
+        ([(1, VALID, 2.0)] * 3 + [(1, VALID, 1.0)] * 3 + [(2, VALID, 3.0)] * 2, 3, 3),
+        ([(1, VALID, 1.0)] * 3 + [(1, NEW, 2.0)] * 3 + [(2, VALID, 3.0)] * 2, 3, 3),
+        ([(1, VALID, 0.0)] * 4 + [(2, NEW, 1.5)] * 4, 1, None),
+        ([(1, VALID, 0.0)] * 4 + [(2, NEW, 0.5)] * 4, 1, 4),
+        ([(uid, VALID, 0.0) for uid in range(10, 18)], 3, None),
+        ([(uid, VALID, 0.0) for uid in range(10, 18)], 0, 0),
+        ([(uid, VERIFIED, 0.0) for uid in range(10, 17)] + [(3, VALID, 0.0)], 0, 7),
+        ([(uid, VERIFIED, 0.0) for uid in range(10, 18)], 0, None),
+        ([(1, VERIFIED, 0.0)] * 8, 3, None),
+        ([(1, VERIFIED, 0.0)] * 8, 0, 0),
+        ([(1, VALID, 0.0)] * 5 + [(0, VALID, 0.0)] * 3, 0, 0),
+        ([(3, VALID, -28.5)] * 3 + [(1, VALID, 0.0)] * 5, 1, 0),
+        ([(3, VALID, -28.0)] * 3 + [(1, VALID, 0.0)] * 5, 1, None),
+    ],
+)
+def test_which_connection_gives_way(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, held: list[tuple[int, str, float]], new: int, gone: int | None
+) -> None:
+    """At 2 s, where there is room for eight: `held` are user, state, and when it was last heard. User 0 is on a GPU."""
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", CONNECTIONS)
+    listener = Listener(stack, [(0, uid) for uid, _, _ in held])
+    made = Connections(cast(JobSocket, listener), lambda _, uid: uid == 0, lambda: 2.0)
+    made._accept()
+    before = list(made._senders)
+    for (_, peer), (_, state, heard_at) in zip(made._senders.values(), held, strict=True):
+        peer.valid, peer.verified, peer.heard_at = state != NEW, state == VERIFIED, heard_at
+    listener.senders.append((0, new))
+    peers = [peer for _, peer in made._senders.values()]
+    made._accept()
+    left = [peer for _, peer in made._senders.values()]
+    assert [index for index, peer in enumerate(peers) if not any(peer is kept for kept in left)] == (
+        [] if gone is None else [gone]
+    )
+    assert (len(made._senders), made.refused, len(before)) == (CONNECTIONS, 1, CONNECTIONS)
+    made.close()
+
+
+def test_two_users_that_send_nothing_leave_room_for_a_third(stack: ExitStack) -> None:
+    """Also if all connect at the same moment. Without a valid message, all are closed after ten seconds."""
+    now = [0.0]
+    listener = Listener(stack, [(0, uid) for uid in (1, 2) for _ in range(128)])
+    made = Connections(cast(JobSocket, listener), clock=lambda: now[0])
+    made._accept()
+    assert len(made._senders) == 256
+    listener.senders.extend([(0, 3)] * 200)
+    made._accept()
+    users = Counter(peer.uid for _, peer in made._senders.values())
+    assert users == {1: 85, 2: 86, 3: 85}
+    next(peer for _, peer in made._senders.values() if peer.uid == 3).valid = True
+    now[0] = 10.0
+    made._expire()
+    assert len(made._senders) == 256
+    now[0] = 10.5
+    made._expire()
+    assert [peer.uid for _, peer in made._senders.values()] == [3]
+    made.close()
+
+
+def test_what_has_been_sent_is_read_before_others_take_its_place(
+    exporter: Connections, path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_OF_PROCESS", 1)
+    first = connect(path, stack)
+    list(exporter.receive(0.0))
+    next(iter(exporter._senders.values()))[1].heard_at -= 100.0
+    first.send(b"x")
+    connect(path, stack)
+    contents = []
+    for content, peer in exporter.receive(0.0):
+        contents.append(content)
+        peer.valid, peer.heard_at = True, exporter._clock()
+    assert (contents, len(exporter._senders), exporter.refused) == ([b"x"], 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +242,8 @@ def test_few_messages_are_skipped_at_once(exporter: Connections, path: Path, sta
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     for number in range(70):
         sender.send(b"%d" % number)
-    assert [content for content, _, _ in exporter.receive(0.0)] == [b"63"]
-    assert [content for content, _, _ in exporter.receive(0.0)] == [b"69"]
+    assert [content for content, _ in exporter.receive(0.0)] == [b"63"]
+    assert [content for content, _ in exporter.receive(0.0)] == [b"69"]
     assert list(exporter.receive(0.0)) == []
 
 
@@ -176,7 +261,7 @@ def test_files_that_a_sender_passes_are_not_kept(exporter: Connections, path: Pa
     before = len(os.listdir("/proc/self/fd"))
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]).tobytes())]
     sender.sendmsg([b"x"], rights)
-    assert [content for content, _, _ in exporter.receive(0.0)] == [b"x"]
+    assert [content for content, _ in exporter.receive(0.0)] == [b"x"]
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -9,10 +9,13 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.jobs.message import decode
 from gpu_exporter.jobs.places import SenderPlace
-from gpu_exporter.jobs.store import LoopState, RankKey, RankSeries, RankStore, Sender
+from gpu_exporter.jobs.store import PHASE, LoopState, RankKey, RankSeries, RankStore, Sender, rank_use
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.model.job_message import AMOUNTS, KEYS
+from gpu_exporter.model.job_message import ACTIVITIES, AMOUNTS, KEYS
 from gpu_exporter.model.metric import Labels
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.pipeline.pages import Variant
+from gpu_exporter.pipeline.renderer import Renderer
 from tests.support.job_sender import AMOUNTS_OF_STEP, encoded, message
 
 
@@ -125,3 +128,46 @@ def test_series_are_the_same_objects_in_each_snapshot() -> None:
     first, second = (series.samples(state_of(steps=steps)) for steps in (1, 2))
     assert [sample.series for sample in first] == [sample.series for sample in second]
     assert all(one.series is two.series for one, two in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "seconds"),
+    [
+        ("x", [0] * 20, 1.0),
+        ("x", [2**53] * 20, 1e7 + 1 / 3),
+        ('"' * 40, [2**40] * 20, 123456.789012),
+        ("ф" * 16, [2**40] * 20, 1e7 + 1 / 3),
+    ],
+)
+@pytest.mark.parametrize("instance", [(), (("GPU_I_ID", "3"), ("GPU_I_PROFILE", "1g.12gb"))])
+def test_the_size_of_a_rank_is_an_upper_bound(text: str, counts: list[int], seconds: float, instance: Labels) -> None:
+    """Of the series and bytes on the page, and not much more."""
+    gpu = Gpu(15, "GPU-86d41848-9afe-00fc-7240-4743179d96b1", model="NVIDIA H100 80GB HBM3")
+    key = RankKey(3 * text, 7, SenderPlace(gpu.uuid, instance))
+    times = {"sum": seconds, "counts": counts}
+    state = state_of(
+        **{"step": times, "self": times, "data_seconds": seconds, "elapsed": 3e8, "dtype": "bf16", "pod_uid": "u" * 36},
+        **{"phase_seconds": {f"{text}{n:2}": seconds for n in range(32)}, "tokens": 2**53, "flops": 1 / 3 * 1e30},
+        activity_seconds=dict.fromkeys(ACTIVITIES, seconds),
+    )
+    made = RankSeries(key, gpu).samples(state)
+    page = Renderer("node", (("source", "simulated"),)).render(Snapshot(0.0, "simulated", made))
+    lines = [
+        line
+        for line in page.body(Variant(openmetrics=False, gzip=False)).splitlines(keepends=True)
+        if line.startswith(b"gpu_job_")
+    ]
+    use = rank_use(key, [part for name, part in state.totals() if name == PHASE])
+    assert use.series - 1 <= len(lines) <= use.series
+    assert 0.75 * use.bytes < sum(map(len, lines)) <= use.bytes
+
+
+def test_facts_that_change_leave_no_series_behind() -> None:
+    """A sender can change them with every message."""
+    series = RankSeries(RankKey("llm-7b", 0, SenderPlace("GPU-1")), Gpu(0, "GPU-1"))
+    series.samples(state_of())
+    before = len(series._series)
+    for number in range(10):
+        (info,) = (s for s in series.samples(state_of(pod_uid=str(number))) if s.series.metric is m.JOB_RANK_INFO)
+        assert dict(info.series.labels)["pod_uid"] == str(number)
+    assert len(series._series) == before

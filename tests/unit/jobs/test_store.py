@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.jobs.message import decode
+from gpu_exporter.jobs.message import MOST_TEXT, decode
 from gpu_exporter.jobs.places import SenderPlace
 from gpu_exporter.jobs.store import (
     FORGET_SECONDS,
     LATE_SECONDS,
-    MOST_JOBS,
-    MOST_JOBS_OF_USER,
-    MOST_RANKS,
-    MOST_RANKS_OF_PROCESS,
-    MOST_RANKS_OF_USER,
+    OF_NODE,
+    OF_NODE_UNVERIFIED,
+    OF_PROCESS,
+    OF_USER,
+    OF_USER_UNVERIFIED,
+    RANK_SERIES,
     SILENT_SECONDS,
     SUCCEED_SECONDS,
     Accepted,
@@ -25,12 +27,16 @@ from gpu_exporter.jobs.store import (
     RankKey,
     RankStore,
     Sender,
+    Use,
 )
+from gpu_exporter.model.job_message import LONGEST_PHASE, MOST_PHASES
 from tests.support.job_sender import encoded, message
 
 PLACE = SenderPlace("GPU-1")
 GPU = Sender(1000, 41, PLACE, verified=True)
 CLAIMED = Sender(1000, 0, PLACE, verified=False)
+MOVED = CLAIMED._replace(place=SenderPlace("GPU-2"))
+ACCEPTED = Accepted.ACCEPTED
 OTHER_PROCESS = GPU._replace(pid=42)
 # Long enough for any process in these tests to have run.
 LATER = 60.0
@@ -184,30 +190,38 @@ def test_a_rank_moves_to_the_gpu_where_the_driver_lists_it() -> None:
     assert steps(store) == {("llm-7b", 0, "GPU-1"): 3}
 
 
-def test_jobs_ranks_and_ranks_of_a_user_are_limited() -> None:
-    store = RankStore()
-    results = [take(store, CLAIMED, job_id=f"job-{n}") for n in range(1000)]
-    assert results.count(Accepted.ACCEPTED) == MOST_JOBS_OF_USER
-    assert results.count(Accepted.LIMIT) == 1000 - MOST_JOBS_OF_USER
+# Use two phases each.
+SERIES = RANK_SERIES + 2
+VISIBLE = [GPU._replace(pid=pid) for pid in range(100, 1100)]
 
-    store = RankStore()
-    results = [take(store, CLAIMED._replace(uid=n), job_id=f"job-{n}") for n in range(100)]
-    assert results.count(Accepted.ACCEPTED) == MOST_JOBS
 
+@pytest.mark.parametrize(
+    ("senders", "is_job", "accepted"),
+    [
+        ([CLAIMED] * 1000, True, OF_USER_UNVERIFIED.jobs),
+        ([CLAIMED] * 1000, False, OF_USER_UNVERIFIED.series // SERIES),
+        (VISIBLE, True, OF_USER.jobs),
+        (VISIBLE, False, OF_USER.series // SERIES),
+        ([CLAIMED._replace(uid=uid) for uid in range(1000)], True, OF_NODE_UNVERIFIED.jobs),
+        ([CLAIMED._replace(uid=uid) for uid in range(1000)], False, OF_NODE_UNVERIFIED.jobs),
+        ([CLAIMED._replace(uid=uid % 8) for uid in range(1000)], False, OF_NODE_UNVERIFIED.series // SERIES),
+        ([GPU._replace(uid=uid % 8, pid=uid) for uid in range(1000)], False, OF_NODE.series // SERIES),
+    ],
+    ids=["jobs of a user", "ranks", "verified jobs", "verified ranks", "jobs", "users", "ranks of users", "all"],
+)
+def test_jobs_and_ranks_of_a_user_and_of_all_are_limited(senders: list[Sender], is_job: bool, accepted: int) -> None:
     store = RankStore()
-    results = [take(store, CLAIMED, rank=n, world_size=1000) for n in range(1000)]
-    assert results.count(Accepted.ACCEPTED) == MOST_RANKS_OF_USER
-
-    store = RankStore()
-    results = [take(store, CLAIMED._replace(uid=n), rank=n, world_size=1000) for n in range(1000)]
-    assert results.count(Accepted.ACCEPTED) == MOST_RANKS
+    for number, sender in enumerate(senders):
+        changes = {"job_id": f"job-{number}"} if is_job else {"rank": number, "world_size": 1000}
+        assert take(store, sender, **changes) in (Accepted.ACCEPTED, Accepted.LIMIT)
+    assert len(steps(store)) == accepted
 
 
 def test_a_process_is_few_ranks() -> None:
     """Otherwise one process of a user could use up the ranks and jobs of all of them. Those that ended make room."""
     store = RankStore()
     results = [take(store, job_id=f"job-{n}") for n in range(100)]
-    assert results.count(Accepted.ACCEPTED) == MOST_RANKS_OF_PROCESS
+    assert results.count(Accepted.ACCEPTED) == OF_PROCESS.ranks
     assert take(store, OTHER_PROCESS, job_id="other") is Accepted.ACCEPTED
     assert take(store, now=SILENT_SECONDS + 1, job_id="later") is Accepted.ACCEPTED
     assert ("later", 0, "GPU-1") in steps(store, SILENT_SECONDS + 1)
@@ -219,7 +233,7 @@ def test_a_process_on_a_gpu_finds_room_although_others_claim_everything() -> Non
         take(store, CLAIMED._replace(uid=n), job_id=f"job-{n}")
     assert take(store, GPU, job_id="real") is Accepted.ACCEPTED
     assert ("real", 0, "GPU-1") in steps(store)
-    assert len(steps(store)) == MOST_JOBS
+    assert len(steps(store)) == OF_NODE.jobs
 
 
 def test_ranks_on_two_instances_of_a_gpu_are_two() -> None:
@@ -231,18 +245,136 @@ def test_ranks_on_two_instances_of_a_gpu_are_two() -> None:
     ]
 
 
+Q32 = tuple(f"q{n}" for n in range(MOST_PHASES))
+
+
+@pytest.mark.parametrize(
+    ("before", "sender", "sent", "shown", "shortened"),
+    [
+        ((), GPU, Q32, set(Q32), 0),
+        ((), GPU, ("x" * LONGEST_PHASE, "y" * (LONGEST_PHASE + 1), "z"), {"x" * LONGEST_PHASE, "z"}, 1),
+        ((), GPU, ("\u0444" * LONGEST_PHASE,), {"\u0444" * LONGEST_PHASE}, 0),
+        ([(OTHER_PROCESS, Q32)], GPU, Q32, set(Q32), 0),
+        ([(OTHER_PROCESS, Q32[1:])], GPU, ("a", "b", *Q32[2:4]), {"a", *Q32[2:4]}, 1),
+        ([(OTHER_PROCESS, Q32[:16]), (GPU._replace(pid=43), Q32[16:])], GPU, ("a", "q7"), {"q7"}, 1),
+        ([(OTHER_PROCESS._replace(uid=1001), Q32)], GPU, ("a",), {"a"}, 0),
+        ([(CLAIMED, Q32)], GPU, ("a",), {"a"}, 0),
+        ([(GPU, Q32)], CLAIMED, ("a", "q7"), {"q7"}, 1),
+    ],
+    ids=["32", "long", "characters", "shared", "33", "two ranks", "another user", "verified", "unverified"],
+)
+def test_the_ranks_of_a_job_share_names_of_phases(
+    before: list[tuple[Sender, tuple[str, ...]]], sender: Sender, sent: tuple[str, ...], shown: set[str], shortened: int
+) -> None:
+    """A phase that does not fit is dropped; everything else of the message is used."""
+    store = RankStore()
+    for number, (other, phases) in enumerate(before):
+        assert take(store, other, rank=number, world_size=9, phase_seconds=dict.fromkeys(phases, 1)) is ACCEPTED
+    assert take(store, sender, rank=8, world_size=9, steps=5, phase_seconds=dict.fromkeys(sent, 1)) is ACCEPTED
+    ((_, state),) = (rank for rank in store.shown(0.0) if rank[0].rank == 8)
+    assert {part for name, part in state.totals() if name == "phase_seconds"} == shown == state.phases
+    assert (state.totals()["steps", ""], store.shortened) == (5, shortened)
+
+
 def test_phases_of_all_processes_of_a_rank_are_limited() -> None:
     store = RankStore()
-    results = [
-        take(store, now=LATER * n, attempt=str(n), phase_seconds={f"{n}-{i}": 1 for i in range(32)}) for n in range(4)
-    ]
-    assert results == [Accepted.ACCEPTED, Accepted.ACCEPTED, Accepted.LIMIT, Accepted.LIMIT]
+    for number in range(4):
+        phases = {f"{number}-{n}": 1 for n in range(20)}
+        assert take(store, now=LATER * number, attempt=str(number), phase_seconds=phases) is ACCEPTED
+    ((_, state),) = store.shown(3 * LATER)
+    assert state.phases == {*(f"0-{n}" for n in range(20)), *(f"1-{n}" for n in range(12))}
+    assert store.shortened == 3
 
 
-def test_the_limits() -> None:
+def test_a_phase_that_was_dropped_is_taken_once_there_is_room() -> None:
+    store = RankStore()
+    take(store, OTHER_PROCESS, rank=1, phase_seconds=dict.fromkeys(Q32, 1))
+    take(store, phase_seconds={"a": 1})
+    store.forget(FORGET_SECONDS + 1)
+    take(store, now=FORGET_SECONDS + 1, phase_seconds={"a": 2})
+    ((key, state),) = store.shown(FORGET_SECONDS + 1)
+    assert (key.rank, set(state.phases), store.shortened) == (0, {"a"}, 1)
+
+
+ATTACK = {"job_id": '"' * MOST_TEXT, "phase_seconds": {'"' * (LONGEST_PHASE - 2) + f"{n:2}": 1 for n in range(32)}}
+
+
+def attack(store: RankStore, users: Iterable[int], *, verified: bool, now: float = 0.0) -> None:
+    """Let 16 processes of each user send for four ranks with the longest names."""
+    for uid in users:
+        for number in range(64):
+            sender = Sender(uid, 100 + number // 4, PLACE, verified)
+            take(store, sender, now, **{**ATTACK, "job_id": f"{number // 4:128}"}, rank=number, world_size=64)
+
+
+@pytest.mark.parametrize(
+    ("users", "verified", "most"),
+    [
+        ([1], False, OF_USER_UNVERIFIED),
+        ([1], True, OF_USER),
+        (range(8), False, OF_NODE_UNVERIFIED),
+        (range(8), True, OF_NODE),
+    ],
+)
+def test_users_are_limited_in_series_and_bytes(users: Iterable[int], verified: bool, most: Use) -> None:
+    """What they use is most of the limit."""
+    store = RankStore()
+    attack(store, users, verified=verified)
+    used = [state.use for _, state in store.shown(0)]
+    series, size = sum(use.series for use in used), sum(use.bytes for use in used)
+    assert series <= most.series
+    assert 0.9 * most.bytes < size <= most.bytes
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("attacker", [False, True])
+def test_attackers_leave_room_for_others(verified: bool, attacker: bool) -> None:
+    """Eight ranks of another user have all their phases, unless all attackers are verified and this user is not."""
+    store = RankStore()
+    attack(store, range(1, 5), verified=attacker)
+    for number in range(8):
+        sender = Sender(7, 1 + number, PLACE, verified)
+        phases = dict.fromkeys(Q32[:20], 1)
+        take(store, sender, job_id="honest", rank=number, world_size=8, phase_seconds=phases)
+    attack(store, range(1, 5), verified=attacker)
+    kept = [state for key, state in store.shown(0) if key.job_id == "honest" and len(state.phases) == 20]
+    assert len(kept) == (0 if attacker and not verified else 8)
+
+
+def test_the_same_user_finds_room_for_verified_ranks() -> None:
+    """Containers often run as root."""
+    store = RankStore()
+    attack(store, [0], verified=False)
+    for number in range(40):
+        assert take(store, Sender(0, 1000 + number, PLACE, True), rank=number, world_size=40) is ACCEPTED
+    assert sum(state.sender.verified for _, state in store.shown(0)) == 40
+
+
+def test_a_rank_that_does_not_fit_removes_none() -> None:
+    """Although silent ranks would make room for a part of it."""
+    store = RankStore()
+    take(store, CLAIMED, job_id="silent", now=-40)
+    for number in range(15):
+        take(store, CLAIMED, job_id=f"job-{number}")
+    for number in range(200):
+        take(store, CLAIMED, rank=number, world_size=1000, job_id="job-0")
+    before = dict(store._ranks)
+    assert take(store, CLAIMED, job_id="new") is Accepted.LIMIT
+    assert store._ranks == before
+
+
+def test_a_rank_that_moves_needs_no_further_room() -> None:
+    """Its sums are kept, and so are all other ranks of a process that may not have more."""
+    store = RankStore()
+    for number in range(4):
+        take(store, MOVED._replace(pid=41), job_id=f"job-{number}", steps=2)
+    assert take(store, GPU, job_id="job-0", steps=3) is ACCEPTED
+    assert steps(store) == {("job-0", 0, "GPU-1"): 3, **{(f"job-{n}", 0, "GPU-2"): 2 for n in (1, 2, 3)}}
+
+
+def test_the_times() -> None:
     """docs/jobs.md names them."""
     assert (SILENT_SECONDS, FORGET_SECONDS, SUCCEED_SECONDS, LATE_SECONDS) == (30.0, 3600.0, 2.5, 5.0)
-    assert (MOST_RANKS, MOST_RANKS_OF_USER, MOST_RANKS_OF_PROCESS, MOST_JOBS, MOST_JOBS_OF_USER) == (128, 64, 4, 32, 16)
 
 
 def test_how_long_a_rank_is_shown_and_kept() -> None:
@@ -254,9 +386,6 @@ def test_how_long_a_rank_is_shown_and_kept() -> None:
     store.forget(3610)
     assert take(store, now=3610, attempt="b", steps=1) is Accepted.ACCEPTED
     assert steps(store, 3610) == {("llm-7b", 0, "GPU-1"): 6}
-
-
-MOVED = CLAIMED._replace(place=SenderPlace("GPU-2"))
 
 
 @pytest.mark.parametrize(
@@ -390,7 +519,3 @@ def test_sums_of_ended_processes_are_kept_by_part() -> None:
     assert state.heard_at == LATER
     assert state.began == -2.0
     assert state.message.attempt == "b"
-    assert (
-        take(store, now=LATER, attempt="b", steps=1, phase_seconds={str(n): 1.0 for n in range(32)})
-        is Accepted.ACCEPTED
-    )
