@@ -131,8 +131,15 @@ class SxidState(NamedTuple):
     last: float
 
 
-class SavedEvents(TypedDict):
-    """Everything: how far the kernel log was read, registrations with NVML by GPU, counts, and the last events."""
+class _Appending(TypedDict, total=False):
+    appending: tuple[int, int]
+
+
+class SavedEvents(_Appending):
+    """Everything: how far the kernel log was read, registrations with NVML by GPU, counts, and the last events.
+
+    `appending`: events that are not `written` were being appended to the history, behind this inode and size of it.
+    """
 
     position: tuple[str, int] | None
     since: dict[str, list[float]]
@@ -166,6 +173,8 @@ def decode(content: bytes) -> SavedEvents:
         len(event.witnesses) > len(XID_SOURCES) or not {*event.witnesses} <= {*XID_SOURCES} for event in state["recent"]
     ):
         raise ValueError("an event has a witness that is neither nvml nor kernel")
+    if not all(0 <= number <= LARGEST_COUNT for number in state.get("appending", ())):
+        raise ValueError("the end of the history is out of range")
     state["since"] = {pci: sorted(times)[-EPOCHS:] for pci, times in list(state["since"].items())[-MOST_GPUS:]}
     state["recent"] = [_bounded(event) for event in state["recent"][-KEPT:]]
     return state

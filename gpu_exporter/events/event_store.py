@@ -11,10 +11,12 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from gpu_exporter.events.event_log import LARGEST_STATE, Event, EventLog, decode
+from gpu_exporter.events.event_log import LARGEST_STATE, Event, EventLog, SavedEvents, decode
 from gpu_exporter.io.file_access import FileWorker, open_regular
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,10 @@ class EventStore:
     def load(self, events: EventLog) -> None:
         """Restore the saved state. A file that cannot be used is moved aside, and counts start anew."""
         try:
-            events.restore(decode(self._worker.call(self._read)))
+            state = decode(self._worker.call(self._read))
+            with contextlib.suppress(OSError):  # at worst, lines are repeated
+                self._worker.call(lambda: self._recognise(state))
+            events.restore(state)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -92,21 +97,56 @@ class EventStore:
 
     def _save(self, events: EventLog, settled: float) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
-        unwritten = events.unwritten(settled)
-        self._append(unwritten)
-        for event in unwritten:
-            event.written = True
         if self._unread:  # its counts must not be lost
             self._move_aside()
+        if unwritten := events.unwritten(settled):
+            try:
+                # If the process is killed from here on, the next one looks for the lines behind this place.
+                self._write_state({**events.state(), "appending": self._end_of_history()})
+            finally:  # a state that cannot be written is no reason to lose the history
+                self._append(unwritten)
+                for event in unwritten:
+                    event.written = True
+        self._write_state(events.state())
+
+    def _write_state(self, state: Mapping[str, Any]) -> None:
         draft = self._state.with_suffix(".draft")
         with os.fdopen(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(json.dumps({"events": events.state()}).encode())
+            file.write(json.dumps({"events": state}).encode())
         os.replace(draft, self._state)
 
-    def _append(self, events: Sequence[Event]) -> None:
-        lines = "".join(json.dumps(event.shown()) + "\n" for event in events).encode()
-        if not lines:
+    def _end_of_history(self) -> tuple[int, int]:
+        """Return the inode and the size of the history; zeros if there is none."""
+        try:
+            status = os.stat(self._history, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0, 0
+        return status.st_ino, status.st_size
+
+    def _recognise(self, state: SavedEvents) -> None:
+        """Mark the events that the previous process had appended to the history when it was killed.
+
+        It may have rotated the history meanwhile: then these are in a new file. A part of a line at the end is removed.
+        """
+        if "appending" not in state:
             return
+        inode, size = state["appending"]
+        descriptor = _open(self._history, os.O_RDWR)
+        with os.fdopen(descriptor, "rb+") as file:
+            begin = size if os.fstat(descriptor).st_ino == inode else 0
+            file.seek(begin)
+            *lines, rest = file.read(2 * LARGEST).split(b"\n")
+            appended = Counter(lines)
+            for event in state["recent"]:
+                line = _line(event)
+                if not event.written and appended[line]:
+                    appended[line] -= 1
+                    event.written = True
+            if rest:
+                file.truncate(begin + sum(len(line) + 1 for line in lines))
+
+    def _append(self, events: Sequence[Event]) -> None:
+        lines = b"".join(_line(event) + b"\n" for event in events)
         descriptor = self._open_history(len(lines))
         with os.fdopen(descriptor, "ab", buffering=0) as file:
             size = os.fstat(descriptor).st_size
@@ -133,6 +173,11 @@ class EventStore:
         if message != self._complained:
             log.warning("%s", message)
         self._complained = message
+
+
+def _line(event: Event) -> bytes:
+    """Return an event as a line of the history, without its end."""
+    return json.dumps(event.shown()).encode()
 
 
 def _open(path: Path, flags: int) -> int:
