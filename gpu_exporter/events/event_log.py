@@ -55,6 +55,9 @@ LATEST = 1e11
 LARGEST_COUNT = 1 << 53
 LARGEST_CODE = 999_999
 
+# NVML reports an event within a collection, and the clock may be corrected in between.
+SAME_SECONDS = 2.0
+
 XID_SOURCES = ("nvml", "kernel")
 
 
@@ -101,6 +104,11 @@ class Event:
             self.action = line.recovery_action.value
         if self.instance is None:
             self.instance = line.instance
+
+    def is_same(self, other: Event) -> bool:
+        """Whether another process reported the same event: its clock may have been read a little later."""
+        about, of_other = ((e.pci_bus_id, e.xid, e.pid, e.process, e.message) for e in (self, other))
+        return about == of_other and abs(self.at - other.at) <= SAME_SECONDS
 
     def shorten(self) -> None:
         """Bound the length of every text, and leave out what a terminal would obey."""
@@ -510,6 +518,15 @@ class EventLog:
         with self._lock:
             before = self._now().monotonic - settled
             return [event for event in self._recent if not event.written and event.happened <= before]
+
+    def take_written(self, others: Iterable[Event]) -> None:
+        """Mark the events that another process, which reported the same ones, has written to the history."""
+        with self._lock:
+            own = [*self._recent]
+            for other in others:
+                same = next((place for place, event in enumerate(own) if event.is_same(other)), None)
+                if same is not None and other.written:
+                    own.pop(same).written = True
 
     def restore(self, state: SavedEvents) -> None:
         """Continue from a state. Times in the future become the present, and the limits on counts apply."""

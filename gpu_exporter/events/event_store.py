@@ -1,5 +1,8 @@
 """Saves events in `--state-dir`: `events.json` to continue the counts, `events.jsonl` as their history.
 
+One process at a time writes them: the one that holds the lock on `events.lock`. Two overlap while a pod is replaced, so
+the second one serves, and saves from the moment when the first one has ended.
+
 Symbolic links in place of these files are not followed. Otherwise, a user who may create files in the directory could
 make gpu-exporter, which often runs as root, overwrite any file.
 """
@@ -11,8 +14,9 @@ import errno
 import json
 import logging
 import os
+import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,14 @@ log = logging.getLogger(__name__)
 
 # The history is rotated at this size, and one older file is kept.
 LARGEST = 1 << 20
+IN_USE = (
+    "{}: another gpu-exporter uses this state directory: XIDs are not saved until it ends; if it is to run on, give one"
+    " of them another --state-dir"
+)
+
+
+class InUse(OSError):
+    """Another process has the lock."""
 
 
 class EventStore:
@@ -32,6 +44,10 @@ class EventStore:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._lock_file = directory / "events.lock"
+        # Closing its file gives up the lock.
+        self._lock_held: Callable[[], object] | None = None
+        self._waited = False
         self._state = directory / "events.json"
         self._history = directory / "events.jsonl"
         self._worker = FileWorker("state")
@@ -40,6 +56,13 @@ class EventStore:
 
     def load(self, events: EventLog) -> None:
         """Restore the saved state. A file that cannot be used is moved aside, and counts start anew."""
+        try:
+            with contextlib.suppress(FileNotFoundError):  # the directory is made when there is something to save
+                self._worker.call(self._lock)
+        except InUse as error:
+            self._complain(str(error))
+        except OSError:  # if it cannot be written, saving says so
+            pass
         try:
             state = decode(self._worker.call(self._read))
             with contextlib.suppress(OSError):  # at worst, lines are repeated
@@ -56,6 +79,30 @@ class EventStore:
             self._unread = True
             self._complain(f"{self._state}: {error}; it is moved aside to {self._aside().name}, and counts start anew")
             self._move_aside_now()
+
+    def _lock(self) -> None:
+        """Take the lock, which is held until `close`. Raises InUse if another process has it."""
+        import fcntl  # Windows has none, and serves nothing
+
+        if self._lock_held:
+            return
+        descriptor = _open(self._lock_file, os.O_WRONLY | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            self._waited = True
+            raise InUse(IN_USE.format(self._state.parent)) from None
+        except OSError:  # a file system without locks
+            pass
+        self._lock_held = weakref.finalize(self, os.close, descriptor)
+
+    def _take_over(self, events: EventLog) -> None:
+        """Go on with the history of the process that had the lock, which saw the same events."""
+        with contextlib.suppress(OSError, ValueError):  # at worst, lines are repeated
+            events.take_written(decode(self._read())["recent"])
+        self._waited = False
+        log.info("%s: the other gpu-exporter has ended: XIDs are saved again", self._state.parent)
 
     def _read(self) -> bytes:
         with os.fdopen(_open(self._state, os.O_RDONLY), "rb") as file:
@@ -88,6 +135,9 @@ class EventStore:
         events.changed = False
         try:
             self._worker.call(lambda: self._save(events, settled))
+        except InUse as error:
+            events.changed = True
+            self._complain(str(error))
         except OSError as error:
             events.changed = True
             where = error.filename or self._state.parent
@@ -95,8 +145,17 @@ class EventStore:
         else:
             self._complained = ""
 
+    def close(self) -> None:
+        """Let another process save its events here."""
+        if self._lock_held:
+            self._lock_held()
+            self._lock_held = None
+
     def _save(self, events: EventLog, settled: float) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
+        self._lock()
+        if self._waited:
+            self._take_over(events)
         if self._unread:  # its counts must not be lost
             self._move_aside()
         if unwritten := events.unwritten(settled):

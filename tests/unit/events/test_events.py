@@ -220,9 +220,9 @@ class KilledAt:
         shutil.copytree(self._folder, copy)
         self.copies.append(copy)
         if (copy / "events.json").exists() and (copy / "events.jsonl").exists():  # a copy has another inode
-            inodes = [f'"appending": [{(folder / "events.jsonl").stat().st_ino}, ' for folder in (self._folder, copy)]
+            was, now = (f'"appending": [{(folder / "events.jsonl").stat().st_ino}, ' for folder in (self._folder, copy))
             state = (copy / "events.json").read_text()
-            (copy / "events.json").write_text(state.replace(*inodes))
+            (copy / "events.json").write_text(state.replace(was, now))
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["not full", "rotated"])
