@@ -275,6 +275,8 @@ class EventLog:
         self._times: deque[tuple[float, Key]] = deque(maxlen=COUNTED)
         self._since_start, self._repaired = Counter[Key](), dict[Key, float]()
         self.position: LogPosition | None = None
+        # How many times the events could not be saved; None without a state directory.
+        self.failed_writes: int | None = None
         self.changed = self.kernel_up = False
 
     def registered(self, gpu: Gpu, since: float) -> None:
@@ -442,6 +444,8 @@ class EventLog:
             rows += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
         states = zip(XID_SOURCES, (nvml_up, self.kernel_up), strict=True)
         rows += [(m.WITNESS, None, up, {"witness": source}) for source, up in states]
+        if self.failed_writes is not None:
+            rows.append((m.UNSAVED, None, self.failed_writes, {}))
         return [*rows, (m.MISSED, None, self.missed, {})]
 
     def as_dcgm_exporter(

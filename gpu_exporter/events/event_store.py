@@ -56,6 +56,7 @@ class EventStore:
 
     def load(self, events: EventLog) -> None:
         """Restore the saved state. A file that cannot be used is moved aside, and counts start anew."""
+        events.failed_writes = 0
         try:
             with contextlib.suppress(FileNotFoundError):  # the directory is made when there is something to save
                 self._worker.call(self._lock)
@@ -140,6 +141,7 @@ class EventStore:
             self._complain(str(error))
         except OSError as error:
             events.changed = True
+            events.failed_writes = (events.failed_writes or 0) + 1
             where = error.filename or self._state.parent
             self._complain(f"{where}: {_reason(error)}; XIDs are not kept over a restart (--state-dir)")
         else:

@@ -296,16 +296,25 @@ def test_a_directory_that_cannot_be_written_is_one_log_line(tmp_path: Path, capl
 def test_a_full_disk_tears_no_line_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, events = EventStore(tmp_path), log()
     kernel(events, 31, 1.0)
+    store.load(events)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         store.save(events, 0)
     assert events.changed
+    assert failed_writes(events) == 1
     kernel(events, 13, 2.0)
     store.save(events, 0)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["xid"] for line in lines] == [31, 13]
     assert not store.has_unwritten(events, 0)
     assert not events.changed
+    assert failed_writes(events) == 1
+    assert failed_writes(log()) is None  # without a state directory
+
+
+def failed_writes(events: EventLog) -> float | None:
+    """Return the exposed number of failed writes."""
+    return next((value for metric, _, value, _ in events.samples([GPU], True) if metric is m.UNSAVED), None)
 
 
 def full(*_: object) -> None:
