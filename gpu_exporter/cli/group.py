@@ -13,18 +13,29 @@ from gpu_exporter.cli.commands import SECTIONS, SUMMARIES, CommandFailure, Comma
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.version import __version__
 
+# The longest warning or error that is printed, in characters.
+LONGEST_MESSAGE = 4000
 
-class _OneLine(logging.Formatter):
+
+def _one_line(text: str) -> str:
+    from gpu_exporter.io.decoding import printable  # only warnings and errors need it
+
+    return printable(text, LONGEST_MESSAGE)
+
+
+class OneLine(logging.Formatter):
+    """A record is one line, whatever it contains."""
+
     def format(self, record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
         text = f"gpu-exporter: {record.getMessage()}" + (f": {type(error).__name__}: {error}" if error else "")
-        return " ".join(text.split())
+        return _one_line(" ".join(text.split()))
 
 
 def without_tracebacks() -> None:
     """Print warnings and errors that are logged before, or without, `configure` as one line each."""
     if logging.lastResort:
-        logging.lastResort.setFormatter(_OneLine())
+        logging.lastResort.setFormatter(OneLine())
 
 
 if TYPE_CHECKING:
@@ -100,10 +111,10 @@ def execute(*, debug: bool) -> tuple[int, str]:
     try:
         return cli.main(standalone_mode=False) or 0, ""
     except CommandFailure as error:
-        return error.code, error.message
+        return error.code, _one_line(error.message)
     except click.ClickException as error:
-        return error.exit_code, " ".join(error.format_message().split())
+        return error.exit_code, _one_line(" ".join(error.format_message().split()))
     except GpuExporterError as error:
-        return 1, str(error)
+        return 1, _one_line(str(error))
     except click.Abort:
         raise KeyboardInterrupt from None

@@ -8,10 +8,27 @@ import os
 import sys
 import threading
 from datetime import datetime, timezone
+from typing import Any
 
 from gpu_exporter.app.log_queue import LogQueue
+from gpu_exporter.io.decoding import printable
 
 log = logging.getLogger(__name__)
+
+
+# The longest message that is logged, in characters.
+LONGEST_MESSAGE = 4000
+
+
+class _Text(logging.Formatter):
+    """A message is one line, whatever its arguments contain; a traceback has several."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message, LONGEST_MESSAGE)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(printable(line, LONGEST_MESSAGE) for line in super().formatException(ei).split("\n"))
 
 
 class _Json(logging.Formatter):
@@ -26,15 +43,19 @@ class _Json(logging.Formatter):
         return json.dumps(entry)
 
 
+def formatter(form: str) -> logging.Formatter:
+    """Return what makes text or json of log records."""
+    return _Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(message)s")
+
+
 def configure(level: str, form: str) -> LogQueue:
     """Log to stderr from this level on, as text or json, through the queue that is returned.
 
     Warnings and errors that no thread catches go the same way: Python would print them, and wait until that is read.
     """
     lines = LogQueue(sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY))
-    if form == "json":
-        lines.setFormatter(_Json())
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", handlers=[lines])
+    lines.setFormatter(formatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[lines])
     logging.captureWarnings(True)
     threading.excepthook = _uncaught
     sys.unraisablehook = _unraisable

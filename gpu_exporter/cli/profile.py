@@ -18,6 +18,7 @@ from gpu_exporter.cli.options import OWNER_SETTINGS, parsed, require_numpy, sett
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
 
@@ -284,7 +285,9 @@ def _write(outputs: Mapping[str, bytes], files: Mapping[str, Path]) -> None:
         if name in files:
             write_private(files[name], content)
         else:
-            click.echo(content.decode())
+            # What an exporter answered may contain anything.
+            lines = content.decode("utf-8", "replace").split("\n")
+            click.echo("\n".join(printable(line, len(line)) for line in lines))
 
 
 def _finish(outcome: _Outcome) -> None:

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import eq, ge, gt, itemgetter, le, lt, ne
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gpu_exporter.conditions.averages import deviation, line, mean, median
 from gpu_exporter.conditions.signal import OPERATORS, Signal
@@ -41,6 +41,7 @@ from gpu_exporter.conditions.tree import (
     terms,
 )
 
+T = TypeVar("T")
 Device = Hashable
 Points = Sequence[tuple[float, float]]
 # A value older than this does not count, as in Prometheus.
@@ -152,24 +153,46 @@ def _calculated(of: Calc, window: SignalWindow, device: Device) -> float | None:
 def _peer_share(of: PeerShare, window: SignalWindow, device: Device) -> float | None:
     if not _has_engine_activity(window, device):
         return None
-    others = [rank for rank in window.ranks(device) if rank != device and _has_engine_activity(window, rank)]
-    return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
+    active, total = _of_job(of, window, device, lambda ranks: _active_and_marked(of.mark, window, ranks))
+    others, of_others = active - 1, total - marked(of.mark, window, device)
+    return of_others / others if others > 0 else None
+
+
+def _active_and_marked(mark: Mark, window: SignalWindow, ranks: Iterable[Device]) -> tuple[int, int]:
+    """Return how many ranks have a known engine activity, and for how many of these the mark is true."""
+    marks = [marked(mark, window, rank) for rank in ranks if _has_engine_activity(window, rank)]
+    return len(marks), sum(marks)
 
 
 def _peer_statistic(of: PeerMedian | PeerMin, window: SignalWindow, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
-    numbers = list(_marked_values(of, window, window.ranks(device)))
-    if not numbers:
-        return None
-    return min(numbers) if isinstance(of, PeerMin) else median(numbers)
+    statistic = min if isinstance(of, PeerMin) else median
+    return _of_job(of, window, device, lambda ranks: _statistic(statistic, _marked_values(of, window, ranks)))
 
 
 def _peer_mean(of: PeerMean, window: SignalWindow, device: Device) -> float | None:
     if value(of.of, window, device) is None or not _has_engine_activity(window, device):
         return None
-    numbers = list(_marked_values(of, window, [rank for rank in window.ranks(device) if rank != device]))
-    return mean(numbers) if numbers else None
+    if not marked(of.mark, window, device):  # then the others are all that count, and their mean is that of each
+        return _of_job(of, window, device, lambda ranks: _statistic(mean, _marked_values(of, window, ranks)))
+    others = (rank for rank in window.ranks(device) if rank != device)
+    return _statistic(mean, _marked_values(of, window, others))
+
+
+def _statistic(of: Callable[[Sequence[float]], float], numbers: Iterable[float]) -> float | None:
+    known = [*numbers]
+    return of(known) if known else None
+
+
+def _of_job(of: Term, window: SignalWindow, device: Device, result: Callable[[Sequence[Device]], T]) -> T:
+    """Return a result of all ranks, which is computed once for a job: it may have thousands of ranks."""
+    ranks = window.ranks(device)
+    key = (of, "job", ranks[0] if ranks else None)
+    if key not in window.memo:
+        window.memo[key] = result(ranks)
+    found: T = window.memo[key]
+    return found
 
 
 def _marked_values(of: OfRanks, window: SignalWindow, ranks: Iterable[Device]) -> Iterator[float]:

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
-from gpu_exporter.diagnosis.text_format import cut, parsed
+from gpu_exporter.diagnosis.text_format import parsed, readable
 from gpu_exporter.diagnosis.window import FAMILIES
 from gpu_exporter.http.client import Remote, Unreachable, exporter_url
 from gpu_exporter.io.decoding import json_as, printable
@@ -122,7 +122,7 @@ def scrapes_of(answer: QueryAnswer) -> list[Scrape]:
         raise ValueError(f"it has more than {MOST_SERIES} series")
     by_time: dict[float, list[ScrapedSample]] = defaultdict(list)
     for series in answer.data.result:
-        labels = dict(cut(series.metric))
+        labels = dict(readable(series.metric))
         name = labels.pop("__name__", "")
         for at, value in series.values:
             if not PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.io.decoding import printable
 
 MOST_LINES = 500_000
 LONGEST_LINE = 1 << 16
@@ -26,14 +27,14 @@ def parsed(text: str) -> list[ScrapedSample]:
         raise ValueError(str(error) or "a line cannot be parsed") from error
     plain = {f"{name}_total": name for name in counters}
     named = ((plain.get(s.name, s.name) if s.name not in counters else s.name, s) for s in samples)
-    return [ScrapedSample(name, cut(s.labels), s.value) for name, s in named]
+    return [ScrapedSample(name, readable(s.labels), s.value) for name, s in named]
 
 
-def cut(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Return labels whose values have a bounded length, so that patterns match them in bounded time."""
-    if all(len(value) <= LONGEST_LABEL for value in labels.values()):
+def readable(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return labels whose values can be printed anywhere, and are so short that patterns match them in bounded time."""
+    if all(len(value) <= LONGEST_LABEL and value.isprintable() for value in labels.values()):
         return labels
-    return {name: value[:LONGEST_LABEL] for name, value in labels.items()}
+    return {name: printable(value[:LONGEST_LABEL], LONGEST_LABEL) for name, value in labels.items()}
 
 
 def _check(text: str) -> None:

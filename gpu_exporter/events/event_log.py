@@ -55,6 +55,9 @@ LATEST = 1e11
 LARGEST_COUNT = 1 << 53
 LARGEST_CODE = 999_999
 
+# NVML reports an event within a collection, and the clock may be corrected in between.
+SAME_SECONDS = 2.0
+
 XID_SOURCES = ("nvml", "kernel")
 
 
@@ -102,6 +105,11 @@ class Event:
         if self.instance is None:
             self.instance = line.instance
 
+    def is_same(self, other: Event) -> bool:
+        """Whether another process reported the same event: its clock may have been read a little later."""
+        about, of_other = ((e.pci_bus_id, e.xid, e.pid, e.process, e.message) for e in (self, other))
+        return about == of_other and abs(self.at - other.at) <= SAME_SECONDS
+
     def shorten(self) -> None:
         """Bound the length of every text, and leave out what a terminal would obey."""
         self.message = printable(self.message, MESSAGE_LENGTH)
@@ -131,8 +139,15 @@ class SxidState(NamedTuple):
     last: float
 
 
-class SavedEvents(TypedDict):
-    """Everything: how far the kernel log was read, registrations with NVML by GPU, counts, and the last events."""
+class _Appending(TypedDict, total=False):
+    appending: tuple[int, int]
+
+
+class SavedEvents(_Appending):
+    """Everything: how far the kernel log was read, registrations with NVML by GPU, counts, and the last events.
+
+    `appending`: events that are not `written` were being appended to the history, behind this inode and size of it.
+    """
 
     position: tuple[str, int] | None
     since: dict[str, list[float]]
@@ -166,6 +181,8 @@ def decode(content: bytes) -> SavedEvents:
         len(event.witnesses) > len(XID_SOURCES) or not {*event.witnesses} <= {*XID_SOURCES} for event in state["recent"]
     ):
         raise ValueError("an event has a witness that is neither nvml nor kernel")
+    if not all(0 <= number <= LARGEST_COUNT for number in state.get("appending", ())):
+        raise ValueError("the end of the history is out of range")
     state["since"] = {pci: sorted(times)[-EPOCHS:] for pci, times in list(state["since"].items())[-MOST_GPUS:]}
     state["recent"] = [_bounded(event) for event in state["recent"][-KEPT:]]
     return state
@@ -258,6 +275,8 @@ class EventLog:
         self._times: deque[tuple[float, Key]] = deque(maxlen=COUNTED)
         self._since_start, self._repaired = Counter[Key](), dict[Key, float]()
         self.position: LogPosition | None = None
+        # How many times the events could not be saved; None without a state directory.
+        self.failed_writes: int | None = None
         self.changed = self.kernel_up = False
 
     def registered(self, gpu: Gpu, since: float) -> None:
@@ -425,6 +444,8 @@ class EventLog:
             rows += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
         states = zip(XID_SOURCES, (nvml_up, self.kernel_up), strict=True)
         rows += [(m.WITNESS, None, up, {"witness": source}) for source, up in states]
+        if self.failed_writes is not None:
+            rows.append((m.UNSAVED, None, self.failed_writes, {}))
         return [*rows, (m.MISSED, None, self.missed, {})]
 
     def as_dcgm_exporter(
@@ -501,6 +522,15 @@ class EventLog:
         with self._lock:
             before = self._now().monotonic - settled
             return [event for event in self._recent if not event.written and event.happened <= before]
+
+    def take_written(self, others: Iterable[Event]) -> None:
+        """Mark the events that another process, which reported the same ones, has written to the history."""
+        with self._lock:
+            own = [*self._recent]
+            for other in others:
+                same = next((place for place, event in enumerate(own) if event.is_same(other)), None)
+                if same is not None and other.written:
+                    own.pop(same).written = True
 
     def restore(self, state: SavedEvents) -> None:
         """Continue from a state. Times in the future become the present, and the limits on counts apply."""

@@ -1,5 +1,8 @@
 """Saves events in `--state-dir`: `events.json` to continue the counts, `events.jsonl` as their history.
 
+One process at a time writes them: the one that holds the lock on `events.lock`. Two overlap while a pod is replaced, so
+the second one serves, and saves from the moment when the first one has ended.
+
 Symbolic links in place of these files are not followed. Otherwise, a user who may create files in the directory could
 make gpu-exporter, which often runs as root, overwrite any file.
 """
@@ -11,16 +14,27 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from gpu_exporter.events.event_log import LARGEST_STATE, Event, EventLog, decode
+from gpu_exporter.events.event_log import LARGEST_STATE, Event, EventLog, SavedEvents, decode
 from gpu_exporter.io.file_access import FileWorker, open_regular
 
 log = logging.getLogger(__name__)
 
 # The history is rotated at this size, and one older file is kept.
 LARGEST = 1 << 20
+IN_USE = (
+    "{}: another gpu-exporter uses this state directory: XIDs are not saved until it ends; if it is to run on, give one"
+    " of them another --state-dir"
+)
+
+
+class InUse(OSError):
+    """Another process has the lock."""
 
 
 class EventStore:
@@ -30,6 +44,10 @@ class EventStore:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._lock_file = directory / "events.lock"
+        # Closing its file gives up the lock.
+        self._lock_held: Callable[[], object] | None = None
+        self._waited = False
         self._state = directory / "events.json"
         self._history = directory / "events.jsonl"
         self._worker = FileWorker("state")
@@ -38,8 +56,19 @@ class EventStore:
 
     def load(self, events: EventLog) -> None:
         """Restore the saved state. A file that cannot be used is moved aside, and counts start anew."""
+        events.failed_writes = 0
         try:
-            events.restore(decode(self._worker.call(self._read)))
+            with contextlib.suppress(FileNotFoundError):  # the directory is made when there is something to save
+                self._worker.call(self._lock)
+        except InUse as error:
+            self._complain(str(error))
+        except OSError:  # if it cannot be written, saving says so
+            pass
+        try:
+            state = decode(self._worker.call(self._read))
+            with contextlib.suppress(OSError):  # at worst, lines are repeated
+                self._worker.call(lambda: self._recognise(state))
+            events.restore(state)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -51,6 +80,30 @@ class EventStore:
             self._unread = True
             self._complain(f"{self._state}: {error}; it is moved aside to {self._aside().name}, and counts start anew")
             self._move_aside_now()
+
+    def _lock(self) -> None:
+        """Take the lock, which is held until `close`. Raises InUse if another process has it."""
+        import fcntl  # Windows has none, and serves nothing
+
+        if self._lock_held:
+            return
+        descriptor = _open(self._lock_file, os.O_WRONLY | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            self._waited = True
+            raise InUse(IN_USE.format(self._state.parent)) from None
+        except OSError:  # a file system without locks
+            pass
+        self._lock_held = weakref.finalize(self, os.close, descriptor)
+
+    def _take_over(self, events: EventLog) -> None:
+        """Go on with the history of the process that had the lock, which saw the same events."""
+        with contextlib.suppress(OSError, ValueError):  # at worst, lines are repeated
+            events.take_written(decode(self._read())["recent"])
+        self._waited = False
+        log.info("%s: the other gpu-exporter has ended: XIDs are saved again", self._state.parent)
 
     def _read(self) -> bytes:
         with os.fdopen(_open(self._state, os.O_RDONLY), "rb") as file:
@@ -83,30 +136,78 @@ class EventStore:
         events.changed = False
         try:
             self._worker.call(lambda: self._save(events, settled))
+        except InUse as error:
+            events.changed = True
+            self._complain(str(error))
         except OSError as error:
             events.changed = True
+            events.failed_writes = (events.failed_writes or 0) + 1
             where = error.filename or self._state.parent
             self._complain(f"{where}: {_reason(error)}; XIDs are not kept over a restart (--state-dir)")
         else:
             self._complained = ""
 
+    def close(self) -> None:
+        """Let another process save its events here."""
+        if self._lock_held:
+            self._lock_held()
+            self._lock_held = None
+
     def _save(self, events: EventLog, settled: float) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
-        unwritten = events.unwritten(settled)
-        self._append(unwritten)
-        for event in unwritten:
-            event.written = True
+        self._lock()
+        if self._waited:
+            self._take_over(events)
         if self._unread:  # its counts must not be lost
             self._move_aside()
+        if unwritten := events.unwritten(settled):
+            try:
+                # If the process is killed from here on, the next one looks for the lines behind this place.
+                self._write_state({**events.state(), "appending": self._end_of_history()})
+            finally:  # a state that cannot be written is no reason to lose the history
+                self._append(unwritten)
+                for event in unwritten:
+                    event.written = True
+        self._write_state(events.state())
+
+    def _write_state(self, state: Mapping[str, Any]) -> None:
         draft = self._state.with_suffix(".draft")
         with os.fdopen(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(json.dumps({"events": events.state()}).encode())
+            file.write(json.dumps({"events": state}).encode())
         os.replace(draft, self._state)
 
-    def _append(self, events: Sequence[Event]) -> None:
-        lines = "".join(json.dumps(event.shown()) + "\n" for event in events).encode()
-        if not lines:
+    def _end_of_history(self) -> tuple[int, int]:
+        """Return the inode and the size of the history; zeros if there is none."""
+        try:
+            status = os.stat(self._history, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0, 0
+        return status.st_ino, status.st_size
+
+    def _recognise(self, state: SavedEvents) -> None:
+        """Mark the events that the previous process had appended to the history when it was killed.
+
+        It may have rotated the history meanwhile: then these are in a new file. A part of a line at the end is removed.
+        """
+        if "appending" not in state:
             return
+        inode, size = state["appending"]
+        descriptor = _open(self._history, os.O_RDWR)
+        with os.fdopen(descriptor, "rb+") as file:
+            begin = size if os.fstat(descriptor).st_ino == inode else 0
+            file.seek(begin)
+            *lines, rest = file.read(2 * LARGEST).split(b"\n")
+            appended = Counter(lines)
+            for event in state["recent"]:
+                line = _line(event)
+                if not event.written and appended[line]:
+                    appended[line] -= 1
+                    event.written = True
+            if rest:
+                file.truncate(begin + sum(len(line) + 1 for line in lines))
+
+    def _append(self, events: Sequence[Event]) -> None:
+        lines = b"".join(_line(event) + b"\n" for event in events)
         descriptor = self._open_history(len(lines))
         with os.fdopen(descriptor, "ab", buffering=0) as file:
             size = os.fstat(descriptor).st_size
@@ -133,6 +234,11 @@ class EventStore:
         if message != self._complained:
             log.warning("%s", message)
         self._complained = message
+
+
+def _line(event: Event) -> bytes:
+    """Return an event as a line of the history, without its end."""
+    return json.dumps(event.shown()).encode()
 
 
 def _open(path: Path, flags: int) -> int:

@@ -67,6 +67,7 @@ class KernelWatch(threading.Thread):
                 self._file.call(self._log.close, 0.1)
         if self._store:
             self._store.save(self._events, 0.0)
+            self._store.close()
 
     def poll(self) -> None:
         """Read the log to its end, and add its entries to the events."""

@@ -44,7 +44,8 @@ def gunzip(content: bytes, most: int) -> bytes:
 
 def printable(text: str, most: int) -> str:
     """Return the text as one line of at most `most` characters, without control characters for terminals."""
-    line = "".join(
-        char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    if not text.isprintable():
+        text = "".join(
+            char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
+        )
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -23,6 +23,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.mutate import mutated
+from tests.support.outputs import CONTROLS
 
 MOST_SECONDS = 1.0
 # A loaded machine may pause this process, so a second counts only if the CPU was busy; this always counts.
@@ -189,7 +190,7 @@ def problem(text: str) -> str:
     """Return what is wrong with a message, or nothing."""
     if "\n" in text:
         return "has several lines"
-    if any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in text):
+    if any(unicodedata.category(char) in CONTROLS for char in text):
         return "has control characters"
     return f"has more than {MOST_CHARACTERS} characters" if len(text) > MOST_CHARACTERS else ""
 

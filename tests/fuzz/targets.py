@@ -42,7 +42,7 @@ from gpu_exporter.pipeline.fields_file import FieldsFile
 from gpu_exporter.sources.recording.format import load, ticks
 from gpu_exporter.sources.recording.replay import ReplaySource
 from tests import PACKAGED_RECORDINGS, ROOT
-from tests.fuzz import host_files, profiles, traces
+from tests.fuzz import host_files, hostile_text, profiles, traces
 from tests.fuzz.harness import Command, Parser, Target
 from tests.fuzz.servers import BodyServer, exchanged
 from tests.soak.kernel_log import PREFIXES, true_line
@@ -451,6 +451,7 @@ TARGETS = (
     Target("prometheus", _prometheus_answers, _prometheus, (GpuExporterError,)),
     Target("metrics", _scraped, _metrics, (GpuExporterError,), (b"# TYPE x counter\n", b'{le="', b"+Inf", b"# EOF\n")),
     *host_files.TARGETS,
+    hostile_text.TARGET,
     traces.TARGET,
     *profiles.TARGETS,
     Target("http", _requests, _http, tokens=(b"\r\n\r\n", b"Host: ", b"Content-Length: ", b"chunked", b"%00", b"/../")),

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, DcgmError
 from gpu_exporter.sources.dcgm.health_and_peers import Incident
@@ -272,8 +273,9 @@ def _entity(pair: Any) -> Entity:
 
 
 def _text(value: object) -> str:
-    """Decode a text, which some structures of the bindings have decoded already."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    """Return a printable text, which some structures of the bindings have decoded already."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return printable(text, len(text))
 
 
 def _text_or_empty(value: object) -> str:

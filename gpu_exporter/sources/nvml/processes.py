@@ -10,6 +10,7 @@ from typing import Any
 
 import pynvml
 
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Labels, Metric, Pace, PerProcess, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
@@ -18,6 +19,9 @@ KINDS = ("Compute", "Graphics", "MPSCompute")
 
 # PIDs that some drivers list, of no process: the idle task, and -1.
 NO_PROCESSES = frozenset({0, 2**32 - 1})
+
+# The longest name of a process that is kept, in characters; that of a thread in Linux has 15.
+LONGEST_NAME = 64
 
 # A value by PID; None where the driver has none.
 ByPid = dict[int, float | None]
@@ -128,7 +132,7 @@ class Processes:
         return self._text("2/comm") == "kthreadd"
 
     def _name(self, pid: int) -> str:
-        return self._text(f"{pid}/comm")
+        return printable(self._text(f"{pid}/comm"), LONGEST_NAME)  # a program chooses its name
 
     def _text(self, path: str) -> str:
         try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, detail
 from gpu_exporter.model.metric import Labels, Metric
@@ -27,6 +28,9 @@ from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_los
 
 if TYPE_CHECKING:
     from gpu_exporter.model.finding import Finding
+
+# The longest text of the driver that is kept, in characters.
+LONGEST_DETAIL = 256
 
 
 def load() -> None:
@@ -190,7 +194,7 @@ class NvmlSource(Source):
 def _optional(ask: Callable[[], Any]) -> str:
     """Return a detail that may be missing. Raises NVMLError only if the library is lost."""
     try:
-        return str(ask())
+        return printable(str(ask()), LONGEST_DETAIL)
     except pynvml.NVMLError as error:
         if error.value in LIBRARY_LOST - {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}:
             raise
@@ -206,7 +210,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
 
     def ask(name: str, convert: Callable[[Any], str] = str, *args: int) -> str:
         try:
-            return convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *args))
+            return printable(convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *args)), LONGEST_DETAIL)
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {index}")
             return ""
@@ -228,7 +232,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
     node = (("numa_node", numa_node),) if numa_node else ()
     return Gpu(
         index=index,
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        uuid=printable(pynvml.nvmlDeviceGetUUID(handle), LONGEST_DETAIL),
         pci_bus_id=detail(ask("PciInfo", lambda pci: str(pci.busId))),
         model=ask("Name"),
         device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.events.event_log import EventLog, decode
-from gpu_exporter.events.event_store import EventStore
+from gpu_exporter.events.event_store import IN_USE, EventStore
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"
@@ -52,14 +52,15 @@ def saved(**changes: Any) -> str:
 
 def used(folder: Path) -> EventLog:
     """Load the state, then use it as an exporter does."""
-    events = log()
-    EventStore(folder).load(events)
+    events, store = log(), EventStore(folder)
+    store.load(events)
     events.registered(GPU, time.time())
     events.add_driver_xids([XidEvent(time.time(), PCI, 48)])
     events.samples([GPU], nvml_up=True)
     events.problems()
     json.dumps(events.recent())
-    EventStore(folder).save(events, 0)
+    store.save(events, 0)
+    store.close()
     decode((folder / "events.json").read_bytes())
     return events
 
@@ -159,7 +160,8 @@ def test_symbolic_links_are_not_followed(tmp_path: Path, name: str, caplog: pyte
     elsewhere.write_text(saved())
     for target in (elsewhere, new):
         state.mkdir(exist_ok=True)
-        (state / name).unlink(missing_ok=True)
+        for file in ("events.json", name):  # the counts are saved even if the history cannot be
+            (state / file).unlink(missing_ok=True)
         (state / name).symlink_to(target)
         events, store = log(), EventStore(state)
         store.load(events)
@@ -169,6 +171,7 @@ def test_symbolic_links_are_not_followed(tmp_path: Path, name: str, caplog: pyte
             store.save(events, 0)
         assert sum(name in record.message and "symbolic link" in record.message for record in caplog.records) == 1
         caplog.clear()
+        store.close()
     assert elsewhere.read_text() == saved()
     assert not new.exists()
 
@@ -180,3 +183,31 @@ def test_a_state_file_that_is_not_a_file(tmp_path: Path, make: Any, caplog: pyte
     (message,) = (record.message for record in caplog.records)
     assert message.startswith(f"{tmp_path / 'events.json'}: ")
     assert message.endswith("not a regular file; XIDs are counted from what the kernel log still has")
+
+
+def test_the_second_exporter_of_a_directory_saves_once_the_first_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a pod is replaced: one line says so, nothing is repeated, and nothing is lost."""
+    stores, logs = [EventStore(tmp_path), EventStore(tmp_path)], [log(), log()]
+    begin = time.time() - 100
+    for number in range(6):
+        for place in (0, 1) if number >= 2 else (0,):
+            logs[place].add_driver_xids([XidEvent(begin + 10 * number + place / 2, PCI, 31)])
+        if number == 1:
+            stores[0].save(logs[0], 0)
+            stores[1].load(logs[1])
+        stores[0].save(logs[0], 0)
+        stores[1].save(logs[1], 0)
+    assert [record.message for record in caplog.records] == [IN_USE.format(tmp_path)]
+    stores.pop(0).close()
+    for event_log in logs:  # the first one is no longer there to save the last event
+        event_log.add_driver_xids([XidEvent(begin + 80, PCI, 48)])
+    stores[0].save(logs[1], 0)
+    stores[0].save(logs[1], 0)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line["xid"] for line in lines] == [31] * 6 + [48]
+    assert len(caplog.records) == 1
+    restored = log()
+    EventStore(tmp_path).load(restored)
+    assert counts(restored) == {31: 6, 48: 1}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -199,6 +202,78 @@ def test_the_history_has_each_event_once(tmp_path: Path) -> None:
     assert [line["at"] for line in lines] == [now - 25, now - 15, now - 5]
 
 
+class KilledAt:
+    """The state directory as it is before and after each renaming: what a process leaves that is killed there."""
+
+    def __init__(self, folder: Path, kept: Path) -> None:
+        self._folder, self._kept, self._replace = folder, kept, os.replace
+        self.copies: list[Path] = []
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename a file."""
+        self._keep()
+        self._replace(source, target)
+        self._keep()
+
+    def _keep(self) -> None:
+        copy = self._kept / str(len(self.copies))
+        shutil.copytree(self._folder, copy)
+        self.copies.append(copy)
+        if (copy / "events.json").exists() and (copy / "events.jsonl").exists():  # a copy has another inode
+            was, now = (f'"appending": [{(folder / "events.jsonl").stat().st_ino}, ' for folder in (self._folder, copy))
+            state = (copy / "events.json").read_text()
+            (copy / "events.json").write_text(state.replace(was, now))
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["not full", "rotated"])
+@pytest.mark.parametrize("torn", [0, 1, 100])
+def test_a_kill_repeats_and_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int, *, full: bool
+) -> None:
+    """Whenever the process is killed, also in the middle of a line, the next one completes the history.
+
+    It reads the kernel log from the saved position on.
+    """
+    folder, names = tmp_path / "state", [f"event {number}" for number in range(12)]
+    folder.mkdir()
+    if full:
+        (folder / "events.jsonl").write_text("x" * ((1 << 20) - 3000) + "\n")
+    killed = KilledAt(folder, tmp_path)
+    monkeypatch.setattr(os, "replace", killed.replace)
+    _follow(folder, names, step=3)
+    monkeypatch.undo()
+    assert len(killed.copies) > 10
+    for copy in killed.copies:
+        _tear(copy, torn)
+        _follow(copy, names, step=12)
+        lines = [line for path in copy.glob("events.jsonl*") for line in path.read_text().splitlines()]
+        assert sorted(json.loads(line)["process"] for line in lines if line[:1] == "{") == sorted(names)
+
+
+def _tear(folder: Path, torn: int) -> None:
+    """Cut so many bytes off the lines that were being appended, if there are any."""
+    history = folder / "events.jsonl"
+    with suppress(FileNotFoundError):
+        state = json.loads((folder / "events.json").read_text())["events"]
+        inode, size = state.get("appending", (0, history.stat().st_size))
+        begin = size if history.stat().st_ino == inode else 0
+        if "appending" in state and history.stat().st_size > begin:
+            history.write_bytes(history.read_bytes()[: -torn or None])
+
+
+def _follow(folder: Path, names: Sequence[str], step: int) -> None:
+    """Read the rest of the kernel log, and save the events after each few lines."""
+    store, events = EventStore(folder), log()
+    store.load(events)
+    begin = events.position.number if events.position else 0
+    for number in range(begin, len(names)):
+        kernel(events, 31, 1000.0 + number, name=names[number])
+        events.position = LogPosition("boot", number + 1)
+        if number % step == step - 1:
+            store.save(events, 0)
+    store.save(events, 0)
+
+
 def test_the_history_turns_over(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("x" * (1 << 20))
     events = log()
@@ -221,16 +296,25 @@ def test_a_directory_that_cannot_be_written_is_one_log_line(tmp_path: Path, capl
 def test_a_full_disk_tears_no_line_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, events = EventStore(tmp_path), log()
     kernel(events, 31, 1.0)
+    store.load(events)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         store.save(events, 0)
     assert events.changed
+    assert failed_writes(events) == 1
     kernel(events, 13, 2.0)
     store.save(events, 0)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["xid"] for line in lines] == [31, 13]
     assert not store.has_unwritten(events, 0)
     assert not events.changed
+    assert failed_writes(events) == 1
+    assert failed_writes(log()) is None  # without a state directory
+
+
+def failed_writes(events: EventLog) -> float | None:
+    """Return the exposed number of failed writes."""
+    return next((value for metric, _, value, _ in events.samples([GPU], True) if metric is m.UNSAVED), None)
 
 
 def full(*_: object) -> None:

@@ -32,9 +32,9 @@ class Watched:
     """A text log with lines from before the start, and lines that are written later."""
 
     def __init__(self, folder: Path) -> None:
-        self.log, self.events = folder / "kern.log", event_log()
+        self.log, self.events, self.store = folder / "kern.log", event_log(), EventStore(folder)
         self.log.touch()
-        self._watch = KernelWatch(self.events, self.log, EventStore(folder))
+        self._watch = KernelWatch(self.events, self.log, self.store)
         self._watch.poll()
 
     def write(self, *lines: str) -> Watched:
@@ -118,7 +118,7 @@ def test_long_messages(tmp_path: Path) -> None:
     assert series(watched.events) == {(PCI, "79"): 300}
     assert len(json.dumps(watched.events.recent())) < 1_000_000
     assert "\\u001b" not in json.dumps(watched.events.recent())
-    EventStore(tmp_path).save(watched.events, 0)
+    watched.store.save(watched.events, 0)
     assert (tmp_path / "events.jsonl").stat().st_size < 1_100_000
 
 
