@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from click.testing import CliRunner
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.cli import group, logs
@@ -214,8 +214,21 @@ def _of_kernel_log(text: str, folder: Path) -> Iterator[Shown]:
     )
     path.write_text("\n".join((*lines, f"[   13.0] {text}")) + "\n", encoding="utf-8", errors="replace")
     for flag, form in ((), "lines"), (("--json",), "json"):
-        ran = CliRunner().invoke(group.cli, ["events", "--kernel-log", str(path), *flag])
-        yield Shown(f"kernel log: events {flag}", form, ran.stdout)
+        yield Shown(f"kernel log: events {flag}", form, _printed("events", "--kernel-log", str(path), *flag))
+
+
+# click keeps every stream that it has written to, so there is only one of each.
+STDOUT, STDERR = io.StringIO(), io.StringIO()
+
+
+def _printed(*arguments: str) -> str:
+    """Return what a command prints."""
+    for stream in (STDOUT, STDERR):
+        stream.seek(0)
+        stream.truncate()
+    with redirect_stdout(STDOUT), redirect_stderr(STDERR):
+        group.cli.main(arguments, standalone_mode=False)
+    return STDOUT.getvalue()
 
 
 def _of_stacks(text: str) -> Iterator[Shown]:

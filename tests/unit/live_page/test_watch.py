@@ -356,11 +356,13 @@ def test_a_page_that_gives_way_ends(served: tuple[Server, LiveNode], monkeypatch
     """The response is complete, so that the browser opens it again."""
     server, node = served
     monkeypatch.setattr(stream_module, "MOST_STREAMS", 2)
-    with opened(server) as first, opened(server), first.makefile("rb") as lines:
-        until(lambda: len(node.stream._listeners) == 2, what="both pages")
-        with opened(server, address="127.0.0.2") as other:
-            assert other.recv(100).startswith(b"HTTP/1.1 200 ")
-            assert b"0\r\n" in list(lines)
+    with opened(server) as first, first.makefile("rb") as lines:
+        until(lambda: len(node.stream._listeners) == 1, what="the oldest page")
+        with opened(server):
+            until(lambda: len(node.stream._listeners) == 2, what="both pages")
+            with opened(server, address="127.0.0.2") as other:
+                assert other.recv(100).startswith(b"HTTP/1.1 200 ")
+                assert b"0\r\n" in list(lines)
 
 
 def test_shares_of_streams() -> None:
