@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 LONGEST_MESSAGE = 4000
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """A message is one line, whatever its arguments contain; a traceback has several."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -45,7 +45,7 @@ class _Json(logging.Formatter):
 
 def formatter(form: str) -> logging.Formatter:
     """Return what makes text or json of log records."""
-    return _Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(message)s")
+    return _Json() if form == "json" else _TextFormatter("%(asctime)s %(levelname)s %(message)s")
 
 
 def configure(level: str, form: str) -> LogQueue:

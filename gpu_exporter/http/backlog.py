@@ -38,7 +38,7 @@ class TlsStream(ClientStream, SSLIOStream):
     """The stream of a client with TLS."""
 
 
-class Timer(Protocol):
+class TimerHandle(Protocol):
     """A call that was scheduled."""
 
     def cancel(self) -> None:
@@ -50,7 +50,7 @@ class _Write(NamedTuple):
 
     connection: Connection
     data: bytes | memoryview
-    timeout: Timer
+    timeout: TimerHandle
 
 
 class _Size:
@@ -94,7 +94,7 @@ class Backlog:
     def __init__(
         self,
         admission: Admission,
-        call_later: Callable[[float, Callable[[], None]], Timer],
+        call_later: Callable[[float, Callable[[], None]], TimerHandle],
         seconds: float,
         most: int = MOST_BYTES,
         share: int = SHARE_BYTES,

@@ -25,7 +25,7 @@ IDLE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Peer:
+class SocketPeer:
     """The process and the user that opened a connection, as the kernel knows them.
 
     The PID is 0 for a process that is not visible from this PID namespace. `heard_at` is the monotonic time of the last
@@ -47,7 +47,7 @@ class Received(NamedTuple):
     """A message and its sender. A message that is too large is cut off one byte after the limit."""
 
     content: bytes
-    peer: Peer
+    peer: SocketPeer
 
 
 class Connections:
@@ -68,7 +68,7 @@ class Connections:
         self._listener, self._is_on_gpu, self._clock = listener, is_on_gpu, clock
         self._poll = select.poll()
         self._poll.register(listener.socket, select.POLLIN)
-        self._senders: dict[int, tuple[socket.socket, Peer]] = {}
+        self._senders: dict[int, tuple[socket.socket, SocketPeer]] = {}
 
     def receive(self, seconds: float) -> Iterator[Received]:
         """Wait for messages for some seconds at most, and yield the last one of each connection that has some."""
@@ -95,7 +95,7 @@ class Connections:
             if accepted is None:
                 return
             sender, pid, uid = accepted
-            peer = Peer(pid, uid, now)
+            peer = SocketPeer(pid, uid, now)
             if self._make_room(peer, now):
                 self._senders[sender.fileno()] = sender, peer
                 self._poll.register(sender, select.POLLIN)
@@ -103,9 +103,9 @@ class Connections:
                 self.refused += 1
                 sender.close()
 
-    def _make_room(self, new: Peer, now: float) -> bool:
+    def _make_room(self, new: SocketPeer, now: float) -> bool:
         """Return whether there is room for a connection, for which others may be closed."""
-        limits: Sequence[tuple[int, Callable[[Peer], bool]]] = (
+        limits: Sequence[tuple[int, Callable[[SocketPeer], bool]]] = (
             (MOST_OF_PROCESS, lambda peer: bool(new.pid) and (peer.pid, peer.uid) == (new.pid, new.uid)),
             (MOST_OF_USER, lambda peer: peer.uid == new.uid),
             (MOST_CONNECTIONS, lambda _peer: True),
@@ -151,7 +151,7 @@ class Connections:
         sender.close()
 
 
-def _yielding(held: Mapping[int, Peer], new: Peer, now: float) -> int | None:
+def _yielding(held: Mapping[int, SocketPeer], new: SocketPeer, now: float) -> int | None:
     """Return the connection that gives way to a new one; of a user, one that has sent nothing valid does first."""
     order = sorted(held, key=lambda descriptor: (held[descriptor].valid, held[descriptor].heard_at))
     idle = next((descriptor for descriptor in order if held[descriptor].is_idle(now)), None)

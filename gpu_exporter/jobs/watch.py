@@ -13,7 +13,7 @@ from pathlib import Path
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.jobs.connections import Connections, Peer
+from gpu_exporter.jobs.connections import Connections, SocketPeer
 from gpu_exporter.jobs.message import Message, UnknownVersion, decode
 from gpu_exporter.jobs.places import Places, ProcessFamily, places
 from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
@@ -135,7 +135,7 @@ class JobWatch(threading.Thread):
             self._problem = str(error)
             log.error("%s; the exporter tries again", error)
 
-    def take(self, content: bytes, peer: Peer) -> Accepted:
+    def take(self, content: bytes, peer: SocketPeer) -> Accepted:
         """Take a message; return what became of it."""
         now = time.monotonic()
         if len(content) > MOST_BYTES:
@@ -170,7 +170,7 @@ class JobWatch(threading.Thread):
             place = known.of_rank(message.rank)
         return None if place is None else Sender(uid, pid, place, verified=False)
 
-    def _fault(self, result: Accepted, why: str, peer: Peer) -> Accepted:
+    def _fault(self, result: Accepted, why: str, peer: SocketPeer) -> Accepted:
         now = time.monotonic()
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now

@@ -27,7 +27,7 @@ from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.config import Config, room_settings
 from gpu_exporter.io.user_text import Address
-from gpu_exporter.jobs.connections import Peer
+from gpu_exporter.jobs.connections import SocketPeer
 from gpu_exporter.jobs.watch import JobWatch
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.owners.choice import Poller
@@ -158,7 +158,9 @@ class Exporter:
         if self._jobs:
             self._steps += 4
             for rank, pid in enumerate(self._pids):
-                self._jobs.take(encoded(message(self._steps, rank=rank, world_size=len(self._pids))), Peer(pid, 1000))
+                self._jobs.take(
+                    encoded(message(self._steps, rank=rank, world_size=len(self._pids))), SocketPeer(pid, 1000)
+                )
             self._jobs._publish(float(self._steps))
 
     def follow(self) -> None:

@@ -35,9 +35,9 @@ def report(node: Any, port: int, *, tls: bool) -> None:
         part.poll(0.0)
     for part in node._telemetry:
         if hasattr(part, "take"):
-            from gpu_exporter.jobs.connections import Peer
+            from gpu_exporter.jobs.connections import SocketPeer
 
-            part.take(b"{}", Peer(0, 0))
+            part.take(b"{}", SocketPeer(0, 0))
     assert node.endpoint.pages.made.wait(PATIENCE_SECONDS), "no page is made"
     client = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
     if tls:

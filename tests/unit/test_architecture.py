@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +70,17 @@ def test_a_link_to_a_file_is_named_after_it() -> None:
     links = re.findall(r"\[([\w/]+(?:\.py|/))\]\(([^)#]+)\)", PAGE)
     assert links
     assert [f"[{text}]({target})" for text, target in links if not target.endswith(text)] == [], FIX
+
+
+@pytest.mark.drift
+def test_a_class_name_exists_once() -> None:
+    """A reader who finds a public class by its name finds the right one; each framework has its own callback."""
+    defined = Counter(
+        node.name
+        for package in ("gpu_exporter", "content")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    several = [name for name, count in defined.items() if count > 1]
+    assert several == ["StepTimerCallback"], "fix: put the noun of the room before one of them in gpu_exporter/"

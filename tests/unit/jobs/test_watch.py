@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.jobs.connections import Peer
+from gpu_exporter.jobs.connections import SocketPeer
 from gpu_exporter.jobs.socket_file import JobSocket
 from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.jobs.watch import JobWatch
@@ -85,7 +85,7 @@ def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFi
     stray = encoded(message(rank=6, world_size=8))
     watch = JobWatch(path, live=False)
     watch.samples(gpus)
-    assert watch.take(stray, Peer(os.getpid(), os.getuid())) is Accepted.ACCEPTED
+    assert watch.take(stray, SocketPeer(os.getpid(), os.getuid())) is Accepted.ACCEPTED
     watch.start()
     until(lambda: any(sample.series.metric is m.JOB_STEPS for sample in watch.samples(gpus)), what="a rank")
     assert {series.gpu for series, _ in watch.samples(gpus) if series.metric is m.JOB_STEPS} == {gpus[2].gpu}
@@ -93,7 +93,7 @@ def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFi
     watch.join()
     real = JobWatch(path.with_name("real.sock"))
     real.samples(gpus)
-    assert real.take(stray, Peer(os.getpid(), os.getuid())) is Accepted.UNKNOWN_GPU
+    assert real.take(stray, SocketPeer(os.getpid(), os.getuid())) is Accepted.UNKNOWN_GPU
     assert "neither process, UUID nor pod belongs to one GPU" in caplog.text
     real.stop()
     real.start()
@@ -102,7 +102,7 @@ def test_ranks_on_gpus_that_are_not_live(path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_process_cannot_have_run_for_longer_than_the_machine(watch: JobWatch) -> None:
     values(watch)
-    assert watch.take(packet(elapsed=9e7), Peer(41, 1000)) is Accepted.INVALID
+    assert watch.take(packet(elapsed=9e7), SocketPeer(41, 1000)) is Accepted.INVALID
 
 
 def test_a_process_may_have_started_before_the_clock_that_is_read(
@@ -112,8 +112,8 @@ def test_a_process_may_have_started_before_the_clock_that_is_read(
     values(watch)
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     monkeypatch.setattr("time.time", lambda: 5000.0)
-    assert watch.take(packet(elapsed=105.5), Peer(41, 1000)) is Accepted.INVALID
-    assert watch.take(packet(elapsed=105.0), Peer(41, 1000)) is Accepted.ACCEPTED
+    assert watch.take(packet(elapsed=105.5), SocketPeer(41, 1000)) is Accepted.INVALID
+    assert watch.take(packet(elapsed=105.0), SocketPeer(41, 1000)) is Accepted.ACCEPTED
     watch._publish(100.0)
     (started,) = (sample for sample in watch.samples(seen()) if sample.series.metric is m.JOB_STARTED_AT)
     assert started.value == 4895.0
@@ -139,7 +139,7 @@ def test_faulty_messages_are_logged_once_a_minute(
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for now[0] in (100.0, 159.5, 160.0):
-        assert watch.take(content, Peer(41, 1000)) is result
+        assert watch.take(content, SocketPeer(41, 1000)) is result
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("job socket: message of PID 41, user 1000 is dropped: ")
     assert why in first
@@ -160,9 +160,9 @@ def test_who_is_verified(watch: JobWatch, pid: int, uuid: str, verified: str, re
     """By the driver's list of processes; a statement is only believed of a GPU of this node."""
     values(watch, 41)
     declared: dict[str, Any] = {"uuid": uuid} if uuid else {}
-    peer = Peer(pid, 1000, heard_at=-1.0)
+    peer = SocketPeer(pid, 1000, heard_at=-1.0)
     assert watch.take(b"{}", peer) is Accepted.INVALID
-    assert peer == Peer(pid, 1000, heard_at=-1.0)
+    assert peer == SocketPeer(pid, 1000, heard_at=-1.0)
     assert watch.take(encoded(message(**declared)), peer) is result
     assert (peer.valid, peer.heard_at > 0, peer.verified) == (True, True, verified == "true")
     assert watch._connections
@@ -182,7 +182,7 @@ def test_ranks_of_gpus_that_are_gone_are_not_shown(watch: JobWatch) -> None:
         return [series for series, _ in watch._published if series.metric is m.JOB_STEPS]
 
     published(GPU)
-    watch.take(packet(), Peer(41, 1000))
+    watch.take(packet(), SocketPeer(41, 1000))
     (first,) = published(GPU)
     (same,) = published(GPU)
     assert same is first
