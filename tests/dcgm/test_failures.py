@@ -686,6 +686,7 @@ def test_calls_during_a_hang_fail_at_once(engine: Make, connect: Connect, monkey
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     for device in devices:
         device.read(ALL)
+    source.interval = 0.0  # so that no read shares the answers of the one before
     fake.signal(signal.SIGSTOP)
     for device in devices * 3:
         # Only the first call may wait at all: others would wait forever.

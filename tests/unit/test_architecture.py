@@ -68,7 +68,7 @@ def test_libraries_are_imported_where_the_page_says() -> None:
 def test_a_link_to_a_file_is_named_after_it() -> None:
     """The text of a link is the end of the path to which it leads."""
     links = re.findall(r"\[([\w/]+(?:\.py|/))\]\(([^)#]+)\)", PAGE)
-    assert links
+    assert links, FIX
     assert [f"[{text}]({target})" for text, target in links if not target.endswith(text)] == [], FIX
 
 

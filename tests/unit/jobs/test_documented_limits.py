@@ -18,7 +18,6 @@ from gpu_exporter.jobs.store import (
     OF_PROCESS,
     OF_USER,
     OF_USER_UNVERIFIED,
-    RANK_SERIES,
     Use,
 )
 from gpu_exporter.model.job_message import LONGEST_PHASE, MOST_PHASES
@@ -38,7 +37,7 @@ def row(name: str, use: Use) -> str:
         row("of which not verified", OF_NODE_UNVERIFIED),
         row("user", OF_USER),
         row("of a user, not verified", OF_USER_UNVERIFIED),
-        f"One process has at most {OF_PROCESS.ranks} ranks. A rank has {RANK_SERIES} series and one for each phase.",
+        f"One process has at most {OF_PROCESS.ranks} ranks.",
         f"share {MOST_PHASES} names of phases of at most {LONGEST_PHASE} characters",
         f"Of {MOST_CONNECTIONS} connections, one user has at most {MOST_OF_USER} and one process {MOST_OF_PROCESS}.",
         f"A connection that sends no valid message within {FIRST_MESSAGE_SECONDS:.0f} s is closed.",
