@@ -27,8 +27,8 @@ ROW = "fix: correct the row in docs/architecture.md, or what tests/docs/test_con
 MISTAKE = "fix: correct MISTAKES in tests/docs/test_contributing.py, or the message of the test that must report it"
 # The unit tests of what the recipes change. The others read none of it.
 PARTS = (
-    *("alerting", "app", "catalogue", "cli", "conditions", "content", "diagnosis", "events", "health", "jobs"),
-    *("live_page", "pipeline", "sources", "training"),
+    *("alerting", "app", "catalogue", "cli", "conditions", "content", "diagnosis", "health", "jobs", "live_page"),
+    *("pipeline/test_fields_file.py", "pipeline/test_labels.py", "pipeline/test_renderer.py", "sources", "training"),
     "test_config.py",
 )
 
