@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,7 +40,7 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
             share[0] = done / total if total else 1.0
 
         of_all = f" ({number} of {len(paths)})" if len(paths) > 1 else ""
-        with Progress(f"reading {path.name}{of_all}", share=lambda share=share: share[0]):  # type: ignore[misc]
+        with Progress(f"reading {path.name}{of_all}", share=partial(share.__getitem__, 0)):
             traces.append(read(path, report))
     return traces
 

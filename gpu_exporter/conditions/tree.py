@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from gpu_exporter.conditions.signal import Signal
 
@@ -175,42 +175,39 @@ class PeerShare:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMedian:
-    """The median of a term over those ranks of the job for which the mark is true."""
+class _PeerStatistic:
+    """A statistic of a term over ranks of the job for which the mark is true. `statistic` is its name in rules."""
 
     of: Over
     mark: Mark
+    statistic: ClassVar[str]
 
     @property
     def record(self) -> str:
         """The name under which it is recorded; empty if it is not."""
-        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:median{duration(self.of.window)}")
+        window = duration(self.of.window)
+        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:{self.statistic}{window}")
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMean:
-    """The mean of a term over the other ranks of the job for which the mark is true. Unknown if there are no others."""
+class PeerMedian(_PeerStatistic):
+    """The median over those ranks."""
 
-    of: Over
-    mark: Mark
-
-    @property
-    def record(self) -> str:
-        """The name under which it is recorded; empty if it is not."""
-        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}")
+    __slots__ = ()
+    statistic = "median"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMin:
-    """The minimum of a term over those ranks of the job for which the mark is true."""
+class PeerMean(_PeerStatistic):
+    """The mean over the others of those ranks. Unknown if there are no others."""
 
-    of: Over
-    mark: Mark
+    __slots__ = ()
+    statistic = "others_mean"
 
-    @property
-    def record(self) -> str:
-        """The name under which it is recorded; empty if it is not."""
-        return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:min_of_ranks{duration(self.of.window)}")
+
+class PeerMin(_PeerStatistic):
+    """The minimum over those ranks."""
+
+    __slots__ = ()
+    statistic = "min_of_ranks"
 
 
 # What is computed of a term of several ranks.

@@ -1,4 +1,4 @@
-"""A request for a diagnosis: gathers the scrapes that are asked for, and returns what they say about the GPUs."""
+"""A request for a diagnosis: gathers its scrapes, and returns what they say about the GPUs."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class DiagnosisRequest:
 
 
 def diagnose_request(request: DiagnosisRequest, stop: threading.Event, watched: threading.Event) -> DiagnosisResult:
-    """Gather what is asked for until `stop`, set `watched`, and return what it says about the GPUs.
+    """Watch the GPUs, or ask for their scrapes, until `stop`; then set `watched`, and return what the scrapes say.
 
-    A recording is read to its end, and sets nothing. Raises GpuExporterError.
+    A recording is read to its end, and does not set `watched`. Raises GpuExporterError.
     """
     config = request.config
     if config.recording:
