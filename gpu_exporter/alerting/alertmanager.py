@@ -10,20 +10,19 @@ import yaml
 
 from gpu_exporter.alerting import banner
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.distributed import WAITS
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
-from gpu_exporter.conditions.tree import PeerShare, terms
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity, Within
+from gpu_exporter.catalogue.failure_modes.relation import LABELS, effects
 
 NOTE = """\
 # An example: replace the receivers by your own, or copy routes and inhibit_rules into your configuration.
 #
-# Alertmanager treats labels that both alerts lack as equal. Every inhibition therefore requires a UUID or a node.
+# Alertmanager treats labels that both alerts lack as equal. Every inhibition therefore requires a UUID, a node or a
+# workload.
 """
 # The names of these alerts in the Kubernetes and node_exporter mixins.
 NODE_DOWN = ("NodeDown", "KubeNodeNotReady", "KubeNodeUnreachable")
 PAGE, TICKET, DIGEST, NOBODY = "gpu-page", "gpu-ticket", "gpu-digest", "gpu-nobody"
-BRAKES = {HW_THERMAL, SW_THERMAL, POWER_BRAKE}
+NOTIFYING = [each.value for each in Severity if each is not Severity.INFO]
 
 Matchers = Sequence[str]
 
@@ -32,7 +31,7 @@ def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
     """Return alerts/examples/alertmanager.yaml, which is not a rule file."""
     content = {
         "route": _route(),
-        "inhibit_rules": [*_causes(modes), *_implied(modes)],
+        "inhibit_rules": list(_inhibitions(modes)),
         "receivers": [
             {"name": PAGE, "webhook_configs": [{"url": "http://127.0.0.1:9095/page"}]},
             {"name": TICKET, "webhook_configs": [{"url": "http://127.0.0.1:9095/ticket"}]},
@@ -88,46 +87,32 @@ def _domains() -> list[str]:
     return [each.value for each in Domain]
 
 
-def _causes(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
-    yield _inhibit([_any("alertname", NODE_DOWN)], [_any("domain", _domains())], "node")
-    # A GPU without data says nothing about the GPU while its exporter is down.
-    down = [mode.name for mode in modes if mode.inject.fault == "down"]
-    silent = [mode.name for mode in modes if mode.inject.fault in ("lost", "wedged") or mode.inject.absent]
-    yield _inhibit([_any("alertname", down)], [_any("alertname", silent)], "node")
-    yield _inhibit(
-        [_is("severity", Severity.CRITICAL.value), _any("domain", _domains())],
-        [_any("severity", [Severity.WARNING.value, Severity.INFO.value]), _any("domain", _domains())],
-        "UUID",
-    )
-    brakes = [mode.name for mode in modes if BRAKES & set(mode.needs)]
-    yield _inhibit([_any("alertname", brakes)], [_any("alertname", _waited_for(modes))], "UUID")
+def _inhibitions(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
+    """Yield what is silent because its cause notifies: effects of a mode, and everything on a node that is down.
+
+    Info notifies nobody, so it silences nothing.
+    """
+    yield _inhibit([_any("alertname", NODE_DOWN)], [_any("domain", _domains())], ("node",))
+    notifying = [mode.name for mode in modes if mode.severity is not Severity.INFO]
+    of_modes = effects(modes)
+    sources: dict[tuple[Within, tuple[str, ...]], list[str]] = {}
+    for place in Within:
+        for name in notifying:
+            targets = tuple(mode.name for mode in modes if place in of_modes[name].get(mode.name, ()))
+            if targets:
+                sources.setdefault((place, targets), []).append(name)
+    for (place, targets), names in sources.items():
+        source = [_any("alertname", names), _any("severity", NOTIFYING)]
+        yield _inhibit(source, [_any("alertname", targets)], LABELS[place])
 
 
-def _implied(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
-    """Yield inhibitions of implied modes. Of two modes that imply each other, the first in triage order stays."""
-    order = [mode.name for mode in modes]
-    for place, mode in enumerate(modes):
-        later = [name for name in mode.implies if name in order[place:]]
-        if later:
-            yield _inhibit([_is("alertname", mode.name)], [_any("alertname", later)], "UUID")
-
-
-def _inhibit(source: Matchers, target: Matchers, same: str) -> Mapping[str, Any]:
-    there = f'{same}=~".+"'
+def _inhibit(source: Matchers, target: Matchers, same: Sequence[str]) -> Mapping[str, Any]:
+    there = [f'{label}=~".+"' for label in same[-1:]]
     return {
-        "source_matchers": [*source, there],
-        "target_matchers": [*target, there],
-        "equal": ["cluster", same],
+        "source_matchers": [*source, *there],
+        "target_matchers": [*target, *there],
+        "equal": ["cluster", *same],
     }
-
-
-def _waited_for(modes: Sequence[FailureMode]) -> list[str]:
-    """Return the names of the modes of a rank that others wait for."""
-    return [
-        mode.name
-        for mode in modes
-        if mode.condition and any(isinstance(term, PeerShare) and term.mark is WAITS for term in terms(mode.condition))
-    ]
 
 
 def _is(label: str, value: str) -> str:

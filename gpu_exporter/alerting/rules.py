@@ -14,6 +14,7 @@ from gpu_exporter.alerting import (
     boards,
     hourly_sums,
     identity,
+    incidents,
     levels,
     remediation,
     roofline,
@@ -195,6 +196,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup("gpu-serving", _aggregates(serving.SERVING), SLOW),
         RuleGroup("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         RuleGroup("gpu-controller", _aggregates(remediation.REMEDIATION)),
+        RuleGroup("gpu-incidents", _aggregates(incidents.INCIDENTS)),
     ]
 
 

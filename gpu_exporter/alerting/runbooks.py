@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from gpu_exporter.alerting.coverage import Detectability
 from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity, Within
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
@@ -114,6 +114,12 @@ is the index of the GPU (label `gpu`).
 WHERE = (
     "Where to run the commands, and what to do before a GPU reset: [runbooks](README.md#where-to-run-the-commands).\n\n"
 )
+PLACES = {
+    Within.GPU: "on the same GPU",
+    Within.NODE: "on the same node",
+    Within.JOB: "in the same job",
+    Within.CLUSTER: "in the same cluster",
+}
 UNRELATED = """No particular alert is linked to this one. [All runbooks](README.md) are in triage order: an alert higher
 up can be the cause.
 """
@@ -328,27 +334,29 @@ def _without_prometheus(mode: FailureMode) -> str:
 
 
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
-    """Return links to alerts that may be the cause, which are earlier in triage order, and to other related ones."""
-    names = [each.name for each in modes]
-    causes = [each.name for each in modes if mode.name in each.implies]
-    first = [name for name in causes if names.index(name) < names.index(mode.name)]
-    others = [name for name in dict.fromkeys((*mode.implies, *causes)) if name not in first]
+    """Return links to alerts that explain this one, to those that it explains, and to other related ones."""
     lines = []
-    if first:
-        which = ", ".join(map(link, first))
-        lines.append(f"Check first, because it may be the cause if it fires for the same GPU, job or node: {which}.")
-    if others:
-        lines.append(f"May fire together with this alert: {', '.join(map(link, others))}.")
-    same = [name for name in _same_fault(mode, modes) if name not in (*first, *others)]
+    causes = {place: [each.name for each in modes if mode.name in each.explains.get(place, ())] for place in Within}
+    if where := _by_place(causes):
+        lines.append(f"Check first, because these alerts explain this one: {where}.")
+    if where := _by_place(mode.explains):
+        lines.append(f"This alert explains, so ignore meanwhile: {where}.")
+    related = {name for of_place in (*causes.values(), *mode.explains.values()) for name in of_place}
+    same = [name for name in _same_fault(mode, modes) if name not in related]
     if same:
         lines.append(f"May fire for the same fault, depending on the XID: {', '.join(map(link, same))}.")
-    listed = {mode.name, *first, *others, *same}
+    listed = {mode.name, *related, *same}
     mentioned = [
         each.name for each in modes if each.name not in listed and (_mentions(mode, each) or _mentions(each, mode))
     ]
     if mentioned:
         lines.append(f"See also: {', '.join(map(link, mentioned))}.")
     return bullets(lines) if lines else UNRELATED
+
+
+def _by_place(modes: Mapping[Within, Sequence[str]]) -> str:
+    """Return links to modes with where they are: on the same GPU A and B, or in the same job C."""
+    return "; ".join(f"{PLACES[place]} {', '.join(map(link, names))}" for place, names in modes.items() if names)
 
 
 def _same_fault(mode: FailureMode, modes: Sequence[FailureMode]) -> Iterator[str]:

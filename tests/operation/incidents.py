@@ -21,6 +21,7 @@ from tests.operation.loads import BOARD
 from tests.rules.series import Generation, Stretch, rank
 from tests.rules.shapes import STEP, Integral, Shape
 from tests.rules.test_modes import knowable
+from tests.support.incidents import in_incident_of
 
 BY_NAME = {mode.name: mode for mode in MODES}
 # Minutes that an alert may need beyond its window and hold: scrapes, the chain of rules, a short gap.
@@ -105,14 +106,8 @@ def inject(fleet: Fleet, site: Site, mode: FailureMode, start: int, rng: random.
     if mode.inject.xid is not None:
         fleet.xid(site.node, one, start, mode.inject.xid, start + steps(10), end)
     repaired = _repair(fleet, site, mode, end)
-    may = (*mode.implies, *ALSO.get(mode.name, ()))
+    may = tuple(sorted(in_incident_of(mode)))
     fleet.truths.append(Truth(mode.name, site.node, of, start, repaired, (mode.name,), may, needs))
-
-
-# Alerts that are right during an incident besides those that the catalogue says it implies.
-ALSO: Mapping[str, tuple[str, ...]] = {
-    "GpuLost": ("GpuTelemetryStale",),
-}
 
 
 def _has_gpu(mode: FailureMode, generation: Generation) -> bool:

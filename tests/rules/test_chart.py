@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_exporter.catalogue.failure_modes import EFFECTS
 from tests.rules import promtool
 from tests.rules.promtool import BY_NAME, RULES, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
 from tests.rules.test_allocation import GPU, Node, Pod, check_cluster, cluster
 from tests.rules.test_modes import lasts
 from tests.support import chart
+from tests.support.incidents import in_incident_of
 
 
 def use(values: chart.Values, folder: Path, patch: pytest.MonkeyPatch) -> Path:
@@ -74,7 +76,7 @@ def test_severity_hold_and_switch(
     """Of a failure mode, changed by values."""
     use({"prometheusRule": changes}, tmp_path, monkeypatch)
     asked = throttled(length)
-    implied = "|".join(BY_NAME["GpuThermalThrottling"].implies)
+    implied = "|".join(EFFECTS["GpuThermalThrottling"])
     alert = 'group by (alertname, severity) (ALERTS{{alertstate="firing", node="{}", alertname!~"{}"}})'
     expected = [
         Expect(
@@ -114,6 +116,6 @@ def test_changed_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: f
     story = [minutes(15), injected(lasts(mode), mode.inject)]
     found = [
         now_firing("idle", f', alertname="{mode.name}"', firing("idle", [mode.name] if fires else [])),
-        never_fired("idle", (mode.name, *mode.implies)),
+        never_fired("idle", in_incident_of(mode)),
     ]
     check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.GPU_EXPORTER)], found)])

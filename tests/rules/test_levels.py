@@ -16,6 +16,7 @@ from tests.rules.promtool import BY_NAME, RULES, check
 from tests.rules.series import Generation
 from tests.rules.test_modes import case
 from tests.scale.engines import vmalert_tool
+from tests.support.incidents import in_incident_of
 from tests.support.tools import NEWER
 
 ALERTS = ("GpuStragglerSlow", "GpuThermalThrottling", "GpuLost", "GpuNicSlowRail")
@@ -33,7 +34,7 @@ def needed(folder: Path, rules: str) -> Path:
 
 
 def _with_implied() -> Collection[str]:
-    return {*ALERTS, *(implied for name in ALERTS for implied in BY_NAME[name].implies)}
+    return {each for name in ALERTS for each in in_incident_of(BY_NAME[name])}
 
 
 def test_two_levels_raise_the_same_alerts(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from gpu_exporter.conditions.tree import (
 )
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
+from tests.support.incidents import in_incident_of
 from tests.support.tools import is_long
 
 # `test_stragglers.py` always has jobs of 8 and 16 ranks.
@@ -101,7 +102,7 @@ def expected(mode: FailureMode, generation: Generation, node: str) -> Iterator[E
     gpus = range(RANKS) if mode.inject.everyone else (0 if by_device else None,)
     names = [mode.name] if by_device or mode.fleet else []
     yield now_firing(node, f', alertname="{mode.name}"', firing(node, names, gpus))
-    yield never_fired(node, (mode.name, *mode.implies))
+    yield never_fired(node, in_incident_of(mode))
 
 
 def test_gpu_exporter_can_show_every_mode() -> None:

@@ -18,6 +18,7 @@ from tests.operation.incidents import BY_NAME, Site, fatal, inject
 from tests.rules.promtool import check
 from tests.rules.series import selector
 from tests.rules.shapes import STEP, notation
+from tests.support.incidents import in_incident_of
 
 HOURS = 8
 # Alerts of normal operation are info.
@@ -58,7 +59,7 @@ class Shift:
         incidents = [truth for truth in self._fleet.truths if truth.must]
         tests = [each for truth in incidents for each in _in_time(truth)]
         names = sorted({(name, truth.node) for truth in incidents for name in truth.must})
-        implied = {name for cause, _ in names for name in BY_NAME[cause].implies} - {name for name, _ in names}
+        implied = {name for cause, _ in names for name in in_incident_of(BY_NAME[cause])} - {name for name, _ in names}
         those = f'{TICKETS}, alertname!~"{"|".join(sorted(implied))}"'
         ever = f"group by (alertname, node) (last_over_time(ALERTS{{{those}}}[1d]))"
         tests.append(_expect(ever, self._fleet.total - 1, [{"alertname": name, "node": node} for name, node in names]))

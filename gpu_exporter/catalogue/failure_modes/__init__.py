@@ -20,6 +20,7 @@ from gpu_exporter.catalogue.failure_modes import (
 )
 from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.failure_modes.relation import effects
 
 MODES: tuple[FailureMode, ...] = (
     *health.MODES,
@@ -41,3 +42,5 @@ def file_of(mode: FailureMode) -> ModuleType:
 
 
 check(MODES)
+# What each mode explains, directly or through others.
+EFFECTS = effects(MODES)

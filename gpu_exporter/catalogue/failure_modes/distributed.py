@@ -19,7 +19,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity, Within
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -145,6 +145,13 @@ MODES = (
         shows=c.GR,
         scope=Scope.JOB,
         cause=Cause.PEERS,
+        explains={
+            Within.JOB: (
+                "GpuJobSlower",
+                "GpuJobGoodputLow",
+                "GpuAllocatedIdle",
+            )
+        },
         meaning="No rank of the job makes progress. Some ranks spin in a collective (engine busy, a few SMs active, no "
         "memory traffic, power as if idle), the others do nothing, and no data moves.",
         impact="The job occupies all its GPUs until a watchdog ends it. PyTorch's watchdog does so after 10 minutes by "
@@ -190,7 +197,16 @@ MODES = (
         keep=20 * MINUTE,
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        implies=("GpuHostBound", "GpuDataLoadingBound"),
+        explains={
+            Within.GPU: (
+                "GpuDataLoadingBound",
+                "GpuHostBound",
+            ),
+            Within.JOB: (
+                "GpuJobSlower",
+                "GpuCommunicationBound",
+            ),
+        },
         meaning="The other ranks of the job wait for this rank, and its GPU waits for its host. Its engine is less active "
         "than theirs, because their engines stay busy while they wait in the collective.",
         impact="Every step takes as long as the step of this rank. If it loses a third of the time, the job pays for "
@@ -237,6 +253,12 @@ MODES = (
         "no fault.",
         scope=Scope.JOB,
         cause=Cause.PEERS,
+        explains={
+            Within.JOB: (
+                "GpuJobSlower",
+                "GpuCommunicationBound",
+            )
+        },
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
         "SMs are more active, while theirs are partly empty because they wait. A large difference counts after 5 minutes, "
         "a small one (a rank that is about 15 % slower) if it lasts for an hour; the hold comes on top.",
@@ -277,8 +299,8 @@ MODES = (
         And(Compare(Calc(PeerMean(c.GR, LAUNCHES), "-", c.GR), ">=", LATE_GAP), ALL_LAUNCH, name="launches_late"),
         scope=Scope.JOB,
         cause=Cause.HOST,
-        implies=("GpuHostBound", "GpuLaunchBound"),
         shows=c.GR,
+        explains={Within.JOB: ("GpuHostBound", "GpuLaunchBound")},
         meaning="Every rank of the job launches kernels that are too short. In each step the others wait for this rank in "
         "a collective: its engine is less active than theirs, because theirs are busy while they wait.",
         impact="The job runs at the speed of one CPU core: that of this rank.",
@@ -352,6 +374,7 @@ MODES = (
         shows=_NVLINK_SHARE,
         scope=Scope.JOB,
         cause=Cause.PEERS,
+        explains={Within.JOB: ("GpuCommunicationBound",)},
         meaning="This rank moves far less data over NVLink than the other ranks of its job, although all of them "
         "communicate and work alike.",
         impact="Part of its traffic takes a slower path, or the model is split unevenly.",

@@ -6,7 +6,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Within
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
@@ -75,7 +75,20 @@ MODES = (
   unless {_RELEASED_NODE}
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))""",
-        implies=("GpuTelemetryStale",),
+        explains={
+            Within.GPU: (
+                "GpuRecoveryActionRequired",
+                "GpuTelemetryStale",
+            ),
+            Within.NODE: (
+                "GpuFabricNotReady",
+                "GpuNvlinkDown",
+            ),
+            Within.JOB: (
+                "GpuJobStalled",
+                "GpuCollectiveStall",
+            ),
+        },
         meaning="The driver no longer answers for this GPU, or fewer GPUs answer than this node had. Usually the GPU "
         "fell off the PCIe bus (XID 79) or its firmware hung (XID 119 or 120). Programs that use it fail with "
         "CUDA errors or hang.",
@@ -128,6 +141,19 @@ MODES = (
         "again or its node has rebooted.",
         Inject(xid=79),
         _on(s.XID_FATAL),
+        explains={
+            Within.GPU: (
+                "GpuLost",
+                "GpuNvlinkDown",
+                "GpuRowRemapPending",
+                "GpuXidUnknown",
+                "GpuXidApplication",
+            ),
+            Within.JOB: (
+                "GpuJobStalled",
+                "GpuCollectiveStall",
+            ),
+        },
         meaning="The driver reported an XID for which NVIDIA's catalog recommends a repair, and cloud providers take the "
         "node out of service automatically. The label `xid` has the code; [XID codes](../xids.md) explains it.",
         impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
@@ -171,6 +197,14 @@ MODES = (
         "results or checkpoints written after the first error.",
         Inject({m.ECC_DBE_VOL: 2.0}),
         Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
+        explains={
+            Within.GPU: (
+                "GpuXidFatal",
+                "GpuRetiredPagesPending",
+                "GpuSpareRowsLow",
+                "GpuEccCorrectableStorm",
+            )
+        },
         meaning="Since the driver was loaded, ECC found an error in the memory of this GPU that it could not correct, or "
         "SRAM errors exceeded the number that NVIDIA accepts. The program that read this memory was ended or got "
         "wrong data.",
@@ -209,6 +243,7 @@ MODES = (
         "RMA. No reset repairs it.",
         Inject({m.REMAP_FAILURE: 1.0}),
         _on(s.REMAP_FAILED),
+        explains={Within.GPU: ("GpuEccUncorrectable",)},
         meaning="The GPU should have replaced a bad memory row by a spare one, and could not. The driver reports this "
         "when a bank has used up its spare rows, when the same row fails again, or when 512 rows are remapped.",
         impact="The next error in this row ends the program that touches it. No reset repairs it.",
@@ -243,6 +278,13 @@ MODES = (
         "with this GPU. For the commands, see the section Fix of the runbook.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
+        explains={
+            Within.GPU: (
+                "GpuNvlinkDown",
+                "GpuRowRemapPending",
+                "GpuRetiredPagesPending",
+            )
+        },
         meaning="The driver itself asks for a repair of this GPU. Its request takes precedence over every table of XIDs, "
         "including the one of gpu-exporter.",
         impact="Until the repair is done, programs fail to start or fail soon after.",
@@ -280,6 +322,7 @@ MODES = (
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
+        explains={Within.GPU: ("GpuNvlinkErrors",)},
         meaning="Some NVLinks of this GPU are up and others are down.",
         impact="Collectives run at the speed of the slowest path, so the whole job on this GPU slows down. On NVSwitch "
         "systems, CUDA may refuse to start.",
@@ -320,6 +363,7 @@ MODES = (
             Compare(Over(s.FABRIC), ">=", 1.0),
             Compare(Over(s.FABRIC), "<=", 4.0),
         ),
+        explains={Within.GPU: ("GpuNvlinkDown",)},
         meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), 2 "
         "(in progress) or 4 (completed with an error); a GPU that is ready has 3. GPUs before Hopper do not "
         "report it.",
@@ -372,8 +416,8 @@ MODES = (
             Compare(Over(s.SW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_DRIVER),
         ),
         keep=10 * MINUTE,
-        implies=("GpuThermalMarginLow",),
         cause=Cause.THROTTLED,
+        explains={Within.GPU: ("GpuThermalMarginLow",), Within.JOB: ("GpuJobStraggler",)},
         meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
         "five minutes, or the driver in more than half of them.",
         impact="The GPU is slower, and so is every job that has a rank on it.",
@@ -411,6 +455,7 @@ MODES = (
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
+        explains={Within.JOB: ("GpuJobStraggler",)},
         meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",
@@ -593,6 +638,14 @@ MODES = (
             ),
             Compare(Over(s.UTIL, Fn.MEAN, 5 * MINUTE, bare=True), ">=", LINK_BUSY),
         ),
+        explains={
+            Within.GPU: (
+                "GpuPcieBound",
+                "GpuDataLoadingBound",
+                "GpuHostBound",
+            ),
+            Within.JOB: ("GpuJobStraggler",),
+        },
         meaning="The PCIe link is narrower or slower than GPU and slot allow, while the GPU is busy. An idle link that "
         "saves power does not count.",
         impact="Everything between host and GPU is slower by the same factor: data loading, offloading, checkpoints, "
@@ -629,6 +682,7 @@ MODES = (
         "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
+        explains={Within.GPU: ("GpuPcieLinkDegraded",)},
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
         "the PCI Express specification allows; it grows with the number of lanes and the generation.",
         impact="Bandwidth falls and latency grows. A degraded link or a lost GPU often follows.",
@@ -665,6 +719,7 @@ MODES = (
             Compare(Over(s.NVLINK_CRC, Fn.INCREASE, HOUR), ">", LINK_ERRORS),
         ),
         keep=30 * MINUTE,
+        explains={Within.GPU: ("GpuNvlinkImbalance",), Within.JOB: ("GpuJobStraggler",)},
         meaning="Within an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
         "once, or saw more than ten CRC errors.",
         impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "
@@ -781,7 +836,6 @@ MODES = (
         "the exporter.",
         Inject(fault="wedged"),
         Unless(Compare(Over(s.READ_AGE), ">", STALE), RELEASED),
-        implies=("GpuLost",),
         meaning="The exporter answers, but could not read this GPU for minutes. Its metrics are missing, because the "
         "exporter withdraws values that are too old.",
         impact="Most other alerts cannot fire for this GPU meanwhile. If GpuLost fires too, follow its runbook.",
@@ -824,6 +878,14 @@ or on (cluster, job, instance)
 up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         unless="on (cluster, node) max by (cluster, node) (max_over_time(kube_node_spec_unschedulable[10m])) == 1",
         scope=Scope.FLEET,
+        explains={
+            Within.NODE: (
+                "GpuLost",
+                "GpuTelemetryStale",
+                "GpuAttributionDown",
+                "GpuMetricsMissing",
+            )
+        },
         meaning="Prometheus cannot scrape an exporter. The state of its GPUs is unknown, which does not mean that "
         "they are healthy.",
         impact="No alert for these GPUs can fire.",

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Severity, Values
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Severity, Values, Within
 from gpu_exporter.conditions.tree import And, Calc, Compare, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
@@ -84,7 +84,6 @@ _ABSENT = (
     "The alert needs `--host-evidence`, which is off by default. Without it, or without the permission to read the "
     "process, it is silent."
 )
-_PARENTS = ("GpuHostBound", "GpuDataLoadingBound")
 
 MODES = (
     FailureMode(
@@ -101,8 +100,8 @@ MODES = (
         ),
         And(HAS_GAPS, IS_THROTTLED),
         shows=mean(s.THROTTLED),
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuHostCpuStarved",)},
         meaning="The cgroup of the process has used up its CPU limit (`cpu.max`, or `cpu.cfs_quota_us` with cgroup v1) in "
         "a large part of the periods, and was stopped until the next period. Meanwhile nothing launches work on the GPU.",
         impact="The time in which the process is stopped is lost, although CPUs may be idle.",
@@ -130,8 +129,8 @@ MODES = (
         Inject({**_profile(blocked=0.2), m.HOST_SWAP: 4e9, m.HOST_FAULTS: Ramp(0, 900.0)}),
         Unless(And(HAS_GAPS, SWAPS), IS_THROTTLED),
         shows=c.GR,
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuStragglerStarved", "GpuLoaderStorageBound")},
         meaning="Memory of the process or its workers is in swap, and they read it back all the time.",
         impact="Every access to such a page waits for storage, which is thousands of times slower than memory.",
         diagnosis=(
@@ -161,8 +160,13 @@ MODES = (
         Inject(_profile(cpu=0.45, wait=0.5, use=1.0)),
         Unless(And(HAS_GAPS, IS_STARVED), STOPPED),
         shows=LAUNCH_WAIT,
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={
+            Within.GPU: (
+                "GpuLoaderCpuBound",
+                "GpuLaunchThreadSaturated",
+            )
+        },
         meaning="The thread that launches work on the GPU is ready to run, but waits in the run queue of a CPU, because "
         "other threads use the CPUs that it may use.",
         impact="While it waits, nothing launches work on the GPU.",
@@ -192,8 +196,8 @@ MODES = (
         "the storage (iostat -x, latency of the network file system).",
         Inject({**_profile(active=8, blocked=0.0, cpu=0.1), m.HOST_WORKER_BLOCKED: Ramp(0, 6.8)}),
         Unless(And(WAITS, IS_BLOCKED), NOT_RUNNING),
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuJobDataBound",)},
         meaning="The loader workers, or the main thread if it loads the data itself, are in uninterruptible sleep "
         "(state `D`), which is how Linux waits for a disk or a network file system.",
         impact="The GPU computes only as fast as the storage delivers data.",
@@ -226,8 +230,8 @@ MODES = (
         Inject({**_profile(cpu=0.1, active=14, use=0.95), m.HOST_WORKER_CPU: Ramp(0, 13.8)}),
         Unless(And(WAITS, WORKERS_BUSY, MAIN_WAITS, CPUS_FULL), KEPT_WAITING),
         shows=WORKER_CPU,
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuJobDataBound",)},
         meaning="The main thread waits for the loader workers, and these use most of the CPUs that the job may use.",
         impact="The GPU computes only as fast as the CPUs prepare data. More workers do not help.",
         diagnosis=(
@@ -253,8 +257,8 @@ MODES = (
         Inject({**_profile(cpu=0.1, active=1, use=0.12), m.HOST_WORKER_CPU: Ramp(0, 0.98)}),
         Unless(And(WAITS, WORKERS_BUSY, MAIN_WAITS), Or(KEPT_WAITING, CPUS_FULL)),
         shows=WORKER_CPU,
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuJobDataBound",)},
         meaning="The main thread waits for the loader workers, which are busy, while CPUs that the job may use are idle.",
         impact="The GPU waits although the machine could prepare more data.",
         diagnosis=(
@@ -285,8 +289,8 @@ MODES = (
             KEPT_WAITING,
         ),
         shows=LAUNCH_CPU,
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuLaunchBound",)},
         meaning="One thread of the process runs without a pause, and the GPU waits for it: it launches kernels that are too "
         "small, or it does other work in between.",
         impact="The GPU cannot be faster than this thread. More CPUs do not help.",
@@ -315,8 +319,8 @@ MODES = (
         Inject({**_profile(cpu=0.4), m.HOST_REMOTE: Ramp(0, 1.0)}),
         And(WAITS, Compare(mean(s.REMOTE), ">=", REMOTE)),
         shows=mean(s.REMOTE),
-        implies=_PARENTS,
         cause=Cause.HOST,
+        explains={Within.GPU: ("GpuLaunchBound",)},
         meaning="The GPU waits for a process that runs on CPUs of another NUMA node than that of the GPU's PCIe root.",
         impact="Launches and copies cross the link between the sockets: each takes longer, and copies of several GPUs "
         "share that link.",
@@ -342,6 +346,7 @@ MODES = (
         Inject({m.HOST_SHM_USED: 62e6, m.HOST_SHM_LIMIT: 64e6}),
         Compare(Over(s.SHM_USE), ">=", FULL_SHM),
         cause=Cause.CAPACITY,
+        explains={Within.GPU: ("GpuJobDataBound",), Within.JOB: ("GpuJobStalled",)},
         meaning="Loader workers pass batches to the main process in shared memory, and `/dev/shm` is nearly full. Docker "
         "and Kubernetes give a container only 64 MiB by default.",
         impact="When it is full, workers are killed by a bus error, and the job fails with `DataLoader worker is killed by "

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Within
 from gpu_exporter.conditions.tree import Compare, Limit
 from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
 from gpu_exporter.model.verdict import Action
@@ -124,6 +124,12 @@ OF_JOBS = (
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
+        explains={
+            Within.JOB: (
+                "GpuCollectiveStall",
+                "GpuJobStraggler",
+            )
+        },
         meaning="The training loop says that it trains, but no rank has completed a step for three times as long as usual "
         "and 20 seconds. Steps that were longer before, such as those with a checkpoint that is not marked, raise the limit.",
         impact="The GPUs of the whole job wait. NCCL ends a stalled job after 10 minutes by default, or never.",
@@ -163,6 +169,13 @@ job:pause_spread:ratio > 0.05""",
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
+        explains={
+            Within.JOB: (
+                "GpuStragglerStarved",
+                "GpuStragglerSlow",
+                "GpuStragglerLaunchBound",
+            )
+        },
         meaning="Self time is the time of a step without waiting for other ranks. That of this rank is far above the median "
         "of its job, compared with how far the ranks usually differ (3.5 median absolute deviations, and at least 1 % "
         "of the median); with two or three ranks, 25 % above the lowest. It costs at least 5 % of each step.",
@@ -200,6 +213,7 @@ job:pause_spread:ratio > 0.05""",
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
+        explains={Within.JOB: ("GpuJobMfuDropped",)},
         meaning="Over 15 minutes, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
         "median of the last day; samples if the loop does not count tokens, steps if it counts neither. Evaluations and "
         "checkpoints do not count, and the speed is that of one rank, so more or fewer ranks do not matter.",
@@ -230,6 +244,16 @@ job:pause_spread:ratio > 0.05""",
         keep=15 * MINUTE,
         requires=LOOP,
         cause=Cause.HOST,
+        explains={
+            Within.GPU: (
+                "GpuDataLoadingBound",
+                "GpuHostBound",
+            ),
+            Within.JOB: (
+                "GpuJobStraggler",
+                "GpuJobGoodputLow",
+            ),
+        },
         meaning="The training loop on this GPU spends a large part of its time in its data loader, as it says itself.",
         impact="The GPU has nothing to do in the meantime. In a synchronous job, all other ranks wait, too.",
         diagnosis=(
@@ -264,6 +288,7 @@ OF_COST = (
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.HOST,
+        explains={Within.JOB: ("GpuJobMfuDropped",)},
         meaning="In the last hour, the ranks of this job spent at least a quarter of their time on something other than "
         "training steps. The label `activity` says on what; `other` is time in which the loop was not running, or a step "
         "that did not end.",

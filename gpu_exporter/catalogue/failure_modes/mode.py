@@ -62,6 +62,15 @@ class Scope(Enum):
     FLEET = "fleet"
 
 
+class Within(Enum):
+    """Where a cause and its effect occur: on the same GPU, on the same node, in the same job, or in the same cluster."""
+
+    GPU = "GPU"
+    NODE = "node"
+    JOB = "job"
+    CLUSTER = "cluster"
+
+
 @dataclass(frozen=True, slots=True)
 class Ramp:
     """A value that starts at `start` and grows by `per_second`."""
@@ -110,7 +119,8 @@ class FailureMode:
     is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
     fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
     samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
-    them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `implies` names modes that come with this one. `shows` is the value of the alert if that is
+    them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `explains` names the modes that follow from
+    this one, and where; what follows from them need not be named (`relation.py`). `shows` is the value of the alert if that is
     not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
     scraped in addition.
 
@@ -136,7 +146,7 @@ class FailureMode:
     unless: str = ""
     lesser: Condition | None = None
     lesser_because: str = ""
-    implies: tuple[str, ...] = ()
+    explains: Mapping[Within, tuple[str, ...]] = field(default_factory=dict)
     shows: Over | Calc | None = None
     meaning: str = ""
     impact: str = ""

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import ALL_RANKS, SAME_ENGINE
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Values
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Values, Within
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Mark, Or, Over, PeerMedian, PeerShare
 from gpu_exporter.model.verdict import Action
 
@@ -51,6 +51,13 @@ MODES = (
         "(ibstat, rdma link, ethtool).",
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
+        explains={
+            Within.GPU: ("GpuNicFlapping",),
+            Within.JOB: (
+                "GpuJobStalled",
+                "GpuCollectiveStall",
+            ),
+        },
         meaning="A network port nearest to this GPU was active and no longer is, or its card fell off the PCIe bus; or the "
         "GPU has no active port, although other GPUs of the node have one.",
         impact="NCCL has no path to other nodes, or takes a longer one: through the port of another GPU, or over TCP.",
@@ -81,6 +88,12 @@ MODES = (
         Inject({m.NIC_DOWNED: Ramp(0, 0.01)}),
         Compare(Over(n.DOWNED, Fn.INCREASE, HOUR), ">=", FLAPS),
         keep=30 * MINUTE,
+        explains={
+            Within.GPU: (
+                "GpuNicSlowLink",
+                "GpuNicErrors",
+            )
+        },
         meaning="The link of a network port nearest to this GPU went down several times within an hour, by the counter "
         "`link_downed` of the card.",
         impact="Each time, traffic stops for seconds. NCCL retries (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`), then the "
@@ -109,6 +122,7 @@ MODES = (
         "link up again.",
         Inject({m.NIC_RATE_SHARE: 0.5}),
         Compare(Over(n.RATE_SHARE), "<", FULL_RATE),
+        explains={Within.GPU: ("GpuLoaderStorageBound",), Within.JOB: ("GpuNicSlowRail",)},
         meaning="A link of a network port nearest to this GPU is slower than it was, or than that of other ports of the "
         "same kind of card in this node.",
         impact="A collective is as fast as its slowest link, so all nodes of a job wait for this one.",
@@ -141,6 +155,7 @@ MODES = (
             Compare(mean(n.RETRANSMITS), ">", RETRANSMITS),
         ),
         keep=15 * MINUTE,
+        explains={Within.JOB: ("GpuNicSlowRail",)},
         meaning="The network ports nearest to this GPU see errors of the link (symbol errors, recoveries, buffer overruns, "
         "receive errors), or retransmit packets all the time, because packets are lost, late or out of order.",
         impact="Each lost packet delays its connection until it is retransmitted. All ranks of the collective wait for it.",
@@ -179,6 +194,7 @@ MODES = (
         ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
+        explains={Within.JOB: ("GpuJobStraggler",)},
         meaning="A rail is the network port, with its switch, through which the GPUs in the same place of all nodes "
         "communicate. All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
         "half of their traffic, although its GPU is as busy as theirs.",

@@ -21,6 +21,7 @@ from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.pipeline.test_prometheus import SERIES_A_GPU
 from tests.support import panels
 from tests.support.alerting import rules
+from tests.support.incidents import in_incident_of
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import is_long, settled, until
 
@@ -63,7 +64,7 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     for node, mode in injected.items():
         wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
-        allowed |= {(name, node, str(gpu)) for name in (mode.name, *mode.implies) for gpu in gpus}
+        allowed |= {(name, node, str(gpu)) for name in in_incident_of(mode) for gpu in gpus}
     # As in Kubernetes: pod and namespace of the target move the exporter's labels to `exported_*`.
     of_target = {"pod": "gpu-exporter-x2x4z", "namespace": "monitoring"}
     settings = {

@@ -38,6 +38,7 @@ from gpu_exporter.sources.simulated.source import FleetSettings, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 from tests.soak.ticks import CLOCKS, Clock
+from tests.support.incidents import in_incident_of
 
 KNOWN = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
 NODE, GPU, GPUS = "node-000", 1, 3
@@ -115,12 +116,12 @@ def modes_by_gpu(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.name not in OUTSIDE], ids=lambda mode: mode.name)
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
-    """On its GPU, with only the modes that it implies; its peers have at most modes of the whole job."""
+    """On its GPU, with only modes of the same incident; its peers have at most modes of the whole job."""
     names = modes_by_gpu(pages(f"{mode.name}:{GPU}", *SPECIAL.get(mode.name, SHORT)))
     assert mode.name in names[str(GPU)], f"{mode.name} does not fire on what it injects; {CORRECT}"
-    others = sorted(names[str(GPU)] - {mode.name, *mode.implies})
-    assert not others, f"what {mode.name} injects makes {others} fire too; {CORRECT}, or add them to `implies`"
-    of_job = {mode.name, *mode.implies} if mode.scope is Scope.JOB else set()
+    others = sorted(names[str(GPU)] - in_incident_of(mode))
+    assert not others, f"what {mode.name} injects makes {others} fire too; {CORRECT}, or add them to `explains`"
+    of_job = in_incident_of(mode) if mode.scope is Scope.JOB else set()
     for gpu in {"0", "1", "2"} - {str(GPU)}:
         assert names[gpu] <= of_job, f"what {mode.name} injects makes a peer of its GPU fire; {CORRECT}"
 
