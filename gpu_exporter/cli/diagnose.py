@@ -148,7 +148,7 @@ def print_diagnosis(request: DiagnosisRequest, output: Output) -> tuple[int, boo
     if output.report:
         _write_page(output.report, result, output)
     if output.as_json:
-        click.echo(json.dumps(report.as_json(result), indent=2))
+        click.echo(json.dumps(report.as_json(result, output.price), indent=2))
     else:
         for line in _lines(result, output):
             click.echo(line)

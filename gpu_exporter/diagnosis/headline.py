@@ -46,15 +46,16 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
     return Headline("ok", _sentence(text))
 
 
-def summary(mode: FailureMode, diagnosis: Diagnosis) -> str:
-    """Return what a failure mode says about this GPU, as a sentence.
+def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU") -> str:
+    """Return what a failure mode says about a GPU, as a sentence.
 
     Where that is a template of Prometheus, whose numbers are in the evidence, the meaning of the mode is used instead.
     """
     if "{{" in mode.summary:
-        return mode.meaning.split(". ")[0].removesuffix(".")
+        words = mode.meaning.split(". ")[0].removesuffix(".")
+        return words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}"
     job = diagnosis.identity.workload or "that it belongs to"
-    return _sentence(mode.summary.replace("{gpu}", "this GPU").replace("{job}", job))
+    return _sentence(mode.summary.replace("{gpu}", gpu).replace("{job}", job))
 
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:

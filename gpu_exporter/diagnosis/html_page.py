@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpu_exporter.catalogue.causes import COLOURS, WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.conditions.evaluate import Points
-from gpu_exporter.diagnosis import report
+from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.masking import DiagnosisNames
@@ -23,6 +23,7 @@ from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, Measurement
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.diagnosis.words import names_of
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.numbers import percent
@@ -85,6 +86,7 @@ class _Content:
     result: DiagnosisResult
     findings: Sequence[tuple[DeviceKey, Diagnosis]]
     remarks: Sequence[str]
+    price: float | None
 
 
 def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
@@ -106,7 +108,7 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         *report.time_lines(result.diagnoses, price),
         report.hint(result.diagnoses),
     ]
-    return "".join(_document(_Content(named, list(findings.items()), [*filter(None, remarks)])))
+    return "".join(_document(_Content(named, list(findings.items()), [*filter(None, remarks)], price)))
 
 
 def _document(content: _Content) -> Iterator[str]:
@@ -116,6 +118,7 @@ def _document(content: _Content) -> Iterator[str]:
     yield f"<h1>{TITLE}</h1>\n<p>{safe_text(report.origin(content.result))}</p>\n"
     for gpus in report.absences(content.result.absent):
         yield f'<p class="critical">{safe_text(gpus)}</p>\n'
+    yield from _incidents(content)
     yield from _overview(content)
     for remark in content.remarks:
         yield f"<p>{safe_text(remark)}</p>\n"
@@ -124,7 +127,15 @@ def _document(content: _Content) -> Iterator[str]:
     if len(content.findings) > MOST_CHARTED:
         yield f"<p>Only the first {MOST_CHARTED} GPUs, the worst ones, have charts.</p>\n"
     yield from _about(content.result)
-    yield from page_foot(report.as_json(content.result), "diagnosis")
+    yield from page_foot(report.as_json(content.result, content.price), "diagnosis")
+
+
+def _incidents(content: _Content) -> Iterator[str]:
+    for text, severity in incident_words.lines(content.result.diagnoses, content.price):
+        if severity:
+            yield f'<p class="finding {severity}"><b>{safe_text(text)}</b></p>\n'
+        else:
+            yield f"<p>{safe_text(text.strip())}</p>\n"
 
 
 def _overview(content: _Content) -> Iterator[str]:
@@ -132,7 +143,7 @@ def _overview(content: _Content) -> Iterator[str]:
     yield '<h2>GPUs</h2>\n<div class="wide" role="region" aria-label="GPUs" tabindex="0">'
     yield f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
     for device, diagnosis in content.findings:
-        name = report.names_of([diagnosis]).removeprefix("GPU ")
+        name = names_of([diagnosis]).removeprefix("GPU ")
         row = {**cells(content.result.window, replace(diagnosis, device=device)), "GPU": name}
         first, *rest = (safe_text(row[title]) for title in HEAD)
         link = f'<th scope="row"><a href="#{_anchor(diagnosis)}">{first}</a></th>'
@@ -151,7 +162,7 @@ def _anchor(diagnosis: Diagnosis) -> str:
 
 def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window, *, charted: bool) -> Iterator[str]:
     where = report.where_of(diagnosis)
-    yield f'<section id="{_anchor(diagnosis)}">\n<h2>{safe_text(report.names_of([diagnosis]))}'
+    yield f'<section id="{_anchor(diagnosis)}">\n<h2>{safe_text(names_of([diagnosis]))}'
     yield f" <small>{safe_text(where)}</small></h2>\n<p><b>{safe_text(report.what_is(diagnosis))}</b></p>\n"
     printed: set[str] = set()
     if numbers := report.evidence([diagnosis.numbers], printed):
@@ -192,7 +203,7 @@ def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator
     if not times:
         return
     span = min(times), max(times)
-    title = report.names_of([diagnosis])
+    title = names_of([diagnosis])
     yield '<div class="charts">\n'
     for measurement, points in series.items():
         yield chart(title, measurement, points, measurement.last_limit(window, device), span) + "\n"

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity, Within
 from gpu_exporter.catalogue.failure_modes.relation import LABELS
@@ -19,6 +20,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
 _SEVERITIES = list(Severity)
+Diagnoses = Mapping[DeviceKey, Diagnosis]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,36 +120,54 @@ def _explaining(finding: Finding, at: _Places) -> Iterable[Finding]:
 
 def of_diagnoses(diagnoses: Iterable[Diagnosis]) -> tuple[Incident, ...]:
     """Return the incidents of diagnosed GPUs."""
-    return incidents([finding for diagnosis in diagnoses for finding in _findings(diagnosis)])
+    return incidents(
+        [
+            Finding(match.mode, _where(diagnosis), diagnosis.device)
+            for diagnosis in diagnoses
+            for match in diagnosis.matches
+        ]
+    )
 
 
-def _findings(diagnosis: Diagnosis) -> Iterable[Finding]:
+def _where(diagnosis: Diagnosis) -> Mapping[str, str]:
     device, identity = diagnosis.device, diagnosis.identity
-    labels = {
+    return {
         "cluster": device.cluster,
         "node": identity.node,
         "UUID": device.uuid,
         "namespace": identity.namespace,
         "workload": identity.workload,
     }
-    return (Finding(match.mode, labels, device) for match in diagnosis.matches)
 
 
-def hit(incident: Incident, diagnoses: Mapping[DeviceKey, Diagnosis]) -> tuple[DeviceKey, ...]:
-    """Return the GPUs that an incident slows down besides those that cause it: effects, and ranks that wait for it."""
-    culprits = {finding.device for finding in incident.causes}
-    jobs = {_labels(finding, Within.JOB) for finding in incident.causes} - {()}
-    found = [finding.device for finding in incident.effects if finding.device]
+def culprits(incident: Incident, diagnoses: Diagnoses) -> tuple[DeviceKey, ...]:
+    """Return the GPUs that cause an incident: of ranks that all are in a stall, those that wait for no other."""
+    devices = [finding.device for finding in incident.causes if finding.device]
+    if incident.mode.cause is Cause.PEERS:
+        return tuple(device for device in devices if not _waits(diagnoses[device])) or tuple(devices)
+    return tuple(devices)
+
+
+def _waits(diagnosis: Diagnosis) -> bool:
+    return diagnosis.bottleneck is not None and diagnosis.bottleneck.cause is Cause.PEERS
+
+
+def slowed_down(incident: Incident, diagnoses: Diagnoses) -> tuple[DeviceKey, ...]:
+    """Return the GPUs that an incident hits besides those that cause it: its effects, and ranks that wait for it."""
+    found = [finding.device for finding in (*incident.causes, *incident.effects) if finding.device]
     if any(Within.JOB in places for places in EFFECTS[incident.mode.name].values()):
-        for device, diagnosis in diagnoses.items():
-            if lost(diagnosis.shares) >= LEAST_LOSS and any(
-                _labels(finding, Within.JOB) in jobs for finding in _findings(diagnosis)
-            ):
-                found.append(device)
-    return tuple(each for each in dict.fromkeys(found) if each not in culprits)
+        jobs = {_labels(finding, Within.JOB) for finding in incident.causes} - {()}
+        found += [
+            device
+            for device, diagnosis in diagnoses.items()
+            if diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS
+            and _labels(Finding(incident.mode, _where(diagnosis)), Within.JOB) in jobs
+        ]
+    to_blame = culprits(incident, diagnoses)
+    return tuple(each for each in dict.fromkeys(found) if each not in to_blame)
 
 
-def lost_gpus(devices: Iterable[DeviceKey], diagnoses: Mapping[DeviceKey, Diagnosis]) -> float:
+def lost_gpus(devices: Iterable[DeviceKey], diagnoses: Diagnoses) -> float:
     """Return how many GPU-hours these lose per hour. A GPU that does not answer loses all of its time."""
     known = [diagnoses[device] for device in devices if device in diagnoses]
     return sum(1.0 if diagnosis.is_down else lost(diagnosis.shares) for diagnosis in known)

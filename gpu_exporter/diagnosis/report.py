@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue.failure_modes import MODES, host
@@ -13,20 +13,23 @@ from gpu_exporter.catalogue.roofline import Headroom, Position
 from gpu_exporter.conditions.evaluate import TermValues
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import OfRanks
-from gpu_exporter.diagnosis.diagnose import Diagnosis
+from gpu_exporter.diagnosis import incident_words
+from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
+from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
-from gpu_exporter.diagnosis.words import name_of, series, statement, subject
+from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement, subject
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.result import DiagnosisResult
 
-# Names of pods have at most 253 characters.
-LONGEST_NAME = 256
 UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why"
+# What to do about a finding, by device and name of the mode.
+Advice = Mapping[tuple[DeviceKey, str], str]
+STYLES = {"critical": "bad", "warning": "warn", "info": "info"}
 # What a process belongs to, by the label that says it.
 BELONGS_TO = {"uid": "user id", "pod_uid": "pod UID", "container_id": "container", "hpc_job": "job"}
 # Failure modes that compare the ranks of a job.
@@ -40,19 +43,19 @@ def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> 
     return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if is_reported(diagnosis)) else 2
 
 
-def as_json(result: DiagnosisResult) -> dict[str, Any]:
-    """Return a result for JSON: what was watched, the profiles, and the GPUs."""
+def as_json(result: DiagnosisResult, price: float | None = None) -> dict[str, Any]:
+    """Return a result for JSON: what was watched, the profiles, the incidents and the GPUs."""
     about: dict[str, Any] = {"source": result.source, "watched_seconds": round(result.seconds, 1)}
     if result.profiles:
         about["profiles"] = list(result.profiles)
-    return {**about, **as_dict(result.diagnoses, result.absent)}
+    return {**about, **as_dict(result.diagnoses, result.absent, price)}
 
 
 def report_lines(result: DiagnosisResult, *, every: bool, verbose: bool, price: float | None) -> Iterator[str]:
     """Yield the whole report, one line for each statement. `every` and `verbose` are those of `lines`."""
     yield from (line for line, _ in beginning(result))
     # Without a GPU that can be judged, there is one empty line.
-    yield from list(lines(result.diagnoses, every=every, verbose=verbose)) or [""]
+    yield from list(lines(result.diagnoses, every=every, verbose=verbose, price=price)) or [""]
     yield from (line for line, _ in end(result, price))
 
 
@@ -107,10 +110,13 @@ def phases_together(result: DiagnosisResult) -> str:
     return f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}"
 
 
-def as_dict(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> dict[str, Any]:
-    """Return the GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
+def as_dict(
+    diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = (), price: float | None = None
+) -> dict[str, Any]:
+    """Return incidents and GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
     return {
         "absent": [{"node": gpus.node, "gpus": gpus.gpus, "why": gpus.why} for gpus in absent],
+        "incidents": incident_words.as_dicts(diagnoses, price),
         "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if is_reported(diagnosis)],
     }
 
@@ -188,13 +194,17 @@ def _rounded(evidence: TermValues) -> dict[str, float]:
     return {name_of(term): float(f"{value:.4g}") for term, value in evidence.items()}
 
 
-def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool = False) -> Iterator[str]:
-    """Yield a block for each group of GPUs with identical findings, the worst first: class, modes, evidence, advice.
+def lines(
+    diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool = False, price: float | None = None
+) -> Iterator[str]:
+    """Yield the incidents, and a block for each group of GPUs with identical findings: class, modes, evidence, advice.
 
-    With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
+    The worst come first. With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
     """
+    yield from (line for line, _ in incident_words.lines(diagnoses, price))
+    said = incident_words.advice(diagnoses)
     for group in groups(diagnoses, every=every):
-        yield from _block(group, every=every, verbose=verbose)
+        yield from _block(group, said, every=every, verbose=verbose)
 
 
 def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[Diagnosis]]:
@@ -224,7 +234,7 @@ def where_of(diagnosis: Diagnosis) -> str:
     return ", ".join(printable(name, LONGEST_NAME) for name in names if name)
 
 
-def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterator[str]:
+def _block(group: Sequence[Diagnosis], said: Advice, *, every: bool, verbose: bool) -> Iterator[str]:
     first, where = group[0], where_of(group[0])
     yield f"{names_of(group)}{f' ({where})' if where else ''}  {what_is(first)}"
     printed: set[str] = set()
@@ -242,10 +252,15 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
             yield f"    {', '.join(texts)}"
         if match.mode in host.MODES:
             yield from (f"    {text}" for text in processes(group, printed))
-        yield f"    -> {match.mode.advice}"
+        yield f"    {what_to_do(match, first, said)}"
     if every:
         for name, missing in first.unknown.items():
             yield f"  {name}: not judged, {why_unknown(name, missing, first.identity, verbose=verbose)}"
+
+
+def what_to_do(match: Match, diagnosis: Diagnosis, said: Advice) -> str:
+    """Return the advice of a finding, or where it is."""
+    return said.get((diagnosis.device, match.mode.name)) or f"-> {match.mode.advice}"
 
 
 def what_is(diagnosis: Diagnosis) -> str:
@@ -300,21 +315,6 @@ def hint(diagnoses: Sequence[Diagnosis]) -> str:
         "The GPUs communicate, but their job is unknown. If they are ranks of one job, run again with --one-job to "
         "find a straggler."
     )
-
-
-def names_of(group: Sequence[Diagnosis]) -> str:
-    """Return the GPUs as `GPUs 0-3, 6`; instances and GPUs without an index one by one."""
-    runs: list[list[str]] = []
-    for diagnosis in group:
-        name = printable(diagnosis.identity.gpu or diagnosis.device.uuid, LONGEST_NAME)
-        if diagnosis.device.instance:
-            runs.append([f"{name} instance {printable(diagnosis.device.instance, LONGEST_NAME)}"])
-        elif runs and name.isdecimal() and runs[-1][-1] == str(int(name) - 1):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-    return f"GPU{'s' * (len(group) > 1)} {names}"
 
 
 def evidence(by_gpu: Sequence[TermValues], printed: set[str], *, verbose: bool = False) -> list[str]:

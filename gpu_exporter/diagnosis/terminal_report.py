@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
-from gpu_exporter.diagnosis import report
+from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.diagnosis.words import names_of
 from gpu_exporter.reports.numbers import percent
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 # Styles a text: with the name of a style, such as `bad`.
 Style = Callable[[str, str], str]
-STYLES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "info"}
 NARROWEST, WIDEST = 40, 120
 
 
@@ -30,7 +30,9 @@ def report_lines(
     """Yield the whole report, its sentences wrapped to `width` columns."""
     yield from _sentences(report.beginning(result), width, style)
     yield ""
-    yield from lines(result.diagnoses, result.window, width=width, style=style, every=every, verbose=verbose)
+    yield from lines(
+        result.diagnoses, result.window, width=width, style=style, every=every, verbose=verbose, price=price
+    )
     yield ""
     yield from _sentences(report.end(result, price), width, style)
 
@@ -48,13 +50,21 @@ def lines(
     style: Style,
     every: bool = False,
     verbose: bool = False,
+    price: float | None = None,
 ) -> Iterator[str]:
     """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
     width = min(max(width, NARROWEST), WIDEST)
     yield from _table(diagnoses, window, width, style)
+    incidents = list(incident_words.lines(diagnoses, price))
+    yield from [""] if incidents else []
+    for text, severity in incidents:
+        indent = len(text) - len(text.lstrip())
+        found = _wrapped(text, width, " " * indent, " " * (indent + 2))
+        yield from (style(line, report.STYLES[severity]) if severity else line for line in found)
+    said = incident_words.advice(diagnoses)
     for group in report.groups(diagnoses, every=every):
         yield ""
-        for text, name, first, rest in _block(group, diagnoses, every=every, verbose=verbose):
+        for text, name, first, rest in _block(group, diagnoses, said, every=every, verbose=verbose):
             yield from (style(line, name) if name else line for line in _wrapped(text, width, first, rest))
 
 
@@ -70,7 +80,7 @@ def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: St
 
 def _style_of(diagnosis: Diagnosis) -> str:
     if diagnosis.matches:
-        return STYLES[list(Severity)[report.urgency(diagnosis)]]
+        return report.STYLES[list(Severity)[report.urgency(diagnosis)].value]
     return "good" if diagnosis.bottleneck and diagnosis.bottleneck.cause is Cause.USEFUL else ""
 
 
@@ -79,10 +89,10 @@ _Text = tuple[str, str, str, str]
 
 
 def _block(
-    group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], *, every: bool, verbose: bool
+    group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], said: report.Advice, *, every: bool, verbose: bool
 ) -> Iterator[_Text]:
     first, where, printed = group[0], report.where_of(group[0]), set[str]()
-    yield f"{report.names_of(group)}{f' ({where})' if where else ''}", "title", "", "  "
+    yield f"{names_of(group)}{f' ({where})' if where else ''}", "title", "", "  "
     yield report.what_is(first), _style_of(first), "  ", "  "
     for text in report.evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose):
         yield text, "", "    ", "      "
@@ -96,14 +106,14 @@ def _block(
         mode = match.mode
         yield (
             f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",
-            STYLES[mode.severity],
+            report.STYLES[mode.severity.value],
             "  ",
             "    ",
         )
         because = [diagnosis.matches[place].because for diagnosis in group]
         for text in report.evidence(because, printed, verbose=verbose):
             yield text, "", "    ", "      "
-        yield f"-> {mode.advice}", "", "    ", "       "
+        yield report.what_to_do(match, first, said), "", "    ", "       "
         yield f"runbook: {report.runbook(mode)}", "dim", "    ", "      "
     if every:
         for name, missing in first.unknown.items():

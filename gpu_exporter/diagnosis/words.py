@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue import host_signals as h
 from gpu_exporter.catalogue import nic_signals as n
@@ -10,8 +11,14 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import duration, measured
 
+if TYPE_CHECKING:
+    from gpu_exporter.diagnosis.diagnose import Diagnosis
+
+# Names of pods have at most 253 characters.
+LONGEST_NAME = 256
 IDLE = "GPU idle {} of the time"
 VARYING: Mapping[Signal, str] = {
     s.SM_ACTIVE: "SM activity varies by {}",
@@ -161,3 +168,18 @@ def _amount(unit: str, value: float, codes: Mapping[int, str] | None) -> str:
     if codes and value in codes:
         return codes[int(value)]
     return measured(value, unit)
+
+
+def names_of(group: Sequence[Diagnosis]) -> str:
+    """Return the GPUs as `GPUs 0-3, 6`; instances and GPUs without an index one by one."""
+    runs: list[list[str]] = []
+    for diagnosis in group:
+        name = printable(diagnosis.identity.gpu or diagnosis.device.uuid, LONGEST_NAME)
+        if diagnosis.device.instance:
+            runs.append([f"{name} instance {printable(diagnosis.device.instance, LONGEST_NAME)}"])
+        elif runs and name.isdecimal() and runs[-1][-1] == str(int(name) - 1):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+    return f"GPU{'s' * (len(group) > 1)} {names}"

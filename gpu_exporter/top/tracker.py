@@ -12,11 +12,12 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
-from gpu_exporter.diagnosis.report import LONGEST_NAME, is_reported
+from gpu_exporter.diagnosis.report import is_reported
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window, samples_by_name
+from gpu_exporter.diagnosis.words import LONGEST_NAME
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
 from gpu_exporter.top.state import UNKNOWN, GpuRow, ProcessRow, View

@@ -66,14 +66,14 @@ def test_a_shard_compares_nothing_of_two_nodes() -> None:
 
 
 def test_the_level_above_reads_only_recorded_series() -> None:
-    """Those that shards forward, its own, and those of exporters of the cluster."""
+    """Those that shards forward, its own, its alerts, and those of exporters of the cluster."""
     own = {name for group in LEVELS.above for name, _ in names(group)}
     readable = own | set(LEVELS.forwarded)
     for name, expression in parsed(LEVELS.above):
         for node in nodes(expression):
             if isinstance(node, promql_parser.VectorSelector):
                 read = node.name or node.prettify().partition('~"')[2]
-                assert read in readable or read.startswith(OF_CLUSTER), f"{name} reads {read}"
+                assert read in readable or read == "ALERTS" or read.startswith(OF_CLUSTER), f"{name} reads {read}"
 
 
 def test_both_levels_have_all_rules() -> None:

@@ -84,7 +84,7 @@ def test_what_it_contains() -> None:
     assert embedded(text) == {
         "source": URL,
         "watched_seconds": 30.0,
-        **json.loads(json.dumps(as_dict(found[0], [Absent("node", "GPU 5", "lost: it fell off the bus")]))),
+        **json.loads(json.dumps(as_dict(found[0], [Absent("node", "GPU 5", "lost: it fell off the bus")], 2.5))),
     }
 
 
