@@ -10,7 +10,7 @@ import yaml
 
 from gpu_exporter.alerting import banner
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, effects
 
 NOTE = """\
@@ -95,8 +95,8 @@ def _inhibitions(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
     yield _inhibit([_any("alertname", NODE_DOWN)], [_any("domain", _domains())], ("node",))
     notifying = [mode.name for mode in modes if mode.severity is not Severity.INFO]
     of_modes = effects(modes)
-    sources: dict[tuple[Within, tuple[str, ...]], list[str]] = {}
-    for place in Within:
+    sources: dict[tuple[Place, tuple[str, ...]], list[str]] = {}
+    for place in Place:
         for name in notifying:
             targets = tuple(mode.name for mode in modes if place in of_modes[name].get(mode.name, ()))
             if targets:

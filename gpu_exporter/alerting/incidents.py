@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
@@ -25,7 +25,7 @@ ALL = Aggregate(
 )
 
 
-def _selected(names: Sequence[str], place: Within) -> str:
+def _selected(names: Sequence[str], place: Place) -> str:
     """Return the firing alerts of these names whose place is known."""
     any_of = "|".join(names)
     known = [f'{label}!=""' for label in LABELS[place][-1:]]
@@ -35,7 +35,7 @@ def _selected(names: Sequence[str], place: Within) -> str:
 
 def _explained() -> Iterator[str]:
     """Yield for each place the firing alerts that others explain: those with the same causes together."""
-    for place in Within:
+    for place in Place:
         targets: dict[tuple[str, ...], list[str]] = {}
         for mode in MODES:
             causes = tuple(each.name for each in MODES if place in EFFECTS[each.name].get(mode.name, ()))

@@ -12,7 +12,7 @@ from gpu_exporter.alerting.coverage import Detectability
 from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import LOOP
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
@@ -115,10 +115,10 @@ WHERE = (
     "Where to run the commands, and what to do before a GPU reset: [runbooks](README.md#where-to-run-the-commands).\n\n"
 )
 PLACES = {
-    Within.GPU: "on the same GPU",
-    Within.NODE: "on the same node",
-    Within.JOB: "in the same job",
-    Within.CLUSTER: "in the same cluster",
+    Place.GPU: "on the same GPU",
+    Place.NODE: "on the same node",
+    Place.JOB: "in the same job",
+    Place.CLUSTER: "in the same cluster",
 }
 UNRELATED = """No particular alert is linked to this one. [All runbooks](README.md) are in triage order: an alert higher
 up can be the cause.
@@ -336,7 +336,7 @@ def _without_prometheus(mode: FailureMode) -> str:
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
     """Return links to alerts that explain this one, to those that it explains, and to other related ones."""
     lines = []
-    causes = {place: [each.name for each in modes if mode.name in each.explains.get(place, ())] for place in Within}
+    causes = {place: [each.name for each in modes if mode.name in each.explains.get(place, ())] for place in Place}
     if where := _by_place(causes):
         lines.append(f"Check first, because these alerts explain this one: {where}.")
     if where := _by_place(mode.explains):
@@ -354,7 +354,7 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
     return bullets(lines) if lines else UNRELATED
 
 
-def _by_place(modes: Mapping[Within, Sequence[str]]) -> str:
+def _by_place(modes: Mapping[Place, Sequence[str]]) -> str:
     """Return links to modes with where they are: on the same GPU A and B, or in the same job C."""
     return "; ".join(f"{PLACES[place]} {', '.join(map(link, names))}" for place, names in modes.items() if names)
 

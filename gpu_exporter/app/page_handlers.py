@@ -101,6 +101,18 @@ class HistoryHandler(_Live):
     head = get
 
 
+class IncidentsHandler(_Live):
+    """The incidents of the node: what broke, who is hit, what it costs, and what to do first."""
+
+    async def get(self, prefix: str) -> None:
+        node = await self.live(prefix)
+        if node is not None:
+            self.set_header("Cache-Control", "no-store")
+            await self.send(node.monitor.incidents_json(), JSON)
+
+    head = get
+
+
 class StreamHandler(_Live):
     """Server-sent events: `gpus` as /api/v1/gpus, `point` with new points of the history."""
 

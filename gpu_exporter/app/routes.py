@@ -19,7 +19,7 @@ from gpu_exporter.app.handlers import (
     ReadyzHandler,
 )
 from gpu_exporter.app.lifecycle import QuitHandler, ReleaseHandler, ReloadHandler, ResumeHandler
-from gpu_exporter.app.page_handlers import HistoryHandler, PageHandler, StaticHandler, StreamHandler
+from gpu_exporter.app.page_handlers import HistoryHandler, IncidentsHandler, PageHandler, StaticHandler, StreamHandler
 from gpu_exporter.app.profile_handlers import PprofHandler, ProfilesHandler
 from gpu_exporter.live_page import page
 
@@ -72,6 +72,7 @@ ROUTES: Sequence[Route] = (
     Route("/health", HealthzHandler, Needs.NODE, "as /healthz: dcgm-exporter's path for probes"),
     Route("/readyz", ReadyzHandler, Needs.NODE, "readiness: 200 while GPUs are being read", BOTH),
     Route("/api/v1/gpus", GpusHandler, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", LandingPage.NODE),
+    Route("/api/v1/incidents", IncidentsHandler, Needs.NODE, "what is wrong, one entry for each cause, as JSON", LandingPage.NODE),
     Route("/api/v1/history", HistoryHandler, Needs.NODE, "the last hour of each GPU, as JSON"),
     Route("/api/v1/stream", StreamHandler, Needs.NODE, "new values of each GPU, as server-sent events"),
     Route("/api/v1/node", NodeStateHandler, Needs.NODE, "the state of the node for controllers, as JSON", LandingPage.NODE),

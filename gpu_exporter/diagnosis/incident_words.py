@@ -15,6 +15,7 @@ from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.diagnosis.words import LONGEST_NAME, names_of
 from gpu_exporter.io.decoding import printable
 
+LONGEST_SENTENCE = 1000
 # When a mode was first found on a device, in Unix seconds.
 Since = Mapping[tuple[DeviceKey, str], float]
 
@@ -51,7 +52,8 @@ def sentence(incident: Incident, diagnoses: Diagnoses) -> str:
     """Return what broke and where, as a sentence: GPU 3 on node-7 is throttled because it is too hot."""
     to_blame = [diagnoses[device] for device in culprits(incident, diagnoses)]
     where = places(to_blame)
-    return summary(incident.mode, to_blame[0], where if len(to_blame) == 1 else f"each of {where}")
+    words = summary(incident.mode, to_blame[0], where if len(to_blame) == 1 else f"each of {where}")
+    return printable(words, LONGEST_SENTENCE)
 
 
 def places(diagnoses: Sequence[Diagnosis]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, lost
@@ -24,7 +24,7 @@ Diagnoses = Mapping[DeviceKey, Diagnosis]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PlacedMode:
     """A failure mode that matches, and where: cluster, node, UUID, namespace and workload, as labels of its alert."""
 
     mode: FailureMode
@@ -37,8 +37,8 @@ class Incident:
     """One cause: where it is found, and the findings that follow from it."""
 
     mode: FailureMode
-    causes: tuple[Finding, ...]
-    effects: tuple[Finding, ...] = ()
+    causes: tuple[PlacedMode, ...]
+    effects: tuple[PlacedMode, ...] = ()
 
     @property
     def severity(self) -> Severity:
@@ -51,7 +51,7 @@ class Incident:
         return tuple(sorted({each.mode.name for each in self.effects}, key=_ORDER.__getitem__))
 
 
-def incidents(findings: Sequence[Finding]) -> tuple[Incident, ...]:
+def incidents(findings: Sequence[PlacedMode]) -> tuple[Incident, ...]:
     """Return one incident for each cause, the most urgent first. Each finding is in at least one of them.
 
     A cause is a finding that no other one explains. The same cause on several GPUs of a node, or of a job that it slows
@@ -59,8 +59,8 @@ def incidents(findings: Sequence[Finding]) -> tuple[Incident, ...]:
     """
     at = _by_place(findings)
     explaining = {id(each): list(_explaining(each, at)) for each in findings}
-    causes: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
-    effects: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
+    causes: dict[tuple[str, ...], list[PlacedMode]] = defaultdict(list)
+    effects: dict[tuple[str, ...], list[PlacedMode]] = defaultdict(list)
     for finding in findings:
         if not explaining[id(finding)]:
             causes[_key(finding)].append(finding)
@@ -71,7 +71,7 @@ def incidents(findings: Sequence[Finding]) -> tuple[Incident, ...]:
     return tuple(sorted(found, key=lambda each: (_SEVERITIES.index(each.severity), _ORDER[each.mode.name])))
 
 
-def _first(finding: Finding, explaining: Mapping[int, Sequence[Finding]]) -> Iterator[Finding]:
+def _first(finding: PlacedMode, explaining: Mapping[int, Sequence[PlacedMode]]) -> Iterator[PlacedMode]:
     """Yield the causes behind a finding: what explains it, or explains that, and is explained by nothing."""
     seen = {id(finding): finding}
     for each in (queue := [finding]):  # grows meanwhile
@@ -82,26 +82,26 @@ def _first(finding: Finding, explaining: Mapping[int, Sequence[Finding]]) -> Ite
             yield each
 
 
-def _key(cause: Finding) -> tuple[str, ...]:
+def _key(cause: PlacedMode) -> tuple[str, ...]:
     """Return what the causes of one incident share: the mode, and a job that it slows down, otherwise the node."""
     of_job = cause.mode.scope is not Scope.DEVICE or cause.mode.domain not in (Domain.HEALTH, Domain.NETWORK)
-    place = (of_job and _labels(cause, Within.JOB)) or _labels(cause, Within.NODE) or _labels(cause, Within.GPU)
+    place = (of_job and _labels(cause, Place.JOB)) or _labels(cause, Place.NODE) or _labels(cause, Place.GPU)
     return (cause.mode.name, *place)
 
 
-_Places = Mapping[tuple[Within, tuple[str, ...]], Sequence[Finding]]
+_Places = Mapping[tuple[Place, tuple[str, ...]], Sequence[PlacedMode]]
 
 
-def _by_place(findings: Iterable[Finding]) -> _Places:
-    at: dict[tuple[Within, tuple[str, ...]], list[Finding]] = defaultdict(list)
+def _by_place(findings: Iterable[PlacedMode]) -> _Places:
+    at: dict[tuple[Place, tuple[str, ...]], list[PlacedMode]] = defaultdict(list)
     for finding in findings:
-        for place in Within:
+        for place in Place:
             if key := _labels(finding, place):
                 at[place, key].append(finding)
     return at
 
 
-def _labels(finding: Finding, place: Within) -> tuple[str, ...]:
+def _labels(finding: PlacedMode, place: Place) -> tuple[str, ...]:
     """Return the labels that findings in the same place share; none if it is unknown where this one is."""
     labels = LABELS[place]
     if labels and not finding.labels.get(labels[-1]):
@@ -109,9 +109,9 @@ def _labels(finding: Finding, place: Within) -> tuple[str, ...]:
     return tuple(finding.labels.get(label, "") for label in ("cluster", *labels))
 
 
-def _explaining(finding: Finding, at: _Places) -> Iterable[Finding]:
+def _explaining(finding: PlacedMode, at: _Places) -> Iterable[PlacedMode]:
     """Yield the findings that explain one."""
-    for place in Within:
+    for place in Place:
         if key := _labels(finding, place):
             for other in at[place, key]:
                 if place in EFFECTS[other.mode.name].get(finding.mode.name, ()):
@@ -122,7 +122,7 @@ def of_diagnoses(diagnoses: Iterable[Diagnosis]) -> tuple[Incident, ...]:
     """Return the incidents of diagnosed GPUs."""
     return incidents(
         [
-            Finding(match.mode, _where(diagnosis), diagnosis.device)
+            PlacedMode(match.mode, _where(diagnosis), diagnosis.device)
             for diagnosis in diagnoses
             for match in diagnosis.matches
         ]
@@ -155,13 +155,13 @@ def _waits(diagnosis: Diagnosis) -> bool:
 def slowed_down(incident: Incident, diagnoses: Diagnoses) -> tuple[DeviceKey, ...]:
     """Return the GPUs that an incident hits besides those that cause it: its effects, and ranks that wait for it."""
     found = [finding.device for finding in (*incident.causes, *incident.effects) if finding.device]
-    if any(Within.JOB in places for places in EFFECTS[incident.mode.name].values()):
-        jobs = {_labels(finding, Within.JOB) for finding in incident.causes} - {()}
+    if any(Place.JOB in places for places in EFFECTS[incident.mode.name].values()):
+        jobs = {_labels(finding, Place.JOB) for finding in incident.causes} - {()}
         found += [
             device
             for device, diagnosis in diagnoses.items()
             if diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS
-            and _labels(Finding(incident.mode, _where(diagnosis)), Within.JOB) in jobs
+            and _labels(PlacedMode(incident.mode, _where(diagnosis)), Place.JOB) in jobs
         ]
     to_blame = culprits(incident, diagnoses)
     return tuple(each for each in dict.fromkeys(found) if each not in to_blame)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import distributed as d
@@ -17,6 +18,7 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.evaluate import Device, Points, holds
 from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.incident_words import as_dicts
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import (
@@ -135,6 +137,8 @@ class Current:
     diagnoses: Mapping[DeviceKey, Diagnosis] = field(default_factory=dict)
     since: Mapping[tuple[DeviceKey, str], float] = field(default_factory=dict)
     jobs: Mapping[str, Sequence[Rank]] = field(default_factory=dict)
+    # As in JSON.
+    incidents: Sequence[Mapping[str, Any]] = ()
 
 
 class Watch:
@@ -160,7 +164,9 @@ class Watch:
         listed = {status.gpu.uuid for status in snapshot.gpus}
         window = self._signals.recent()
         diagnoses = {each.device: each for each in diagnose(window) if each.device.uuid in listed}
-        self.current = Current(snapshot.at, diagnoses, self._since(snapshot.at, diagnoses), _jobs(window, diagnoses))
+        since = self._since(snapshot.at, diagnoses)
+        incidents = as_dicts(diagnoses.values(), since=since)
+        self.current = Current(snapshot.at, diagnoses, since, _jobs(window, diagnoses), incidents)
 
     def _since(self, at: float, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[tuple[DeviceKey, str], float]:
         began: dict[tuple[DeviceKey, str], tuple[str, float]] = {}

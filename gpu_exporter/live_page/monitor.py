@@ -22,6 +22,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.health import fitness
 from gpu_exporter.live_page.history import NO_CLASS, POINTS, STEP_SECONDS, LiveHistory
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
@@ -207,6 +208,7 @@ class LiveMonitor:
             "classes": [{"name": each.name, "words": each.means, "colour": each.colour} for each in BOTTLENECKS],
             "gpus": entries,
             "jobs": self._jobs(),
+            "incidents": self.current.incidents,
             "newest_profile": self.newest_profile(),
         }
 
@@ -303,6 +305,12 @@ class LiveMonitor:
             if len(of_gpu) < MOST_XIDS:
                 of_gpu.append({name: event[name] for name in ("at", "xid", "name", "kind", "action", "meaning")})
         return by_gpu
+
+    def incidents_json(self) -> bytes:
+        """Return the incidents of the last diagnosis as JSON: see docs/api.md."""
+        current = self.current
+        about = {"apiVersion": VERSION, "version": __version__, "node": self.name, "at": current.at or None}
+        return json.dumps({**about, "incidents": current.incidents}).encode()
 
     def history_json(self) -> bytes:
         """Return the last hour of all devices as JSON: see docs/api.md. It is composed once per point."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.detail import detail
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
-from gpu_exporter.top.table import columns_for, heading, line
+from gpu_exporter.top.table import SEVERITY_STYLES, columns_for, heading, line
 
 # A view that is older than this and than some collections is outdated, and its age is shown.
 OLD_SECONDS, OLD_INTERVALS = 3.5, 2.5
 LEAST_DETAIL = 5
+# The table of GPUs needs the room.
+MOST_INCIDENTS = 3
 HELP = (
     ("up, down, j, k", "choose a GPU; also PgUp, PgDn, Home, End"),
     ("Enter, space", "show everything about the chosen GPU, or go back"),
@@ -173,7 +177,9 @@ class Screen:
             old = f" The values are {whole_duration(age)} old." if view.at else ""
             text = f" {view.problem or 'No new values.'}"
             lines.append(padded((Span(fit(text, max(0, width - width_of(old))) + old),), width, "problem"))
-        return lines
+        return lines + [
+            _incident(each, width) for each in view.incidents[:MOST_INCIDENTS] if each["severity"] != "info"
+        ]
 
     def _foot(self) -> Line:
         width = self.size[0]
@@ -216,6 +222,14 @@ class Screen:
         for keys, words in HELP:
             lines += wrapped(words, width, " " * 18, first=f"  {keys:<15} ")
         return [*lines, (), *wrapped(ABOUT, width, "  ", first="  ")]
+
+
+def _incident(incident: Mapping[str, Any], width: int) -> Line:
+    """Return what broke, and how many other GPUs it slows down."""
+    others = len(incident["hit"])
+    hit = f" ({others} other GPU{'s' * (others != 1)} hit)" if others else ""
+    text = printable(f" {incident['words']}", width)
+    return (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, SEVERITY_STYLES[Severity(incident["severity"])]),)
 
 
 def _searched(row: GpuRow) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
@@ -63,6 +64,7 @@ class View:
 
     `origin` names the source, `banner` says that the values are replayed or simulated, and `problem` why there are no
     newer ones. `interval` is the time between two collections. `judged` is false until there is a first diagnosis.
+    `incidents` are the most urgent ones, as in JSON.
     """
 
     at: float = 0.0
@@ -73,3 +75,4 @@ class View:
     interval: float = 1.0
     judged: bool = False
     gpus: tuple[GpuRow, ...] = ()
+    incidents: Sequence[Mapping[str, Any]] = ()

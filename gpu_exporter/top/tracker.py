@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.incident_words import as_dicts
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
 from gpu_exporter.diagnosis.report import is_reported
@@ -124,6 +125,7 @@ class Tracker:
         self.command_of: Callable[[str], str] = lambda pid: ""
         self._taken, self._judged_at, self._pause = 0, 0.0, SOONEST
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
+        self._incidents: Sequence[Mapping[str, Any]] = ()
         self._hidden: set[DeviceKey] = set()
         self._classes: dict[DeviceKey, tuple[str, float]] = {}
         self._rows: dict[DeviceKey, GpuRow] = {}
@@ -153,6 +155,7 @@ class Tracker:
             interval=facts.interval,
             judged=bool(self._judged_at),
             gpus=tuple(self._shown(window)),
+            incidents=self._incidents,
         )
 
     def _judge(self, window: Window) -> None:
@@ -168,6 +171,7 @@ class Tracker:
             name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
             if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
+        self._incidents = as_dicts(self._diagnoses.values())
         self._judged_at = begun
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
 

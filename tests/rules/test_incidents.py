@@ -16,7 +16,7 @@ from gpu_exporter.alerting.alertmanager import alertmanager
 from gpu_exporter.alerting.groups import as_text
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.diagnosis.incidents import Finding, incidents
+from gpu_exporter.diagnosis.incidents import PlacedMode, incidents
 from tests.rules.promtool import Expect, check
 
 SETS = 200
@@ -25,13 +25,13 @@ AT_ONCE = 25
 WHERE = ("cluster", "node", "UUID", "namespace", "workload")
 
 
-def labels(finding: Finding) -> Mapping[str, str]:
+def labels(finding: PlacedMode) -> Mapping[str, str]:
     """Return the labels of the alert of a finding."""
     mode = finding.mode
     return {"alertname": mode.name, "severity": mode.severity.value, "domain": mode.domain.value, **finding.labels}
 
 
-def drawn(number: int) -> Sequence[Finding]:
+def drawn(number: int) -> Sequence[PlacedMode]:
     """Draw alerts on the GPUs of two nodes, on which two jobs run; some lack the GPU, the node or the job."""
     chance = random.Random(number)
     found = {}
@@ -46,7 +46,7 @@ def drawn(number: int) -> Sequence[Finding]:
             }
             missing = chance.choice(((), (), ("workload", "namespace"), ("UUID",), ("node",), ("UUID", "node")))
             known = {name: text for name, text in where.items() if name not in missing}
-            found[(mode.name, *known.values())] = Finding(mode, known)
+            found[(mode.name, *known.values())] = PlacedMode(mode, known)
     return list(found.values())
 
 
@@ -55,7 +55,7 @@ class Alerts:
 
     name = "incidents"
 
-    def __init__(self, sets: Sequence[Sequence[Finding]]) -> None:
+    def __init__(self, sets: Sequence[Sequence[PlacedMode]]) -> None:
         self._sets = sets
 
     def rendered(self) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ def test_alertmanager_silences_what_an_incident_explains() -> None:
         assert {id(each) for each in loud} & silenced == explained, f"set {number}"
 
 
-def _inhibits(rule: Mapping[str, Any], findings: Sequence[Finding], target: Finding) -> bool:
+def _inhibits(rule: Mapping[str, Any], findings: Sequence[PlacedMode], target: PlacedMode) -> bool:
     """Return whether a rule silences an alert; labels that both lack are equal for Alertmanager."""
     if not _matches(rule["target_matchers"], target):
         return False
@@ -113,7 +113,7 @@ def _inhibits(rule: Mapping[str, Any], findings: Sequence[Finding], target: Find
     )
 
 
-def _matches(matchers: Sequence[str], finding: Finding) -> bool:
+def _matches(matchers: Sequence[str], finding: PlacedMode) -> bool:
     return all(bool(re.fullmatch(wanted, labels(finding).get(name, ""))) for name, wanted in map(_parsed, matchers))
 
 
@@ -132,6 +132,6 @@ def test_every_finding_is_in_an_incident() -> None:
         assert len(causes) == len(set(causes))
 
 
-def _members(found: Sequence[Any]) -> Iterator[Finding]:
+def _members(found: Sequence[Any]) -> Iterator[PlacedMode]:
     for incident in found:
         yield from (*incident.causes, *incident.effects)

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.bottlenecks import WINDOW, bottleneck_is
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import HANGS
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity, Wave, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Scope, Severity, Wave
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, OrIfKnown, Over, Unless
 from gpu_exporter.model.verdict import Action
 
@@ -207,7 +207,7 @@ MODES = (
         And(bottleneck_is("host-bound"), bottlenecks.LAUNCHES, name="launch_bound"),
         shows=bottlenecks.GR,
         cause=Cause.HOST,
-        explains={Within.GPU: ("GpuHostBound",)},
+        explains={Place.GPU: ("GpuHostBound",)},
         meaning="The GPU is often idle, and the CPU sends it one small kernel after another: launches alone cause the "
         "traffic on the PCIe bus. The thread that launches them is the limit.",
         impact="The GPU is idle while it waits for the next kernel. A faster GPU would not help; a faster CPU core would.",
@@ -240,7 +240,7 @@ MODES = (
         scope=Scope.FLEET,
         requires="inference server",
         cause=Cause.HOST,
-        explains={Within.GPU: ("GpuLaunchBound",)},
+        explains={Place.GPU: ("GpuLaunchBound",)},
         meaning="The inference server on this GPU handled less than one request at a time during the last half hour, and "
         "the GPU worked less than 60 % of the time.",
         impact="The GPU costs its full price.",

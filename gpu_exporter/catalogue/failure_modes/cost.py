@@ -8,7 +8,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import IDLE_ENGINE, MOVING, QUIET_PCIE
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
 from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
@@ -122,7 +122,7 @@ MODES = (
         # Longer than the hold: a gap in the metrics two hours ago makes the condition unknown for a moment.
         keep=30 * MINUTE,
         cause=Cause.HOST,
-        explains={Within.GPU: ("GpuMemoryHoarded",)},
+        explains={Place.GPU: ("GpuMemoryHoarded",)},
         meaning="A pod or job has this GPU, or a program holds memory of it, but for two hours nothing ran on it and "
         "nothing was copied.",
         impact="The GPU costs its full price, and nobody else can use it. Electricity is by far the smaller part.",
@@ -162,7 +162,7 @@ MODES = (
             Compare(Over(s.SM_ACTIVE, Fn.MAX, HOARDED_FOR, whole=True), "<", HOARDER_SM),
         ),
         cause=Cause.CAPACITY,
-        explains={Within.GPU: ("GpuHostBound",)},
+        explains={Place.GPU: ("GpuHostBound",)},
         meaning="The memory of this GPU was nearly full for an hour while its SMs hardly worked: the program probably "
         "reserves more memory than it needs.",
         impact="Other programs cannot share the GPU, although its SMs are free.",

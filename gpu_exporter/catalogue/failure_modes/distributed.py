@@ -19,7 +19,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Scope, Severity
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -146,7 +146,7 @@ MODES = (
         scope=Scope.JOB,
         cause=Cause.PEERS,
         explains={
-            Within.JOB: (
+            Place.JOB: (
                 "GpuJobSlower",
                 "GpuJobGoodputLow",
                 "GpuAllocatedIdle",
@@ -198,11 +198,11 @@ MODES = (
         scope=Scope.JOB,
         cause=Cause.PEERS,
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuDataLoadingBound",
                 "GpuHostBound",
             ),
-            Within.JOB: (
+            Place.JOB: (
                 "GpuJobSlower",
                 "GpuCommunicationBound",
             ),
@@ -254,7 +254,7 @@ MODES = (
         scope=Scope.JOB,
         cause=Cause.PEERS,
         explains={
-            Within.JOB: (
+            Place.JOB: (
                 "GpuJobSlower",
                 "GpuCommunicationBound",
             )
@@ -300,7 +300,7 @@ MODES = (
         scope=Scope.JOB,
         cause=Cause.HOST,
         shows=c.GR,
-        explains={Within.JOB: ("GpuHostBound", "GpuLaunchBound")},
+        explains={Place.JOB: ("GpuHostBound", "GpuLaunchBound")},
         meaning="Every rank of the job launches kernels that are too short. In each step the others wait for this rank in "
         "a collective: its engine is less active than theirs, because theirs are busy while they wait.",
         impact="The job runs at the speed of one CPU core: that of this rank.",
@@ -374,7 +374,7 @@ MODES = (
         shows=_NVLINK_SHARE,
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        explains={Within.JOB: ("GpuCommunicationBound",)},
+        explains={Place.JOB: ("GpuCommunicationBound",)},
         meaning="This rank moves far less data over NVLink than the other ranks of its job, although all of them "
         "communicate and work alike.",
         impact="Part of its traffic takes a slower path, or the model is split unevenly.",

@@ -6,7 +6,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
@@ -76,15 +76,15 @@ MODES = (
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))""",
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuRecoveryActionRequired",
                 "GpuTelemetryStale",
             ),
-            Within.NODE: (
+            Place.NODE: (
                 "GpuFabricNotReady",
                 "GpuNvlinkDown",
             ),
-            Within.JOB: (
+            Place.JOB: (
                 "GpuJobStalled",
                 "GpuCollectiveStall",
             ),
@@ -142,14 +142,14 @@ MODES = (
         Inject(xid=79),
         _on(s.XID_FATAL),
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuLost",
                 "GpuNvlinkDown",
                 "GpuRowRemapPending",
                 "GpuXidUnknown",
                 "GpuXidApplication",
             ),
-            Within.JOB: (
+            Place.JOB: (
                 "GpuJobStalled",
                 "GpuCollectiveStall",
             ),
@@ -198,7 +198,7 @@ MODES = (
         Inject({m.ECC_DBE_VOL: 2.0}),
         Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuXidFatal",
                 "GpuRetiredPagesPending",
                 "GpuSpareRowsLow",
@@ -243,7 +243,7 @@ MODES = (
         "RMA. No reset repairs it.",
         Inject({m.REMAP_FAILURE: 1.0}),
         _on(s.REMAP_FAILED),
-        explains={Within.GPU: ("GpuEccUncorrectable",)},
+        explains={Place.GPU: ("GpuEccUncorrectable",)},
         meaning="The GPU should have replaced a bad memory row by a spare one, and could not. The driver reports this "
         "when a bank has used up its spare rows, when the same row fails again, or when 512 rows are remapped.",
         impact="The next error in this row ends the program that touches it. No reset repairs it.",
@@ -279,7 +279,7 @@ MODES = (
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuNvlinkDown",
                 "GpuRowRemapPending",
                 "GpuRetiredPagesPending",
@@ -322,7 +322,7 @@ MODES = (
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
-        explains={Within.GPU: ("GpuNvlinkErrors",)},
+        explains={Place.GPU: ("GpuNvlinkErrors",)},
         meaning="Some NVLinks of this GPU are up and others are down.",
         impact="Collectives run at the speed of the slowest path, so the whole job on this GPU slows down. On NVSwitch "
         "systems, CUDA may refuse to start.",
@@ -363,7 +363,7 @@ MODES = (
             Compare(Over(s.FABRIC), ">=", 1.0),
             Compare(Over(s.FABRIC), "<=", 4.0),
         ),
-        explains={Within.GPU: ("GpuNvlinkDown",)},
+        explains={Place.GPU: ("GpuNvlinkDown",)},
         meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), 2 "
         "(in progress) or 4 (completed with an error); a GPU that is ready has 3. GPUs before Hopper do not "
         "report it.",
@@ -417,7 +417,7 @@ MODES = (
         ),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
-        explains={Within.GPU: ("GpuThermalMarginLow",), Within.JOB: ("GpuJobStraggler",)},
+        explains={Place.GPU: ("GpuThermalMarginLow",), Place.JOB: ("GpuJobStraggler",)},
         meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
         "five minutes, or the driver in more than half of them.",
         impact="The GPU is slower, and so is every job that has a rank on it.",
@@ -455,7 +455,7 @@ MODES = (
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
-        explains={Within.JOB: ("GpuJobStraggler",)},
+        explains={Place.JOB: ("GpuJobStraggler",)},
         meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",
@@ -639,12 +639,12 @@ MODES = (
             Compare(Over(s.UTIL, Fn.MEAN, 5 * MINUTE, bare=True), ">=", LINK_BUSY),
         ),
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuPcieBound",
                 "GpuDataLoadingBound",
                 "GpuHostBound",
             ),
-            Within.JOB: ("GpuJobStraggler",),
+            Place.JOB: ("GpuJobStraggler",),
         },
         meaning="The PCIe link is narrower or slower than GPU and slot allow, while the GPU is busy. An idle link that "
         "saves power does not count.",
@@ -682,7 +682,7 @@ MODES = (
         "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
-        explains={Within.GPU: ("GpuPcieLinkDegraded",)},
+        explains={Place.GPU: ("GpuPcieLinkDegraded",)},
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
         "the PCI Express specification allows; it grows with the number of lanes and the generation.",
         impact="Bandwidth falls and latency grows. A degraded link or a lost GPU often follows.",
@@ -719,8 +719,8 @@ MODES = (
             Compare(Over(s.NVLINK_CRC, Fn.INCREASE, HOUR), ">", LINK_ERRORS),
         ),
         keep=30 * MINUTE,
-        explains={Within.GPU: ("GpuNvlinkImbalance",), Within.JOB: ("GpuJobStraggler",)},
-        meaning="Within an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
+        explains={Place.GPU: ("GpuNvlinkImbalance",), Place.JOB: ("GpuJobStraggler",)},
+        meaning="Place an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
         "once, or saw more than ten CRC errors.",
         impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "
         "Programs do not fail yet.",
@@ -879,7 +879,7 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         unless="on (cluster, node) max by (cluster, node) (max_over_time(kube_node_spec_unschedulable[10m])) == 1",
         scope=Scope.FLEET,
         explains={
-            Within.NODE: (
+            Place.NODE: (
                 "GpuLost",
                 "GpuTelemetryStale",
                 "GpuAttributionDown",

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
 from gpu_exporter.conditions.tree import Compare, Limit
 from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
 from gpu_exporter.model.verdict import Action
@@ -125,7 +125,7 @@ OF_JOBS = (
         requires=LOOP,
         cause=Cause.PEERS,
         explains={
-            Within.JOB: (
+            Place.JOB: (
                 "GpuCollectiveStall",
                 "GpuJobStraggler",
             )
@@ -170,7 +170,7 @@ job:pause_spread:ratio > 0.05""",
         requires=LOOP,
         cause=Cause.PEERS,
         explains={
-            Within.JOB: (
+            Place.JOB: (
                 "GpuStragglerStarved",
                 "GpuStragglerSlow",
                 "GpuStragglerLaunchBound",
@@ -213,7 +213,7 @@ job:pause_spread:ratio > 0.05""",
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
-        explains={Within.JOB: ("GpuJobMfuDropped",)},
+        explains={Place.JOB: ("GpuJobMfuDropped",)},
         meaning="Over 15 minutes, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
         "median of the last day; samples if the loop does not count tokens, steps if it counts neither. Evaluations and "
         "checkpoints do not count, and the speed is that of one rank, so more or fewer ranks do not matter.",
@@ -245,11 +245,11 @@ job:pause_spread:ratio > 0.05""",
         requires=LOOP,
         cause=Cause.HOST,
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuDataLoadingBound",
                 "GpuHostBound",
             ),
-            Within.JOB: (
+            Place.JOB: (
                 "GpuJobStraggler",
                 "GpuJobGoodputLow",
             ),
@@ -288,7 +288,7 @@ OF_COST = (
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.HOST,
-        explains={Within.JOB: ("GpuJobMfuDropped",)},
+        explains={Place.JOB: ("GpuJobMfuDropped",)},
         meaning="In the last hour, the ranks of this job spent at least a quarter of their time on something other than "
         "training steps. The label `activity` says on what; `other` is time in which the loop was not running, or a step "
         "that did not end.",

@@ -62,7 +62,7 @@ class Scope(Enum):
     FLEET = "fleet"
 
 
-class Within(Enum):
+class Place(Enum):
     """Where a cause and its effect occur: on the same GPU, on the same node, in the same job, or in the same cluster."""
 
     GPU = "GPU"
@@ -146,7 +146,7 @@ class FailureMode:
     unless: str = ""
     lesser: Condition | None = None
     lesser_because: str = ""
-    explains: Mapping[Within, tuple[str, ...]] = field(default_factory=dict)
+    explains: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
     shows: Over | Calc | None = None
     meaning: str = ""
     impact: str = ""

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import ALL_RANKS, SAME_ENGINE
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Values, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity, Values
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Mark, Or, Over, PeerMedian, PeerShare
 from gpu_exporter.model.verdict import Action
 
@@ -52,8 +52,8 @@ MODES = (
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
         explains={
-            Within.GPU: ("GpuNicFlapping",),
-            Within.JOB: (
+            Place.GPU: ("GpuNicFlapping",),
+            Place.JOB: (
                 "GpuJobStalled",
                 "GpuCollectiveStall",
             ),
@@ -89,7 +89,7 @@ MODES = (
         Compare(Over(n.DOWNED, Fn.INCREASE, HOUR), ">=", FLAPS),
         keep=30 * MINUTE,
         explains={
-            Within.GPU: (
+            Place.GPU: (
                 "GpuNicSlowLink",
                 "GpuNicErrors",
             )
@@ -122,7 +122,7 @@ MODES = (
         "link up again.",
         Inject({m.NIC_RATE_SHARE: 0.5}),
         Compare(Over(n.RATE_SHARE), "<", FULL_RATE),
-        explains={Within.GPU: ("GpuLoaderStorageBound",), Within.JOB: ("GpuNicSlowRail",)},
+        explains={Place.GPU: ("GpuLoaderStorageBound",), Place.JOB: ("GpuNicSlowRail",)},
         meaning="A link of a network port nearest to this GPU is slower than it was, or than that of other ports of the "
         "same kind of card in this node.",
         impact="A collective is as fast as its slowest link, so all nodes of a job wait for this one.",
@@ -155,7 +155,7 @@ MODES = (
             Compare(mean(n.RETRANSMITS), ">", RETRANSMITS),
         ),
         keep=15 * MINUTE,
-        explains={Within.JOB: ("GpuNicSlowRail",)},
+        explains={Place.JOB: ("GpuNicSlowRail",)},
         meaning="The network ports nearest to this GPU see errors of the link (symbol errors, recoveries, buffer overruns, "
         "receive errors), or retransmit packets all the time, because packets are lost, late or out of order.",
         impact="Each lost packet delays its connection until it is retransmitted. All ranks of the collective wait for it.",
@@ -194,7 +194,7 @@ MODES = (
         ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        explains={Within.JOB: ("GpuJobStraggler",)},
+        explains={Place.JOB: ("GpuJobStraggler",)},
         meaning="A rail is the network port, with its switch, through which the GPUs in the same place of all nodes "
         "communicate. All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
         "half of their traffic, although its GPU is as busy as theirs.",

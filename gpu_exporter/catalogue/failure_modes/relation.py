@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Within
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place
 
 # The labels that the alerts of a cause and of its effect share, besides the cluster. Both alerts must have the last one.
-LABELS: Mapping[Within, tuple[str, ...]] = {
-    Within.GPU: ("UUID",),
-    Within.NODE: ("node",),
-    Within.JOB: ("namespace", "workload"),
-    Within.CLUSTER: (),
+LABELS: Mapping[Place, tuple[str, ...]] = {
+    Place.GPU: ("UUID",),
+    Place.NODE: ("node",),
+    Place.JOB: ("namespace", "workload"),
+    Place.CLUSTER: (),
 }
 # Where a cause and the effect of its effect share a place, by the places that each step shares.
-_CHAINED: Mapping[tuple[Within, Within], Within] = {
-    (Within.GPU, Within.GPU): Within.GPU,
-    (Within.GPU, Within.NODE): Within.NODE,
-    (Within.GPU, Within.JOB): Within.JOB,
-    (Within.NODE, Within.GPU): Within.NODE,
-    (Within.NODE, Within.NODE): Within.NODE,
-    (Within.JOB, Within.GPU): Within.JOB,
-    (Within.JOB, Within.JOB): Within.JOB,
-    **{(Within.CLUSTER, place): Within.CLUSTER for place in Within},
+_CHAINED: Mapping[tuple[Place, Place], Place] = {
+    (Place.GPU, Place.GPU): Place.GPU,
+    (Place.GPU, Place.NODE): Place.NODE,
+    (Place.GPU, Place.JOB): Place.JOB,
+    (Place.NODE, Place.GPU): Place.NODE,
+    (Place.NODE, Place.NODE): Place.NODE,
+    (Place.JOB, Place.GPU): Place.JOB,
+    (Place.JOB, Place.JOB): Place.JOB,
+    **{(Place.CLUSTER, place): Place.CLUSTER for place in Place},
 }
-Effects = Mapping[str, frozenset[Within]]
+Effects = Mapping[str, frozenset[Place]]
 
 
 def effects(modes: Sequence[FailureMode]) -> Mapping[str, Effects]:
@@ -52,7 +52,7 @@ def _add(
         raise ValueError(f"catalogue/failure_modes: `explains` has a circle, {circle}: remove one of these steps")
     if mode.name in found:
         return found[mode.name]
-    of_mode: dict[str, set[Within]] = {}
+    of_mode: dict[str, set[Place]] = {}
     for place, names in mode.explains.items():
         for name in names:
             if name not in by_name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity, Within
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -72,7 +72,7 @@ MODES = (
         inject=Inject(series={"gpu_remediation_last_cycle_timestamp_seconds": _LONG_AGO}),
         fleet="time() - max by (cluster, namespace) (max_over_time(gpu_remediation_last_cycle_timestamp_seconds[6h])) "
         f"> {STOPPED:.0f}",
-        explains={Within.CLUSTER: ("GpuRemediationStuck",)},
+        explains={Place.CLUSTER: ("GpuRemediationStuck",)},
         meaning="No controller has read all nodes, decided and acted for more than ten minutes: no pod runs, none can "
         "take the Lease, or each cycle fails.",
         impact="Nodes with unhealthy GPUs are not cordoned, and repaired nodes do not return to service. Nothing is "

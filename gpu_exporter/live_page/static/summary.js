@@ -10,7 +10,7 @@ const ORDER = ["unhealthy", "degraded", "unknown"];
 
 /** Show the summary of a payload. `show` opens the row of a GPU. */
 export function renderSummary(section, payload, { show, now }) {
-  const items = [...sick(payload, now), ...missing(payload), ...heldUp(payload, now), ...slow(payload, now)];
+  const items = [...sick(payload, now), ...missing(payload), ...incidents(payload, now), ...heldUp(payload, now)];
   const data = { title: title(payload, items), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   renderIfChanged(section, data, ({ title: text, items: entries }) => [
@@ -71,11 +71,16 @@ function* sick(payload, now) {
       of: gpu.owner,
       tone: healthTone(gpu.health),
       badge: sentence(gpu.health),
-      words: said.length ? said.join("; ") : unknown(gpu),
+      words: `${said.length ? said.join("; ") : unknown(gpu)}${hitBy(gpu, payload)}`,
       since: gpu.since ? clock(gpu.since, now) : "",
       action: gpu.problems.length ? actionWords(gpu.action) : "",
     };
   }
+}
+
+/** Say which GPUs a sick one slows down. */
+function hitBy(gpu, payload) {
+  return payload.incidents.filter((incident) => culprits(incident, payload).includes(gpu)).map((incident) => alsoHit(incident, payload)).join("");
 }
 
 function unknown(gpu) {
@@ -94,36 +99,53 @@ function* missing(payload) {
   };
 }
 
-/** Yield the findings about healthy GPUs, such as what makes them slow; GPUs with the same one share a line. */
-function* slow(payload, now) {
-  const groups = new Map();
-  for (const gpu of payload.gpus) {
-    const finding = (gpu.findings ?? []).find(({ severity }) => severity === "page" || severity === "ticket");
-    if (!finding || gpu.health === "unhealthy" || gpu.health === "degraded" || isHeldUp(gpu, finding, payload)) continue;
-    if (!groups.has(finding.name)) groups.set(finding.name, { finding, gpus: [] });
-    groups.get(finding.name).gpus.push(gpu);
-  }
-  for (const { finding, gpus } of groups.values()) {
-    const began = Math.min(...gpus.map((gpu) => findingOf(gpu, finding.name).since ?? Infinity));
+/** Yield the incidents that the line of no sick GPU tells: the cause, and whom it hits. */
+function* incidents(payload, now) {
+  for (const incident of payload.incidents) {
+    const gpus = culprits(incident, payload);
+    if (incident.severity === "info" || !gpus.length || gpus.some(isSick)) continue;
+    const finding = gpus[0].findings.find(({ name }) => name === incident.cause);
+    const words = finding?.words ?? incident.words;
     yield {
       gpu: gpus[0],
       name: gpuNames(gpus),
-      of: holder(gpus, payload.jobs),
-      tone: finding.severity === "page" ? "bad" : "warn",
-      badge: finding.severity === "page" ? "Critical" : "Warning",
-      words: gpus.length > 1 ? finding.words.replace("this GPU", "each GPU") : finding.words,
-      since: Number.isFinite(began) ? clock(began, now) : "",
-      action: firstSentence(finding.advice),
+      of: incident.jobs[0] ?? holder(gpus),
+      tone: incident.severity === "critical" ? "bad" : "warn",
+      badge: sentence(incident.severity),
+      words: `${gpus.length > 1 ? words.replace("this GPU", "each GPU") : words}${alsoHit(incident, payload)}`,
+      since: incident.since ? clock(incident.since, now) : "",
+      action: firstSentence(incident.advice),
     };
   }
 }
 
-/** Yield the jobs whose ranks wait for one of them. */
+/** Return the GPUs that cause an incident. */
+function culprits(incident, payload) {
+  const ids = incident.culprits.map(idOf);
+  return payload.gpus.filter(({ id }) => ids.includes(id));
+}
+
+function idOf({ UUID: uuid, GPU_I_ID: instance }) {
+  return instance ? `${uuid}/${instance}` : uuid;
+}
+
+/** Say which GPUs an incident hits besides its cause. */
+function alsoHit(incident, payload) {
+  const ids = incident.hit.map(idOf);
+  const gpus = payload.gpus.filter(({ id }) => ids.includes(id));
+  return gpus.length ? `; ${gpuNames(gpus)} ${gpus.length === 1 ? "is" : "are"} slowed down by it` : "";
+}
+
+function isSick(gpu) {
+  return gpu.health === "unhealthy" || gpu.health === "degraded";
+}
+
+/** Yield the jobs whose ranks wait for one of them, if no incident tells why. */
 function* heldUp(payload, now) {
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   for (const [number, job] of payload.jobs.entries()) {
     const { slow: held, words } = heldUpBy(job, gpus);
-    if (!held) continue;
+    if (!held || payload.incidents.some(({ jobs, severity }) => severity !== "info" && jobs.includes(job.name))) continue;
     const began = job.ranks.map(({ id }) => stallOf(gpus.get(id))?.since).filter(Boolean);
     const stopped = job.ranks.some(({ id }) => stallOf(gpus.get(id)));
     yield {
@@ -133,37 +155,21 @@ function* heldUp(payload, now) {
       badge: stopped ? "Stopped" : "Slow",
       words: stopped ? `no progress; ${words}` : words,
       since: began.length ? clock(Math.min(...began), now) : "",
-      action: repairFirst(job, gpus),
+      action: "",
     };
   }
-}
-
-/** Return what helps a job whose ranks wait for a GPU with a fault; "" if they do not. */
-function repairFirst(job, gpus) {
-  const causes = job.ranks.filter(({ state }) => state === "waited_for").map(({ id }) => gpus.get(id));
-  return causes.length && causes.every((gpu) => gpu?.health === "unhealthy") ? `first repair ${gpuNames(causes)}` : "";
 }
 
 function stallOf(gpu) {
   return gpu?.findings?.find(({ name }) => name === STALL);
 }
 
-/** Return whether the line of its job says that this GPU waits, and for which one. */
-function isHeldUp(gpu, finding, payload) {
-  return finding.name === STALL && payload.jobs.some((job) =>
-    job.ranks.some(({ id }) => id === gpu.id) && job.ranks.some(({ state }) => state === "waiting"));
-}
-
-/** Return the job of some GPUs, or who else holds them, if that is the same for all. */
-function holder(gpus, jobs) {
-  const names = new Set(gpus.map(({ id, owner }) => jobs.find((job) => job.ranks.some((rank) => rank.id === id))?.name ?? owner));
+/** Return who holds some GPUs, if that is the same for all. */
+function holder(gpus) {
+  const names = new Set(gpus.map(({ owner }) => owner));
   return names.size === 1 ? [...names][0] : "";
 }
 
 function firstSentence(text) {
   return text.split(/\.(?:\s|$)/)[0].replaceAll("`", "");
-}
-
-function findingOf(gpu, name) {
-  return gpu.findings.find((finding) => finding.name === name);
 }

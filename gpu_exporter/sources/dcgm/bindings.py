@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, DcgmError
-from gpu_exporter.sources.dcgm.health_and_peers import Incident
+from gpu_exporter.sources.dcgm.health_and_peers import DcgmIncident
 from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, answer
 
 # The most fields of a field group, and the most entities of one call, in a host engine (DCGM 3.3 has the lower limits).
@@ -165,12 +165,14 @@ class Bindings:
         with self._errors():
             self._agent.dcgmHealthSet(handle, group, ALL_SYSTEMS)
 
-    def health(self, handle: Any, group: Any) -> tuple[Incident, ...]:
+    def health(self, handle: Any, group: Any) -> tuple[DcgmIncident, ...]:
         """Return the findings of the health checks of a group. Raises DcgmError."""
         with self._errors():
             response = self._agent.dcgmHealthCheck(handle, group)
         return tuple(
-            Incident(int(item.system), int(item.health), _entity(item.entityInfo), self._fault(int(item.error.code)))
+            DcgmIncident(
+                int(item.system), int(item.health), _entity(item.entityInfo), self._fault(int(item.error.code))
+            )
             for item in response.incidents[: response.incidentCount]
         )
 

@@ -33,7 +33,7 @@ SYSTEMS = {
 PASS, NO_ERROR = 0, "DCGM_FR_OK"
 
 
-class Incident(NamedTuple):
+class DcgmIncident(NamedTuple):
     """A finding of a health check: 10 is a warning, 20 a failure; `error` is DCGM's name of it."""
 
     system: int
@@ -45,7 +45,7 @@ class Incident(NamedTuple):
 class CallAnswers(NamedTuple):
     """DCGM's last answers about all GPUs with subscribers, or the reason why there are none."""
 
-    health: tuple[Incident, ...] | str = ()
+    health: tuple[DcgmIncident, ...] | str = ()
     peers: Mapping[int, Mapping[int, int]] | str = {}
 
 

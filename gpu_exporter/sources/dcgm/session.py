@@ -24,7 +24,7 @@ from gpu_exporter.sources.dcgm.errors import (
     outcome,
 )
 from gpu_exporter.sources.dcgm.groups import FieldWatch, Groups, WatchRequest
-from gpu_exporter.sources.dcgm.health_and_peers import NO_ANSWERS, CallAnswers, Incident
+from gpu_exporter.sources.dcgm.health_and_peers import NO_ANSWERS, CallAnswers, DcgmIncident
 from gpu_exporter.sources.dcgm.inventory import RETRY_SECONDS, Inventory
 from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer, gpu
 
@@ -68,7 +68,7 @@ class Calls:
                 failed = {"health": reason} if row is m.EXP_HEALTH else {"peers": reason}
                 self.answers = self.answers._replace(**failed)
 
-    def _health(self) -> tuple[Incident, ...]:
+    def _health(self) -> tuple[DcgmIncident, ...]:
         """One call for all GPUs: its answer takes a megabyte."""
         boards = tuple(sorted({board for board, rows in self._subscriptions.values() if m.EXP_HEALTH in rows}))
         if boards != self._boards:
