@@ -20,6 +20,8 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
 _SEVERITIES = list(Severity)
+# The ranks of a job wait for the cause of what explains this mode. A job that stands still has its own findings.
+WAITS_FOR_ALL = "GpuCommunicationBound"
 Diagnoses = Mapping[DeviceKey, Diagnosis]
 
 
@@ -155,7 +157,7 @@ def _waits(diagnosis: Diagnosis) -> bool:
 def slowed_down(incident: Incident, diagnoses: Diagnoses) -> tuple[DeviceKey, ...]:
     """Return the GPUs that an incident hits besides those that cause it: its effects, and ranks that wait for it."""
     found = [finding.device for finding in (*incident.causes, *incident.effects) if finding.device]
-    if any(Place.JOB in places for places in EFFECTS[incident.mode.name].values()):
+    if Place.JOB in EFFECTS[incident.mode.name].get(WAITS_FOR_ALL, ()):
         jobs = {_labels(finding, Place.JOB) for finding in incident.causes} - {()}
         found += [
             device

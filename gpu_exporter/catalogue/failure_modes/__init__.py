@@ -42,5 +42,5 @@ def file_of(mode: FailureMode) -> ModuleType:
 
 
 check(MODES)
-# What each mode explains, directly or through others.
+# What each mode explains, and where.
 EFFECTS = effects(MODES)

@@ -240,7 +240,12 @@ MODES = (
         scope=Scope.FLEET,
         requires="inference server",
         cause=Cause.HOST,
-        explains={Place.GPU: ("GpuLaunchBound",)},
+        explains={
+            Place.GPU: (
+                "GpuLaunchBound",
+                "GpuHostBound",
+            )
+        },
         meaning="The inference server on this GPU handled less than one request at a time during the last half hour, and "
         "the GPU worked less than 60 % of the time.",
         impact="The GPU costs its full price.",

@@ -122,7 +122,12 @@ MODES = (
         # Longer than the hold: a gap in the metrics two hours ago makes the condition unknown for a moment.
         keep=30 * MINUTE,
         cause=Cause.HOST,
-        explains={Place.GPU: ("GpuMemoryHoarded",)},
+        explains={
+            Place.GPU: (
+                "GpuMemoryHoarded",
+                "GpuHostBound",
+            )
+        },
         meaning="A pod or job has this GPU, or a program holds memory of it, but for two hours nothing ran on it and "
         "nothing was copied.",
         impact="The GPU costs its full price, and nobody else can use it. Electricity is by far the smaller part.",

@@ -19,7 +19,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import SLOWED_JOB, Domain, FailureMode, Inject, Place, Scope, Severity
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -149,6 +149,7 @@ MODES = (
             Place.JOB: (
                 "GpuJobSlower",
                 "GpuJobGoodputLow",
+                "GpuJobMfuDropped",
                 "GpuAllocatedIdle",
             )
         },
@@ -202,10 +203,7 @@ MODES = (
                 "GpuDataLoadingBound",
                 "GpuHostBound",
             ),
-            Place.JOB: (
-                "GpuJobSlower",
-                "GpuCommunicationBound",
-            ),
+            Place.JOB: SLOWED_JOB,
         },
         meaning="The other ranks of the job wait for this rank, and its GPU waits for its host. Its engine is less active "
         "than theirs, because their engines stay busy while they wait in the collective.",
@@ -253,12 +251,7 @@ MODES = (
         "no fault.",
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        explains={
-            Place.JOB: (
-                "GpuJobSlower",
-                "GpuCommunicationBound",
-            )
-        },
+        explains={Place.JOB: SLOWED_JOB},
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
         "SMs are more active, while theirs are partly empty because they wait. A large difference counts after 5 minutes, "
         "a small one (a rank that is about 15 % slower) if it lasts for an hour; the hold comes on top.",
@@ -300,7 +293,12 @@ MODES = (
         scope=Scope.JOB,
         cause=Cause.HOST,
         shows=c.GR,
-        explains={Place.JOB: ("GpuHostBound", "GpuLaunchBound")},
+        explains={
+            Place.JOB: (
+                "GpuHostBound",
+                "GpuLaunchBound",
+            )
+        },
         meaning="Every rank of the job launches kernels that are too short. In each step the others wait for this rank in "
         "a collective: its engine is less active than theirs, because theirs are busy while they wait.",
         impact="The job runs at the speed of one CPU core: that of this rank.",

@@ -6,7 +6,18 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import (
+    SLOWED_JOB,
+    STOPPED_JOB,
+    STRAGGLING_GPU,
+    Domain,
+    FailureMode,
+    Inject,
+    Place,
+    Ramp,
+    Scope,
+    Severity,
+)
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
@@ -84,10 +95,7 @@ MODES = (
                 "GpuFabricNotReady",
                 "GpuNvlinkDown",
             ),
-            Place.JOB: (
-                "GpuJobStalled",
-                "GpuCollectiveStall",
-            ),
+            Place.JOB: STOPPED_JOB,
         },
         meaning="The driver no longer answers for this GPU, or fewer GPUs answer than this node had. Usually the GPU "
         "fell off the PCIe bus (XID 79) or its firmware hung (XID 119 or 120). Programs that use it fail with "
@@ -144,15 +152,15 @@ MODES = (
         explains={
             Place.GPU: (
                 "GpuLost",
+                "GpuRecoveryActionRequired",
                 "GpuNvlinkDown",
+                "GpuNvlinkErrors",
                 "GpuRowRemapPending",
+                "GpuTelemetryStale",
                 "GpuXidUnknown",
                 "GpuXidApplication",
             ),
-            Place.JOB: (
-                "GpuJobStalled",
-                "GpuCollectiveStall",
-            ),
+            Place.JOB: STOPPED_JOB,
         },
         meaning="The driver reported an XID for which NVIDIA's catalog recommends a repair, and cloud providers take the "
         "node out of service automatically. The label `xid` has the code; [XID codes](../xids.md) explains it.",
@@ -200,10 +208,15 @@ MODES = (
         explains={
             Place.GPU: (
                 "GpuXidFatal",
+                "GpuLost",
+                "GpuRecoveryActionRequired",
+                "GpuRowRemapPending",
                 "GpuRetiredPagesPending",
                 "GpuSpareRowsLow",
                 "GpuEccCorrectableStorm",
-            )
+                "GpuXidApplication",
+            ),
+            Place.JOB: STOPPED_JOB,
         },
         meaning="Since the driver was loaded, ECC found an error in the memory of this GPU that it could not correct, or "
         "SRAM errors exceeded the number that NVIDIA accepts. The program that read this memory was ended or got "
@@ -243,7 +256,16 @@ MODES = (
         "RMA. No reset repairs it.",
         Inject({m.REMAP_FAILURE: 1.0}),
         _on(s.REMAP_FAILED),
-        explains={Place.GPU: ("GpuEccUncorrectable",)},
+        explains={
+            Place.GPU: (
+                "GpuEccUncorrectable",
+                "GpuXidFatal",
+                "GpuRecoveryActionRequired",
+                "GpuRowRemapPending",
+                "GpuSpareRowsLow",
+                "GpuEccCorrectableStorm",
+            )
+        },
         meaning="The GPU should have replaced a bad memory row by a spare one, and could not. The driver reports this "
         "when a bank has used up its spare rows, when the same row fails again, or when 512 rows are remapped.",
         impact="The next error in this row ends the program that touches it. No reset repairs it.",
@@ -322,7 +344,14 @@ MODES = (
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
-        explains={Place.GPU: ("GpuNvlinkErrors",)},
+        explains={
+            Place.GPU: (
+                "GpuNvlinkErrors",
+                "GpuNvlinkImbalance",
+                *STRAGGLING_GPU,
+            ),
+            Place.JOB: SLOWED_JOB,
+        },
         meaning="Some NVLinks of this GPU are up and others are down.",
         impact="Collectives run at the speed of the slowest path, so the whole job on this GPU slows down. On NVSwitch "
         "systems, CUDA may refuse to start.",
@@ -417,7 +446,13 @@ MODES = (
         ),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
-        explains={Place.GPU: ("GpuThermalMarginLow",), Place.JOB: ("GpuJobStraggler",)},
+        explains={
+            Place.GPU: (
+                "GpuThermalMarginLow",
+                *STRAGGLING_GPU,
+            ),
+            Place.JOB: SLOWED_JOB,
+        },
         meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
         "five minutes, or the driver in more than half of them.",
         impact="The GPU is slower, and so is every job that has a rank on it.",
@@ -455,7 +490,7 @@ MODES = (
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
-        explains={Place.JOB: ("GpuJobStraggler",)},
+        explains={Place.GPU: STRAGGLING_GPU, Place.JOB: SLOWED_JOB},
         meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",
@@ -643,8 +678,9 @@ MODES = (
                 "GpuPcieBound",
                 "GpuDataLoadingBound",
                 "GpuHostBound",
+                *STRAGGLING_GPU,
             ),
-            Place.JOB: ("GpuJobStraggler",),
+            Place.JOB: SLOWED_JOB,
         },
         meaning="The PCIe link is narrower or slower than GPU and slot allow, while the GPU is busy. An idle link that "
         "saves power does not count.",
@@ -682,7 +718,13 @@ MODES = (
         "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
-        explains={Place.GPU: ("GpuPcieLinkDegraded",)},
+        explains={
+            Place.GPU: (
+                "GpuPcieLinkDegraded",
+                *STRAGGLING_GPU,
+            ),
+            Place.JOB: SLOWED_JOB,
+        },
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
         "the PCI Express specification allows; it grows with the number of lanes and the generation.",
         impact="Bandwidth falls and latency grows. A degraded link or a lost GPU often follows.",
@@ -719,7 +761,13 @@ MODES = (
             Compare(Over(s.NVLINK_CRC, Fn.INCREASE, HOUR), ">", LINK_ERRORS),
         ),
         keep=30 * MINUTE,
-        explains={Place.GPU: ("GpuNvlinkImbalance",), Place.JOB: ("GpuJobStraggler",)},
+        explains={
+            Place.GPU: (
+                "GpuNvlinkImbalance",
+                *STRAGGLING_GPU,
+            ),
+            Place.JOB: SLOWED_JOB,
+        },
         meaning="Place an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
         "once, or saw more than ten CRC errors.",
         impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "

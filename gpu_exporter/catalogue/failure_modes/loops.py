@@ -14,7 +14,17 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import (
+    SLOWED_JOB,
+    STRAGGLING_GPU,
+    Domain,
+    FailureMode,
+    Inject,
+    Place,
+    Ramp,
+    Scope,
+    Severity,
+)
 from gpu_exporter.conditions.tree import Compare, Limit
 from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
 from gpu_exporter.model.verdict import Action
@@ -127,7 +137,10 @@ OF_JOBS = (
         explains={
             Place.JOB: (
                 "GpuCollectiveStall",
-                "GpuJobStraggler",
+                "GpuJobSlower",
+                "GpuJobGoodputLow",
+                "GpuJobMfuDropped",
+                "GpuAllocatedIdle",
             )
         },
         meaning="The training loop says that it trains, but no rank has completed a step for three times as long as usual "
@@ -170,11 +183,12 @@ job:pause_spread:ratio > 0.05""",
         requires=LOOP,
         cause=Cause.PEERS,
         explains={
-            Place.JOB: (
+            Place.GPU: (
                 "GpuStragglerStarved",
                 "GpuStragglerSlow",
                 "GpuStragglerLaunchBound",
-            )
+            ),
+            Place.JOB: SLOWED_JOB,
         },
         meaning="Self time is the time of a step without waiting for other ranks. That of this rank is far above the median "
         "of its job, compared with how far the ranks usually differ (3.5 median absolute deviations, and at least 1 % "
@@ -248,10 +262,11 @@ job:pause_spread:ratio > 0.05""",
             Place.GPU: (
                 "GpuDataLoadingBound",
                 "GpuHostBound",
+                *STRAGGLING_GPU,
             ),
             Place.JOB: (
-                "GpuJobStraggler",
                 "GpuJobGoodputLow",
+                *SLOWED_JOB,
             ),
         },
         meaning="The training loop on this GPU spends a large part of its time in its data loader, as it says itself.",

@@ -71,6 +71,28 @@ class Place(Enum):
     CLUSTER = "cluster"
 
 
+# What follows from a fault or a bottleneck of a GPU: on this GPU if it starves it, or makes it a straggler; in its job if
+# it slows it down, or stops it.
+STARVED_GPU = (
+    "GpuLoaderCpuBound",
+    "GpuLaunchThreadSaturated",
+    "GpuJobDataBound",
+    "GpuDataLoadingBound",
+    "GpuHostBound",
+    "GpuLaunchBound",
+)
+STRAGGLING_GPU = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
+SLOWED_JOB = ("GpuJobSlower", "GpuJobMfuDropped", "GpuCommunicationBound", "GpuPowerOscillation")
+STOPPED_JOB = (
+    "GpuJobStalled",
+    "GpuCollectiveStall",
+    "GpuJobSlower",
+    "GpuJobGoodputLow",
+    "GpuJobMfuDropped",
+    "GpuAllocatedIdle",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Ramp:
     """A value that starts at `start` and grows by `per_second`."""
@@ -120,7 +142,7 @@ class FailureMode:
     fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
     samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
     them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `explains` names the modes that follow from
-    this one, and where; what follows from them need not be named (`relation.py`). `shows` is the value of the alert if that is
+    this one, and where (`relation.py`). `shows` is the value of the alert if that is
     not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
     scraped in addition.
 

@@ -10,7 +10,18 @@ from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import ALL_RANKS, SAME_ENGINE
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity, Values
+from gpu_exporter.catalogue.failure_modes.mode import (
+    SLOWED_JOB,
+    STRAGGLING_GPU,
+    Domain,
+    FailureMode,
+    Inject,
+    Place,
+    Ramp,
+    Scope,
+    Severity,
+    Values,
+)
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Mark, Or, Over, PeerMedian, PeerShare
 from gpu_exporter.model.verdict import Action
 
@@ -52,10 +63,18 @@ MODES = (
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
         explains={
-            Place.GPU: ("GpuNicFlapping",),
+            Place.GPU: (
+                "GpuNicFlapping",
+                "GpuNicSlowLink",
+                "GpuNicErrors",
+                "GpuLoaderStorageBound",
+                *STRAGGLING_GPU,
+            ),
             Place.JOB: (
+                "GpuNicSlowRail",
                 "GpuJobStalled",
                 "GpuCollectiveStall",
+                *SLOWED_JOB,
             ),
         },
         meaning="A network port nearest to this GPU was active and no longer is, or its card fell off the PCIe bus; or the "
@@ -92,7 +111,12 @@ MODES = (
             Place.GPU: (
                 "GpuNicSlowLink",
                 "GpuNicErrors",
-            )
+                *STRAGGLING_GPU,
+            ),
+            Place.JOB: (
+                "GpuNicSlowRail",
+                *SLOWED_JOB,
+            ),
         },
         meaning="The link of a network port nearest to this GPU went down several times within an hour, by the counter "
         "`link_downed` of the card.",
@@ -122,7 +146,16 @@ MODES = (
         "link up again.",
         Inject({m.NIC_RATE_SHARE: 0.5}),
         Compare(Over(n.RATE_SHARE), "<", FULL_RATE),
-        explains={Place.GPU: ("GpuLoaderStorageBound",), Place.JOB: ("GpuNicSlowRail",)},
+        explains={
+            Place.GPU: (
+                "GpuLoaderStorageBound",
+                *STRAGGLING_GPU,
+            ),
+            Place.JOB: (
+                "GpuNicSlowRail",
+                *SLOWED_JOB,
+            ),
+        },
         meaning="A link of a network port nearest to this GPU is slower than it was, or than that of other ports of the "
         "same kind of card in this node.",
         impact="A collective is as fast as its slowest link, so all nodes of a job wait for this one.",
@@ -155,7 +188,13 @@ MODES = (
             Compare(mean(n.RETRANSMITS), ">", RETRANSMITS),
         ),
         keep=15 * MINUTE,
-        explains={Place.JOB: ("GpuNicSlowRail",)},
+        explains={
+            Place.GPU: STRAGGLING_GPU,
+            Place.JOB: (
+                "GpuNicSlowRail",
+                *SLOWED_JOB,
+            ),
+        },
         meaning="The network ports nearest to this GPU see errors of the link (symbol errors, recoveries, buffer overruns, "
         "receive errors), or retransmit packets all the time, because packets are lost, late or out of order.",
         impact="Each lost packet delays its connection until it is retransmitted. All ranks of the collective wait for it.",
@@ -194,7 +233,7 @@ MODES = (
         ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        explains={Place.JOB: ("GpuJobStraggler",)},
+        explains={Place.GPU: STRAGGLING_GPU, Place.JOB: SLOWED_JOB},
         meaning="A rail is the network port, with its switch, through which the GPUs in the same place of all nodes "
         "communicate. All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
         "half of their traffic, although its GPU is as busy as theirs.",

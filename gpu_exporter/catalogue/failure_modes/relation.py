@@ -1,8 +1,7 @@
 """Which failure modes explain which others: the one relation behind incidents, inhibitions and the texts of runbooks.
 
-Each mode declares the effects that it explains directly (`FailureMode.explains`). An effect of an effect is explained,
-too, as far as the same place can be told: what happens on a GPU happens on its node and in its job, but jobs span nodes
-and nodes have several jobs.
+Each mode declares what it explains, and where (`FailureMode.explains`). A finding is explained by a mode that is found in
+the same place; that may be explained in turn.
 """
 
 from __future__ import annotations
@@ -18,50 +17,37 @@ LABELS: Mapping[Place, tuple[str, ...]] = {
     Place.JOB: ("namespace", "workload"),
     Place.CLUSTER: (),
 }
-# Where a cause and the effect of its effect share a place, by the places that each step shares.
-_CHAINED: Mapping[tuple[Place, Place], Place] = {
-    (Place.GPU, Place.GPU): Place.GPU,
-    (Place.GPU, Place.NODE): Place.NODE,
-    (Place.GPU, Place.JOB): Place.JOB,
-    (Place.NODE, Place.GPU): Place.NODE,
-    (Place.NODE, Place.NODE): Place.NODE,
-    (Place.JOB, Place.GPU): Place.JOB,
-    (Place.JOB, Place.JOB): Place.JOB,
-    **{(Place.CLUSTER, place): Place.CLUSTER for place in Place},
-}
 Effects = Mapping[str, frozenset[Place]]
 
 
 def effects(modes: Sequence[FailureMode]) -> Mapping[str, Effects]:
-    """Return for each mode the modes that it explains, directly or through others, and within which places.
+    """Return for each mode the modes that it explains, and in which places.
 
     Raises ValueError, with the fix, for an unknown name or a circle.
     """
-    by_name = {mode.name: mode for mode in modes}
-    found: dict[str, Effects] = {}
-    for mode in modes:
-        _add(mode, by_name, found, ())
+    found = {mode.name: _of(mode) for mode in modes}
+    for name, effects_of_mode in found.items():
+        for effect in effects_of_mode:
+            if effect not in found:
+                raise ValueError(
+                    f"catalogue/failure_modes: {name} explains {effect}, which is no mode: correct the name"
+                )
+    done: set[str] = set()
+    for name in found:
+        _refuse_circle(name, found, (), done)
     return found
 
 
-def _add(
-    mode: FailureMode, by_name: Mapping[str, FailureMode], found: dict[str, Effects], path: tuple[str, ...]
-) -> Effects:
-    if mode.name in path:
-        circle = " -> ".join((*path[path.index(mode.name) :], mode.name))
+def _of(mode: FailureMode) -> Effects:
+    names = dict.fromkeys(name for of_place in mode.explains.values() for name in of_place)
+    return {name: frozenset(place for place, those in mode.explains.items() if name in those) for name in names}
+
+
+def _refuse_circle(name: str, found: Mapping[str, Effects], path: tuple[str, ...], done: set[str]) -> None:
+    if name in path:
+        circle = " -> ".join((*path[path.index(name) :], name))
         raise ValueError(f"catalogue/failure_modes: `explains` has a circle, {circle}: remove one of these steps")
-    if mode.name in found:
-        return found[mode.name]
-    of_mode: dict[str, set[Place]] = {}
-    for place, names in mode.explains.items():
-        for name in names:
-            if name not in by_name:
-                raise ValueError(
-                    f"catalogue/failure_modes: {mode.name} explains {name}, which is no mode: correct the name"
-                )
-            of_mode.setdefault(name, set()).add(place)
-            for effect, further in _add(by_name[name], by_name, found, (*path, mode.name)).items():
-                chained = {_CHAINED[place, each] for each in further if (place, each) in _CHAINED}
-                of_mode.setdefault(effect, set()).update(chained)
-    found[mode.name] = {name: frozenset(places) for name, places in of_mode.items() if places}
-    return found[mode.name]
+    if name not in done:
+        for effect in found[name]:
+            _refuse_circle(effect, found, (*path, name), done)
+        done.add(name)

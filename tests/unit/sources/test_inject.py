@@ -21,7 +21,8 @@ from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.conditions.evaluate import holds
 from gpu_exporter.diagnosis.diagnose import diagnose
-from gpu_exporter.diagnosis.window import as_scrape, seen
+from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.window import Window, as_scrape, seen
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.events.xid_counts import Now
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
@@ -100,9 +101,13 @@ def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
     return made
 
 
-def modes_by_gpu(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
+def signals(snapshots: Sequence[Snapshot]) -> Window:
+    """Return the signals of snapshots."""
+    return seen([as_scrape(snapshot) for snapshot in snapshots], {})
+
+
+def modes_by_gpu(evidence: Window) -> dict[str, set[str]]:
     """Return the names of the failure modes that are true at the end by GPU, with those of a fleet."""
-    evidence = seen([as_scrape(snapshot) for snapshot in snapshots], {})
     names: dict[str, set[str]] = {
         each.identity.gpu: {match.mode.name for match in each.matches} for each in diagnose(evidence)
     }
@@ -117,7 +122,12 @@ def modes_by_gpu(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.name not in OUTSIDE], ids=lambda mode: mode.name)
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
     """On its GPU, with only modes of the same incident; its peers have at most modes of the whole job."""
-    names = modes_by_gpu(pages(f"{mode.name}:{GPU}", *SPECIAL.get(mode.name, SHORT)))
+    evidence = signals(pages(f"{mode.name}:{GPU}", *SPECIAL.get(mode.name, SHORT)))
+    causes = {each.mode.name for each in of_diagnoses(diagnose(evidence))}
+    assert len(causes) <= 1, (
+        f"what {mode.name} injects is more than one incident, {causes}; {CORRECT}, or its `explains`"
+    )
+    names = modes_by_gpu(evidence)
     assert mode.name in names[str(GPU)], f"{mode.name} does not fire on what it injects; {CORRECT}"
     others = sorted(names[str(GPU)] - in_incident_of(mode))
     assert not others, f"what {mode.name} injects makes {others} fire too; {CORRECT}, or add them to `explains`"
@@ -213,7 +223,7 @@ def test_a_fault_begins_after_the_first_reads() -> None:
 
 def test_modes_add_up_on_a_gpu() -> None:
     """A straggler with thermal throttling is both; its peers are those of a straggler."""
-    names = modes_by_gpu(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *SHORT))
+    names = modes_by_gpu(signals(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *SHORT)))
     assert names[str(GPU)] == {"GpuStragglerSlow", "GpuThermalThrottling", "GpuThermalMarginLow"}
     assert names["0"] == names["2"] == set()
 
