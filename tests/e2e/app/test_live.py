@@ -84,6 +84,13 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     assert entry["headline"]["severity"] == "ticket"
     assert "GpuStragglerStarved" in [each["name"] for each in entry["findings"]]
     assert entry["headline"]["since"] <= answer["at"]
+    told = json.loads(exporter.ask("GET", "/api/v1/incidents")[1])
+    check("incidents", told)
+    (incident,) = told["incidents"]
+    assert incident["cause"] == "GpuStragglerStarved"
+    assert [each["UUID"] for each in incident["culprits"]] == [slow]
+    assert {each["UUID"] for each in incident["hit"]} == {each["id"] for each in answer["gpus"]} - {slow}
+    assert incident["lost_gpu_hours_per_hour"] > 1
 
     def history() -> Any:
         found = json.loads(exporter.ask("GET", "/api/v1/history")[1])
@@ -97,7 +104,7 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
 
 
 def test_it_agrees_with_diagnose(serve: Serve) -> None:
-    """Class and findings of each GPU are those that `gpu-exporter diagnose --url` reports."""
+    """Class and findings of each GPU, and incidents, are those that `gpu-exporter diagnose --url` reports."""
     exporter = serve("--source", "simulated", "--gpus", "4", "--inject", "GpuStragglerStarved")
 
     def shown() -> Mapping[str, tuple[str | None, set[str]]]:
@@ -112,6 +119,8 @@ def test_it_agrees_with_diagnose(serve: Serve) -> None:
         each["UUID"]: (each["class"], {mode["name"] for mode in each["modes"]}) for each in json.loads(said)["gpus"]
     }
     until(lambda: shown() == reported, 60, "the same")
+    of_page = {incident["cause"]: incident["culprits"] for incident in gpus(exporter)["incidents"]}
+    assert of_page == {incident["cause"]: incident["culprits"] for incident in json.loads(said)["incidents"]}
 
 
 def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
