@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection, HTTPResponse
@@ -103,6 +103,11 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     assert found["gpus"][slow]["sm_active"][-1] is not None
 
 
+def culprits(answer: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+    """Return the UUIDs of the GPUs that cause each incident."""
+    return {each["cause"]: [gpu["UUID"] for gpu in each["culprits"]] for each in answer["incidents"]}
+
+
 def test_it_agrees_with_diagnose(serve: Serve) -> None:
     """Class and findings of each GPU, and incidents, are those that `gpu-exporter diagnose --url` reports."""
     exporter = serve("--source", "simulated", "--gpus", "4", "--inject", "GpuStragglerStarved")
@@ -119,8 +124,7 @@ def test_it_agrees_with_diagnose(serve: Serve) -> None:
         each["UUID"]: (each["class"], {mode["name"] for mode in each["modes"]}) for each in json.loads(said)["gpus"]
     }
     until(lambda: shown() == reported, 60, "the same")
-    of_page = {incident["cause"]: incident["culprits"] for incident in gpus(exporter)["incidents"]}
-    assert of_page == {incident["cause"]: incident["culprits"] for incident in json.loads(said)["incidents"]}
+    assert culprits(gpus(exporter)) == culprits(json.loads(said))
 
 
 def test_a_gpu_that_is_lost_and_back(serve: Serve, tmp_path: Path) -> None:
