@@ -66,7 +66,8 @@ def parsed(text: str) -> dict[str, dict[str, float]]:
 
 def label(labels: str, name: str) -> str:
     """Return the value of a label; empty if it is absent."""
-    return dict(LABEL.findall(labels)).get(name, "")
+    found: dict[str, str] = dict(LABEL.findall(labels))
+    return found.get(name, "")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

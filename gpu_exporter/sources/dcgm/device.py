@@ -191,7 +191,7 @@ class DeviceContext(Protocol):
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
         """Run a job on the source's thread that takes no longer than a read. Raises SourceLost."""
 
-    def watch(self, device: DcgmDevice, prepare: Callable[[], None]) -> None:
+    def watch(self, session: Session, device: DcgmDevice, prepare: Callable[[], None]) -> None:
         """Prepare a device on the source's thread, and make the watches of all devices that are prepared by then.
 
         Raises SourceLost.
@@ -217,7 +217,7 @@ class DcgmDevice(Device):
         self, context: DeviceContext, session: Session, index: int, number: int, metrics: Sequence[Metric]
     ) -> None:
         """Attach a GPU by its index and DCGM's number. Only on the source's thread. Raises GpuLost, SourceLost."""
-        self._context, self.session, self._metrics = context, session, metrics
+        self._context, self._session, self._metrics = context, session, metrics
         self._number, self._board = number, gpu(number)
         self._series: dict[tuple[Metric, Labels], Series] = {}
         self._answered: set[Series] = set()
@@ -248,7 +248,7 @@ class DcgmDevice(Device):
     # --- watches --------------------------------------------------------------------------------------------------
 
     def _identify(self, index: int) -> Gpu:
-        inventory = self.session.inventory
+        inventory = self._session.inventory
         attributes = inventory.attributes(self._number)
         if not attributes.uuid:
             raise GpuLost(f"GPU {index}: DCGM no longer knows its UUID", "gone")
@@ -264,7 +264,7 @@ class DcgmDevice(Device):
     def _current_layout(self) -> Layout:
         """Only on the source's thread."""
         links = any(row.entity is EntityKind.NVLINK or row in OF_LINKS for row in self._metrics)
-        return layout(self.session.inventory, self._board, links=links, mig=self._mig)
+        return layout(self._session.inventory, self._board, links=links, mig=self._mig)
 
     def _series_of(self, metric: Metric, labels: Labels) -> Series:
         key = (metric, labels)
@@ -280,7 +280,7 @@ class DcgmDevice(Device):
             self._profiling_watches = []
         self._demand, self._hidden = context.demand, context.hidden
         self._interval = interval_of(context.interval, self._demand)
-        labels, constants = instances(self.session, self._layout, context.instances)
+        labels, constants = instances(self._session, self._layout, context.instances)
         self._constants = {
             self._series_of(metric, of): value
             for metric, of, value in constants
@@ -294,7 +294,7 @@ class DcgmDevice(Device):
         self._seconds = sampling(context.interval, self._demand)
         # At first, slow means are sampled as fast ones, so that a command that reads GPUs for a second has them.
         means = means if self._settled else dict.fromkeys(Pace, self._interval)
-        self._profiling = ProfilingReads(self._plan.profiling, means, time.monotonic(), self.session.counted)
+        self._profiling = ProfilingReads(self._plan.profiling, means, time.monotonic(), self._session.counted)
         self._replaced += [*self._watches, *self._profiling_watches]
         self._watches, self._profiling_watches, self._errors = [], [], {}
         self._requests = [
@@ -340,7 +340,7 @@ class DcgmDevice(Device):
         """Read XIDs from now on, if the host engine keeps them."""
         self._xid_watches += result.watches
         if not result.refused:
-            self.session.xids.watched(self._number)
+            self._session.xids.watched(self._number)
             self._context.add_listener(self._number, self._xids)
             self.xids_since = self._asked_for_xids_at
 
@@ -355,7 +355,7 @@ class DcgmDevice(Device):
 
     def _end(self, watches: Sequence[FieldWatch]) -> None:
         for watch in watches:
-            self.session.groups.unwatch(watch)
+            self._session.groups.unwatch(watch)
 
     def _subscribe(self) -> None:
         """Add the fields of this GPU to the reads that all devices share."""
@@ -366,9 +366,10 @@ class DcgmDevice(Device):
         for query in (*self._plan.plain, *self._profiling.queries):
             hurry = not self._settled and query.sampled is not Pace.FAST
             fields.setdefault((Pace.FAST if hurry else query.pace, query.entity), set()).add(query.number)
-        self.session.calls.subscribe(self, self._board, self._health_and_peers.rows)
-        pulse = next((query.key for query in self._plan.plain if query.pace is Pace.FAST), None)
-        self.session.subscribe(self, {place: frozenset(numbers) for place, numbers in fields.items()}, pulse)
+        self._session.calls.subscribe(self, self._board, self._health_and_peers.rows)
+        fast = (query for query in self._plan.plain if query.pace is Pace.FAST and query.series.metric.nvml is not None)
+        pulse = next((query.key for query in fast if query.entity == self._board), None)
+        self._session.subscribe(self, {place: frozenset(numbers) for place, numbers in fields.items()}, pulse)
         self._subscribed_at = time.monotonic()
 
     # --- readings -------------------------------------------------------------------------------------------------
@@ -382,7 +383,7 @@ class DcgmDevice(Device):
         ended = self._follow_layout(time.monotonic())
         if not self._read_once:
             paces = frozenset(Pace)
-        table = self._context.read(self.session, paces, self._subscribed_at)
+        table = self._context.read(self._session, paces, self._subscribed_at)
         now = time.monotonic()
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
@@ -445,14 +446,14 @@ class DcgmDevice(Device):
             return set()
         self._layout_at = now
         before = {*self._plan.series, *self._constants, *self._links()}
-        if self._context.inspect(self.session, lambda: self._is_watch_due(now)):
-            self._context.watch(self, self._prepare_again)
+        if self._context.inspect(self._session, lambda: self._is_watch_due(now)):
+            self._context.watch(self._session, self, self._prepare_again)
         return before - self._plan.series - self._constants.keys() - self._links().keys()
 
     def _is_watch_due(self, now: float) -> bool:
         """Whether the layout has changed, or profiling is to be retried. Only on the source's thread."""
         self._check_identity()
-        mig = self.session.table.answers.get((self._board, MIG_MODE))
+        mig = self._session.table.answers.get((self._board, MIG_MODE))
         if mig is not None and mig.value is not None:
             self._mig = mig.value == 1
         self._new_layout = self._current_layout()
@@ -464,7 +465,7 @@ class DcgmDevice(Device):
 
     def _check_identity(self) -> None:
         """Raise GpuLost if two samples in a row have another UUID: DCGM's number may belong to another GPU by now."""
-        answer = self.session.table.answers.get((self._board, UUID))
+        answer = self._session.table.answers.get((self._board, UUID))
         if answer is None or not isinstance(answer.value, str) or answer.value == self.gpu.uuid:
             self._other_since = None
         elif self._other_since is None:
@@ -481,6 +482,7 @@ class DcgmDevice(Device):
             self._prepare()
         except DcgmError as error:
             raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
+        self._answered = {series for series in self._answered if series.metric not in self._plan.unsupported}
         self._profiling.resume(before)
 
     def _read_pause(self, values: dict[Series, float]) -> set[Series]:
@@ -509,13 +511,13 @@ class DcgmDevice(Device):
 
     def close(self) -> None:
         self._context.remove_listener(self._number, self._xids)
-        self._context.clean_up(self.session, self._give_back)
+        self._context.clean_up(self._session, self._give_back)
 
     def _give_back(self) -> None:
         """End all watches. Only on the source's thread."""
-        self.session.unsubscribe(self)
+        self._session.unsubscribe(self)
         if self.xids_since is not None:
-            self.session.xids.unwatch(self._number)
+            self._session.xids.unwatch(self._number)
         self._end([*self._watches, *self._profiling_watches, *self._replaced, *self._xid_watches])
         self._watches, self._profiling_watches, self._replaced, self._xid_watches = [], [], [], []
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,7 +75,7 @@ class DcgmSource(Source):
         self.hidden: frozenset[Metric] = frozenset()
         self._chosen = chosen
         self._load, self._age = EngineLoad(), SampleAge()
-        self._prepared: list[DcgmDevice] = []
+        self._prepared: list[tuple[Session, DcgmDevice]] = []
         self._hostengine, self._folder = hostengine, folder
         self._sysfs, self._procfs = sysfs, procfs
         self._caller = CallThread(str(hostengine))
@@ -122,7 +123,7 @@ class DcgmSource(Source):
 
         self._bindings = self._bindings or load(self._folder)
         self._session = self._caller.call(connect, CONNECT_SECONDS)
-        self._age = SampleAge()
+        self._age, self._load = SampleAge(), replace(self._load, since=time.monotonic())
 
     def _retire(self) -> None:
         """Stop using the session. It stays open until a call can be made: a host engine has room for few groups."""
@@ -183,40 +184,40 @@ class DcgmSource(Source):
             number = self._number(session, index)
             device = DcgmDevice(self, session, index, number, metrics)
             self._pci[number] = device.gpu.pci_bus_id
-            self._prepared.append(device)
+            self._prepared.append((session, device))
             self._warn(session)
             self._watch_switches_and_cpus(session, metrics)
             return device
 
         device = self._call(session, prepare, ATTACH_SECONDS)
         try:
-            self._begin(device)
+            self._begin(session, device)
         except (GpuLost, SourceLost):
             device.close()
             raise
         return device
 
-    def _begin(self, device: DcgmDevice) -> None:
+    def _begin(self, session: Session, device: DcgmDevice) -> None:
         """Make the watches of this device and of all others that have been prepared by now. Raises GpuLost, SourceLost.
 
         Devices are attached by their own threads at the same time, so the others are prepared before this is called.
         """
 
         def begin() -> None:
-            if device in self._prepared:
-                self._watch_prepared(device.session)
+            if (session, device) in self._prepared:
+                self._watch_prepared(session)
             device.begin()
 
-        self._call(device.session, begin, ATTACH_SECONDS)
+        self._call(session, begin, ATTACH_SECONDS)
 
     def _watch_prepared(self, session: Session) -> None:
-        self._prepared = [device for device in self._prepared if device.session is session]
-        devices = self._prepared.copy()
-        while watches := [watch for device in devices for watch in device.take_requests()]:
+        """Make all watches of this connection that devices have prepared. Only on the thread."""
+        self._prepared = [prepared for prepared in self._prepared if prepared[0] is session]
+        while watches := [watch for _, device in self._prepared for watch in device.take_requests()]:
             results = session.groups.watch_all([watch.request for watch in watches])
             for watch, result in zip(watches, results, strict=True):
                 watch.take(watch.request, result)
-        self._prepared = [device for device in self._prepared if device not in devices]
+        self._prepared.clear()
 
     def _number(self, session: Session, index: int) -> int:
         numbers = session.inventory.gpus()
@@ -329,15 +330,15 @@ class DcgmSource(Source):
         """On the thread, run a job that takes no longer than a read. Raises SourceLost."""
         return self._call(session, job, self.timeout)
 
-    def watch(self, device: DcgmDevice, prepare: Callable[[], None]) -> None:
+    def watch(self, session: Session, device: DcgmDevice, prepare: Callable[[], None]) -> None:
         """Prepare a device again, and make its watches. Raises GpuLost, SourceLost."""
 
         def prepared() -> None:
             prepare()
-            self._prepared.append(device)
+            self._prepared.append((session, device))
 
-        self._call(device.session, prepared, ATTACH_SECONDS)
-        self._begin(device)
+        self._call(session, prepared, ATTACH_SECONDS)
+        self._begin(session, device)
 
     def clean_up(self, session: Session, job: Callable[[], None]) -> None:
         """Run a job on the thread if that is possible soon. Never raises."""

@@ -4,8 +4,8 @@ It answers the fake bindings (`dcgm_bindings`) over TCP or a Unix socket, one JS
 the JSON file STATE, which is read again when it changes. It behaves as DCGM 4.6.0: `tests/dcgm` runs against both.
 
 Its update loop reads every watched field of a GPU's link at each pass, as that of DCGM does: with `link_seconds` each
-takes that long, so that calls that wait for passes are late, and samples are as old as a pass is long. With
-`first_seconds`, the first answer of a watched field comes that much later; with `pass_seconds`, each pass takes longer.
+takes that long, and with `pass_seconds` each pass takes longer, so that calls that wait for passes are late, and
+samples are as old as a pass is long.
 `STANDIN_DCGM_CALLS` names a file to which each call is written, with its arguments.
 """
 
@@ -325,8 +325,6 @@ class Hostengine:
                 return [NO_DATA, letter, blank(letter, 0), 0]
             return [OK, letter, known[-1][1], known[-1][0]]
         now = self._wedged_at or time.time()
-        if now - watched.since < self._state.get("first_seconds", 0.0):
-            return [NO_DATA, letter, blank(letter, 0), 0]
         stamp = int(watched.stamp(now, self._pass_seconds()) * 1e6)
         value = self._value(kind, entity, field)
         if is_profiling(field) and now - watched.since < min(watched.by.values()):
