@@ -89,6 +89,7 @@ class Node:
         profiles = _profiles(source, config, live, alone=alone)
         jobs, checks = _jobs(source, config, alone=alone), _active_checks(source, config)
         self._telemetry = tuple(filter(None, (jobs, profiles, checks)))
+        source.read_rarely(selection.hidden_rows)
         self._collector = Collector(
             source,
             selection.read_rows,
@@ -150,6 +151,7 @@ class Node:
     def show(self, selection: Selection) -> None:
         """Expose another selection of metrics from the next page on."""
         self._renderer = self._renderer_of(self.source, selection)
+        self.source.read_rarely(selection.hidden_rows)
         self._collector.set_metrics(selection.read_rows)
 
     def _renderer_of(self, source: Source, selection: Selection) -> Renderer:

@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED, converter
-from gpu_exporter.catalogue.metrics import METRICS, histograms, selected
+from gpu_exporter.catalogue.metrics import (
+    CLOCK_EVENTS,
+    EXP_CLOCK_COUNT,
+    EXP_CLOCK_TOTAL,
+    METRICS,
+    histograms,
+    selected,
+)
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels, Metric, MetricSet, PerProcess, Schema
+
+CLOCK_COUNTS = frozenset({EXP_CLOCK_COUNT, EXP_CLOCK_TOTAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,17 @@ class Selection:
     file_only_rows: tuple[Metric, ...] = ()
     schema: Schema = Schema.CLASSIC
     value_labels: tuple[ValueLabel, ...] = ()
+
+    @property
+    def hidden_rows(self) -> frozenset[Metric]:
+        """The rows that are read for other purposes than their own series, none of which needs each collection: the
+        integral of a mean is exact over any time."""
+        shown = [row for row in self.read_rows if row.name in self.families]
+        needed = {row.histogram_of for row in shown} | {part for row in shown for part in row.sum_of}
+        needed |= {label.metric for label in self.value_labels}
+        if not CLOCK_COUNTS.isdisjoint(shown):
+            needed.add(CLOCK_EVENTS)
+        return frozenset(row for row in self.read_rows if row.name not in self.families and row not in needed)
 
     def label_rows(self, gpu: Gpu) -> Labels:
         """Return `labels` with their values for this GPU."""

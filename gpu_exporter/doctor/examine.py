@@ -219,6 +219,10 @@ OF_ANSWERS = {
         "the driver has no value for it, or only an impossible 0: not supported by this GPU or driver",
     ),
     "unknown_field": (FindingLevel.NOTE, "this host engine does not know the field; a newer DCGM may"),
+    "hostengine_overloaded": (
+        FindingLevel.WARN,
+        "the host engine falls behind, so it is asked for less, and for everything again later",
+    ),
     "no_room": (FindingLevel.WARN, "the host engine cannot hold more groups: `dcgmi fieldgroup -l` lists them"),
     "paused": (
         FindingLevel.WARN,

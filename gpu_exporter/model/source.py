@@ -118,6 +118,9 @@ class Source(ABC):
     def sample_every(self, seconds: float) -> None:  # noqa: B027 - most sources are sampled by being read
         """Set how often another program samples the fastest fields, if one does. Call it before `open`."""
 
+    def read_rarely(self, metrics: frozenset[Metric]) -> None:  # noqa: B027 - most sources are as fast with all metrics
+        """Set which metrics are not exposed, but only derived from or shown elsewhere: they may be read less often."""
+
     @property
     def reads_until_profiled(self) -> int:
         """How often a GPU must be read until it has profiling values: a mean needs two reads."""

@@ -41,6 +41,7 @@ class _DcgmThread(threading.Thread):
         self.opened = 0
         self._make = make
         self._interval = interval
+        self._hidden: frozenset[Metric] = frozenset()
         self._source: Source | None = None
         self._wake = threading.Event()
         self._closed = False
@@ -71,6 +72,7 @@ class _DcgmThread(threading.Thread):
         if self._source is None:
             self._source = self._make()
             self._source.sample_every(self._interval)
+        self._source.read_rarely(self._hidden)
         self._source.close()
         self._source.open()
         self.opened += 1
@@ -81,6 +83,12 @@ class _DcgmThread(threading.Thread):
         if self.down != error.reason:
             log.warning("source dcgm is down: %s", error)
         self.down = error.reason
+
+    def read_rarely(self, metrics: frozenset[Metric]) -> None:
+        """Set what DCGM samples less often."""
+        self._hidden = metrics
+        if self._source is not None:
+            self._source.read_rarely(metrics)
 
     def attach(self, gpu: Gpu, metrics: Sequence[Metric]) -> Device:
         """Attach the same GPU through DCGM. Raises GpuLost, SourceLost."""
@@ -246,6 +254,7 @@ class AutoSource(Source):
         self._nvml = nvml
         self._make = dcgm
         self._interval = 1.0
+        self._hidden: frozenset[Metric] = frozenset()
         self._dcgm: _DcgmThread | None = None
         self._starting = threading.Lock()
         self._refused = False
@@ -259,6 +268,12 @@ class AutoSource(Source):
     def sample_every(self, seconds: float) -> None:
         """Set how often DCGM samples; NVML is read at each collection."""
         self._interval = seconds
+
+    def read_rarely(self, metrics: frozenset[Metric]) -> None:
+        """Set what DCGM samples less often."""
+        self._hidden = metrics
+        if self._dcgm:
+            self._dcgm.read_rarely(metrics)
 
     def open(self) -> None:
         self._nvml.open()
@@ -288,6 +303,7 @@ class AutoSource(Source):
         with self._starting:  # GPUs are read by several threads
             if self._dcgm is None:
                 thread = _DcgmThread(self._make, self._interval)
+                thread.read_rarely(self._hidden)
                 try:
                     thread.start()
                 except RuntimeError as error:  # no more threads: NVML's values are served without DCGM's

@@ -35,6 +35,9 @@ class Subset(Source):
     def sample_every(self, seconds: float) -> None:
         self._source.sample_every(seconds)
 
+    def read_rarely(self, metrics: frozenset[Metric]) -> None:
+        self._source.read_rarely(metrics)
+
     def open(self) -> None:
         self._source.open()
         first = not self._indices

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
@@ -20,16 +23,18 @@ from gpu_exporter.io.user_text import Hostengine, device_list, hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
-from gpu_exporter.sources.dcgm import bindings, loading
+from gpu_exporter.sources.dcgm import demand, loading
 from gpu_exporter.sources.dcgm import profiling as p
 from gpu_exporter.sources.dcgm import source as source_module
+from gpu_exporter.sources.dcgm.demand import SAMPLED_SECONDS, Demand, EngineLoad
 from gpu_exporter.sources.dcgm.device import DcgmDevice
-from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.source import DcgmSource
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices
+from gpu_exporter.sources.dcgm.values import EntityGroup
+from gpu_exporter.sources.dcgm.values import gpu as dcgm_gpu
 from tests.conftest import run
 from tests.support.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
-from tests.support.tools import PATIENCE
+from tests.support.tools import LIMIT, PATIENCE
 from tests.support.tools import until as wait_until
 
 FULL = selected(MetricSet.FULL)
@@ -188,12 +193,13 @@ def test_counters_taken_while_reading(engine: Make, connect: Connect, monkeypatc
     until(device, lambda each: profiled(each) and not of(each, m.PROFILING_PAUSED))
 
 
-def test_never_a_live_read(engine: Make, connect: Connect) -> None:
-    """Live reads crash some host engines. The fake one would crash, too."""
+def test_never_a_live_read_but_of_links(engine: Make, connect: Connect) -> None:
+    """Live reads of profiling fields crash some host engines. The fake one would crash, too."""
     fake = engine()
-    device = connect(fake).attach(0, FULL)
-    until(device, profiled)
-    assert bindings.NO_FLAGS == 0
+    source = connect(fake)
+    until(source.attach(0, FULL), profiled)
+    with pytest.raises(AssertionError):
+        source._open_session().connection.live([dcgm_gpu(0)], [150])
     assert fake.process is not None
     assert fake.process.poll() is None
 
@@ -507,6 +513,61 @@ def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect, monkeypatch:
     for device in devices:
         reading = until(device, profiled)
         assert not [row for row, reason in reading.unsupported.items() if reason == "no_room"]
+
+
+def attached_together(source: DcgmSource, gpus: int) -> list[DcgmDevice]:
+    """Attach GPUs as the workers of a collector do: each on its own thread, all at the same time."""
+    hold = threading.Event()
+    with ThreadPoolExecutor(gpus + 1) as pool:
+        pool.submit(source._caller.call, hold.wait, LIMIT)
+        devices = [pool.submit(source.attach, index, FULL) for index in range(gpus)]
+        wait_until(lambda: len(source._caller._waiting) == gpus)
+        hold.set()
+        return [device.result() for device in devices]
+
+
+def test_gpus_that_are_attached_together_are_watched_together(
+    engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Four GPUs need no more calls that wait for the host engine than one does, and none of these is for a link: it
+    would read them at each pass of its loop, which takes a second here for each of them."""
+
+    def calls(gpus: int) -> Sequence[Sequence[Any]]:
+        path = tmp_path / f"calls-{gpus}"
+        monkeypatch.setenv("STANDIN_DCGM_CALLS", str(path))
+        devices = attached_together(connect(engine(gpus, link_seconds=1.0)), gpus)
+        made = [json.loads(line) for line in path.read_text().splitlines()]
+        for device in devices:
+            reading = until(device, lambda each: bool(of(each, m.LINK_TX) and of(each, m.LINK_ERRORS[0])))
+            assert len(of(reading, m.LINK_UP)) == 18
+        return made
+
+    one, four = calls(1), calls(4)
+    assert [call[0] for call in four].count("watch") == [call[0] for call in one].count("watch") > 0
+    assert {call[2] for call in four if call[0] == "group_add"} == {EntityGroup.GPU}
+
+
+def test_a_host_engine_that_falls_behind_is_asked_for_less(
+    engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line in the log, a reason for what is not read, a finding for `doctor`; and everything again later."""
+    monkeypatch.setattr(demand, "GRACE_SECONDS", 0.2)
+    fake = engine()
+    source = connect(fake)
+    source.sample_every(0.5)
+    device = source.attach(0, FULL)
+    until(device, lambda each: bool(of(each, m.LINK_TX)))
+    with fake.changed() as state:
+        state["pass_seconds"] = 2.0
+    reading = until(device, lambda each: each.unsupported.get(m.LINK_TX) == demand.OVERLOADED)
+    assert of(reading, m.GPU_TEMP) == [42]
+    assert any("asked for less" in finding.what for finding in source.findings())
+    said = [line for line in caplog.messages if "falls behind" in line]
+    assert len(said) == len({*said}) > 0
+    monkeypatch.setattr(source, "_load", EngineLoad(Demand.NO_EXTRAS, patience=0.0))
+    with fake.changed() as state:
+        state["pass_seconds"] = 0.0
+    until(device, lambda each: source.demand is Demand.ALL and bool(of(each, m.LINK_TX)))
 
 
 def test_attached_twice(engine: Make, connect: Connect) -> None:

@@ -8,6 +8,7 @@ for 60 s if that is stopped.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, a
 
 # The most fields of a field group, and the most entities of one call, in a host engine (DCGM 3.3 has the lower limits).
 MOST_FIELDS, MOST_ENTITIES = 127, 64
-# Sampled values, not live ones: a live read of a profiling field crashes the host engine.
-NO_FLAGS = 0
+# Sampled values or live ones (`DCGM_FV_FLAG_LIVE_DATA`). A live read of a profiling field of a GPU crashes the host
+# engine (4.0 to 4.6): only fields of NVLinks are read live.
+SAMPLED, LIVE = 0, 1
 AUTOMATIC, EMPTY_GROUP = 1, 1
 ALL_SYSTEMS = 0xFFFFFFFF
 
@@ -229,22 +231,23 @@ class Bindings:
             self._agent.dcgmUnwatchFields(handle, group, fields)
 
     def latest(
-        self, handle: Any, entities: Sequence[Entity], fields: Sequence[int]
+        self, handle: Any, entities: Sequence[Entity], fields: Sequence[int], *, live: bool = False
     ) -> dict[tuple[Entity, int], FieldAnswer]:
-        """Return the last sample of each field of each entity. Raises DcgmError."""
+        """Return the last sample of each field of each entity; for links also live values. Raises DcgmError."""
+        assert not live or all(entity.group is EntityGroup.LINK for entity in entities)
         answers: dict[tuple[Entity, int], FieldAnswer] = {}
         pair = self._structs.c_dcgmGroupEntityPair_t
         for first in range(0, len(entities), MOST_ENTITIES):
             batch = entities[first : first + MOST_ENTITIES]
+            known = {(int(entity.group), entity.id): entity for entity in batch}
             for start in range(0, len(fields), MOST_FIELDS):
-                pairs = [pair(int(entity.group), entity.id) for entity in batch]
+                pairs = [pair(group, number) for group, number in known]
                 with self._errors():
                     values = self._agent.dcgmEntitiesGetLatestValues(
-                        handle, pairs, list(fields[start : start + MOST_FIELDS]), NO_FLAGS
+                        handle, pairs, list(fields[start : start + MOST_FIELDS]), LIVE if live else SAMPLED
                     )
-                for value in values:
-                    entity = Entity(EntityGroup(value.entityGroupId), value.entityId)
-                    answers[entity, value.fieldId] = _answer(value)
+                for group, number, field, sample in _decoded(values):
+                    answers[known[group, number], field] = sample
         return answers
 
     def samples_since(
@@ -262,6 +265,26 @@ def _collect(group: int, entity: int, values: Any, count: int, samples: int) -> 
     into = ctypes.cast(samples, ctypes.py_object).value
     into.extend((Entity(EntityGroup(group), entity), _answer(values[place])) for place in range(count))
     return 0
+
+
+# `dcgmFieldValue_v2`, as far as numbers need it: version, kind and number of the entity, field, type, status, unused,
+# time stamp, value. Attributes of structures cost more than everything else that is done with a value.
+VALUE = struct.Struct("<IIIHhiIq8s")
+INTEGER, DOUBLE = struct.Struct("<q").unpack, struct.Struct("<d").unpack
+
+
+def _decoded(values: Any) -> Iterator[tuple[int, int, int, FieldAnswer]]:
+    """Yield the kind and number of the entity, the field and the answer of each value of an array."""
+    buffer, size = memoryview(values).cast("B"), ctypes.sizeof(values) // len(values)
+    for place in range(len(values)):
+        _, group, number, field, letter, status, _, stamp, raw = VALUE.unpack_from(buffer, place * size)
+        kind = chr(letter)
+        value: float | str
+        if kind == "s":
+            value = _text(values[place].value.str)
+        else:
+            (value,) = DOUBLE(raw) if kind == "d" else INTEGER(raw)
+        yield group, number, field, answer(status, kind, value, stamp)
 
 
 def _answer(value: Any) -> FieldAnswer:

@@ -14,16 +14,29 @@ from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.model.source import Device
 from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
+from gpu_exporter.sources.dcgm.demand import SAMPLED_SECONDS, Demand, interval_of, sampling, sampling_of_means
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
-from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest
+from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest, WatchResult
 from gpu_exporter.sources.dcgm.health_and_peers import HealthAndPeers
-from gpu_exporter.sources.dcgm.inventory import LINK_NONE, LINK_UP, LIST_SECONDS, Inventory
-from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS, FieldQuery, plan
+from gpu_exporter.sources.dcgm.inventory import (
+    COMPUTE_CAPABILITY,
+    LINK_NONE,
+    LINK_UP,
+    LIST_SECONDS,
+    MIG_MODE,
+    MINOR_NUMBER,
+    UUID,
+    Inventory,
+)
+from gpu_exporter.sources.dcgm.plan import FieldQuery, Parts, plan
 from gpu_exporter.sources.dcgm.profiling import ProfilingReads
-from gpu_exporter.sources.dcgm.session import FieldTable, Session
-from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, gpu, link
+from gpu_exporter.sources.dcgm.session import XID, FieldTable, Session, XidWatches
+from gpu_exporter.sources.dcgm.values import NO_ANSWER, Entity, EntityGroup, FieldAnswer, gpu
 
-NAME, UUID = 50, 54
+NAME = 50
+# The first architecture whose links are measured by NVML's GPM. Before, DCGM's profiling module would have to share the
+# counters of a GPU with the fields of all of its links.
+FIRST_WITH_MEASURED_LINKS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +101,15 @@ def instances(session: Session, layout: Layout, chosen: Sequence[int | str]) -> 
 def _texts(session: Session, field: int, entities: Sequence[Entity]) -> dict[Entity, str]:
     if not entities:
         return {}
-    request = WatchRequest("names", tuple(entities), (field,), SAMPLED_SECONDS[Pace.STATIC])
-    watch, refused = session.groups.watch(request)
+    watches, refused = session.groups.watch(WatchRequest(tuple(entities), (field,), SAMPLED_SECONDS[Pace.STATIC]))
     answers = {} if refused else session.connection.latest(entities, (field,))
-    session.groups.unwatch(watch)
+    for watch in watches:
+        session.groups.unwatch(watch)
     return {entity: answer.value for (entity, _), answer in answers.items() if isinstance(answer.value, str)}
 
 
-# Fields of the system and of a GPU that complement its attributes.
-NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE = 2, 5, 55, 63, 67
-SYSTEM_FIELDS = (NVML_VERSION, CUDA_DRIVER)
-GPU_FIELDS = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE, UUID)
+# Fields of the system that complement a GPU's attributes.
+SYSTEM_FIELDS = NVML_VERSION, CUDA_DRIVER = 2, 5
 # NVML's names of architectures, by compute capability.
 ARCHITECTURES = {
     (5, 0): "Maxwell",
@@ -148,10 +159,19 @@ def _architecture(capability: tuple[int, int]) -> str:
     return next((ARCHITECTURES[first] for first in sorted(ARCHITECTURES, reverse=True) if first <= capability), "")
 
 
+# Metrics of NVLinks that the list of links has.
+OF_LINKS = (m.NVLINK_COUNT, m.NVLINK_UP, m.LINK_UP)
 # If a GPU has no new sample for this long, the host engine is alive but stuck in the driver.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
 # The most XIDs that are kept until they are fetched. Those of a device that only complements NVML's are never fetched.
 MOST_XIDS = 1000
+
+
+class PreparedWatch(NamedTuple):
+    """What a device wants to be watched, and what takes the result."""
+
+    request: WatchRequest
+    take: Callable[[WatchRequest, WatchResult], None]
 
 
 class DeviceContext(Protocol):
@@ -159,6 +179,11 @@ class DeviceContext(Protocol):
 
     interval: float
     instances: Sequence[int | str]
+    hidden: frozenset[Metric]
+
+    @property
+    def demand(self) -> Demand:
+        """How much is asked of the host engine now."""
 
     def read(self, session: Session, paces: frozenset[Pace], since: float) -> FieldTable:
         """Return the answers for these paces, read after `since` (monotonic seconds)."""
@@ -166,8 +191,11 @@ class DeviceContext(Protocol):
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
         """Run a job on the source's thread that takes no longer than a read. Raises SourceLost."""
 
-    def run(self, session: Session, job: Callable[[], None]) -> None:
-        """Run a job on the source's thread that may take as long as to attach a GPU. Raises SourceLost."""
+    def watch(self, session: Session, device: DcgmDevice, prepare: Callable[[], None]) -> None:
+        """Prepare a device on the source's thread, and make the watches of all devices that are prepared by then.
+
+        Raises SourceLost.
+        """
 
     def clean_up(self, session: Session, job: Callable[[], None]) -> None:
         """Run a job on the source's thread if that is possible soon. Never raises."""
@@ -190,58 +218,52 @@ class DcgmDevice(Device):
     ) -> None:
         """Attach a GPU by its index and DCGM's number. Only on the source's thread. Raises GpuLost, SourceLost."""
         self._context, self._session, self._metrics = context, session, metrics
-        self._number, self._board, self._interval = number, gpu(number), context.interval
+        self._number, self._board = number, gpu(number)
         self._series: dict[tuple[Metric, Labels], Series] = {}
         self._answered: set[Series] = set()
         self._watches: list[FieldWatch] = []
         self._profiling_watches: list[FieldWatch] = []
+        self._xid_watches: list[FieldWatch] = []
+        self._replaced: list[FieldWatch] = []
+        self._requests: list[PreparedWatch] = []
+        self._errors: dict[int, DcgmError] = {}
+        self.begun = False
+        self._profiling = ProfilingReads((), {}, 0.0, {})
         self._refused: dict[Metric, str] = {}
         self._constants: dict[Series, float] = {}
         self._paused: Series | None = None
         self._stamp, self._stamped_at, self._layout_at = 0, time.monotonic(), time.monotonic()
-        self._read_once = False
+        self._read_once = self._settled = False
         self._xids: deque[XidEvent] = deque(maxlen=MOST_XIDS)
         self._health_and_peers = HealthAndPeers(self._series_of, metrics)
-        self._xid_watch: FieldWatch | None = None
-        self._identity_watch: FieldWatch | None = None
         self._other_since: int | None = None
         try:
             self.gpu = self._identify(index)
             self._layout = self._new_layout = self._current_layout()
-            self._watch()
-            asked_at = time.time()
-            self._xid_watch = session.xids.watch(number)
-            self.xids_since = asked_at if self._xid_watch else None
-            context.add_listener(number, self._xids)
+            self._prepare()
         except DcgmError as error:
-            self._give_back()
             raise_if_lost(error, f"GPU {index}", session.connection.where)
             raise GpuLost(f"GPU {index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
-        except BaseException:
-            self._give_back()
-            raise
 
     # --- watches --------------------------------------------------------------------------------------------------
 
     def _identify(self, index: int) -> Gpu:
-        session, board = self._session, self._board
-        attributes = session.inventory.attributes(self._number)
+        inventory = self._session.inventory
+        attributes = inventory.attributes(self._number)
         if not attributes.uuid:
             raise GpuLost(f"GPU {index}: DCGM no longer knows its UUID", "gone")
-        request = WatchRequest("identity", (board,), GPU_FIELDS, SAMPLED_SECONDS[Pace.SLOW])
-        self._identity_watch, refused = session.groups.watch(request)
-        fields = [field for field in GPU_FIELDS if field not in refused]
-        answers = {
-            **session.inventory.system_answers(board, SYSTEM_FIELDS),
-            **(session.connection.latest([board], fields) if fields else {}),
-        }
-        mig = answers.get((board, MIG_MODE))
-        self._mig = mig is not None and mig.value == 1
-        return identify(index, attributes, {field: answer for (_, field), answer in answers.items()})
+        answers = dict(inventory.identity(self._board))
+        for (_, field), answer in inventory.system_answers(self._board, SYSTEM_FIELDS).items():
+            answers[field] = answer
+        mig, capability = (answers.get(field, NO_ANSWER).value for field in (MIG_MODE, COMPUTE_CAPABILITY))
+        self._mig = mig == 1
+        older = isinstance(capability, int | float) and int(capability) >> 16 < FIRST_WITH_MEASURED_LINKS
+        self._measures_links = not older
+        return identify(index, attributes, answers)
 
     def _current_layout(self) -> Layout:
         """Only on the source's thread."""
-        links = any(row.entity is EntityKind.NVLINK or row in (m.NVLINK_COUNT, m.NVLINK_UP) for row in self._metrics)
+        links = any(row.entity is EntityKind.NVLINK or row in OF_LINKS for row in self._metrics)
         return layout(self._session.inventory, self._board, links=links, mig=self._mig)
 
     def _series_of(self, metric: Metric, labels: Labels) -> Series:
@@ -250,67 +272,105 @@ class DcgmDevice(Device):
             self._series[key] = Series(metric, self.gpu, labels)
         return self._series[key]
 
-    def _watch(self) -> None:
-        """Make the host engine sample every field. Only on the source's thread. Raises DcgmError, SourceLost."""
-        links = {n: link(self._board, n) for n, state in enumerate(self._layout.links) if state != LINK_NONE}
-        labels, constants = instances(self._session, self._layout, self._context.instances)
+    def _prepare(self) -> None:
+        """Plan what to watch now. Only on the source's thread. Raises SourceLost."""
+        context = self._context
+        if self._profiling.pause:  # the counters are asked for again
+            self._end(self._profiling_watches)
+            self._profiling_watches = []
+        self._demand, self._hidden = context.demand, context.hidden
+        self._interval = interval_of(context.interval, self._demand)
+        labels, constants = instances(self._session, self._layout, context.instances)
         self._constants = {
             self._series_of(metric, of): value
             for metric, of, value in constants
             if metric is m.MIG_DEVICE or metric in self._metrics
         }
-        self._plan = plan(self._series_of, self._board, self._metrics, links, labels, mig=self._layout.mig)
+        there = tuple(n for n, state in enumerate(self._layout.links) if state != LINK_NONE)
+        parts = Parts(there, labels, self._layout.mig, self._measures_links)
+        self._plan = plan(self._series_of, self._board, self._metrics, parts, self._demand, self._hidden)
         self._refused = {}
-        errors: dict[int, DcgmError] = {}
-        for request in self._plan.plain_requests(self._interval):
-            watch, refused = self._session.groups.watch(request)
-            self._watches.append(watch)
-            self._drop_refused(request.entities, {field: outcome(error.code) for field, error in refused.items()})
-            errors.update(refused)
-        if errors and not self._plan.plain:
-            raise next(iter(errors.values()))
-        self._watch_profiling()
-        self._subscribe()
+        means = sampling_of_means(context.interval, self._demand)
+        self._seconds = sampling(context.interval, self._demand)
+        # At first, slow means are sampled as fast ones, so that a command that reads GPUs for a second has them.
+        means = means if self._settled else dict.fromkeys(Pace, self._interval)
+        self._profiling = ProfilingReads(self._plan.profiling, means, time.monotonic(), self._session.counted)
+        self._replaced += [*self._watches, *self._profiling_watches]
+        self._watches, self._profiling_watches, self._errors = [], [], {}
+        self._requests = [
+            *(PreparedWatch(request, self._take_plain) for request in self._plan.plain_requests(self._seconds)),
+            *(PreparedWatch(request, self._take_profiling) for request in self._plan.profiling_requests(means)),
+        ]
+        if not self._xid_watches:
+            self._asked_for_xids_at = time.time()
+            self._requests.append(PreparedWatch(XidWatches.request(self._number), self._take_xids))
+        self.begun = False
 
-    def _watch_profiling(self) -> None:
-        """Make the host engine sample the profiling fields. One that cannot profile refuses only these."""
-        profiling = self._profiling = ProfilingReads(
-            self._plan.profiling, self._interval, time.monotonic(), self._session.counted
-        )
-        for request in self._plan.profiling_requests(self._interval):
-            watch, refused = self._session.groups.watch(request)
-            self._profiling_watches.append(watch)
-            codes = [error.code for error in refused.values()]
-            pause = next((PROFILING_PAUSED[code] for code in codes if code in PROFILING_PAUSED), "")
-            for field, error in refused.items():
-                reason = "paused" if pause else NO_PROFILING.get(error.code, outcome(error.code))
-                profiling.refuse(request.entities, field, reason)
-            profiling.pause = profiling.pause or pause
+    def take_requests(self) -> Sequence[PreparedWatch]:
+        """Return what to watch next; nothing once everything is watched. Only on the source's thread."""
+        requests, self._requests = self._requests, []
+        if not requests and not self.begun:
+            self.begun = True
+            if self._profiling.refused and not self._profiling.pause:
+                return [PreparedWatch(each, self._take_plain) for each in self._plan.sum_requests(self._seconds)]
+        return requests
 
-    def _drop_refused(self, entities: Sequence[Entity], reasons: Mapping[int, str]) -> None:
+    def _take_plain(self, request: WatchRequest, result: WatchResult) -> None:
         """Remove fields from the plan that the host engine does not sample."""
+        self._watches += result.watches
+        self._errors.update(result.refused)
+        reasons = {field: outcome(error.code) for field, error in result.refused.items()}
+        for query in self._plan.plain:
+            if query.entity in request.entities and query.number in reasons:
+                self._refused[query.series.metric] = reasons[query.number]
         if reasons:
-            for query in self._plan.plain:
-                if query.entity in entities and query.number in reasons:
-                    self._refused[query.series.metric] = reasons[query.number]
-            self._plan = self._plan.without(entities, reasons)
+            self._plan = self._plan.without(request.entities, reasons)
+
+    def _take_profiling(self, request: WatchRequest, result: WatchResult) -> None:
+        """Note which profiling fields the host engine does not sample. One that cannot profile refuses only these."""
+        self._profiling_watches += result.watches
+        codes = [error.code for error in result.refused.values()]
+        pause = next((PROFILING_PAUSED[code] for code in codes if code in PROFILING_PAUSED), "")
+        for field, error in result.refused.items():
+            reason = "paused" if pause else NO_PROFILING.get(error.code, outcome(error.code))
+            self._profiling.refuse(request.entities, field, reason)
+        self._profiling.pause = self._profiling.pause or pause
+
+    def _take_xids(self, request: WatchRequest, result: WatchResult) -> None:
+        """Read XIDs from now on, if the host engine keeps them."""
+        self._xid_watches += result.watches
+        if not result.refused:
+            self._session.xids.watched(self._number)
+            self._context.add_listener(self._number, self._xids)
+            self.xids_since = self._asked_for_xids_at
+
+    def begin(self) -> None:
+        """Read what is watched now. Only on the source's thread. Raises GpuLost if the host engine refused it all."""
+        if self._errors and not self._watches:
+            error = next(iter(self._errors.values()))
+            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
+        self._subscribe()
+        replaced, self._replaced = self._replaced, []
+        self._end(replaced)
+
+    def _end(self, watches: Sequence[FieldWatch]) -> None:
+        for watch in watches:
+            self._session.groups.unwatch(watch)
 
     def _subscribe(self) -> None:
         """Add the fields of this GPU to the reads that all devices share."""
-        fields: dict[tuple[Pace, Entity], set[int]] = {(Pace.SLOW, self._board): {MIG_MODE, UUID}}
+        fields: dict[tuple[Pace, Entity], set[int]] = {
+            (Pace.SLOW, self._board): {MIG_MODE, UUID},
+            (Pace.FAST, self._board): {XID} if self._xid_watches else set(),
+        }
         for query in (*self._plan.plain, *self._profiling.queries):
-            fields.setdefault((query.pace, query.entity), set()).add(query.number)
+            hurry = not self._settled and query.sampled is not Pace.FAST
+            fields.setdefault((Pace.FAST if hurry else query.pace, query.entity), set()).add(query.number)
         self._session.calls.subscribe(self, self._board, self._health_and_peers.rows)
-        self._session.subscribe(self, {place: frozenset(numbers) for place, numbers in fields.items()})
+        fast = (query for query in self._plan.plain if query.pace is Pace.FAST and query.series.metric.nvml is not None)
+        pulse = next((query.key for query in fast if query.entity == self._board), None)
+        self._session.subscribe(self, {place: frozenset(numbers) for place, numbers in fields.items()}, pulse)
         self._subscribed_at = time.monotonic()
-
-    def _unwatch(self) -> None:
-        """End all watches. Only on the source's thread."""
-        self._session.unsubscribe(self)
-        for watch in (*self._watches, *self._profiling_watches):
-            self._session.groups.unwatch(watch)
-        self._watches.clear()
-        self._profiling_watches.clear()
 
     # --- readings -------------------------------------------------------------------------------------------------
 
@@ -336,7 +396,7 @@ class DcgmDevice(Device):
         if Pace.FAST in paces:
             self._profiling.read(table.answers, now, values, spans, failed)
         values.update(self._constants)
-        values.update(self._link_counts())
+        values.update(self._links())
         ended |= self._read_pause(values)
         ended |= self._health_and_peers.read(table.call_answers, (self._board, self.gpu.index), paces, values, failed)
         self._answered |= values.keys()
@@ -372,24 +432,23 @@ class DcgmDevice(Device):
             since = now - self._stamped_at
             raise GpuLost(f"GPU {self.gpu.index}: the host engine has sampled nothing for {since:.0f} s", "stalled")
 
-    def _link_counts(self) -> dict[Series, float]:
-        """Return how many NVLinks the GPU has, and how many are up."""
-        states = self._layout.links
-        count = sum(state != LINK_NONE for state in states)
-        counts = {m.NVLINK_COUNT: count, m.NVLINK_UP: sum(state == LINK_UP for state in states)}
-        return {
-            self._series_of(metric, ()): float(n) for metric, n in counts.items() if count and metric in self._metrics
-        }
+    def _links(self) -> dict[Series, float]:
+        """Return how many NVLinks the GPU has, how many are up, and which."""
+        there = {n: state == LINK_UP for n, state in enumerate(self._layout.links) if state != LINK_NONE}
+        values: list[tuple[Metric, Labels, float]] = [(m.LINK_UP, (("nvlink", str(n)),), up) for n, up in there.items()]
+        if there:
+            values += [(m.NVLINK_COUNT, (), len(there)), (m.NVLINK_UP, (), sum(there.values()))]
+        return {self._series_of(metric, of): float(value) for metric, of, value in values if metric in self._metrics}
 
     def _follow_layout(self, now: float) -> set[Series]:
-        """Follow MIG instances that come and go, and retry profiling; return the series that ended."""
+        """Follow MIG instances that come and go, and what is asked of the host engine; return the series that ended."""
         if now - self._layout_at < LIST_SECONDS:
             return set()
         self._layout_at = now
-        before = {*self._plan.series, *self._constants}
+        before = {*self._plan.series, *self._constants, *self._links()}
         if self._context.inspect(self._session, lambda: self._is_watch_due(now)):
-            self._context.run(self._session, self._watch_again)
-        return before - self._plan.series - self._constants.keys()
+            self._context.watch(self._session, self, self._prepare_again)
+        return before - self._plan.series - self._constants.keys() - self._links().keys()
 
     def _is_watch_due(self, now: float) -> bool:
         """Whether the layout has changed, or profiling is to be retried. Only on the source's thread."""
@@ -401,7 +460,8 @@ class DcgmDevice(Device):
         if self._new_layout.shape != self._layout.shape:
             return True
         self._layout = self._new_layout
-        return self._profiling.is_due(now)
+        asked = self._context.demand, self._context.hidden
+        return asked != (self._demand, self._hidden) or not self._settled or self._profiling.is_due(now)
 
     def _check_identity(self) -> None:
         """Raise GpuLost if two samples in a row have another UUID: DCGM's number may belong to another GPU by now."""
@@ -413,24 +473,17 @@ class DcgmDevice(Device):
         elif self._other_since != answer.stamp:
             raise GpuLost(f"GPU {self.gpu.index}: DCGM has another GPU at this number now", "gone")
 
-    def _watch_again(self) -> None:
-        """Watch what there is now. Only on the source's thread."""
-        profiling, changed = self._profiling, self._new_layout.shape != self._layout.shape
-        self._layout = self._new_layout
+    def _prepare_again(self) -> None:
+        """Plan to watch what there is now. Only on the source's thread."""
+        before, changed = self._profiling, self._new_layout.shape != self._layout.shape
+        self._layout, self._settled = self._new_layout, True
+        self._read_once = self._read_once and not changed
         try:
-            if changed:
-                self._unwatch()
-                self._watch()
-                self._read_once = False
-            else:
-                for watch in self._profiling_watches:
-                    self._session.groups.unwatch(watch)
-                self._profiling_watches.clear()
-                self._watch_profiling()
-                self._subscribe()
+            self._prepare()
         except DcgmError as error:
             raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
-        self._profiling.resume(profiling)
+        self._answered = {series for series in self._answered if series.metric not in self._plan.unsupported}
+        self._profiling.resume(before)
 
     def _read_pause(self, values: dict[Series, float]) -> set[Series]:
         """Fill in the series that says that another process holds the counters; return the series that ended."""
@@ -452,9 +505,7 @@ class DcgmDevice(Device):
                 answer = answers.get(query.key)
                 reasons[query.series.metric] = answer.reason if answer and answer.reason else "no_value"
         if not any(self._layout.links):
-            reasons.update(
-                (metric, "not_supported") for metric in (m.NVLINK_COUNT, m.NVLINK_UP) if metric in self._metrics
-            )
+            reasons.update((metric, "not_supported") for metric in OF_LINKS if metric in self._metrics)
         answered = {series.metric for series in self._answered}
         return {metric: reason for metric, reason in reasons.items() if metric not in answered}
 
@@ -463,11 +514,12 @@ class DcgmDevice(Device):
         self._context.clean_up(self._session, self._give_back)
 
     def _give_back(self) -> None:
-        if self._xid_watch is not None:
-            self._session.xids.unwatch(self._number, self._xid_watch)
-        if self._identity_watch is not None:
-            self._session.groups.unwatch(self._identity_watch)
-        self._unwatch()
+        """End all watches. Only on the source's thread."""
+        self._session.unsubscribe(self)
+        if self.xids_since is not None:
+            self._session.xids.unwatch(self._number)
+        self._end([*self._watches, *self._profiling_watches, *self._replaced, *self._xid_watches])
+        self._watches, self._profiling_watches, self._replaced, self._xid_watches = [], [], [], []
 
 
 def _value(query: FieldQuery, answer: FieldAnswer | None) -> float | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import MOST_FIELDS
@@ -30,6 +30,8 @@ from gpu_exporter.sources.dcgm.values import Entity
 
 # Errors by which a host engine refuses a whole field group because of one field: the other fields are retried.
 OF_ONE_FIELD = frozenset({BADPARAM, UNKNOWN_FIELD, NOT_SUPPORTED, GENERIC, PROFILING_MULTI_PASS})
+# Those of a field that the host engine does not know, whatever the entity.
+UNKNOWN = frozenset({BADPARAM, UNKNOWN_FIELD})
 
 Entities = tuple[Entity, ...]
 FieldIds = tuple[int, ...]
@@ -37,12 +39,11 @@ FieldIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Fields of some entities, to be sampled every `seconds`; `kind` says what they are for.
+    """Fields of some entities, to be sampled every `seconds`.
 
     The host engine keeps samples for `keep` seconds, and no more than `samples` of them; 0 keeps what a read needs.
     """
 
-    kind: str
     entities: Entities
     fields: FieldIds
     seconds: float
@@ -52,10 +53,21 @@ class WatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FieldWatch:
-    """What the host engine samples for a request: fields of entities, in the field groups that it accepted."""
+    """What the host engine samples: fields of entities, in the field groups that it accepted.
+
+    `group` has all entities that were watched by the same call.
+    """
 
     entities: Entities
     fields: tuple[FieldIds, ...]
+    group: Entities
+
+
+class WatchResult(NamedTuple):
+    """What the host engine samples for a request, and the error of each field that it refused."""
+
+    watches: tuple[FieldWatch, ...]
+    refused: Mapping[int, DcgmError]
 
 
 @dataclass(slots=True)
@@ -82,15 +94,55 @@ class Groups:
 
     # --- watches --------------------------------------------------------------------------------------------------
 
-    def watch(self, request: WatchRequest) -> tuple[FieldWatch, dict[int, DcgmError]]:
-        """Make the host engine sample fields. The second value is the error of each field that it refused."""
+    def watch(self, request: WatchRequest) -> WatchResult:
+        """Make the host engine sample fields."""
+        return self.watch_all([request])[0]
+
+    def watch_all(self, requests: Sequence[WatchRequest]) -> list[WatchResult]:
+        """Make the host engine sample the fields of all requests, by one call for those that differ only in entities.
+
+        Each call waits until the host engine has read everything that is new. Entities that are first read together
+        stay together: otherwise the host engine would wake up for each of them, at each interval.
+        """
+        alike: dict[WatchRequest, list[int]] = defaultdict(list)
+        for place, request in enumerate(requests):
+            alike[replace(request, entities=())].append(place)
+        results: dict[int, WatchResult] = {}
+        for places in alike.values():
+            results.update(zip(places, self._watch([requests[place] for place in places]), strict=True))
+        return [results[place] for place in range(len(requests))]
+
+    def _watch(self, requests: Sequence[WatchRequest]) -> list[WatchResult]:
+        """Watch the same fields for several requests. What is refused for all of them is tried for each alone."""
+        entities = tuple(dict.fromkeys(entity for request in requests for entity in request.entities))
         refused: dict[int, DcgmError] = {}
-        if not request.entities:
-            return FieldWatch((), ()), {}
-        try:
-            group = self.acquire(request.entities)
-        except DcgmError as error:
-            return FieldWatch((), ()), dict.fromkeys(request.fields, error)
+        watches: list[tuple[FieldWatch, ...]] = [()] * len(requests)
+        if entities:
+            merged = replace(requests[0], entities=entities)
+            try:
+                group = self.acquire(entities)
+            except DcgmError as error:  # perhaps one of the entities is gone
+                if len(requests) > 1:
+                    return [self._watch([request])[0] for request in requests]
+                refused = dict.fromkeys(merged.fields, error)
+            else:
+                accepted = self._watch_merged(group, merged, refused)
+                watches = [self._taken(request.entities, accepted, entities) for request in requests]
+                for fields in accepted:
+                    self._drop_fields(fields)
+                self.drop(entities)
+        alone = tuple(field for field, error in refused.items() if error.code not in UNKNOWN)
+        if len(requests) == 1 or not alone:
+            return [WatchResult(taken, refused) for taken in watches]
+        unknown = {field: error for field, error in refused.items() if error.code in UNKNOWN}
+        again = [self._watch([replace(request, fields=alone)])[0] for request in requests]
+        return [
+            WatchResult((*taken, *other.watches), {**unknown, **other.refused})
+            for taken, other in zip(watches, again, strict=True)
+        ]
+
+    def _watch_merged(self, group: Any, request: WatchRequest, refused: dict[int, DcgmError]) -> list[FieldIds]:
+        """Watch the fields that the host engine accepts; return their groups. Fill in the error of each other field."""
         accepted: list[FieldIds] = []
         pending = [request.fields[at : at + MOST_FIELDS] for at in range(0, len(request.fields), MOST_FIELDS)]
         while pending:
@@ -104,7 +156,7 @@ class Groups:
                     pending += [fields[:middle], fields[middle:]]
                 else:
                     refused.update(dict.fromkeys(fields, error))
-        return FieldWatch(request.entities, tuple(accepted)), refused
+        return accepted
 
     def _watch_fields(self, group: Any, request: WatchRequest, fields: FieldIds) -> None:
         field_group = self._acquire_fields(fields)
@@ -112,23 +164,29 @@ class Groups:
         try:
             self._connection.call(self._bindings.watch, group, field_group, request.seconds, keep, samples)
         except DcgmError:
-            self._end_unused(group, request.entities, fields)  # the host engine may have begun with some
+            self._end_unused(request.entities, fields)  # the host engine may have begun with some
             self._drop_fields(fields)
             raise
-        self._watchers.update((entity, field) for entity in request.entities for field in fields)
+
+    def _taken(self, entities: Entities, accepted: Sequence[FieldIds], group: Entities) -> tuple[FieldWatch, ...]:
+        """Return the watch of one of the requests that were made with one group."""
+        if not accepted or not entities:
+            return ()
+        self.acquire(group)
+        for fields in accepted:
+            self._acquire_fields(fields)
+            self._watchers.update((entity, field) for entity in entities for field in fields)
+        return (FieldWatch(entities, tuple(accepted), group),)
 
     def unwatch(self, watch: FieldWatch) -> None:
         """End a watch. Fields that another watch has, too, are still sampled. Never raises."""
-        if not watch.entities:
-            return
-        group = self._groups[watch.entities].handle
         for fields in watch.fields:
             self._watchers.subtract((entity, field) for entity in watch.entities for field in fields)
-            self._end_unused(group, watch.entities, fields)
+            self._end_unused(watch.entities, fields)
             self._drop_fields(fields)
-        self.drop(watch.entities)
+        self.drop(watch.group)
 
-    def _end_unused(self, group: Any, entities: Sequence[Entity], fields: FieldIds) -> None:
+    def _end_unused(self, entities: Entities, fields: FieldIds) -> None:
         """Stop watching those fields that no watch has any more.
 
         The host engine ends a field when it is first asked to, however often it was asked to begin.
@@ -136,10 +194,19 @@ class Groups:
         unused = tuple(field for field in fields if not any(self._watchers[entity, field] > 0 for entity in entities))
         if not unused or self._connection.dead:
             return
-        with suppress(DcgmError, SourceLost):
+        with suppress(DcgmError, SourceLost), self._held(entities) as group:
             field_group = self._acquire_fields(unused)
             self._connection.release(self._bindings.unwatch, group, field_group)
             self._drop_fields(unused)
+
+    @contextmanager
+    def _held(self, entities: Entities) -> Iterator[Any]:
+        """Hold a group of these entities. Raises DcgmError."""
+        group = self.acquire(entities)
+        try:
+            yield group
+        finally:
+            self.drop(entities)
 
     # --- groups ---------------------------------------------------------------------------------------------------
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace, scaled
+from gpu_exporter.sources.dcgm.demand import OVERLOADED, Demand, is_asked
 from gpu_exporter.sources.dcgm.groups import WatchRequest
+from gpu_exporter.sources.dcgm.links import is_of_gpu, place_of
 from gpu_exporter.sources.dcgm.values import Entity
 
-# How often the host engine samples what is read at a pace, so that no answer is much older than its pace.
-SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 600.0}
+# When the means that are sampled at a pace are read: more often than they are sampled, so that none is missed.
+READ_MEANS = {Pace.FAST: Pace.FAST, Pace.STEADY: Pace.FAST, Pace.SLOW: Pace.STEADY}
 # Profiling fields (`DCGM_FIELD_ID_IS_PROF_FIELD`, and reserved ids). A host engine that cannot profile refuses all.
 PROFILING = (range(1001, 1100), range(1532, 1534))
 # Metrics that separate calls read, not fields.
-BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES, m.EXP_HEALTH, m.EXP_P2P)
+BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.LINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES, m.EXP_HEALTH, m.EXP_P2P)
 # Fields that DCGM 3.3 to 4.6 never answers (PCIe throughput); NVML's call for them busy-waits for 20 ms.
 NEVER_ANSWERED = frozenset({200, 201})
 FABRIC_KNOWN = range(1, 5)
@@ -33,12 +35,16 @@ def is_profiling(number: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FieldQuery:
-    """A series, and the field of an entity that has its values. `pace` is that of the field: of its fastest series."""
+    """A series, and the field of an entity that has its values.
+
+    `pace` says how often it is read: at that of its fastest series. `sampled` is the pace of the samples of a mean.
+    """
 
     series: Series
     entity: Entity
     number: int
     pace: Pace
+    sampled: Pace = Pace.FAST
 
     @property
     def key(self) -> tuple[Entity, int]:
@@ -57,7 +63,10 @@ class FieldQuery:
 
 @dataclass(frozen=True, slots=True)
 class FieldPlan:
-    """The fields to read of one GPU, and the metrics that have no field in DCGM."""
+    """The fields to read of one GPU, and the metrics that have no field in DCGM.
+
+    `sums` are plain fields that are only read where the host engine lacks the profiling fields that add up to them.
+    """
 
     plain: tuple[FieldQuery, ...] = ()
     profiling: tuple[FieldQuery, ...] = ()
@@ -68,20 +77,27 @@ class FieldPlan:
         """All series that may get values."""
         return {query.series for query in (*self.plain, *self.profiling)}
 
-    def plain_requests(self, interval: float) -> list[WatchRequest]:
-        """Return what the host engine should sample, without profiling."""
-        seconds = {**SAMPLED_SECONDS, Pace.FAST: interval}
-        return [
-            WatchRequest(pace.name.lower(), entities, fields, seconds[pace])
-            for (pace, fields), entities in _batched(self.plain).items()
-        ]
+    @property
+    def sums(self) -> tuple[FieldQuery, ...]:
+        """The plain fields whose values are computed from profiling fields where there are these."""
+        parts = {query.series.metric for query in self.profiling}
+        return tuple(
+            query for query in self.plain if query.series.metric.sum_of and parts.issuperset(query.series.metric.sum_of)
+        )
 
-    def profiling_requests(self, interval: float) -> list[WatchRequest]:
+    def plain_requests(self, seconds: Mapping[Pace, float]) -> list[WatchRequest]:
+        """Return what the host engine should sample, without profiling, sums, and links, which are read live."""
+        sums = {*self.sums}
+        queries = (query for query in self.plain if query not in sums and not is_of_gpu(query.entity))
+        return _requests(((query.pace, query) for query in queries), seconds)
+
+    def sum_requests(self, seconds: Mapping[Pace, float]) -> list[WatchRequest]:
+        """Return what the host engine should sample if it has no profiling fields that add up to `sums`."""
+        return _requests(((query.pace, query) for query in self.sums), seconds)
+
+    def profiling_requests(self, seconds: Mapping[Pace, float]) -> list[WatchRequest]:
         """Return what the host engine should sample for profiling; it may refuse all of it, and so it is separate."""
-        return [
-            WatchRequest("profiling", entities, fields, interval)
-            for (_, fields), entities in _batched(self.profiling).items()
-        ]
+        return _requests(((query.sampled, query) for query in self.profiling), seconds)
 
     def without(self, entities: Sequence[Entity], refused: Iterable[int]) -> FieldPlan:
         """Return the plan without fields that the host engine refused."""
@@ -93,55 +109,96 @@ class FieldPlan:
         )
 
 
-def _batched(queries: Sequence[FieldQuery]) -> dict[tuple[Pace, tuple[int, ...]], tuple[Entity, ...]]:
-    """Return entities that have the same fields at the same pace."""
-    fields: dict[tuple[Pace, Entity], set[int]] = defaultdict(set)
-    for query in queries:
-        fields[query.pace, query.entity].add(query.number)
-    batches: dict[tuple[Pace, tuple[int, ...]], list[Entity]] = defaultdict(list)
-    for (pace, entity), numbers in fields.items():
-        batches[pace, tuple(sorted(numbers))].append(entity)
-    return {key: tuple(entities) for key, entities in batches.items()}
+def _requests(queries: Iterable[tuple[Pace, FieldQuery]], seconds: Mapping[Pace, float]) -> list[WatchRequest]:
+    """Return one request for all entities that have the same fields at the same interval."""
+    fields: dict[tuple[float, Entity], set[int]] = defaultdict(set)
+    for pace, query in queries:
+        fields[seconds[pace], query.entity].add(query.number)
+    entities: dict[tuple[float, tuple[int, ...]], list[Entity]] = defaultdict(list)
+    for (interval, entity), numbers in fields.items():
+        entities[interval, tuple(sorted(numbers))].append(entity)
+    return [WatchRequest(tuple(each), numbers, interval) for (interval, numbers), each in entities.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a GPU: the numbers of its NVLinks, its MIG instances with their labels, and its MIG mode.
+
+    `measures_links`: whether profiling of each link does not compete with other profiling fields.
+    """
+
+    links: Sequence[int] = ()
+    instances: Mapping[Entity, Labels] = field(default_factory=dict)
+    mig: bool = False
+    measures_links: bool = True
 
 
 def plan(
     series_of: Callable[[Metric, Labels], Series],
     board: Entity,
     metrics: Iterable[Metric],
-    links: Mapping[int, Entity],
-    instances: Mapping[Entity, Labels],
-    *,
-    mig: bool,
+    parts: Parts,
+    demand: Demand = Demand.ALL,
+    hidden: Collection[Metric] = (),
 ) -> FieldPlan:
-    """Return the fields to read: of the GPU, its NVLinks by number, and its MIG instances with their labels.
+    """Return the fields to read, of the GPU and its parts. `hidden` metrics are not exposed, and read less often.
 
     `series_of` returns the same series for the same metric and labels each time.
     In MIG mode, metrics of instances are not read from the GPU.
     """
-    wanted = list(metrics)
-    paces: dict[int, Pace] = {}
-    for metric in wanted:
-        if metric.dcgm is not None:
-            paces[metric.dcgm] = min(paces.get(metric.dcgm, metric.pace), metric.pace, key=lambda pace: pace.value)
-    plain: list[FieldQuery] = []
-    profiling: list[FieldQuery] = []
     unsupported: dict[Metric, str] = {}
-    for metric in wanted:
+    places: list[tuple[Metric, Labels, Entity, int]] = []
+    for metric in metrics:
         if metric in BY_CALL or metric.entity in m.NON_GPU_ENTITIES:
             continue
+        found = list(_places(metric, board, parts))
         if metric.dcgm is None or metric.dcgm in NEVER_ANSWERED:
             unsupported[metric] = "no_field"
-            continue
-        places: list[tuple[Entity, Labels]]
-        if metric.entity is EntityKind.NVLINK:
-            places = [(entity, (("nvlink", str(number)),)) for number, entity in links.items()]
-            if not links:
-                unsupported[metric] = "not_supported"
-        elif mig and metric.per_instance:
-            places = list(instances.items())
+        elif not is_asked(metric, demand):
+            unsupported[metric] = OVERLOADED
+        elif not found and metric.entity is EntityKind.NVLINK:
+            unsupported[metric] = "not_supported"
         else:
-            places = [(board, ())]
-        for entity, labels in places:
-            query = FieldQuery(series_of(metric, labels), entity, metric.dcgm, paces[metric.dcgm])
-            (profiling if is_profiling(metric.dcgm) else plain).append(query)
+            places += [(metric, *place) for place in found]
+    plain: list[FieldQuery] = []
+    profiling: list[FieldQuery] = []
+    paces = _paces(places, hidden)
+    for metric, labels, entity, number in places:
+        series, pace = series_of(metric, labels), paces[number]
+        if is_profiling(number):
+            profiling.append(FieldQuery(series, entity, number, READ_MEANS[pace], pace))
+        else:
+            plain.append(FieldQuery(series, entity, number, pace))
     return FieldPlan(tuple(plain), tuple(profiling), unsupported)
+
+
+def _places(metric: Metric, board: Entity, parts: Parts) -> Iterator[tuple[Labels, Entity, int]]:
+    """Yield the labels of each series of a metric, and the entity and field that have its values."""
+    if metric.dcgm is None:
+        return
+    if metric.entity is EntityKind.NVLINK:
+        for index in parts.links:
+            place = place_of(board, index, metric.dcgm)
+            if place is not None and (parts.measures_links or not is_profiling(place[1])):
+                yield (("nvlink", str(index)),), *place
+    elif parts.mig and metric.per_instance:
+        for entity, labels in parts.instances.items():
+            yield labels, entity, metric.dcgm
+    else:
+        yield (), board, metric.dcgm
+
+
+def _paces(places: Iterable[tuple[Metric, Labels, Entity, int]], hidden: Collection[Metric]) -> dict[int, Pace]:
+    """Return the pace of each field: that of its fastest metric."""
+    paces: dict[int, Pace] = {}
+    for metric, _, entity, number in places:
+        pace = _pace(metric, entity, number, hidden)
+        paces[number] = min(paces.get(number, pace), pace, key=lambda each: each.value)
+    return paces
+
+
+def _pace(metric: Metric, entity: Entity, number: int, hidden: Collection[Metric]) -> Pace:
+    """Return how often a metric is read, or how often a mean is sampled. Live reads are never fast."""
+    pace = metric.nvml_pace if is_profiling(number) else metric.pace
+    slowest = Pace.SLOW if is_of_gpu(entity) else Pace.STEADY if metric in hidden and metric is not m.GPU_TEMP else pace
+    return max(pace, slowest, key=lambda each: each.value)

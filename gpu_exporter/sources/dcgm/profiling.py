@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.model.gpu import Series
-from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.plan import FieldQuery
 from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer
 
@@ -24,13 +24,14 @@ LATER_SECONDS = 600.0
 class ProfilingReads:
     """The state of the profiling fields since they were first watched at `since` (monotonic seconds).
 
+    `seconds` has the intervals between samples by the pace of these.
     `counted` has the stamps of samples that any device of this GPU has taken: while the GPU is attached twice, the
     second device continues where the first is. `refused` has the metrics that the host engine does not sample, with
     the reason; `pause` is the reason why another process holds the counters.
     """
 
     queries: tuple[FieldQuery, ...]
-    interval: float
+    seconds: Mapping[Pace, float]
     since: float
     counted: dict[tuple[Entity, int], int]
     pause: str = field(default="", init=False)
@@ -39,10 +40,9 @@ class ProfilingReads:
     seen_at: dict[Series, float] = field(default_factory=dict, init=False)
     _reported: set[Series] = field(default_factory=set, init=False)
 
-    @property
-    def patience(self) -> float:
-        """How long a sample may take, in seconds."""
-        return PATIENCE_INTERVALS * self.interval + PATIENCE_SECONDS
+    def patience(self, query: FieldQuery) -> float:
+        """Return how long a sample may take, in seconds."""
+        return PATIENCE_INTERVALS * self.seconds[query.sampled] + PATIENCE_SECONDS
 
     def refuse(self, entities: Sequence[Entity], number: int, reason: str) -> None:
         """Record that the host engine does not sample a field of these entities."""
@@ -67,29 +67,31 @@ class ProfilingReads:
                 before = self.stamps.get(series, self.counted.get(query.key))
                 if answer.stamp != before:
                     values[series] = value
-                    spans[series] = self._span(before, answer.stamp)
+                    spans[series] = self._span(query, before, answer.stamp)
                     self.stamps[series] = self.counted[query.key] = answer.stamp
                     self.seen_at[series] = now
                     self._reported.discard(series)
                     continue
             seen_at = self.seen_at.get(series)
-            if seen_at is not None and now - seen_at > self.patience and series not in self._reported:
+            if seen_at is not None and now - seen_at > self.patience(query) and series not in self._reported:
                 self._reported.add(series)
                 failed[series] = "paused" if answer is None or answer.value is None else "no_data"
         self.pause = self._paused(now)
 
-    def _span(self, before: int | None, stamp: int) -> float:
+    def _span(self, query: FieldQuery, before: int | None, stamp: int) -> float:
         """Return the seconds that a sample is the mean over: since the previous one, by the host engine's clock."""
+        interval = self.seconds[query.sampled]
         if before is None or stamp < before:
-            return self.interval
+            return interval
         span = (stamp - before) / 1e6
-        return span if span <= LONGEST_SPAN * self.interval else self.interval
+        return span if span <= LONGEST_SPAN * interval else interval
 
     def _paused(self, now: float) -> str:
         """Return why there are no values: if counters had values and have none now, another process holds them."""
         if not self.queries:
             return self.pause
-        return "no_values" if self.seen_at and now - max(self.seen_at.values()) > self.patience else ""
+        patience = min(map(self.patience, self.queries))
+        return "no_values" if self.seen_at and now - max(self.seen_at.values()) > patience else ""
 
     def is_due(self, now: float) -> bool:
         """Return whether it is time to watch the fields again."""
@@ -108,7 +110,7 @@ class ProfilingReads:
                 continue
             answer = answers.get(query.key)
             reason = "no_value" if answer is None else answer.reason
-            if now - self.since > self.patience or reason in ("not_supported", "no_permission"):
+            if now - self.since > self.patience(query) or reason in ("not_supported", "no_permission"):
                 reasons[metric] = reason or "no_value"
         return reasons
 

@@ -16,6 +16,7 @@ from gpu_exporter.io.user_text import Hostengine
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.connection import EngineConnection
+from gpu_exporter.sources.dcgm.demand import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.errors import (
     FUNCTION_NOT_FOUND,
     MODULE_NOT_LOADED,
@@ -23,10 +24,11 @@ from gpu_exporter.sources.dcgm.errors import (
     DcgmError,
     outcome,
 )
-from gpu_exporter.sources.dcgm.groups import FieldWatch, Groups, WatchRequest
+from gpu_exporter.sources.dcgm.groups import Groups, WatchRequest
 from gpu_exporter.sources.dcgm.health_and_peers import NO_ANSWERS, CallAnswers, DcgmIncident
 from gpu_exporter.sources.dcgm.inventory import RETRY_SECONDS, Inventory
-from gpu_exporter.sources.dcgm.values import Entity, FieldAnswer, gpu
+from gpu_exporter.sources.dcgm.links import is_of_gpu
+from gpu_exporter.sources.dcgm.values import NO_ANSWER, Entity, FieldAnswer, gpu
 
 NO_MODULE = "no_module"
 
@@ -107,24 +109,22 @@ class XidWatches:
         self._connection, self._groups = connection, groups
         self._watchers: Counter[int] = Counter()
         self._boards: tuple[Entity, ...] = ()
+        self._seen: dict[Entity, int] | None = None
 
-    def watch(self, number: int) -> FieldWatch | None:
-        """Make the host engine keep the XIDs of a GPU; return None if it refuses."""
-        watch, refused = self._groups.watch(
-            WatchRequest("xid", (gpu(number),), (XID,), 1.0, KEEP_SECONDS, KEEP_SAMPLES)
-        )
-        if refused:
-            self._groups.unwatch(watch)
-            return None
+    @staticmethod
+    def request(number: int) -> WatchRequest:
+        """Return what makes the host engine keep the XIDs of a GPU. It learns of them by events, not by sampling."""
+        return WatchRequest((gpu(number),), (XID,), SAMPLED_SECONDS[Pace.RARE], KEEP_SECONDS, KEEP_SAMPLES)
+
+    def watched(self, number: int) -> None:
+        """Read the XIDs of a GPU from now on."""
         self._watchers[number] += 1
         self._regroup()
-        return watch
 
-    def unwatch(self, number: int, watch: FieldWatch) -> None:
-        """End the watch of a GPU."""
+    def unwatch(self, number: int) -> None:
+        """Stop reading the XIDs of a GPU."""
         self._watchers[number] -= 1
         self._regroup()
-        self._groups.unwatch(watch)
 
     def _regroup(self) -> None:
         """Create one group of all watched GPUs, so that one call reads the XIDs of all."""
@@ -139,15 +139,24 @@ class XidWatches:
                 self._groups.acquire(boards)
                 self._boards = boards
 
-    def samples_since(self, stamp: int) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
-        """Return every XID after a timestamp, and the timestamp for the next call."""
+    def samples_since(
+        self, stamp: int, answers: Mapping[tuple[Entity, int], FieldAnswer]
+    ) -> tuple[list[tuple[Entity, FieldAnswer]], int]:
+        """Return every XID after a timestamp, and the timestamp for the next call.
+
+        `answers` have the last XID of each GPU. Only if one of these is new are the others asked for: to enumerate the
+        samples since a timestamp, the library makes a call for each GPU, each with a buffer of 4 MB.
+        """
         group, fields = self._groups.handle(self._boards), self._groups.fields_handle((XID,))
-        if group is None or fields is None:
+        seen = {board: answers.get((board, XID), NO_ANSWER).stamp for board in self._boards}
+        if group is None or fields is None or seen == self._seen:
             return [], stamp
         try:
-            return self._connection.call(self._connection.bindings.samples_since, group, fields, stamp)
+            samples = self._connection.call(self._connection.bindings.samples_since, group, fields, stamp)
         except DcgmError:  # none yet
-            return [], stamp
+            samples = [], stamp
+        self._seen = seen
+        return samples
 
 
 # The fields that a subscriber wants read, by pace and entity.
@@ -180,16 +189,24 @@ class Session:
         self.table = FieldTable()
         self.counted: dict[tuple[Entity, int], int] = {}
         self._wanted: dict[object, Wanted] = {}
-        self._batches: dict[Pace, dict[frozenset[int], list[Entity]]] = {}
+        self._pulses: dict[object, tuple[Entity, int]] = {}
+        self._batches: dict[Pace, list[tuple[frozenset[int], list[Entity]]]] = {}
 
-    def subscribe(self, subscriber: object, wanted: Wanted) -> None:
-        """Read these fields from now on, instead of those that the subscriber wanted before."""
+    def subscribe(self, subscriber: object, wanted: Wanted, pulse: tuple[Entity, int] | None = None) -> None:
+        """Read these fields from now on, instead of those that the subscriber wanted before.
+
+        `pulse` is one that is sampled for each collection: its time stamp tells whether the host engine keeps up.
+        """
         self._wanted[subscriber] = wanted
+        self._pulses.pop(subscriber, None)
+        if pulse is not None:
+            self._pulses[subscriber] = pulse
         self._batches.clear()
 
     def unsubscribe(self, subscriber: object) -> None:
         """Stop reading for a subscriber."""
         self.calls.unsubscribe(subscriber)
+        self._pulses.pop(subscriber, None)
         if self._wanted.pop(subscriber, None) is None:
             return
         self._batches.clear()
@@ -203,24 +220,29 @@ class Session:
             now = time.monotonic()
             if pace not in self._batches:
                 self._batches[pace] = self._batched(pace)
-            for fields, entities in self._batches[pace].items():
-                self.table.answers.update(self.connection.latest(entities, sorted(fields)))
+            for fields, entities in self._batches[pace]:
+                read = self.connection.live if is_of_gpu(entities[0]) else self.connection.latest
+                self.table.answers.update(read(entities, sorted(fields)))
             self.calls.read(pace)
             self.table.call_answers = self.calls.answers
             self.table.read_at[pace] = now
 
-    def _batched(self, pace: Pace) -> dict[frozenset[int], list[Entity]]:
+    def newest_stamp(self) -> int:
+        """Return the newest time stamp of the fields by which the host engine's pace is judged; 0 if there is none."""
+        return max((self.table.answers.get(key, NO_ANSWER).stamp for key in self._pulses.values()), default=0)
+
+    def _batched(self, pace: Pace) -> list[tuple[frozenset[int], list[Entity]]]:
         """Return the entities of a pace, by the fields that are read of them."""
         fields_of: dict[Entity, set[int]] = defaultdict(set)
         for wanted in self._wanted.values():
             for (wanted_pace, entity), fields in wanted.items():
                 if wanted_pace is pace:
                     fields_of[entity] |= fields
-        batches: dict[frozenset[int], list[Entity]] = defaultdict(list)
+        batches: dict[tuple[bool, frozenset[int]], list[Entity]] = defaultdict(list)
         for entity, numbers in fields_of.items():
             if numbers:
-                batches[frozenset(numbers)].append(entity)
-        return batches
+                batches[is_of_gpu(entity), frozenset(numbers)].append(entity)
+        return [(fields, entities) for (_, fields), entities in batches.items()]
 
     def close(self) -> None:
         """Disconnect."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,11 +27,11 @@ from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.connection import CallThread
+from gpu_exporter.sources.dcgm.demand import SAMPLED_SECONDS, Demand, EngineLoad, SampleAge, interval_of, is_late
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
 from gpu_exporter.sources.dcgm.loading import load
-from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.session import FieldTable, Session
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.values import EntityGroup
@@ -71,7 +72,10 @@ class DcgmSource(Source):
         """`instances` are the MIG instances to read, by DCGM's numbers or their devices' UUIDs; all, if it is empty."""
         self.interval = 1.0
         self.instances = instances
+        self.hidden: frozenset[Metric] = frozenset()
         self._chosen = chosen
+        self._load, self._age = EngineLoad(), SampleAge()
+        self._prepared: list[tuple[Session, DcgmDevice]] = []
         self._hostengine, self._folder = hostengine, folder
         self._sysfs, self._procfs = sysfs, procfs
         self._caller = CallThread(str(hostengine))
@@ -89,6 +93,14 @@ class DcgmSource(Source):
 
     def sample_every(self, seconds: float) -> None:
         self.interval = seconds
+
+    def read_rarely(self, metrics: frozenset[Metric]) -> None:
+        self.hidden = metrics
+
+    @property
+    def demand(self) -> Demand:
+        """How much is asked of the host engine now."""
+        return self._load.demand
 
     @property
     def timeout(self) -> float:
@@ -111,6 +123,7 @@ class DcgmSource(Source):
 
         self._bindings = self._bindings or load(self._folder)
         self._session = self._caller.call(connect, CONNECT_SECONDS)
+        self._age, self._load = SampleAge(), replace(self._load, since=time.monotonic())
 
     def _retire(self) -> None:
         """Stop using the session. It stays open until a call can be made: a host engine has room for few groups."""
@@ -167,15 +180,44 @@ class DcgmSource(Source):
     def attach(self, index: int, metrics: Sequence[Metric]) -> DcgmDevice:
         session = self._open_session()
 
-        def attach() -> DcgmDevice:
+        def prepare() -> DcgmDevice:
             number = self._number(session, index)
             device = DcgmDevice(self, session, index, number, metrics)
             self._pci[number] = device.gpu.pci_bus_id
+            self._prepared.append((session, device))
             self._warn(session)
             self._watch_switches_and_cpus(session, metrics)
             return device
 
-        return self._call(session, attach, ATTACH_SECONDS)
+        device = self._call(session, prepare, ATTACH_SECONDS)
+        try:
+            self._begin(session, device)
+        except (GpuLost, SourceLost):
+            device.close()
+            raise
+        return device
+
+    def _begin(self, session: Session, device: DcgmDevice) -> None:
+        """Make the watches of this device and of all others that have been prepared by now. Raises GpuLost, SourceLost.
+
+        Devices are attached by their own threads at the same time, so the others are prepared before this is called.
+        """
+
+        def begin() -> None:
+            if (session, device) in self._prepared:
+                self._watch_prepared(session)
+            device.begin()
+
+        self._call(session, begin, ATTACH_SECONDS)
+
+    def _watch_prepared(self, session: Session) -> None:
+        """Make all watches of this connection that devices have prepared. Only on the thread."""
+        self._prepared = [prepared for prepared in self._prepared if prepared[0] is session]
+        while watches := [watch for _, device in self._prepared for watch in device.take_requests()]:
+            results = session.groups.watch_all([watch.request for watch in watches])
+            for watch, result in zip(watches, results, strict=True):
+                watch.take(watch.request, result)
+        self._prepared.clear()
 
     def _number(self, session: Session, index: int) -> int:
         numbers = session.inventory.gpus()
@@ -257,24 +299,46 @@ class DcgmSource(Source):
         return session.table
 
     def _read(self, session: Session, paces: Sequence[Pace]) -> None:
+        began = time.monotonic()
         session.read(paces)
         if Pace.FAST not in paces:
             return
+        self._judge(session, began)
         first = self._stamp is None
-        samples, self._stamp = session.xids.samples_since(self._stamp or 0)
+        samples, self._stamp = session.xids.samples_since(self._stamp or 0, session.table.answers)
         for entity, answer in () if first else samples:  # the first read has XIDs from before this source
             if isinstance(answer.value, int | float):
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))
                 for xids in self._listeners.get(entity.id, ()):
                     xids.append(event)
 
+    def _judge(self, session: Session, began: float) -> None:
+        """Ask less of a host engine that falls behind, and more again later; devices follow within seconds."""
+        now, before = time.monotonic(), self._load.demand
+        interval = interval_of(self.interval, before)
+        age = self._age.age(now, session.newest_stamp(), interval)
+        if age is None:
+            return
+        self._load = self._load.after(now, late=is_late(age, now - began, interval, self.timeout))
+        demand = self._load.demand
+        if demand > before:
+            log.warning("DCGM: the %s falls behind: it is asked for less: %s", self._hostengine, demand.text)
+        elif demand < before:
+            log.info("DCGM: the %s keeps up: it is asked for %s", self._hostengine, demand.text or "everything again")
+
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
         """On the thread, run a job that takes no longer than a read. Raises SourceLost."""
         return self._call(session, job, self.timeout)
 
-    def run(self, session: Session, job: Callable[[], None]) -> None:
-        """On the thread, run a job that may take as long as attaching a GPU. Raises SourceLost."""
-        self._call(session, job, ATTACH_SECONDS)
+    def watch(self, session: Session, device: DcgmDevice, prepare: Callable[[], None]) -> None:
+        """Prepare a device again, and make its watches. Raises GpuLost, SourceLost."""
+
+        def prepared() -> None:
+            prepare()
+            self._prepared.append((session, device))
+
+        self._call(session, prepared, ATTACH_SECONDS)
+        self._begin(session, device)
 
     def clean_up(self, session: Session, job: Callable[[], None]) -> None:
         """Run a job on the thread if that is possible soon. Never raises."""
@@ -305,6 +369,9 @@ class DcgmSource(Source):
         if self._listed is not None:
             what = f"{self._hostengine}: reads {len(self._supported)} of {self._listed} GPUs"
             findings.append(Finding("hostengine", FindingLevel.OK, what))
+        if self.demand is not Demand.ALL:
+            behind = f"{self._hostengine} falls behind, and is asked for less: {self.demand.text}"
+            findings.append(Finding("hostengine", FindingLevel.WARN, behind, FEWER_FIELDS))
         queries = self._switches_and_cpus.queries if self._switches_and_cpus is not None else ()
         entities = Counter(entity.group for entity in {query.entity for query in queries})
         there = [f"{entities[group]} {name}" for group, name in NAMES.items() if entities[group]]
@@ -313,5 +380,8 @@ class DcgmSource(Source):
         return findings
 
 
+FEWER_FIELDS = (
+    "see its CPU usage; read fewer fields (--metrics, --collectors) or less often (--interval), in all clients"
+)
 NAMES = {EntityGroup.SWITCH: "NVSwitches", EntityGroup.CPU: "CPUs", EntityGroup.CPU_CORE: "CPU cores"}
 STALE_SECONDS = LIST_SECONDS + 2 * Pace.SLOW.value

@@ -9,9 +9,10 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.io.user_text import Devices
 from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
+from gpu_exporter.sources.dcgm.demand import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest
 from gpu_exporter.sources.dcgm.inventory import Inventory
-from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS, FieldQuery
+from gpu_exporter.sources.dcgm.plan import FieldQuery
 from gpu_exporter.sources.dcgm.session import Session
 from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, link
 
@@ -54,9 +55,8 @@ def watch(session: Session, wanted: frozenset[Metric], chosen: ChosenDevices) ->
     fields_of: dict[tuple[Pace, Entity], frozenset[int]] = {}
     for entities, rows in _entities(session.inventory, sorted(wanted, key=lambda row: row.key), chosen):
         fields = tuple(sorted({row.dcgm for row in rows if row.dcgm is not None}))
-        request = WatchRequest(SUBSCRIBER, tuple(entities), fields, SAMPLED_SECONDS[Pace.SLOW])
-        watch, refused = session.groups.watch(request)
-        watches.append(watch)
+        begun, refused = session.groups.watch(WatchRequest(tuple(entities), fields, SAMPLED_SECONDS[Pace.SLOW]))
+        watches += begun
         for entity, labels in entities.items():
             accepted = [row for row in rows if row.dcgm is not None and row.dcgm not in refused]
             queries += [

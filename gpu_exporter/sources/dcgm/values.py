@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from gpu_exporter.sources.dcgm.errors import OK, outcome
+from gpu_exporter.sources.dcgm.errors import NO_DATA, OK, outcome
 
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0
 INT32_BLANK = 0x7FFFFFF0
@@ -63,6 +63,9 @@ class FieldAnswer(NamedTuple):
     reason: str
     status: int
     stamp: int
+
+
+NO_ANSWER = FieldAnswer(None, "no_data", NO_DATA, 0)
 
 
 def answer(status: int, kind: str, raw: float | str, stamp: int) -> FieldAnswer:

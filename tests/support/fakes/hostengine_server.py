@@ -2,6 +2,11 @@
 
 It answers the fake bindings (`dcgm_bindings`) over TCP or a Unix socket, one JSON line a call. Its GPUs are those of
 the JSON file STATE, which is read again when it changes. It behaves as DCGM 4.6.0: `tests/dcgm` runs against both.
+
+Its update loop reads every watched field of a GPU's link at each pass, as that of DCGM does: with `link_seconds` each
+takes that long, and with `pass_seconds` each pass takes longer, so that calls that wait for passes are late, and
+samples are as old as a pass is long.
+`STANDIN_DCGM_CALLS` names a file to which each call is written, with its arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-OK, BADPARAM, NOT_SUPPORTED, NO_DATA, NOT_WATCHED = 0, -1, -6, -14, -16
+OK, BADPARAM, GENERIC, NOT_SUPPORTED, NO_DATA, NOT_WATCHED = 0, -1, -3, -6, -14, -16
 MAX_LIMIT, DUPLICATE_KEY, MODULE_NOT_LOADED = -24, -26, -33
 GPU, SWITCH, GPU_I, GPU_CI, LINK, CPU, CPU_CORE = 1, 3, 4, 5, 6, 7, 8
 MOST_FIELDS, MOST_FIELD_GROUPS, MOST_GROUPS = 127, 64, 64
@@ -29,7 +34,17 @@ DOUBLES = {155, 157, *range(160, 165), 254, *range(1001, 1009), *range(1013, 103
 TEXTS = {1, 2, 50, 54}
 # The fields of a host engine of this version.
 FIRST_4 = {153, 254, *range(334, 347), 1034, *range(1420, 1425), 1501}
-FIRST_46 = {1508, *range(1523, 1534)}
+FIRST_45 = {1508}
+FIRST_46 = set(range(1523, 1534))
+# Fields of links with the values of fields of the GPU, and the numbers of those by link.
+OF_LINKS = {
+    1525: (*range(400, 406), *range(451, 457), 406, 407, 408, 481, 482, 483),
+    1527: (*range(420, 426), *range(463, 469), 426, 427, 428, 487, 488, 489),
+    1528: (*range(430, 436), *range(469, 475), 436, 437, 438, 491, 492, 493),
+    1532: range(1040, 1076, 2),
+    1533: range(1041, 1076, 2),
+}
+LINK_OF = {number: (field, link) for field, numbers in OF_LINKS.items() for link, number in enumerate(numbers)}
 
 
 def is_profiling(field: int) -> bool:
@@ -64,11 +79,11 @@ class Watched:
         self.frozen: list[Any] | None = None
         self.once = False
 
-    def stamp(self, now: float) -> float:
-        """Return when the last sample was taken."""
+    def stamp(self, now: float, longest: float = 0.0) -> float:
+        """Return when the last sample was taken, if a pass takes so long."""
         if self.once or not self.by:
             return self.since
-        every = min(self.by.values())
+        every = max(min(self.by.values()), longest)
         return self.since + (now - self.since) // every * every
 
 
@@ -86,16 +101,31 @@ class Hostengine:
         self._health: set[int] = set()
         self._xids: dict[int, list[tuple[int, int]]] = {}
         self._wedged_at: float | None = None
+        self._delay = 0.0
         self._lock = threading.RLock()
 
     def do(self, connection: int, call: str, arguments: list[Any]) -> dict[str, Any]:
         """Execute a client's call; return its return code and result."""
+        if path := os.environ.get("STANDIN_DCGM_CALLS"):
+            with open(path, "a") as calls:
+                calls.write(json.dumps([call, *arguments]) + "\n")
         with self._lock:
             self._refresh()
+            self._delay = 0.0
             try:
-                return {"code": OK, "value": getattr(self, f"do_{call}")(connection, *arguments)}
+                answer = {"code": OK, "value": getattr(self, f"do_{call}")(connection, *arguments)}
             except Failed as failed:
-                return {"code": failed.code}
+                answer = {"code": failed.code}
+            delay = self._delay
+        time.sleep(delay)  # other clients are answered meanwhile
+        return answer
+
+    def _pass_seconds(self) -> float:
+        """Return how long a pass of the update loop takes."""
+        links = sum(
+            key[0] == LINK and key[1] & 0xFF == GPU and bool(watched.by) for key, watched in self._watched.items()
+        )
+        return float(self._state.get("pass_seconds", 0.0) + links * self._state.get("link_seconds", 0.0))
 
     def gone(self, connection: int) -> None:
         """Remove a client with its groups and watches; values stay."""
@@ -189,7 +219,8 @@ class Hostengine:
 
     def _unknown(self) -> set[int]:
         version = tuple(map(int, self._state.get("version", "4.6.0").split(".")))
-        older = (FIRST_4 if version < (4,) else set()) | (FIRST_46 if version < (4, 6) else set())
+        lacks = {(4,): FIRST_4, (4, 5): FIRST_45, (4, 6): FIRST_46}
+        older = {field for first, fields in lacks.items() if version < first for field in fields}
         return older | set(self._state.get("unknown_fields", ()))
 
     def do_drop_field_group(self, connection: int, group: int) -> None:
@@ -222,6 +253,7 @@ class Hostengine:
             raise Failed(BADPARAM)
         refused = self._state.get("profiling", OK)
         ids = self._field_groups[fields][2]
+        waits = False
         for kind, entity in self._groups[group][1]:
             code = self._gpu(entity).get("profiling", refused) if kind in (GPU, GPU_I) else refused
             mixed = code != OK and any(map(is_profiling, ids))
@@ -232,10 +264,14 @@ class Hostengine:
                 watched = self._watched.get(key)
                 if watched is None or not watched.by:
                     watched = self._watched[key] = Watched()
+                    waits = True
+                waits = waits or kind == LINK
                 watched.by[connection] = seconds
                 watched.once = mixed  # plain fields in such a group have one sample, which grows old
             if mixed:
                 raise Failed(code)
+        if waits:  # until what is new is read, and the loop passes once more at once
+            self._delay = 2 * self._pass_seconds()
 
     def do_unwatch(self, connection: int, group: int, fields: int) -> None:
         if group not in self._groups or fields not in self._field_groups:
@@ -260,11 +296,20 @@ class Hostengine:
     # --- values ---
 
     def do_latest(self, connection: int, entities: list[list[int]], fields: list[int], flags: int) -> list[list[Any]]:
-        if flags and any(map(is_profiling, fields)):
-            os._exit(139)  # as after a segmentation fault
+        if flags:
+            return [self._live(kind, entity, field) for kind, entity in entities for field in fields]
         return [
             [kind, entity, field, *self._sample(kind, entity, field)] for kind, entity in entities for field in fields
         ]
+
+    def _live(self, kind: int, entity: int, field: int) -> list[Any]:
+        """Return a value without a watch. For a link that cannot be read there are two, and so the call fails."""
+        if is_profiling(field) and kind != LINK:
+            os._exit(139)  # as after a segmentation fault
+        value = self._value(kind, entity, field)
+        if field in self._unknown() or (kind == LINK and value is None):
+            raise Failed(GENERIC)
+        return [kind, entity, field, OK, kind_of(field), value, int(time.time() * 1e6)]
 
     def _sample(self, kind: int, entity: int, field: int) -> list[Any]:
         """Return status, type, value and time stamp."""
@@ -280,7 +325,7 @@ class Hostengine:
                 return [NO_DATA, letter, blank(letter, 0), 0]
             return [OK, letter, known[-1][1], known[-1][0]]
         now = self._wedged_at or time.time()
-        stamp = int(watched.stamp(now) * 1e6)
+        stamp = int(watched.stamp(now, self._pass_seconds()) * 1e6)
         value = self._value(kind, entity, field)
         if is_profiling(field) and now - watched.since < min(watched.by.values()):
             value = None  # the first needs a whole interval
@@ -298,6 +343,10 @@ class Hostengine:
                 return self._state.get("system", {}).get(name)
             if not gpu.get("supported", True) or gpu.get("lost"):
                 return None
+            if field in LINK_OF:
+                of_link, link = LINK_OF[field]
+                there = link < len(gpu.get("links", ())) and gpu["links"][link]
+                return gpu.get("link_fields", {}).get(str(of_link)) if there else "not_supported"
             return gpu["fields"].get(name, "not_supported")
         if kind == LINK:
             owner, link = entity >> 24, entity >> 8 & 0xFFFF

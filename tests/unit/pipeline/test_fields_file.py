@@ -370,6 +370,22 @@ def test_hidden_gauges_are_read_for_own_families() -> None:
     assert {"gpu_sm_active_seconds_total", "gpu_up", "gpu_health_state"} <= selection.families.keys()
 
 
+@pytest.mark.parametrize(
+    ("text", "hidden", "shown"),
+    [
+        ("DCGM_FI_DEV_GPU_TEMP,gauge,x", {m.SM_CLOCK, m.SM_ACTIVE, m.CLOCK_EVENTS}, {m.GPU_TEMP, m.ENERGY_JOULES}),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL,gauge,x", {m.SM_CLOCK}, {m.NVLINK_TX, m.NVLINK_RX}),  # its parts
+        ("DCGM_FI_DEV_GPU_TEMP,gauge,x\nDCGM_FI_DEV_SM_CLOCK,label,x", {m.MEM_CLOCK}, {m.SM_CLOCK}),
+        ("DCGM_EXP_CLOCK_EVENTS_COUNT,gauge,x", {m.SM_CLOCK}, {m.CLOCK_EVENTS}),
+    ],
+)
+def test_rows_that_need_not_be_read_at_each_collection(text: str, hidden: set[Metric], shown: set[Metric]) -> None:
+    """They are not exposed, and neither is what is made of each of their values."""
+    selection, _ = read(text)
+    assert hidden <= selection.hidden_rows
+    assert shown.isdisjoint(selection.hidden_rows)
+
+
 def test_a_reload_keeps_metric_objects() -> None:
     """A series is identified by its metric, and must not end because a file was read again."""
     file, text = FieldsFile(Path("f.csv")), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0, gauge, x"

@@ -6,7 +6,8 @@ import pytest
 
 from gpu_exporter.model.gpu import detail
 from gpu_exporter.sources.dcgm.bindings import Attributes
-from gpu_exporter.sources.dcgm.device import COMPUTE_CAPABILITY, CUDA_DRIVER, MINOR_NUMBER, identify
+from gpu_exporter.sources.dcgm.device import CUDA_DRIVER, identify
+from gpu_exporter.sources.dcgm.inventory import COMPUTE_CAPABILITY, MINOR_NUMBER
 from gpu_exporter.sources.dcgm.values import FieldAnswer
 
 

@@ -1,0 +1,567 @@
+"""Measures gpu-exporter on a real host engine of DCGM: cost, values beside NVML, and what an engine that fails does.
+
+    python -m benchmarks.dcgm_engine [--sections cost,values,failures,commands] [--seconds 40] [--rows default,full,…]
+    python -m benchmarks.dcgm_engine --checkout before=/path/to/an/older/checkout --checkout now=.
+
+Needs `nv-hostengine` on PATH (or NV_HOSTENGINE=/path), DCGM's Python bindings where its packages install them (or
+DCGM_BINDINGS=/path), and nothing beside gpu_exporter. `dcgm-exporter` is measured in the same run if it is on PATH, and
+values are compared under four loads if PyTorch is installed. Every row has an engine of its own, started before and
+ended after it. CPU is a share of one core. `up` is the time from the start of the client until it shows every GPU.
+Each `--checkout` measures the gpu_exporter of that directory. Prints tables in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.exporter import cpu_seconds, free_port, rss_mib
+from gpu_exporter.sources.dcgm.places import DCGM_3, DCGM_4, has_bindings
+
+SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
+LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+TWO_FIELDS = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature.\nDCGM_FI_DEV_SM_CLOCK, gauge, SM clock.\n"
+ROWS: Mapping[str, Sequence[str]] = {
+    "default": (),
+    "full": ("--metrics", "full"),
+    "two fields": ("--collectors", "two.csv"),
+    "default at 5 s": ("--interval", "5s"),
+    "embedded": (),
+    "embedded full": ("--metrics", "full"),
+}
+PEER, IDLE = "dcgm-exporter", "engine alone"
+SECTIONS = ("cost", "values", "failures", "commands")
+LOADS = ("gemm", "copy", "launches", "transfers")
+PATIENCE_SECONDS = 60.0
+POLL_SECONDS = 0.1
+# What a log may not say of a GPU that is healthy.
+ALARMING = re.compile(r"stuck|reboot|drain|lost", re.IGNORECASE)
+# Words of commands that judge a GPU.
+VERDICTS = re.compile(r"GpuLost|drain|reboot|critical|stuck", re.IGNORECASE)
+
+Page = Mapping[str, Mapping[str, float]]
+
+
+def parsed(text: str) -> dict[str, dict[str, float]]:
+    """Return the samples of a page by name and labels."""
+    page: dict[str, dict[str, float]] = {}
+    for line in text.splitlines():
+        if match := SAMPLE.match(line):
+            page.setdefault(match["name"], {})[match["labels"] or ""] = float(match["value"])
+    return page
+
+
+def label(labels: str, name: str) -> str:
+    """Return the value of a label; empty if it is absent."""
+    found: dict[str, str] = dict(LABEL.findall(labels))
+    return found.get(name, "")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+# --- an engine and its clients ----------------------------------------------------------------------------------------
+
+
+class Engine:
+    """An nv-hostengine on a free port, which may be killed, stopped and started again."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self._program, self._folder = program, folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it. It listens some time later."""
+        command = [
+            *(self._program, "-n", "-b", "127.0.0.1", "-p", self.address.rpartition(":")[2], "--log-level", "ERROR"),
+            *("-f", str(self._folder / "engine.log"), "--pid", str(self._folder / "engine.pid")),
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        """Kill it."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def engine(program: str) -> Iterator[Engine]:
+    """Run a host engine that has listened for a few seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Engine(program, Path(folder))
+        made.start()
+        try:
+            time.sleep(3)
+            yield made
+        finally:
+            made.end()
+
+
+@dataclass
+class Client:
+    """A program that serves /metrics; `log` has what it wrote."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    began: float = field(default_factory=time.monotonic)
+
+    def page(self, timeout: float = 5.0) -> dict[str, dict[str, float]] | None:
+        """Return the page; None if there is none."""
+        import urllib.request
+
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=timeout) as answer:
+                return parsed(answer.read().decode())
+        except OSError:
+            return None
+
+    def until(self, done: Callable[[Page], bool], seconds: float = PATIENCE_SECONDS) -> float | None:
+        """Return the seconds since the start at which a page was as asked; None if none was in time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            if (page := self.page()) is not None and done(page):
+                return time.monotonic() - self.began
+            time.sleep(POLL_SECONDS / 2)
+        return None
+
+
+@contextmanager
+def client(command: Sequence[str], port: int, env: Mapping[str, str]) -> Iterator[Client]:
+    """Run a client."""
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **env})
+        try:
+            yield Client(process, port, Path(log.name))
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What this machine has, and what was chosen."""
+
+    program: str
+    bindings: Path
+    checkouts: Mapping[str, Path | None]
+    gpus: int
+    seconds: float
+    rows: Sequence[str]
+    stopped: Sequence[float]
+    folder: Path
+
+    def environment(self, checkout: str) -> dict[str, str]:
+        """Return the environment that runs the gpu_exporter of a checkout."""
+        path = self.checkouts[checkout]
+        return {} if path is None else {"PYTHONPATH": str(path)}
+
+    def source(self, address: str) -> list[str]:
+        """Return the flags that read a host engine; an empty address is an embedded one."""
+        flags = ["--source", "dcgm", "--dcgm-bindings", str(self.bindings)]
+        return [*flags, "--dcgm-hostengine", address] if address else flags
+
+    def serve(self, port: int, *flags: str) -> list[str]:
+        """Return the command that serves gpu-exporter."""
+        return [sys.executable, "-m", "gpu_exporter", "serve", "--address", f"127.0.0.1:{port}", *flags]
+
+
+def all_up(gpus: int) -> Callable[[Page], bool]:
+    """Return a condition: every GPU is read."""
+    return lambda page: sum(page.get("gpu_up", {}).values()) >= gpus
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A row: CPU as shares of a core; None where there is no such process."""
+
+    name: str
+    checkout: str
+    engine: float | None
+    client: float | None
+    up: float | None
+    samples: int
+    rss_mib: float
+
+
+def measured(client_: Client | None, engine_: Engine | None, seconds: float) -> tuple[float | None, float | None]:
+    """Scrape once a second; return the CPU of the engine and of the client, as shares of a core."""
+    pids = [
+        engine_.process.pid if engine_ and engine_.process else None,
+        client_.process.pid if client_ else None,
+    ]
+    before, begin = [cpu_seconds(pid) if pid else 0.0 for pid in pids], time.monotonic()
+    while time.monotonic() < begin + seconds:
+        if client_:
+            client_.page()
+        time.sleep(1)
+    took = time.monotonic() - begin
+    shares = [(cpu_seconds(pid) - start) / took if pid else None for pid, start in zip(pids, before, strict=True)]
+    return shares[0], shares[1]
+
+
+def cost(setup: Setup) -> Iterator[Cost]:
+    """Measure every row of every checkout, then dcgm-exporter."""
+    with engine(setup.program) as idle:
+        time.sleep(5)
+        alone, _ = measured(None, idle, setup.seconds / 2)
+        yield Cost(IDLE, "", alone, None, None, 0, 0.0)
+    for row in setup.rows:
+        for checkout in setup.checkouts:
+            yield cost_of(setup, row, checkout)
+    if (program := shutil.which(PEER)) is not None:
+        with engine(setup.program) as served:
+            port = free_port()
+            command = [program, "-r", served.address, "-c", "1000", "-a", f"127.0.0.1:{port}"]
+            yield cost_of_client(setup, PEER, "", command, port, served, lambda page: "DCGM_FI_DEV_GPU_TEMP" in page)
+
+
+def cost_of(setup: Setup, row: str, checkout: str) -> Cost:
+    """Measure one row of gpu-exporter."""
+    port, flags = free_port(), [str(setup.folder / flag) if flag.endswith(".csv") else flag for flag in ROWS[row]]
+    if row.startswith("embedded"):
+        command = setup.serve(port, *setup.source(""), *flags)
+        return cost_of_client(setup, row, checkout, command, port, None, all_up(setup.gpus))
+    with engine(setup.program) as served:
+        command = setup.serve(port, *setup.source(served.address), *flags)
+        return cost_of_client(setup, row, checkout, command, port, served, all_up(setup.gpus))
+
+
+def cost_of_client(
+    setup: Setup,
+    name: str,
+    checkout: str,
+    command: Sequence[str],
+    port: int,
+    served: Engine | None,
+    up: Callable[[Page], bool],
+) -> Cost:
+    """Measure a client, once every GPU is up and the first slow reads are done."""
+    with client(command, port, setup.environment(checkout) if checkout else {}) as run:
+        shown = run.until(up)
+        time.sleep(15)
+        of_engine, of_client = measured(run, served, setup.seconds)
+        page = run.page() or {}
+        show_log(f"{name}, {checkout}", run.log)
+        samples = sum(map(len, page.values()))
+        return Cost(name, checkout, of_engine, of_client, shown, samples, rss_mib(run.process.pid))
+
+
+def show_log(what: str, log: Path) -> None:
+    """Print the lines of a log that alarm."""
+    for line in dict.fromkeys(log.read_text(errors="replace").splitlines()):
+        if ALARMING.search(line):
+            print(f"log of {what}: {line}", flush=True)
+
+
+def share(value: float | None) -> str:
+    """Return a share as text."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def cost_row(each: Cost) -> list[str]:
+    """Return a row of the table."""
+    both = [value for value in (each.engine, each.client) if value is not None]
+    up = "" if each.up is None else f"{each.up:.1f} s"
+    name = f"{each.name}, {each.checkout}" if each.checkout else each.name
+    return [
+        name,
+        share(each.engine),
+        share(each.client),
+        share(sum(both)),
+        up,
+        str(each.samples),
+        f"{each.rss_mib:.0f}",
+    ]
+
+
+def print_cost(setup: Setup) -> None:
+    """Print the table of costs, row by row."""
+    head = ("client", "engine", "client", "together", "up", "samples", "MiB")
+    print(table(head, []), end="", flush=True)
+    for each in cost(setup):
+        print(f"| {' | '.join(cost_row(each))} |", flush=True)
+    print()
+
+
+# --- values beside NVML -----------------------------------------------------------------------------------------------
+
+
+def run_load(name: str) -> None:
+    """Put a load on every GPU, until killed."""
+    import torch
+
+    def step(device: int) -> Callable[[], object]:
+        with torch.cuda.device(device):
+            if name == "gemm":
+                a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+                return lambda: torch.mm(a, b)
+            if name == "copy":
+                source = torch.empty(2**28, device="cuda")
+                target = torch.empty_like(source)
+                return lambda: target.copy_(source)
+            if name == "launches":
+                value = torch.zeros(1, device="cuda")
+                return lambda: value.add_(1)
+            pinned = torch.empty(2**26, pin_memory=True)
+            inside = torch.empty(2**26, device="cuda")
+            return lambda: inside.copy_(pinned, non_blocking=True)
+
+    devices = range(torch.cuda.device_count())
+    steps = [step(device) for device in devices]
+    while True:
+        for device in devices:
+            with torch.cuda.device(device):
+                for _ in range(20):
+                    steps[device]()
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+
+@contextmanager
+def load(name: str) -> Iterator[None]:
+    """Run a load in a process of its own."""
+    process = subprocess.Popen([sys.executable, "-m", __spec__.name, "--load", name]) if name != "none" else None
+    try:
+        time.sleep(20 if process else 5)
+        yield
+    finally:
+        if process:
+            process.kill()
+            process.wait()
+
+
+def means(pages: Sequence[Page]) -> dict[str, float]:
+    """Return the mean of each classic metric over GPUs and pages; counters are not compared."""
+    values: dict[str, list[float]] = {}
+    for page in pages:
+        for name, samples in page.items():
+            if name.startswith("DCGM_FI_"):
+                values.setdefault(name, []).extend(samples.values())
+    return {name: statistics.fmean(found) for name, found in values.items()}
+
+
+def print_values(setup: Setup) -> None:
+    """Print what both sources show at the same time, for each load."""
+    checkout = list(setup.checkouts)[-1]
+    env, ports = setup.environment(checkout), (free_port(), free_port())
+    with engine(setup.program) as served:
+        nvml = client(setup.serve(ports[0], "--source", "nvml"), ports[0], env)
+        dcgm = client(setup.serve(ports[1], *setup.source(served.address)), ports[1], env)
+        with nvml as first, dcgm as second:
+            for each in (first, second):
+                each.until(all_up(setup.gpus))
+            for name in ("none", *(LOADS if find_spec("torch") else ())):
+                with load(name):
+                    pages: tuple[list[Page], list[Page]] = ([], [])
+                    for _ in range(10):
+                        for side, run in zip(pages, (first, second), strict=True):
+                            side.append(run.page() or {})
+                        time.sleep(1)
+                of_nvml, of_dcgm = map(means, pages)
+                rows = [
+                    [metric, text(of_nvml.get(metric)), text(of_dcgm.get(metric))]
+                    for metric in sorted({*of_nvml, *of_dcgm})
+                ]
+                print(f"Load: {name}\n\n{table(('metric', 'NVML', 'DCGM'), rows)}", flush=True)
+
+
+def text(value: float | None) -> str:
+    """Return a value as text."""
+    return "absent" if value is None else f"{value:.4g}"
+
+
+# --- an engine that fails ---------------------------------------------------------------------------------------------
+
+
+def state(page: Page | None) -> str:
+    """Return in words what a page shows of the source and its GPUs."""
+    if page is None:
+        return "no page"
+    source = next(iter(page.get("gpu_exporter_source_up", {}).values()), 0.0)
+    reasons = {label(labels, "reason") for labels, value in page.get("gpu_down_reason", {}).items() if value}
+    reasons |= {label(key, "reason") for key, value in page.get("gpu_exporter_source_down_reason", {}).items() if value}
+    up = int(sum(page.get("gpu_up", {}).values()))
+    values = len(page.get("DCGM_FI_DEV_GPU_TEMP", {}))
+    why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+    return f"source {source:.0f}, {up} GPUs up, {values} with values{why}"
+
+
+def follow(run: Client, seconds: float, began: float, until: Callable[[Page], bool] | None = None) -> Iterator[str]:
+    """Yield each change of the page's state, and the longest scrape."""
+    end, last, longest = time.monotonic() + seconds, "", 0.0
+    while time.monotonic() < end:
+        asked = time.monotonic()
+        page = run.page()
+        longest = max(longest, time.monotonic() - asked)
+        if (now := state(page)) != last:
+            last = now
+            yield f"{asked - began:.1f} s: {now}"
+        if until is not None and page is not None and until(page):
+            break
+        time.sleep(POLL_SECONDS)
+    yield f"longest scrape {longest * 1e3:.0f} ms"
+
+
+def readable(gpus: int) -> Callable[[Page], bool]:
+    """Return a condition: every GPU has values."""
+    return lambda page: all_up(gpus)(page) and len(page.get("DCGM_FI_DEV_GPU_TEMP", {})) >= gpus
+
+
+def failures(setup: Setup, checkout: str) -> Iterator[list[str]]:
+    """Yield what an exporter shows while its engine fails."""
+    with engine(setup.program) as served:
+        port, back = free_port(), readable(setup.gpus)
+        command = setup.serve(port, *setup.source(served.address), "--log-level", "info")
+        with client(command, port, setup.environment(checkout)) as run:
+            run.until(back)
+            began = time.monotonic()
+            served.end()
+            changes = [*follow(run, 10, began)]
+            served.start()
+            changes += [f"started after {time.monotonic() - began:.1f} s", *follow(run, PATIENCE_SECONDS, began, back)]
+            yield [checkout, "killed, started after 10 s", "<br>".join(changes)]
+            for seconds in setup.stopped:
+                began = time.monotonic()
+                served.signal(signal.SIGSTOP)
+                changes = [*follow(run, seconds, began)]
+                served.signal(signal.SIGCONT)
+                changes += [f"continued after {time.monotonic() - began:.1f} s", *follow(run, 120, began, back)]
+                yield [checkout, f"stopped for {seconds:g} s", "<br>".join(changes)]
+            began, changes = time.monotonic(), []
+            for _ in range(4):
+                served.end()
+                served.start()
+                changes += follow(run, 6, began)
+            changes += follow(run, PATIENCE_SECONDS, began, back)
+            yield [checkout, "restarted every 6 s, four times", "<br>".join(changes)]
+            show_log(f"failures, {checkout}", run.log)
+
+
+def print_failures(setup: Setup) -> None:
+    """Print the table of failures."""
+    rows = [row for checkout in setup.checkouts for row in failures(setup, checkout)]
+    print(table(("checkout", "engine", "what the page shows"), rows), flush=True)
+
+
+# --- commands on healthy GPUs -----------------------------------------------------------------------------------------
+
+COMMANDS = ("diagnose", "check", "doctor")
+
+
+def print_commands(setup: Setup) -> None:
+    """Print how the commands judge GPUs, through a host engine and an embedded one."""
+    rows = []
+    with engine(setup.program) as served:
+        for checkout in setup.checkouts:
+            for address in (served.address, ""):
+                for name in COMMANDS:
+                    begin = time.monotonic()
+                    done = subprocess.run(
+                        [sys.executable, "-m", "gpu_exporter", name, *setup.source(address)],
+                        env={**os.environ, **setup.environment(checkout)},
+                        capture_output=True,
+                        text=True,
+                        timeout=300,
+                    )
+                    took, lines = time.monotonic() - begin, (done.stdout + done.stderr).splitlines()
+                    verdicts = [line.strip() for line in lines if VERDICTS.search(line)]
+                    where = "remote" if address else "embedded"
+                    shown = "<br>".join([*verdicts[:6], *([] if verdicts else lines[-3:])])
+                    rows.append([checkout, name, where, str(done.returncode), f"{took:.1f} s", shown])
+    print(table(("checkout", "command", "engine", "exit code", "took", "output"), rows), flush=True)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def gpus_of_driver() -> int:
+    """Return the number of GPUs that the kernel driver lists."""
+    return len([*Path("/proc/driver/nvidia/gpus").glob("*")])
+
+
+def found(chosen: argparse.Namespace, folder: Path) -> Setup | str:
+    """Return the setup, or what is missing."""
+    program = os.environ.get("NV_HOSTENGINE") or shutil.which("nv-hostengine")
+    if not program:
+        return "nv-hostengine (on PATH, or NV_HOSTENGINE)"
+    asked = os.environ.get("DCGM_BINDINGS")
+    bindings = next((place for place in ([Path(asked)] if asked else [DCGM_4, DCGM_3]) if has_bindings(place)), None)
+    if bindings is None:
+        return "DCGM's Python bindings (DCGM_BINDINGS)"
+    checkouts = dict(entry.split("=", 1) for entry in chosen.checkout)
+    (folder / "two.csv").write_text(TWO_FIELDS)
+    return Setup(
+        program,
+        bindings.resolve(),
+        {name: Path(path).resolve() for name, path in checkouts.items()} or {"now": None},
+        gpus_of_driver() if chosen.gpus is None else chosen.gpus,
+        chosen.seconds,
+        chosen.rows.split(","),
+        [float(seconds) for seconds in chosen.stopped.split(",") if seconds],
+        folder,
+    )
+
+
+def main() -> int:
+    """Run the chosen sections; return 2 if something that they need is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dcgm_engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="what to measure (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=40, help="how long a row is measured (default: %(default)s)")
+    parser.add_argument("--rows", default=",".join(ROWS), help="rows of the cost (default: %(default)s)")
+    parser.add_argument("--checkout", action="append", default=[], metavar="NAME=DIR", help="a gpu_exporter to measure")
+    parser.add_argument("--gpus", type=int, help="number of GPUs (default: those of the kernel driver)")
+    parser.add_argument("--stopped", default="25", help="seconds for which the engine stops (default: %(default)s)")
+    parser.add_argument("--load", choices=LOADS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.load:
+        run_load(chosen.load)
+    with tempfile.TemporaryDirectory() as folder:
+        setup = found(chosen, Path(folder))
+        if isinstance(setup, str):
+            print(f"benchmarks.dcgm_engine needs {setup}")
+            return 2
+        parts = {"cost": print_cost, "values": print_values, "failures": print_failures, "commands": print_commands}
+        for section in chosen.sections.split(","):
+            print(f"## {section}\n", flush=True)
+            parts[section](setup)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
