@@ -6,10 +6,9 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import WINDOW, bottleneck_is
+from gpu_exporter.catalogue.bottlenecks import HANGS, WINDOW, bottleneck_is
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.distributed import HANGS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity, Wave, Within
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, OrIfKnown, Over, Unless
 from gpu_exporter.model.verdict import Action
