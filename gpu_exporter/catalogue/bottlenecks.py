@@ -183,13 +183,6 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         Cause.HOST,
     ),
     Bottleneck(
-        "pcie-bound",
-        Or(Compare(RX, ">=", FULL_PCIE), Compare(TX, ">=", FULL_PCIE)),
-        "the PCIe link is saturated in one direction",
-        "#b877d9",
-        Cause.COPIES,
-    ),
-    Bottleneck(
         "waiting",
         WAITING,
         "the GPU waits for other ranks of its job in a collective, and no data moves",
@@ -197,10 +190,17 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         Cause.PEERS,
     ),
     Bottleneck(
+        "pcie-bound",
+        Or(Compare(RX, ">=", FULL_PCIE), Compare(TX, ">=", FULL_PCIE)),
+        "the PCIe link is saturated in one direction",
+        "#b877d9",
+        Cause.COPIES,
+    ),
+    Bottleneck(
         "fake-load",
         Unless(
             And(Compare(DRAM, "<", QUIET_DRAM), And(BUSY, Compare(SM, "<", EMPTY_SM))),
-            MOVES,
+            Or(MOVES, TRAFFIC),
         ),
         "the GPU is 100 % utilised according to nvidia-smi, but the SMs are nearly idle and no data moves",
         "#e02f44",
