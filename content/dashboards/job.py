@@ -147,7 +147,7 @@ def _in_hanging_job() -> str:
 
 def _state() -> str:
     """Return the state of each rank, an index in `STATES`; of several, the highest counts."""
-    states = {LOST: q.lost(BOARD), **_culprits(), HANGS: _in_hanging_job()}
+    states = {LOST: q.lost(BOARD), **_culprits(), HANGS: _in_hanging_job(), WAITS: q.holds(BOARD, c.WAITING)}
     return " or ".join((*(f"(0 * ({ranks}) + {state})" for state, ranks in states.items()), q.selected(BOARD, d.WAITS)))
 
 
@@ -208,8 +208,8 @@ def _states() -> object:
     return states(
         "Waiting ranks",
         About(
-            "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if the job hangs"
-            " in a collective. The others wait for a straggler, or for a rank that never entered the collective.",
+            "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if it spins in a"
+            " collective while no data moves. It waits for a straggler, or for a rank that never entered the collective.",
             "short waits that are similar on all ranks.",
             "investigate the rank that holds up the job; if all wait, see GpuCommunicationBound.",
         ),

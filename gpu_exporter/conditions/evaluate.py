@@ -256,9 +256,14 @@ def evaluate(condition: Condition, window: SignalWindow, device: Device) -> Eval
 
 
 def _values(deciding: Iterable[Compare], window: SignalWindow, device: Device) -> TermValues:
-    """Return the values of the terms of comparisons that are true."""
-    values = ((term, value(term, window, device)) for compare in deciding for term in terms(compare))
-    return {term: number for term, number in values if number is not None}
+    """Return the values of the terms of comparisons that are true; of a maximum, those that reach it."""
+    values = ((compare, term, value(term, window, device)) for compare in deciding for term in terms(compare))
+    return {
+        term: number
+        for compare, term, number in values
+        if number is not None
+        and not (isinstance(compare.left, OfBoard) and number < (value(compare.left, window, device) or 0.0))
+    }
 
 
 def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | None:
