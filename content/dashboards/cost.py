@@ -14,9 +14,9 @@ from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
 from gpu_exporter.alerting.boards import COST
+from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import COLOURS, SHARES
-from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE
@@ -202,8 +202,8 @@ def _worst_cause(of: str) -> str:
     lost = "|".join(cause.value for cause in SHARES if cause.is_loss)
     device, labels = ", ".join(DEVICE), f"node, gpu, namespace, workload, {LABEL}"
     largest = f'topk by ({device}) (1, {RECORD}{{{LABEL}=~"{lost}"}} and on ({device}) {of})'
-    hangs = q.holds(BOARD, d.HANGS)
-    spins = f"({q.selected(BOARD, d.SPINS)} and on ({device}) ({hangs} and on ({device}) {of}))"
+    hangs = q.holds(BOARD, c.HANGS)
+    spins = f"({q.selected(BOARD, c.SPINS)} and on ({device}) ({hangs} and on ({device}) {of}))"
     states = (
         f'label_replace(0 * ({spins} == {place}) + 1, "{LABEL}", "{state}", "", "")'
         for place, state in enumerate(_IN_HANGING_JOB)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from content.dashboards import queries as q
 from content.dashboards import remediation
 from content.dashboards.alert_table import firing, grouped
-from content.dashboards.frame import GREEN, ORANGE, PINK, RED, About, BoardRow, ColourStep
+from content.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, coloured, hues, lines, time_shares
 from content.dashboards.panels import HOT, number, number_of_all
 from content.dashboards.queries import Query
@@ -258,26 +258,19 @@ def _doing() -> list[object]:
 
 
 def _classes() -> object:
-    none = f"or 0 * sum({q.selected(BOARD, a.CLUSTER_GPUS)})"
     by_class = f"sum by (class) ({q.selected(BOARD, a.CLASSES)})"
-    line = {"custom.stacking": {"mode": "none"}, "custom.fillOpacity": 0, "custom.lineWidth": 3}
-    above = [{"id": name, "value": value} for name, value in line.items()]
     return lines(
-        "GPUs by bottleneck, and those that are throttled",
+        "GPUs by bottleneck",
         About(
-            "Number of GPUs in each bottleneck class, stacked. A throttled GPU has a class, too: the pink "
-            "line is their number, according to alerts.",
+            "Number of GPUs in each bottleneck class, stacked.",
             "most are compute-bound and communicate at times; none is throttled.",
             "open a node with many GPUs in another class to see what limits them.",
         ),
-        [Query(by_class, "{{class}}", "short"), Query(f"{_throttled()} {none}", "throttled", "short")],
+        [Query(by_class, "{{class}}", "short")],
         GraphStyle(
             Legend.LIST,
             stacked=True,
-            overrides=[
-                *coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS} | {"throttled": PINK}),
-                {"matcher": {"id": "byFrameRefID", "options": "B"}, "properties": above},
-            ],
+            overrides=coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS}),
         ),
         width=12,
         link=None,

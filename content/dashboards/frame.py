@@ -11,7 +11,6 @@ from grafanalib import core
 
 from content.dashboards.queries import Query
 from gpu_exporter.alerting.boards import GPU, Board
-from gpu_exporter.catalogue.causes import COLOURS, Cause
 
 ABSENT = "not collected"
 # By which the dashboards find each other.
@@ -23,7 +22,6 @@ COMMUNICATES = "communicating or waiting"
 RED, ORANGE, YELLOW, GREEN = "#e02f44", "#ff9830", "#fade2a", "#73bf69"
 # A red for areas; text in it would be hard to read.
 DARK_RED = "#b01a30"
-PINK = COLOURS[Cause.THROTTLED]
 BLUE, PURPLE, TEAL, GREY = "#5794f2", "#b877d9", "#4fb3bf", "#8e8e8e"
 
 

@@ -97,7 +97,7 @@ def _numbers() -> list[object]:
 def _class() -> object:
     about = About(
         "The bottleneck class of the selected GPU; of several, the one with the highest number.",
-        "compute-bound; memory-bound when generating tokens. Throttled: heat or the power supply lowers the clocks.",
+        "compute-bound; memory-bound when generating tokens.",
         "the timeline below shows all GPUs.",
     )
     return named("Bottleneck now", about, Query(f"max({queries.limit_of(BOARD)})", "", "short"), LIMITS)

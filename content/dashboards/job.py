@@ -129,12 +129,10 @@ def _culprits() -> Mapping[int, str]:
 
 
 def _classes() -> q.Query:
-    """Return what limits each rank; those that held up the job within ten minutes before the end come first."""
+    """Return the class of each rank; those that held up the job within ten minutes before the end come first."""
     held = [_held(each, " @ end()") for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER)]
-    hangs = f"{q.selected(BOARD, d.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)} @ end()"
-    return queries.classes_of_ranks(
-        BOARD, " or ".join(_culprits().values()), " or ".join((*held, f"({hangs})")), q.selected(BOARD, t.RANK)
-    )
+    hangs = f"{q.selected(BOARD, c.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, c.HANGS)} @ end()"
+    return queries.classes_of_ranks(BOARD, " or ".join((*held, f"({hangs})")), q.selected(BOARD, t.RANK))
 
 
 def _held(straggler: Named, at: str = "") -> str:
@@ -144,18 +142,18 @@ def _held(straggler: Named, at: str = "") -> str:
 
 def _in_hanging_job() -> str:
     """Return for each rank of a job that hangs whether it waits in a collective."""
-    return f"({q.selected(BOARD, d.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)})"
+    return f"({q.selected(BOARD, c.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, c.HANGS)})"
 
 
 def _state() -> str:
     """Return the state of each rank, an index in `STATES`; of several, the highest counts."""
-    states = {LOST: q.lost(BOARD), **_culprits(), HANGS: _in_hanging_job()}
+    states = {LOST: q.lost(BOARD), **_culprits(), HANGS: _in_hanging_job(), WAITS: q.holds(BOARD, c.WAITING)}
     return " or ".join((*(f"(0 * ({ranks}) + {state})" for state, ranks in states.items()), q.selected(BOARD, d.WAITS)))
 
 
 def _others() -> str:
     """Return the share of the other ranks that wait: a rank that moves no data hangs."""
-    return " + ".join(q.selected(BOARD, PeerShare(mark)) for mark in (d.WAITS, d.SPINS))
+    return " + ".join(q.selected(BOARD, PeerShare(mark)) for mark in (d.WAITS, c.SPINS))
 
 
 def _blamed_since() -> str:
@@ -210,8 +208,8 @@ def _states() -> object:
     return states(
         "Waiting ranks",
         About(
-            "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if the job hangs"
-            " in a collective. The others wait for a straggler, or for a rank that never entered the collective.",
+            "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if it spins in a "
+            "collective while no data moves. It waits for a straggler, or for a rank that never entered the collective.",
             "short waits that are similar on all ranks.",
             "investigate the rank that holds up the job; if all wait, see GpuCommunicationBound.",
         ),

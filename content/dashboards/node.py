@@ -15,6 +15,7 @@ from gpu_exporter.alerting import aggregates as a
 from gpu_exporter.alerting import roofline
 from gpu_exporter.alerting.boards import NODE
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import THROTTLED_TIME
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.conditions.prose import title
 
@@ -65,7 +66,7 @@ def _gpus() -> object:
             shares=["throttled", "engine", "SM", "power"],
             words={"health": VERDICTS},
             steps={
-                "throttled": [ColourStep(None, "text"), ColourStep(q.THROTTLED_SHARE, ORANGE)],
+                "throttled": [ColourStep(None, "text"), ColourStep(THROTTLED_TIME.value, ORANGE)],
                 "temperature": [ColourStep(None, "text"), HOT],
             },
             answers=[each.name for each in values],

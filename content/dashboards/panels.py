@@ -11,12 +11,10 @@ from content.dashboards import queries
 from content.dashboards import queries as q
 from content.dashboards.frame import (
     ABSENT,
-    COMMUNICATES,
     DARK_RED,
     GREEN,
     GREY,
     ORANGE,
-    PINK,
     RED,
     TO_GPU,
     About,
@@ -31,7 +29,6 @@ from content.dashboards.queries import Query
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.causes import Cause
 
 # Grafana fits a text to the width, but forgets the space between its letters: the end, or a second line, is cut off.
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -46,9 +43,7 @@ HOT = ColourStep(85, ORANGE)
 VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
 # The values of `queries.classes_of`.
 LIMITS = (
-    *((COMMUNICATES if each.cause is Cause.PEERS else each.name, each.colour) for each in BOTTLENECKS),
-    ("throttled", PINK),
-    ("holds up the job", RED),
+    *((each.name, each.colour) for each in BOTTLENECKS),
     ("does not answer", DARK_RED),
 )
 
@@ -126,9 +121,7 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Que
     `of_ranks` is that of the ranks of a job.
     """
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
-    meanings += "\n- throttled: heat or the power supply lowers the clocks\n- does not answer: see GpuLost"
-    if of_ranks:
-        meanings += "\n- holds up the job: a straggler, or not in the collective in which the job hangs"
+    meanings += "\n- does not answer: see GpuLost"
     about = About(
         f"The bottleneck class of each GPU over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",

@@ -1,6 +1,6 @@
 """Build the queries of panels from signals, aggregates and alerts, filtered by a dashboard's variables.
 
-A query for what limits each device returns its bottleneck class, or a state that says more.
+A query for what limits each device returns its bottleneck class, or that it does not answer.
 """
 
 from __future__ import annotations
@@ -46,11 +46,8 @@ UNITS = {
     **dict.fromkeys(("cpus", "processes"), "short"),
     **dict.fromkeys(("generation", "action", "status", "bool", "level"), "short"),
 }
-# The share of time with lowered clocks from which a GPU counts as throttled, and the number of that state, which
-# follows those of the classes: a GPU that throttles has a class, too.
-THROTTLED_SHARE, THROTTLED = 0.05, len(bottlenecks.BOTTLENECKS)
-# The numbers of two more states that say more than a class: a rank that holds up its job, and a GPU without an answer.
-CULPRIT, LOST = THROTTLED + 1, THROTTLED + 2
+# The number of a GPU that does not answer, and so has no class: it follows those of the classes.
+LOST = len(bottlenecks.BOTTLENECKS)
 # In place of the value of a GPU that does not answer: no value of a table is negative.
 NO_ANSWER = -1
 DEVICE_LEGEND = "{{node}} · GPU {{gpu}}"
@@ -342,12 +339,8 @@ def holds(board: Board, condition: Named) -> str:
 
 
 def limit_of(board: Board) -> str:
-    """Return the number of the bottleneck class of each device, or that of `THROTTLED` or `LOST`, which say more.
-
-    A device can have several; the highest counts.
-    """
-    states = ((LOST, lost(board)), (THROTTLED, f"{throttled(board)} > {THROTTLED_SHARE}"))
-    return " or ".join((*(f"(0 * ({of_state}) + {state})" for state, of_state in states), class_of(board)))
+    """Return the number of the bottleneck class of each device, or `LOST`."""
+    return f"(0 * ({lost(board)}) + {LOST}) or {class_of(board)}"
 
 
 def classes_of(board: Board) -> Query:
@@ -355,8 +348,8 @@ def classes_of(board: Board) -> Query:
     return Query(in_order(limit_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
 
 
-def classes_of_ranks(board: Board, culprits: str, culprits_now: str, rank: str) -> Query:
-    """Return the same for a job, also which devices hold it up, with the ranks: the culprits of now come first.
+def classes_of_ranks(board: Board, culprits_now: str, rank: str) -> Query:
+    """Return the same for a job, with the ranks: those that hold it up now come first.
 
     `rank` has the number of each rank as a label.
     """
@@ -366,8 +359,7 @@ def classes_of_ranks(board: Board, culprits: str, culprits_now: str, rank: str) 
     blamed = f'label_replace(({known}) and on ({device}) ({culprits_now}), "Culprit", "0", "", "")'
     known = f'{blamed} or on ({device}) label_replace({known}, "Culprit", "1", "", "")'
     known = f'label_replace({known}, "Rank", "rank $1 · ", "rank", "(.+)")'
-    limits = f"(0 * ({culprits}) + {CULPRIT}) or {limit_of(board)}"
-    joined = f"({limits}) * on ({device}) group_left (Culprit, Rank) ({known})"
+    joined = f"({limit_of(board)}) * on ({device}) group_left (Culprit, Rank) ({known})"
     # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
     joined = f'label_replace({joined}, "Rank", "$1", "Rank", "(.*)")'
     return Query(in_order(joined, "Culprit", "Rank"), f"{{{{Rank}}}}{DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")

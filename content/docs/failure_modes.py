@@ -33,8 +33,10 @@ CLASSES_INTRO = """
 ## What limits a GPU
 
 Each GPU has one bottleneck class at a time: the first in the list below whose condition matches. Conditions use
-means over {window}. The class is recorded as `gpu:bottleneck:class`; the value is the number of the class, the label
-`class` its name.
+means over {window}. They are the same for the live page, `top`, `diagnose`, the API, reports, rules and dashboards, and
+the class agrees with the [shares of time](diagnose.md#where-did-the-time-go) of the GPU. It is recorded as
+`gpu:bottleneck:class`; the value is the number of the class, the label `class` its name. A GPU that does not answer has
+no class.
 
 - *Engine activity* is the share of time in which any kernel runs on the GPU. *SM activity* is the share of the SMs that
   have work, averaged over time.
@@ -54,6 +56,10 @@ ADVICE = {"mixed": "\nUse a profiler to find out where the time goes: Nsight Sys
 
 # Classes on which no alert fires, but which alerts on more than the class are about.
 WITHOUT_ALERT = {
+    "throttled": "No alert on this class alone. [GpuThermalThrottling](runbooks/gputhermalthrottling.md) and "
+    "[GpuPowerBrake](runbooks/gpupowerbrake.md) have limits for each cause.",
+    "waiting": "No alert on this class alone. [GpuCollectiveStall](runbooks/gpucollectivestall.md) fires if no rank of "
+    "the job makes progress.",
     "idle": "No alert on this class alone. [GpuAllocatedIdle](runbooks/gpuallocatedidle.md) fires if a pod, job "
     "or program has the GPU meanwhile.",
     "communicating": "No alert on this class alone. [Stragglers](#stragglers) lists the alerts on ranks that wait for "

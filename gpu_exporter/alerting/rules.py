@@ -94,23 +94,20 @@ def _windows() -> Iterator[Rule]:
 
 
 def _judged(limits: Limits) -> Iterator[Rule]:
-    """Yield classes, marks and comparisons with other ranks; shared conditions come before the rules that read them."""
+    """Yield marks, comparisons with other ranks and classes; shared conditions come before the rules that read them."""
     leaves = [term for condition in _conditions() for term in terms(condition)]
     marks, named = _marks(leaves), shared_conditions()
-    later = {name for name, each in named.items() if _reads_classes_or_ranks(each)}
+    of_class = {name for name, each in named.items() if any(isinstance(node, Is) for node in nodes(each))}
+    local = {name for name, each in named.items() if all(isinstance(term, Over) for term in terms(each))} - of_class
     definitions = {name: _record(name, promql.definition(condition, limits)) for name, condition in named.items()}
-    yield from (rule for name, rule in definitions.items() if name not in later)
-    yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
+    yield from (rule for name, rule in definitions.items() if name in local)
     for mark in marks:
         yield _record(mark.record, promql.mark_definition(mark, limits))
     for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks) and term.record):
         yield _record(term.record, promql.term_definition(term))
-    yield from (rule for name, rule in definitions.items() if name in later)
-
-
-def _reads_classes_or_ranks(condition: Condition) -> bool:
-    classes = any(isinstance(node, Is) for node in nodes(condition))
-    return classes or not all(isinstance(term, Over) for term in terms(condition))
+    yield from (rule for name, rule in definitions.items() if name not in local | of_class)
+    yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
+    yield from (rule for name, rule in definitions.items() if name in of_class)
 
 
 def _time_shares(limits: Limits) -> list[Rule]:

@@ -1,5 +1,9 @@
 """What limits a GPU: one bottleneck at a time, the first that matches. Ground truth: measurements of real H200s and H100s.
 
+This is the only definition of a class: the recorded rule, the page, `top`, `diagnose`, the API, reports and dashboards
+read it. `time_shares.py` divides the same five minutes among causes; a class and these shares do not contradict each
+other, and `tests/unit/diagnosis/test_class_and_shares.py` says what that means.
+
 `DRAM_ACTIVE` does not exceed 0.9, and a kernel that waits for memory keeps its SMs *active*: the activity of the pipes
 distinguishes memory-bound from compute-bound. The best GEMM has an occupancy of 0.14, so occupancy is not used.
 A rank that waits in a collective spins on a few SMs with its engine busy.
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.causes import COLOURS, Cause
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, class_of
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import (
@@ -24,9 +28,12 @@ from gpu_exporter.conditions.tree import (
     Fn,
     Is,
     Limit,
+    Mark,
+    OfBoard,
     Or,
     OrIfKnown,
     Over,
+    PeerShare,
     Unless,
 )
 
@@ -61,6 +68,8 @@ TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic 
 SMALL_TRAFFIC  = Limit("smallTrafficBytes", 5e7, "bytes per second", "PCIe traffic in both directions at or above which a rank without NVLink exchanges small messages", a.TRAFFIC, any_model="the smallest messages move four times as much, a rank that waits for one a fifth of it")
 TALKING_NIC    = Limit("talkingNicBytes", 5e7, "bytes per second", "network traffic in each direction at or above which a GPU exchanges data with other nodes", a.TRAFFIC, any_model="what network cards carry does not depend on the GPU")
 LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches", a.DRAM)
+THROTTLED_TIME = Limit("throttledTime", 0.20, "ratio", "share of time with a busy engine and a clock lowered by heat or the power supply, at or above which this is what limits a GPU", a.TIME)
+ALL_RANKS      = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them", a.PEERS)
 LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time", a.TRAFFIC, any_model="what launches move depends on the CPU and the driver")
 # fmt: on
 
@@ -129,30 +138,56 @@ LAUNCHES = Unless(
     name="launches",
 )
 IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
+SPINS = Mark("spins", SPINNING)
+NO_PROGRESS = Mark("stalled", Or(SPINNING, IDLES))
+HANGS = And(
+    NO_PROGRESS.condition,
+    Compare(PeerShare(NO_PROGRESS), ">=", ALL_RANKS),
+    Or(SPINNING, Compare(PeerShare(SPINS), ">", 0.0)),
+    name="hangs",
+)
+# Without traffic, a rank waits for its first message, if it has peers at all.
+WAITING = And(Compare(PeerShare(SPINS), ">=", 0.0), SPINNING, name="waiting")
+THROTTLING = OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE)))
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
     """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames.
 
-    No colour is green: a GPU that throttles can be compute-bound, too. Orange is for GPUs that wait for others, and
-    grey, elsewhere, for what is unknown.
+    `cause` is None if the class blames nothing: what takes most of the GPU's time then says whether it works. No colour
+    is green, because part of the time is lost in most classes. Orange is for GPUs that wait for others, and grey,
+    elsewhere, for what is unknown.
     """
 
     name: str
     condition: Condition
     means: str
     colour: str
-    cause: Cause
+    cause: Cause | None
 
 
 BOTTLENECKS: tuple[Bottleneck, ...] = (
+    Bottleneck(
+        "throttled",
+        Unless(And(Compare(THROTTLING, ">=", THROTTLED_TIME), Compare(GR, ">=", THROTTLED_TIME)), HANGS),
+        "heat or the power supply lowers the clocks while the GPU works",
+        COLOURS[Cause.THROTTLED],
+        Cause.THROTTLED,
+    ),
     Bottleneck(
         "idle",
         IDLES,
         "no kernel runs and no data is copied",
         "#9c755f",
         Cause.HOST,
+    ),
+    Bottleneck(
+        "waiting",
+        WAITING,
+        "the GPU waits for other ranks of its job in a collective, and no data moves",
+        COLOURS[Cause.PEERS],
+        Cause.PEERS,
     ),
     Bottleneck(
         "pcie-bound",
@@ -165,7 +200,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "fake-load",
         Unless(
             And(Compare(DRAM, "<", QUIET_DRAM), And(BUSY, Compare(SM, "<", EMPTY_SM))),
-            MOVES,
+            Or(MOVES, TRAFFIC),
         ),
         "the GPU is 100 % utilised according to nvidia-smi, but the SMs are nearly idle and no data moves",
         "#e02f44",
@@ -175,7 +210,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "communicating",
         And(BUSY, PARTLY_FILLED, Or(TRAFFIC, SPINNING)),
         "the GPU exchanges data with other GPUs in a collective, or waits for them",
-        "#ff9830",
+        "#ffbf80",
         Cause.PEERS,
     ),
     Bottleneck(
@@ -243,11 +278,12 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         Compare(SM, ">=", 0.0),
         "several things limit the GPU in turn, or none of the known limits is reached",
         "#a352cc",
-        Cause.USEFUL,
+        None,
     ),
 )
 BY_NAME = {bottleneck.name: bottleneck for bottleneck in BOTTLENECKS}
-CLASSIFICATION = Classification(CLASS, {bottleneck.name: bottleneck.condition for bottleneck in BOTTLENECKS})
+LOST = Compare(Over(s.UP), "==", 0.0)
+CLASSIFICATION = Classification(CLASS, {bottleneck.name: bottleneck.condition for bottleneck in BOTTLENECKS}, LOST)
 
 
 def bottleneck_is(name: str) -> Is:
@@ -256,6 +292,6 @@ def bottleneck_is(name: str) -> Is:
 
 
 def classify(window: SignalWindow, device: Device) -> Bottleneck | None:
-    """Return the first bottleneck that is known to match; None if none is."""
+    """Return the first bottleneck that is known to match; None if none is, or if the GPU does not answer."""
     name = class_of(CLASSIFICATION, window, device)
     return BY_NAME[name] if name else None

@@ -22,9 +22,8 @@ from collections.abc import Mapping
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import WINDOW, mean
+from gpu_exporter.catalogue.bottlenecks import HANGS, WINDOW, mean
 from gpu_exporter.catalogue.causes import SHARES, Cause
-from gpu_exporter.catalogue.failure_modes.distributed import HANGS, SPINS
 from gpu_exporter.conditions.evaluate import Device, SignalWindow
 from gpu_exporter.conditions.formulas import (
     Arithmetic,
@@ -33,12 +32,11 @@ from gpu_exporter.conditions.formulas import (
     Greatest,
     Known,
     Least,
-    OfBoard,
     Positive,
     Recorded,
     result,
 )
-from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over, PeerShare
+from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over
 
 RECORD, LABEL = "gpu:time:ratio", "cause"
 # fmt: off
@@ -75,11 +73,9 @@ _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
 _COPY_ENGINE = _minus(Least(1.0, mean(s.UTIL)), ENGINE)
 _ONLY_COPIES = And(Compare(c.GR, "<", c.IDLE_ENGINE), c.COPYING)
 _COPIES = Least(Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), 1.0, _LINK), _COPY_ENGINE)
-_THROTTLING = OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE)))
-# Without traffic, a rank waits for its first message, if it has peers at all.
-_WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))
+_WAITS = Or(c.TRAFFIC, c.WAITING)
 
-THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(_THROTTLING, ENGINE)))
+THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(c.THROTTLING, ENGINE)))
 _UNTHROTTLED = _minus(ENGINE, THROTTLED)
 _SM_LACKING = _minus(Arithmetic(_UNTHROTTLED, "*", WORKING_SM), SM)
 PEERS = _recorded(

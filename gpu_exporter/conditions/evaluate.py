@@ -26,6 +26,7 @@ from gpu_exporter.conditions.tree import (
     Limit,
     Limits,
     Mark,
+    OfBoard,
     OfRanks,
     Or,
     OrIfKnown,
@@ -100,6 +101,8 @@ def value(of: Term, window: SignalWindow, device: Device) -> float | None:
             return _peer_statistic(of, window, device)
         case PeerMean():
             return _peer_mean(of, window, device)
+        case OfBoard():
+            return _of_board(of, window, device)
         case _:
             raise no_case(of)
 
@@ -148,6 +151,13 @@ def _calculated(of: Calc, window: SignalWindow, device: Device) -> float | None:
     if of.operator == "/" and right == 0:
         return math.copysign(math.inf, left) if left else None
     return OPERATORS[of.operator](left, right)
+
+
+def _of_board(of: OfBoard, window: SignalWindow, device: Device) -> float | None:
+    if not _has_engine_activity(window, device):
+        return None
+    numbers = (value(term, window, device) for term in of.of)
+    return max((number for number in numbers if number is not None), default=0.0)
 
 
 def _peer_share(of: PeerShare, window: SignalWindow, device: Device) -> float | None:
@@ -246,9 +256,14 @@ def evaluate(condition: Condition, window: SignalWindow, device: Device) -> Eval
 
 
 def _values(deciding: Iterable[Compare], window: SignalWindow, device: Device) -> TermValues:
-    """Return the values of the terms of comparisons that are true."""
-    values = ((term, value(term, window, device)) for compare in deciding for term in terms(compare))
-    return {term: number for term, number in values if number is not None}
+    """Return the values of the terms of comparisons that are true; of a maximum, those that reach it."""
+    values = ((compare, term, value(term, window, device)) for compare in deciding for term in terms(compare))
+    return {
+        term: number
+        for compare, term, number in values
+        if number is not None
+        and not (isinstance(compare.left, OfBoard) and number < (value(compare.left, window, device) or 0.0))
+    }
 
 
 def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | None:
@@ -257,7 +272,7 @@ def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | 
 
 
 def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
-    """Return the name of the first class whose condition is known to be true; None if none is."""
+    """Return the name of the first class whose condition is known to be true; None if none is, or if none counts."""
     return _first_class(of, window, device)[0]
 
 
@@ -318,7 +333,8 @@ def _first_class(of: Classification, window: SignalWindow, device: Device) -> tu
     """Return the first class whose condition is known to be true, and the comparisons that make it so."""
     key = (of, device)
     if key not in window.memo:
-        decisions = ((name, _decide(condition, window, device)) for name, condition in of.conditions.items())
+        conditions = {} if holds(of.unless, window, device) else of.conditions
+        decisions = ((name, _decide(condition, window, device)) for name, condition in conditions.items())
         window.memo[key] = next(((name, deciding) for name, (truth, deciding) in decisions if truth), (None, ()))
     first: tuple[str | None, tuple[Compare, ...]] = window.memo[key]
     return first

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
-from gpu_exporter.conditions.signal import DEVICE, OPERATORS, PRESENCE_INFO
+from gpu_exporter.conditions.signal import OPERATORS, PRESENCE_INFO
 from gpu_exporter.conditions.tree import (
     Calc,
     Condition,
     Leaf,
     Limit,
     Limits,
+    OfBoard,
     Over,
     PeerMean,
     PeerMedian,
@@ -79,13 +80,6 @@ class Known:
     of: Formula
 
 
-@dataclass(frozen=True, slots=True)
-class OfBoard:
-    """The maximum of terms of signals that have no owner, with all labels of the device; 0 if none is above 0."""
-
-    of: tuple[Over, ...]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Recorded:
     """A formula that is recorded under a name with a label, for other formulas to read."""
@@ -106,10 +100,8 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
             return
         case Limit() | Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin():
             yield of
-        case Calc():
+        case Calc() | OfBoard():
             yield from leaves(of)
-        case OfBoard():
-            yield from of.of
         case Arithmetic() | Least() | Greatest():
             yield from parts(of.left)
             yield from parts(of.right)
@@ -130,11 +122,8 @@ def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
             return None if value(Over(window.presence), window, device) is None else float(of)
         case Limit(name, default):
             return window.limits.get(name, default)
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard():
             return value(of, window, device)
-        case OfBoard():
-            numbers = [value(term, window, device) for term in of.of]
-            return result(max((number for number in numbers if number is not None), default=0.0), window, device)
         case Arithmetic():
             return _computed(of, window, device)
         case Choice():
@@ -179,10 +168,8 @@ def expression(of: Formula, limits: Limits) -> str:
             return f"({PRESENCE_INFO} * 0 + {of:.15g})"
         case Limit(name, default):
             return expression(limits.get(name, default), limits)
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard():
             return promql.term(of)
-        case OfBoard():
-            return _of_board(of)
         case Arithmetic():
             return f"({_side(of.left, limits)} {of.operator} {_side(of.right, limits)})"
         case Choice():
@@ -211,14 +198,6 @@ def _chosen(of: Choice, limits: Limits) -> str:
     if isinstance(of.then, float):
         return f"(({condition}) * 0 + {of.then:.15g})"
     return f"({expression(of.then, limits)} and ({condition}))"
-
-
-def _of_board(of: OfBoard) -> str:
-    device, engine = ", ".join(DEVICE), f"{PRESENCE_INFO} * 0"
-    terms = (f'label_replace({promql.term(term)}, "part", "{part}", "", "")' for part, term in enumerate(of.of))
-    # The values first: in VictoriaMetrics, the second side costs nothing if the first is empty.
-    most = f"max by ({device}) (({' or '.join(terms)}) > 0)"
-    return f"({most} + on ({device}) group_right () {engine} or {engine})"
 
 
 def _side(of: Formula, limits: Limits) -> str:

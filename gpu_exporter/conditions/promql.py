@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_exporter.conditions.signal import JOB, OWNER, PRESENCE_INFO
+from gpu_exporter.conditions.signal import DEVICE, JOB, OWNER, PRESENCE_INFO
 from gpu_exporter.conditions.tree import (
     And,
     Calc,
@@ -22,6 +22,7 @@ from gpu_exporter.conditions.tree import (
     Limits,
     Mark,
     Named,
+    OfBoard,
     Or,
     OrIfKnown,
     Over,
@@ -54,8 +55,18 @@ def term(of: Term) -> str:
             return f"({term(of.left)} {of.operator} {term(of.right)})"
         case PeerShare() | PeerMedian() | PeerMean() | PeerMin():
             return of.record or f"(\n{_indented(term_definition(of))}\n)"
+        case OfBoard():
+            return _of_board(of)
         case _:
             raise no_case(of)
+
+
+def _of_board(of: OfBoard) -> str:
+    device, engine = ", ".join(DEVICE), f"{PRESENCE_INFO} * 0"
+    terms = (f'label_replace({term(each)}, "part", "{part}", "", "")' for part, each in enumerate(of.of))
+    # The values first: in VictoriaMetrics, the second side costs nothing if the first is empty.
+    most = f"max by ({device}) (({' or '.join(terms)}) > 0)"
+    return f"({most} + on ({device}) group_right () {engine} or {engine})"
 
 
 def term_definition(of: Leaf) -> str:
@@ -163,10 +174,11 @@ def definition(of: Named, limits: Limits) -> str:
 
 def classification(of: Classification, limits: Limits) -> str:
     """Return the expression of the rule of a classification: the number of the class, with its name as a label."""
-    return "\nor ignoring (class)\n".join(
+    classes = "\nor ignoring (class)\n".join(
         f'label_replace((\n{condition(child, limits)}\n) * 0 + {number}, "class", "{name}", "", "")'
         for number, (name, child) in enumerate(of.conditions.items())
     )
+    return f"(\n{_indented(classes)}\n)\nunless on ({', '.join(DEVICE[:2])})\n{condition(of.unless, limits)}"
 
 
 def _compare(of: Compare, limits: Limits) -> str:

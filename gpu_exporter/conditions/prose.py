@@ -16,6 +16,7 @@ from gpu_exporter.conditions.tree import (
     Limit,
     Limits,
     Named,
+    OfBoard,
     OfRanks,
     Or,
     OrIfKnown,
@@ -64,6 +65,9 @@ def term(of: Term) -> str:
             return f"lowest {term(inner)} of the job's ranks that {where.verb}"
         case PeerMean(inner, where):
             return f"mean {term(inner)} of the job's other ranks that {where.verb}"
+        case OfBoard(several):
+            *first, last = map(term, several)
+            return f"highest of {', '.join(first)} and {last}"
         case _:
             raise no_case(of)
 
@@ -96,8 +100,8 @@ def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:
     state = _state(of)
     if state:
         return state
-    if isinstance(of.left, Over) and (of.operator, of.right) == (">=", 0.0):
-        return f"{term(of.left)} is known"  # true for any value of a ratio
+    if (of.operator, of.right) == (">=", 0.0):  # true for any value of a ratio
+        return "the job has other ranks" if isinstance(of.left, PeerShare) else f"{term(of.left)} is known"
     if short:
         return f"{term(of.left)} {OPERATORS[of.operator].sign} {_short(of, limits)}"
     match of.left:
@@ -298,7 +302,8 @@ def sentence(condition: Condition, limits: Limits) -> str:
             word = " and " if isinstance(condition, And) else " or "
             return word.join(_grouped(child, limits) for child in _flat(condition))
         case Unless(inner, other):
-            return f"{_grouped(inner, limits)}, unless {_grouped(other, limits)}"
+            exception = _clause(other).replace("*", "") or _grouped(other, limits)
+            return f"{_grouped(inner, limits)}, unless {exception}"
         case OrIfKnown(inner, other):
             return f"{_grouped(inner, limits)} or {_grouped(other, limits)}"
         case Is():

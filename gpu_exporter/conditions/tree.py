@@ -210,10 +210,17 @@ class PeerMin(_PeerStatistic):
     statistic = "min_of_ranks"
 
 
+@dataclass(frozen=True, slots=True)
+class OfBoard:
+    """The maximum of terms of signals that have no owner, with all labels of the device; 0 if none is above 0."""
+
+    of: tuple[Over, ...]
+
+
 # What is computed of a term of several ranks.
 OfRanks = PeerMedian | PeerMean | PeerMin
 Leaf = Over | PeerShare | OfRanks
-Term = Leaf | Calc
+Term = Leaf | Calc | OfBoard
 
 
 # --- conditions: true, false or unknown for each device --------------------------------------------------------------
@@ -269,10 +276,14 @@ class OrIfKnown:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Classification:
-    """Conditions by name, recorded under `record`: a device belongs to the first that is known to be true."""
+    """Conditions by name, recorded under `record`: a device belongs to the first that is known to be true.
+
+    A GPU for which `unless` is true has no class.
+    """
 
     record: str
     conditions: Mapping[str, Condition]
+    unless: Compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +342,8 @@ def leaves(term: Term) -> Iterator[Leaf]:
         case Calc():
             yield from leaves(term.left)
             yield from leaves(term.right)
+        case OfBoard():
+            yield from term.of
         case _:
             raise no_case(term)
 

@@ -47,6 +47,16 @@ class Diagnosis:
     headroom: Headroom | None = None
     position: Position | None = None
 
+    @property
+    def largest(self) -> Cause | None:
+        """What most of its time went to; None if that is unknown."""
+        return max(self.shares, key=lambda cause: self.shares[cause], default=None)
+
+    @property
+    def cause(self) -> Cause | None:
+        """What its class blames; if that is nothing, what most of its time went to. None without a class."""
+        return (self.bottleneck.cause or self.largest) if self.bottleneck else None
+
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
     """Return a diagnosis for each GPU and MIG instance, modes in triage order.

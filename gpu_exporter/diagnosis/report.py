@@ -146,7 +146,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         **({"process": dict(identity.process)} if identity.process else {}),
         **({"neighbours": list(identity.neighbours)} if identity.neighbours else {}),
         "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
-        "cause": diagnosis.bottleneck.cause.value if diagnosis.bottleneck else None,
+        "cause": diagnosis.cause.value if diagnosis.cause else None,
         "evidence": _rounded(diagnosis.numbers),
         "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
         **({"headroom": _headroom(diagnosis.headroom)} if diagnosis.headroom else {}),

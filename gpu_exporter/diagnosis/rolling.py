@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.bottlenecks import HANGS, SPINNING
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.evaluate import Device, Points, holds
@@ -112,11 +114,12 @@ READ = frozenset(FAMILIES)
 
 
 class RankState(Enum):
-    """What a rank does while its job runs."""
+    """What a rank does while its job runs. A rank that is limited neither works nor waits: its class says why."""
 
     WORKING = "working"
     WAITING = "waiting"
     WAITED_FOR = "waited_for"
+    LIMITED = "limited"
     UNKNOWN = "unknown"
 
 
@@ -191,11 +194,17 @@ def _jobs(window: Window, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[s
 
 
 def _state(window: Window, diagnosis: Diagnosis) -> RankState:
-    """Return whether others wait for a rank; in a hang they wait for those that never entered the collective."""
+    """Return the state of a rank, by its class and the shares of its time.
+
+    The others wait for a straggler, and in a hang for those that never entered the collective.
+    """
     device = diagnosis.device
     if diagnosis.is_down or any(match.mode.name in d.STRAGGLERS for match in diagnosis.matches):
         return RankState.WAITED_FOR
-    if holds(d.HANGS, window, device):
-        return RankState.WAITING if holds(d.SPINS.condition, window, device) else RankState.WAITED_FOR
-    waits = holds(d.WAITS.condition, window, device)
-    return RankState.UNKNOWN if waits is None else RankState.WAITING if waits else RankState.WORKING
+    if holds(HANGS, window, device) and not holds(SPINNING, window, device):
+        return RankState.WAITED_FOR
+    if diagnosis.cause is None or not diagnosis.shares:
+        return RankState.UNKNOWN
+    if Cause.PEERS in (diagnosis.cause, diagnosis.largest):
+        return RankState.WAITING
+    return RankState.WORKING if diagnosis.cause is Cause.USEFUL else RankState.LIMITED

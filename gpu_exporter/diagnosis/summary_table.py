@@ -26,9 +26,8 @@ Cells = Mapping[str, str]
 
 def cells(window: Window, diagnosis: Diagnosis) -> Cells:
     """Return the cells of a GPU by their titles. A dash means that a value is unknown."""
-    device, identity, shares = diagnosis.device, diagnosis.identity, diagnosis.shares
+    device, identity, shares, largest = diagnosis.device, diagnosis.identity, diagnosis.shares, diagnosis.largest
     name = printable(identity.gpu or device.uuid, LONGEST)
-    largest = max(shares, key=lambda cause: shares[cause], default=None)
     pod = identity.pod or identity.workload
     owner = f"{identity.namespace}/{pod}" if identity.namespace and pod else pod
     return {

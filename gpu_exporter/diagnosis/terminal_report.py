@@ -81,7 +81,7 @@ def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: St
 def _style_of(diagnosis: Diagnosis) -> str:
     if diagnosis.matches:
         return report.STYLES[list(Severity)[report.urgency(diagnosis)].value]
-    return "good" if diagnosis.bottleneck and diagnosis.bottleneck.cause is Cause.USEFUL else ""
+    return "good" if diagnosis.cause is Cause.USEFUL else ""
 
 
 # A text, its style, and the indents of its first and of its other lines.

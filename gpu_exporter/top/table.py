@@ -81,10 +81,9 @@ def line(row: GpuRow, columns: Sequence[tuple[TableColumn, int]], width: int, ma
 
 def class_style(row: GpuRow) -> str:
     """Return the style of the class of a GPU."""
-    bottleneck = row.diagnosis.bottleneck if row.diagnosis else None
-    if bottleneck is None:
+    if row.diagnosis is None or row.diagnosis.bottleneck is None:
         return "unknown"
-    return CLASS_STYLES.get(bottleneck.name, "good" if bottleneck.cause is Cause.USEFUL else "warn")
+    return CLASS_STYLES.get(row.class_name, "good" if row.diagnosis.cause is Cause.USEFUL else "warn")
 
 
 def worst(row: GpuRow) -> tuple[str, str]:

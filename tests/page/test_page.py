@@ -67,6 +67,15 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
         expect(page.locator(f'footer a[href="{path}"]')).to_be_visible()
 
 
+def test_a_rank_that_does_not_work_says_why(serve: Serve, tab: OpenTab) -> None:
+    """By its class, which is also in the row of the GPU; the others work."""
+    page = tab().open(url(serve("--source", "simulated", "--gpus", "4", "--inject", "GpuThermalThrottling:2")))
+    ranks = page.get_by_role("region", name=re.compile("Ranks of")).get_by_role("row")
+    expect(ranks.filter(has_text="GPU 2")).to_contain_text("Limited: throttled")
+    expect(row(page, "GPU 2")).to_contain_text("throttled")
+    expect(ranks.filter(has_text="GPU 1")).to_contain_text("Working")
+
+
 def test_an_opened_row(serve: Serve, tab: OpenTab) -> None:
     """With the keyboard: findings in numbers, lost time, XIDs, charts with a common cursor and zoom. In both colour
     schemes and with the row open, axe-core finds no violation; nothing is wider than a phone or lost on a wall."""

@@ -29,6 +29,8 @@ MEMORY, FAKE = _is("memory-bound", "GpuMemoryBound"), _is("fake-load", "GpuFakeL
 NO_TENSOR, PCIE = _is("tensor-cores-idle", "GpuTensorCoresIdle"), _is("pcie-bound", "GpuPcieBound")
 SMALL = _is("underfilled", "GpuUnderfilled")
 WAITING, COMMUNICATING = _is("communicating"), _is("communicating", "(GpuCommunicationBound)")
+# Of a rank that waits, and moves no data meanwhile.
+WAITING_SILENTLY = _is("waiting")
 STARVED = _is("host-bound", "GpuStragglerStarved", "(GpuHostBound)")
 SLOW = _is("compute-bound", "GpuStragglerSlow")
 
@@ -39,7 +41,7 @@ PARTLY_WAITING = _is("communicating|compute-bound")
 PARTLY_IDLE = _is("host-bound|compute-bound|mixed", "(GpuHostBound)")
 PARTLY_STARVED = _is("host-bound|compute-bound|mixed", "GpuStragglerStarved", "(GpuHostBound)")
 LOADING = _is("data-loading-bound", "GpuDataLoadingBound")
-HANGING = _is("communicating|fake-load", "GpuCollectiveStall", "(GpuFakeLoad)")
+HANGING = _is("waiting", "GpuCollectiveStall")
 ABSENT = _is("idle", "GpuCollectiveStall")
 HOST_OR_WAITING = _is("host-bound|communicating|mixed", "(GpuHostBound)", "(GpuLaunchBound)", "(GpuCommunicationBound)")
 LAUNCH = _is("host-bound", "GpuHostBound", "GpuLaunchBound")
@@ -136,7 +138,7 @@ JOBS: dict[str, tuple[Truth, ...]] = {
     "reduce_4k": (HOST_OR_WAITING, HOST_OR_WAITING),
     "reduce_1m": (HOST_OR_WAITING, HOST_OR_WAITING),
     "reduce_1g": (COMMUNICATING, COMMUNICATING),
-    "evaluation_on_last": (WAITING, COMPUTE),
+    "evaluation_on_last": (WAITING_SILENTLY, COMPUTE),
     "two_jobs": (COMPUTE, HOST),
     "peer_copies": (_is("communicating|mixed"),) * 2,
     "hang_4k": (HANGING, ABSENT),
@@ -213,7 +215,7 @@ TRUTH: dict[Path, dict[str, tuple[Truth, ...]]] = {
         "pipeline_uneven": (SLOW, WAITING),
         "replicas_uneven": (COMPUTE, HOST),
         "replicas_one_idle": (COMPUTE, IDLE),
-        "hang": (_is("communicating", "GpuCollectiveStall"), _is("idle", "GpuCollectiveStall")),
+        "hang": (HANGING, ABSENT),
     },
     MORE / "h200_x4_jobs.jsonl.gz": {
         "balanced": (COMPUTE,) * 4,
@@ -222,7 +224,7 @@ TRUTH: dict[Path, dict[str, tuple[Truth, ...]]] = {
         "all_data_bound": (HOST,) * 4,
         "all_reduce": (COMMUNICATING,) * 4,
         "replicas_uneven": (COMPUTE, HOST, HOST, HOST),
-        "hang": (*[_is("communicating", "GpuCollectiveStall")] * 3, _is("idle", "GpuCollectiveStall")),
+        "hang": (HANGING, HANGING, HANGING, ABSENT),
     },
     MORE / "h200_single_a.jsonl.gz": SINGLE_A,
     MORE / "h200_single_b.jsonl.gz": SINGLE_B,

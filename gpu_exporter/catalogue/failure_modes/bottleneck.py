@@ -9,9 +9,8 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW, bottleneck_is
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.distributed import HANGS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Scope, Severity, Wave
-from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, OrIfKnown, Over, Unless
+from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, OrIfKnown, Over
 from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
@@ -54,7 +53,7 @@ MODES = (
         "Find the process (nvidia-smi, then ps) and ask its owner: it may be a kernel in a busy loop, a "
         "debugger, or a script that only keeps utilisation up. End it if nobody claims it.",
         Inject(profiles.ONE_THREAD),
-        Unless(bottleneck_is("fake-load"), HANGS),
+        bottleneck_is("fake-load"),
         cause=Cause.UNDERFILLED,
         shows=bottlenecks.SM,
         meaning="`nvidia-smi` shows 100 % utilisation, but almost no work is done: a kernel runs all the time on a few "

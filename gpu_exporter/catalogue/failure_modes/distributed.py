@@ -43,7 +43,6 @@ MINUTE, HOUR = 60.0, 3600.0
 # fmt: off
 # VICTIMS is above one half, because in a stage of two ranks, half of them wait.
 VICTIMS       = Limit("victims", 0.6, "ratio", "share of the job's other ranks that must wait before a rank counts as a straggler", a.PEERS)
-ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them", a.PEERS)
 STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine activity of a starved rank is than that of its victims", a.TIME)
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims", a.SM)
 LATE_GAP      = Limit("lateGap", 0.4, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others", a.TIME)
@@ -60,7 +59,6 @@ SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine 
 COMMUNICATES = Mark("communicates", And(c.BUSY, c.TRAFFIC))
 LAUNCHES = Mark("launches", c.LAUNCHES)
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
-SPINS = Mark("spins", c.SPINNING)
 PAUSES = Mark(
     "pauses",
     Unless(
@@ -68,7 +66,6 @@ PAUSES = Mark(
         Compare(Over(job_signals.PAUSE, Fn.MIN, HOUR, whole=True), ">=", STUCK_PAUSE),
     ),
 )
-STALLED = Mark("stalled", Or(c.SPINNING, c.IDLES))
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
 
@@ -83,15 +80,9 @@ OTHER_TRAFFIC = Or(
     _far(c.NVLINK, PeerMedian(c.NVLINK, COMMUNICATES)),
     name="other_traffic",
 )
-HANGS = And(
-    STALLED.condition,
-    Compare(PeerShare(STALLED), ">=", ALL_RANKS),
-    Or(SPINS.condition, Compare(PeerShare(SPINS), ">", 0.0)),
-    name="hangs",
-)
 # The loop knows better than counters: while a rank evaluates or saves a checkpoint, the others wait for it on purpose.
 LOOP_PAUSES = Or(PAUSES.condition, Compare(PeerShare(PAUSES), ">", 0.0), name="loop_pauses")
-STALLS = Unless(HANGS, LOOP_PAUSES, name="stalls")
+STALLS = Unless(c.HANGS, LOOP_PAUSES, name="stalls")
 HAS_VICTIMS = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 STARVED = And(
     Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
@@ -108,9 +99,9 @@ SLOWER = And(
     Compare(Calc(c.SM, "-", PeerMean(c.SM, COMMUNICATES)), ">=", SLOWER_GAP),
     Compare(_LONG_GR, ">=", c.BUSY_ENGINE),
     COMMUNICATES.condition,
-    And(Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS), Compare(_AHEAD, ">=", SLOWER_GAP)),
+    And(Compare(PeerShare(COMMUNICATES), ">=", c.ALL_RANKS), Compare(_AHEAD, ">=", SLOWER_GAP)),
 )
-ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
+ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", c.ALL_RANKS), name="all_launch")
 STARVED_STRAGGLER = Unless(Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH)), LOOP_PAUSES, name="starved_straggler")
 SLOW_STRAGGLER = Unless(
     Unless(
@@ -325,7 +316,7 @@ MODES = (
         "No fault of a single GPU. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
         "communicate less: overlap with computation, larger batches, gradient accumulation, another sharding.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
-        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS), name="communicates"),
+        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", c.ALL_RANKS), name="communicates"),
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
@@ -364,7 +355,7 @@ MODES = (
         "how the model is split.",
         Inject({**profiles.BALANCED, m.NVLINK_TX: 5e9, m.NVLINK_RX: 5e9}, profiles.BALANCED),
         And(
-            Compare(PeerShare(TALKS), ">=", ALL_RANKS),
+            Compare(PeerShare(TALKS), ">=", c.ALL_RANKS),
             Compare(Calc(c.GR, "-", PeerMedian(c.GR, TALKS)), "<", SAME_ENGINE),
             Compare(Calc(PeerMedian(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
             And(TALKS.condition, Compare(_NVLINK_SHARE, "<", UNALIKE)),

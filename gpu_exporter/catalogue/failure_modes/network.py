@@ -9,7 +9,7 @@ from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
-from gpu_exporter.catalogue.failure_modes.distributed import ALL_RANKS, SAME_ENGINE
+from gpu_exporter.catalogue.failure_modes.distributed import SAME_ENGINE
 from gpu_exporter.catalogue.failure_modes.mode import (
     SLOWED_JOB,
     STRAGGLING_GPU,
@@ -226,7 +226,7 @@ MODES = (
         Inject({**_OVER_NETWORK, m.NIC_TX: Ramp(0, 2e9), m.NIC_RX: Ramp(0, 2e9)}, _OVER_NETWORK),
         And(
             Compare(Calc(mean(n.TRAFFIC), "/", PeerMedian(mean(n.TRAFFIC), SENDS)), "<", SLOW_RAIL),
-            Compare(PeerShare(SENDS), ">=", ALL_RANKS),
+            Compare(PeerShare(SENDS), ">=", c.ALL_RANKS),
             c.BUSY,
             Compare(Calc(c.GR, "-", PeerMedian(c.GR, SENDS)), "<", SAME_ENGINE),
             Compare(Calc(PeerMedian(c.GR, SENDS), "-", c.GR), "<", SAME_ENGINE),

@@ -8,6 +8,7 @@ const STATES = {
   waited_for: { tone: "bad", words: "Holds up the job" },
   waiting: { tone: "idle", words: "Waiting" },
   working: { tone: "good", words: "Working" },
+  limited: { tone: "warn", words: "Limited" },
   unknown: { tone: "unknown", words: "Unknown" },
 };
 const COLUMNS = ["sm_active", "tensor_active", "nvlink", "pcie", "power"];
@@ -29,7 +30,8 @@ export class Jobs {
     const gpus = new Map(entries.map((gpu) => [gpu.id, gpu]));
     const names = jobs.flatMap((job) => job.ranks.map(({ id }) => gpus.get(id)?.index));
     const columns = COLUMNS.map((name) => this.#view.measurement(name)).filter(Boolean);
-    renderIfChanged(this.#section, [jobs, names, columns], () => {
+    const classes = jobs.flatMap((job) => job.ranks.map(({ id }) => gpus.get(id)?.class));
+    renderIfChanged(this.#section, [jobs, names, classes, columns], () => {
       this.#cells.clear();
       return [
         element("h2", { id: "jobs-title" }, jobs.length === 1 ? "Job" : "Jobs"),
@@ -72,6 +74,7 @@ export class Jobs {
   #rank(job, { id, state }, gpus, columns) {
     const { tone, words } = STATES[state] ?? STATES.unknown;
     const gpu = gpus.get(id);
+    const says = state === "limited" && gpu?.class ? `${words}: ${gpu.class}` : words;
     const show = { click: () => this.#view.show(id) };
     const cells = columns.map(({ name }) => {
       const cell = element("td", { class: "number" });
@@ -82,7 +85,7 @@ export class Jobs {
       "tr",
       { class: state },
       element("th", { scope: "row" }, gpu ? element("button", { type: "button", class: "jump", on: show }, gpuName(gpu)) : id),
-      element("td", {}, badge(tone, words)),
+      element("td", {}, badge(tone, says)),
       ...cells,
     );
   }

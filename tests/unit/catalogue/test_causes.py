@@ -9,8 +9,10 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 
 
-def test_each_class_has_a_cause_with_a_share() -> None:
-    assert {bottleneck.cause for bottleneck in BOTTLENECKS} <= set(SHARES)
+def test_each_class_but_the_default_has_a_cause_with_a_share() -> None:
+    *others, default = BOTTLENECKS
+    assert {bottleneck.cause for bottleneck in others} <= set(SHARES)
+    assert (default.name, default.cause) == ("mixed", None)
 
 
 def test_each_failure_mode_has_a_cause() -> None:

@@ -28,7 +28,20 @@ from gpu_exporter.catalogue.model_expectations import (
 )
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.signal import Derived, Signal
-from gpu_exporter.conditions.tree import And, Calc, Compare, Condition, Fn, Limit, Mark, Over, PeerShare, Term, leaves
+from gpu_exporter.conditions.tree import (
+    And,
+    Calc,
+    Compare,
+    Condition,
+    Fn,
+    Limit,
+    Mark,
+    OfBoard,
+    Over,
+    PeerShare,
+    Term,
+    leaves,
+)
 
 # Units of which a model has more or less than another.
 OF_A_MODEL = frozenset(
@@ -69,6 +82,8 @@ def unit_of(term: Term) -> str:
     if isinstance(term, Calc):
         left, right = unit_of(term.left), unit_of(term.right)
         return "ratio" if term.operator == "/" and left == right else left
+    if isinstance(term, OfBoard):
+        return unit_of(term.of[0])
     return "ratio" if isinstance(term, PeerShare) else unit_of(term.of)
 
 

@@ -38,10 +38,11 @@ DOCUMENT = "fix: correct the Exempt in gpu_exporter/catalogue/model_expectations
 
 @dataclass
 class Steady:
-    """Two ranks of one job on a model, with constant values for five minutes."""
+    """GPUs of a model with constant values for five minutes: by default, two ranks of one job."""
 
     model: GpuModel
     values: Mapping[Signal, float]
+    job: Sequence[Device] = RANKS
     now: float = 1000.0
     limits: Limits = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
@@ -59,13 +60,13 @@ class Steady:
         return known.get(signal, next(derived, None))
 
     def ranks(self, device: Device) -> Sequence[Device]:
-        """Return both ranks."""
-        return RANKS
+        """Return the ranks of the job."""
+        return self.job
 
 
 def bottleneck(model: GpuModel, values: Mapping[Signal, float]) -> str:
-    """Return the class of a GPU of this model with these values."""
-    found = classify(Steady(model, values), RANKS[0])
+    """Return the class of a GPU of this model with these values, without a job."""
+    found = classify(Steady(model, values, job=()), RANKS[0])
     return found.name if found else ""
 
 

@@ -31,6 +31,7 @@ from gpu_exporter.conditions.tree import (
     Limit,
     Limits,
     Mark,
+    OfBoard,
     Or,
     OrIfKnown,
     Over,
@@ -57,9 +58,9 @@ FULL = Compare(Over(s.SM_ACTIVE, Fn.MEAN, 300), ">", 0.5)
 SM, DENSE = FULL.left, Compare(Over(s.DRAM_ACTIVE), ">", 0.5)
 LOW = Compare(ACTIVE, "<", HIGH)
 MARK = Mark("waits", FULL)
-CLASSES = Classification("gpu:test:class", {"full": FULL, "low": LOW})
+CLASSES = Classification("gpu:test:class", {"full": FULL, "low": LOW}, Compare(Over(s.UP), "==", 0.0))
 RANKS = (PeerMedian(ACTIVE, MARK), PeerMean(ACTIVE, MARK), PeerMin(ACTIVE, MARK))
-TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), PeerShare(MARK), *RANKS)
+TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), OfBoard((ACTIVE, Over(s.UP))), PeerShare(MARK), *RANKS)
 CONDITIONS: Sequence[Condition] = (
     BUSY,
     And(BUSY, FULL),

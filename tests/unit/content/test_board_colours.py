@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from content.dashboards import alert_table, fleet, job, modernise, queries
-from content.dashboards.frame import GREEN, GREY, ORANGE, PINK, RED
+from content.dashboards.frame import GREEN, GREY, ORANGE, RED
 from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -44,13 +44,14 @@ def test_red_is_a_culprit_and_orange_a_victim() -> None:
     assert {colour for text, colour in colours.items() if text.startswith("holds up the job: ")} == {RED}
     assert {colour for text, colour in colours.items() if text.startswith("waits")} == {ORANGE}
     assert not {GREEN, GREY} & set(colours.values())
-    assert (COLOURS[Cause.PEERS], COLOURS[Cause.THROTTLED], COLOURS[Cause.USEFUL]) == (ORANGE, PINK, GREEN)
+    assert (COLOURS[Cause.PEERS], COLOURS[Cause.USEFUL]) == (ORANGE, GREEN)
+    assert BY_NAME["throttled"].colour == COLOURS[Cause.THROTTLED]
     for name in ("fleet", "job"):
         (ranks,) = (each for _, column, each in properties(name) if column == "rank" and "mappings" in each)
         assert ranks["mappings"][0]["options"] == {"pattern": ".+", "result": {"color": RED, "index": 0}}
     assert RED not in COLOURS.values(), "no cause is critical by itself"
     assert [cause for cause in SHARES if COLOURS[cause] == GREEN] == [Cause.USEFUL]
-    assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["communicating"]
+    assert [name for name, bottleneck in BY_NAME.items() if bottleneck.colour == ORANGE] == ["waiting"]
     assert GREY not in {*COLOURS.values(), *(bottleneck.colour for bottleneck in BY_NAME.values())}, "grey is unknown"
 
 

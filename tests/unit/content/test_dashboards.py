@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models import units
 from content import artifacts
 from content.dashboards import build as dashboards
 from content.dashboards import modernise, queries
-from content.dashboards.frame import DARK_RED, GREY, PINK, RED
+from content.dashboards.frame import DARK_RED, GREY
 from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules
 from gpu_exporter.alerting.aggregates import SHARE
@@ -404,17 +404,11 @@ def test_servers_are_those_of_the_job() -> None:
 
 
 def test_the_classes_have_their_colours() -> None:
-    """Colours in the timeline are those of the catalogue, and all names but one; further states follow the classes."""
+    """Colours and names in the timeline are those of the catalogue; a GPU that does not answer has no class."""
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "Bottleneck"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
-    said = {"communicating": "communicating or waiting"}
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
-        *(
-            (str(place), said.get(each.name, each.name), each.colour)
-            for place, each in enumerate(bottlenecks.BOTTLENECKS)
-        ),
-        (str(queries.THROTTLED), "throttled", PINK),
-        (str(queries.CULPRIT), "holds up the job", RED),
+        *((str(place), each.name, each.colour) for place, each in enumerate(bottlenecks.BOTTLENECKS)),
         (str(queries.LOST), "does not answer", DARK_RED),
     }
 

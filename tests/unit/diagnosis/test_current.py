@@ -115,6 +115,30 @@ def test_who_waits_for_whom() -> None:
     assert watched(snapshots([profiles.GEMM] * 2, job="")).current.jobs == {}
 
 
+HOT = {m.CLOCK_EVENTS: 64.0}
+WAITED_FOR, WAITING, WORKING, LIMITED = RankState.WAITED_FOR, RankState.WAITING, RankState.WORKING, RankState.LIMITED
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([profiles.BALANCED] * 2, [WORKING, WORKING]),
+        ([profiles.OF_SLOW, profiles.SLOW], [WAITING, WAITED_FOR]),
+        ([profiles.HANGING, profiles.ABSENT], [WAITING, WAITED_FOR]),
+        ([profiles.HANGING, profiles.HANGING], [WAITING, WAITING]),
+        # The first one waits for an evaluation on the other: no data moves, and nothing hangs.
+        ([profiles.HANGING, profiles.GEMM], [WAITING, WORKING]),
+        ([profiles.SLEEPY] * 2, [LIMITED, LIMITED]),
+        ([profiles.GEMM, {**profiles.GEMM, **HOT}], [WORKING, LIMITED]),
+        ([profiles.GEMM, {m.GR_ENGINE_ACTIVE: 1.0}], [WORKING, RankState.UNKNOWN]),
+    ],
+)
+def test_a_rank_works_only_if_that_is_shown(ranks: Sequence[Values], expected: Sequence[RankState]) -> None:
+    """Its class and the shares of its time decide."""
+    states = {rank.device: rank.state for rank in watched(snapshots(ranks)).current.jobs["ml/train"]}
+    assert [states[device(index)] for index in range(len(ranks))] == expected
+
+
 def test_jobs_of_slurm_are_compared() -> None:
     """As pods are: a snapshot has the jobs of job files and cgroups only as gpu_job_info."""
     current = watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3], "4711", slurm=True)).current
