@@ -36,6 +36,7 @@ from gpu_exporter.conditions.formulas import (
     OfBoard,
     Positive,
     Recorded,
+    WhereKnown,
     result,
 )
 from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over, PeerShare
@@ -62,11 +63,14 @@ def _of_running(of: Formula) -> Formula:
     return Choice(HANGS, 0.0, of)
 
 
-def _recorded(cause: Cause, of: Formula) -> Recorded:
-    return Recorded(RECORD, LABEL, cause.value, of)
-
-
 ENGINE, SM = Least(1.0, c.GR), c.SM
+
+
+def _recorded(cause: Cause, of: Formula, *known: Formula) -> Recorded:
+    """Return a share of devices that have all shares: by default, those that have the first one."""
+    return Recorded(RECORD, LABEL, cause.value, WhereKnown(of, known or (THROTTLED,)))
+
+
 # Of a link, the busier direction counts. NVLink has no share: its capacity is not a signal.
 _LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
 _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
@@ -79,7 +83,8 @@ _THROTTLING = OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAK
 # Without traffic, a rank waits for its first message, if it has peers at all.
 _WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))
 
-THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(_THROTTLING, ENGINE)))
+# Presence and the two means are what the other shares need: all else counts as 0 if it is unknown.
+THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(_THROTTLING, ENGINE)), Over(s.GR_ACTIVE), c.GR, SM)
 _UNTHROTTLED = _minus(ENGINE, THROTTLED)
 _SM_LACKING = _minus(Arithmetic(_UNTHROTTLED, "*", WORKING_SM), SM)
 PEERS = _recorded(
