@@ -356,9 +356,8 @@ MODES = (
         5 * MINUTE,
         Action.NONE,
         "{gpu} is throttled because it is too hot",
-        "Cordon the node. Check its cooling: fans, air flow, coolant, inlet temperature. Until it is fixed, lower "
-        "the power limit (nvidia-smi -i N -pl WATTS), which costs less speed than throttling. If GPUs of several "
-        "nodes are throttled, call the facility.",
+        "Cordon the node. Check its cooling: fans, air flow, coolant, inlet temperature. Until it is fixed, move jobs of "
+        "several GPUs away: they run at the speed of this one. If GPUs of several nodes are throttled, call the facility.",
         Inject(
             {
                 m.CLOCK_EVENTS: 64.0 + 8.0,
@@ -390,8 +389,9 @@ MODES = (
         mitigation=(
             "Cordon the node. Look for the cause in the room first: inlet temperature, blanking panels, coolant "
             "flow, failed fans.",
-            "Until then, lower the power limit with `nvidia-smi -i N -pl WATTS`. It costs less speed than "
-            "hardware throttling.",
+            "Until then, a lower power limit (`nvidia-smi -i N -pl WATTS`) costs less speed than hardware throttling. It "
+            "still makes this GPU slower than the other ranks of its job (GpuStragglerSlow): lower the limits of all of "
+            "them, or move the job. Raise the limit again after the repair.",
             "If a single, clean GPU is affected, have its thermal interface or cold plate inspected.",
         ),
         wrong="Running at the power limit does not count: that is normal at full load. dcgm-exporter reports the "
@@ -456,7 +456,8 @@ MODES = (
         ),
         mitigation=(
             "Check inlet temperature, filters and fans before it costs speed.",
-            "If the room cannot be cooled now, lower the power limit of the warmest GPUs.",
+            "If the room cannot be cooled now, lower the power limits of all GPUs of a job alike: a single GPU with a lower "
+            "limit slows down all ranks.",
         ),
         wrong="GPUs whose cooling is designed with little reserve stay here under full load without ever slowing down: "
         "set `thermalMargin` lower for them.",
