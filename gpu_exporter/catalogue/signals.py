@@ -107,8 +107,12 @@ PCIE_LINK = Signal(
 PCIE_REPLAY_LIMIT = Signal(
     "pcie_replay_limit",
     "per_15m",
-    "Highest number of PCIe replays in 15 minutes on a good link",
-    (Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    "Highest number of PCIe replays in 15 minutes on a good link; if its lanes and generation are unknown, on one with 16 "
+    "lanes of generation 6",
+    (
+        Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),
+        Derived(Derived(UTIL, "*", 0.0), "+", 16 * BIT_ERROR_LIMIT * 900 * 2**3),
+    ),
     plain="a good link has {} PCIe replays",
 )
 PCIE_RX_USE = Signal(

@@ -646,7 +646,9 @@ MODES = (
             "Reseat the GPU and the riser and clean the contacts; then try another slot. If the errors move with "
             "the GPU, replace the GPU. If they stay, replace the slot, riser or cable.",
         ),
-        wrong="A few replays when a link is trained or after a reset are normal, and stay below the limit.",
+        wrong="A few replays when a link is trained or after a reset are normal, and stay below the limit. With the default "
+        "fields of dcgm-exporter, the lanes and the generation of the link are unknown, and the limit is that of the fastest "
+        "link: a slower one is reported later.",
     ),
     FailureMode(
         "GpuNvlinkErrors",
@@ -903,18 +905,21 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
     FailureMode(
         "GpuMetricsMissing",
         Domain.HEALTH,
-        Severity.INFO,
+        Severity.WARNING,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} has no SM activity metric: its bottleneck is unknown",
+        "{gpu} has no SM activity metric: hangs, stragglers and bottlenecks of its jobs are not detected",
         "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
         "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod).",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,
+        lesser=Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.GR_ACTIVE, bare=True), ">=", 0.0)),
+        lesser_because="The GPU has no profiling metrics at all: this GPU, its driver or its hypervisor does not offer "
+        "them.",
         meaning="An exporter reports the utilisation of this GPU, but not its SM activity. Without SM activity, nobody "
         "can say what limits the GPU.",
-        impact="No bottleneck or straggler alert can fire for this GPU.",
+        impact="GpuCollectiveStall, the alerts on stragglers and most alerts on bottlenecks cannot fire for this GPU.",
         diagnosis=(
             'Find out which exporter it is: `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
             f"With gpu-exporter: run `gpu-exporter doctor` and look at `{m.SUPPORTED} == 0`. NVML has no SM "
@@ -928,7 +933,6 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             "dcgm-exporter beside gpu-exporter; each GPU still counts once.",
             "If a profiler (Nsight, `dcgmi profile --pause`) holds the performance counters, wait until it ends.",
         ),
-        wrong="GPUs without SM activity (consumer GPUs, vGPU guests) keep the alert firing for ever: silence it for "
-        "them.",
+        wrong="GPUs without profiling metrics (consumer GPUs, vGPU guests) keep the alert firing for ever, as info.",
     ),
 )

@@ -1,0 +1,41 @@
+"""dcgm-exporter with its default fields: what its few fields show is found, and somebody hears of what they hide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
+from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from tests.rules.promtool import Case, Expect, check
+from tests.rules.series import Device, Generation, minutes
+
+HELD = 60.0
+DEFAULT: Values = {row: value for row, value in HEALTHY.items() if row.name in DEFAULT_FIELDS}
+WITHOUT_PROFILING: Values = {row: value for row, value in DEFAULT.items() if "_PROF_" not in row.name}
+# Lanes and generation of the link are unknown: with 16 lanes of generation 6, a good one has 0.5 and 0.9 per second.
+GPUS: Mapping[str, tuple[Values, Mapping[str, str]]] = {
+    "good": ({**DEFAULT, m.PCIE_REPLAY: Ramp(0, 0.5)}, {"GpuMetricsMissing": "warning"}),
+    "storm": (
+        {**DEFAULT, m.PCIE_REPLAY: Ramp(0, 5.0)},
+        {"GpuMetricsMissing": "warning", "GpuPcieReplayStorm": "warning"},
+    ),
+    "guest": (WITHOUT_PROFILING, {"GpuMetricsMissing": "info"}),
+    "recommended": (HEALTHY, {}),
+}
+
+
+def test_default_fields(tmp_path: Path) -> None:
+    """A field that could be collected and is not opens a ticket; one that the GPU does not have is only shown."""
+    devices = [
+        Device(node, 0, [minutes(HELD, values)], generation=Generation.DCGM_4_8_2) for node, (values, _) in GPUS.items()
+    ]
+    found = [
+        ({"node": node, "alertname": name, "severity": severity}, 1.0)
+        for node, (_, alerts) in GPUS.items()
+        for name, severity in alerts.items()
+    ]
+    expression = 'group by (node, alertname, severity) (ALERTS{alertstate="firing"})'
+    check(tmp_path, [Case("default", devices, [Expect(expression, found)])])
