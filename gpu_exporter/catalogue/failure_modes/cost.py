@@ -15,7 +15,7 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-HELD_MEMORY    = Limit("heldMemory", 1e9, "bytes", "device memory in use from which a GPU counts as occupied; a CUDA context alone needs less", a.MEMORY, any_model="more than a CUDA context needs, less than the smallest slice has")
+HELD_MEMORY    = Limit("heldMemory", 2.0**30, "bytes", "device memory in use from which a GPU counts as occupied; a CUDA context alone needs less", a.MEMORY, any_model="more than a CUDA context needs, less than the smallest slice has")
 HOARDED_MEMORY = Limit("hoardedMemory", 0.8, "ratio", "share of the memory in use from which it counts as nearly full", a.MEMORY)
 HOARDER_SM     = Limit("hoarderSm", 0.1, "ratio", "SM activity that a GPU with hoarded memory never reaches", a.SM)
 FULL_MEMORY    = Limit("fullMemory", 0.6, "ratio", "share of the memory in use from which growth is dangerous", a.MEMORY)

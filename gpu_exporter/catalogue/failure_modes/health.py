@@ -438,15 +438,15 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "{gpu} has a margin of {{ $value | humanize }} °C until it slows down",
+        "The thermal margin of {gpu} is {{ $value | humanize }} °C: at 0 °C it slows down",
         "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
-        "room cannot be cooled now, lower the power limit of the warmest GPUs.",
+        "room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
         Or(Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN), Compare(Over(s.THERMAL_DISTANCE), "<=", MARGIN)),
         keep=10 * MINUTE,
-        meaning="The GPU is a few degrees below the temperature at which it slows down. The margin is the driver's own "
+        meaning="The GPU has nearly reached the temperature at which it slows down, or has exceeded it. The margin is the driver's own "
         "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",
-        impact="None yet. A warmer room or a heavier job turns it into GpuThermalThrottling.",
+        impact="None while the margin is positive. A warmer room or a heavier job turns it into GpuThermalThrottling.",
         diagnosis=(
             f'Look at `{s.THERMAL_MARGIN.record}{{node="NODE"}}` over a day. A slow decrease points to dust or a '
             "failing pump, a step to something that changed.",
