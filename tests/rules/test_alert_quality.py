@@ -102,7 +102,9 @@ def test_a_leak_is_predicted_an_hour_before_the_memory_is_full(tmp_path: Path, m
     """As the alert says; a fast one as soon as it can be told from a step."""
     before, (early, late) = 120, LEAKS[minutes]
     made, (gpu,) = fleet((before + minutes) / 60)
-    used, full = 0.2 * (TOTAL - RESERVED), TOTAL - RESERVED
+    assert isinstance(TOTAL, float)
+    full = TOTAL - RESERVED
+    used = 0.2 * full
     place = gpu.put(0, [Stretch(steps(before), {**WORKS, **memory(used)}, owner=rank("job"))])
     gpu.put(place, [Stretch(steps(minutes), {**WORKS, **growing(used, full, minutes * 60)}, owner=rank("job"))])
     leak, end = [("GpuMemoryExhaustionPredicted", "warning", "0")], before + minutes

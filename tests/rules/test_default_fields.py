@@ -7,13 +7,24 @@ from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
+from gpu_exporter.catalogue.failure_modes import profiles as p
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values
-from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from tests.rules.promtool import Case, Expect, check
-from tests.rules.series import Device, Generation, minutes
+from tests.rules.series import Device, Generation, minutes, rank
 
 HELD = 60.0
-DEFAULT: Values = {row: value for row, value in HEALTHY.items() if row.name in DEFAULT_FIELDS}
+
+
+def default(values: Values) -> Values:
+    """Return the values of the default fields, which have NVLink traffic only in both directions together."""
+    sent, received = values[m.NVLINK_TX], values[m.NVLINK_RX]
+    assert isinstance(sent, float)
+    assert isinstance(received, float)
+    both = {**values, m.NVLINK_BOTH: (sent + received) / 1e6}
+    return {row: value for row, value in both.items() if row.name in DEFAULT_FIELDS}
+
+
+DEFAULT = default(p.HEALTHY)
 WITHOUT_PROFILING: Values = {row: value for row, value in DEFAULT.items() if "_PROF_" not in row.name}
 # Lanes and generation of the link are unknown: with 16 lanes of generation 6, a good one has 0.5 and 0.9 per second.
 GPUS: Mapping[str, tuple[Values, Mapping[str, str]]] = {
@@ -23,7 +34,7 @@ GPUS: Mapping[str, tuple[Values, Mapping[str, str]]] = {
         {"GpuMetricsMissing": "warning", "GpuPcieReplayStorm": "warning"},
     ),
     "guest": (WITHOUT_PROFILING, {"GpuMetricsMissing": "info"}),
-    "recommended": (HEALTHY, {}),
+    "recommended": (p.HEALTHY, {}),
 }
 
 
@@ -39,3 +50,15 @@ def test_default_fields(tmp_path: Path) -> None:
     ]
     expression = 'group by (node, alertname, severity) (ALERTS{alertstate="firing"})'
     check(tmp_path, [Case("default", devices, [Expect(expression, found)])])
+
+
+def test_a_starved_straggler_with_default_fields(tmp_path: Path) -> None:
+    """Engine activity and NVLink traffic are enough."""
+    ranks = [p.STARVED if gpu == 3 else p.OF_STARVED for gpu in range(4)]
+    devices = [
+        Device("job", gpu, [minutes(40, default({**p.BOARD, **values}))], Generation.DCGM_4_8_2, rank("job", gpu))
+        for gpu, values in enumerate(ranks)
+    ]
+    expression = 'group by (alertname, gpu) (ALERTS{alertstate="firing", domain="distributed"})'
+    found = [({"alertname": "GpuStragglerStarved", "gpu": "3"}, 1.0)]
+    check(tmp_path, [Case("starved", devices, [Expect(expression, found)])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,8 @@ from tests.rules.test_conditions import draw
 STEP, STEPS, GPUS = 120, 12, 60
 # Every share needs these; all others count as 0 if they are unknown.
 NEEDED = {PRESENCE_INFO, GR.record, SM.record}
-BYTES = {NVLINK.name: (0.0, 2e9), FB_USED.name: (0.0, 6e10)}
+SHARES = (0.0, 0.01, 0.3, 0.655, 0.9, 1.0)
+LEVELS: Mapping[str, Sequence[float]] = {NVLINK.name: (0.0, 2e9), FB_USED.name: (0.0, 6e10)}
 
 
 def group() -> Mapping[str, Any]:
@@ -63,10 +64,9 @@ def spans(chance: random.Random) -> Iterator[Span]:
     """Yield the series of some GPUs, each with a beginning and an end of its own."""
     for gpu in range(GPUS):
         for name in operands():
-            if name.endswith(":holds"):
-                choices, likely = (1.0,), 0.3
-            else:
-                choices, likely = BYTES.get(name.split(":")[1], (0.0, 0.01, 0.3, 0.655, 0.9, 1.0)), 0.95
+            holds = name.endswith(":holds")
+            choices = (1.0,) if holds else LEVELS.get(name.split(":")[1], SHARES)
+            likely = 0.3 if holds else 0.95
             if chance.random() < likely:
                 begin = chance.choice((0, 0, 0, 1, 3))
                 yield Span(name, gpu, chance.choice(choices), begin, chance.randint(begin + 1, STEPS))
