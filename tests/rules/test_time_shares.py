@@ -25,6 +25,7 @@ from tests import ROOT
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import Device, minutes, rank
 from tests.rules.test_conditions import draw
+from tests.support.tools import is_long
 
 STEP, STEPS, GPUS = 120, 12, 60
 # Every share needs these; all others count as 0 if they are unknown.
@@ -97,7 +98,9 @@ class Ends(NamedTuple):
         return {"name": self.name, "interval": f"{STEP}s", "input_series": series, "promql_expr_test": tests}
 
 
-@settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=3 if is_long() else 1, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(seed=st.integers(0, 2**32))
 def test_shares_are_whole_while_their_operands_end(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """Rules record the operands at different times, so one can end minutes before another."""
