@@ -31,7 +31,7 @@ UNITS = {
     "watts": "watt",
     "joules_per_second": "watt",
     "bytes": "bytes",
-    "bytes_per_second": "binBps",
+    "bytes_per_second": "Bps",
     "celsius": "celsius",
     "hertz": "hertz",
     "usd_per_hour": "currencyUSD",

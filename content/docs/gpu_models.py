@@ -147,7 +147,7 @@ def _model(model: GpuModel) -> tuple[str, ...]:
         model.architecture,
         str(model.sms),
         f"{model.watts:g} W",
-        f"{exact(model.memory, 'bytes')} {model.memory_type}",
+        f"{_size(model)} {model.memory_type}",
         exact(model.memory_bandwidth, "bytes_per_second"),
         f"generation {link.generation}, {link.links} links, {_rate(link.bytes_per_second)}" if link else "none",
         f"generation {pcie}" + (", copies over NVLink-C2C" if model.c2c else ""),
@@ -166,7 +166,12 @@ def _without(model: GpuModel) -> str:
 
 
 def _slice(model: GpuModel) -> tuple[str, ...]:
-    return model.name, str(model.sms), exact(model.memory, "bytes"), _rate(model.memory_bandwidth)
+    return model.name, str(model.sms), _size(model), _rate(model.memory_bandwidth)
+
+
+def _size(model: GpuModel) -> str:
+    """Return the memory as the data sheet and the name of the product have it."""
+    return f"{model.memory / 1e9:g} GB"
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -36,7 +36,9 @@ def _mean(level: str, by: tuple[str, ...], signal: Signal) -> Aggregate:
     labels = ", ".join(("cluster", *by))
     help = f"{signal.help}, mean over GPUs"
     # The others are rates over this window: a momentary value beside them would differ by chance.
-    of = f"avg_over_time({signal.record}[{RATE_WINDOW}])" if signal is s.UTIL else signal.record
+    of = signal.record
+    if signal is s.UTIL:
+        of = f"avg_over_time({of}[{RATE_WINDOW}]) and {of}"
     return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({of})", by)
 
 

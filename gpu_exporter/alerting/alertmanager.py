@@ -44,7 +44,7 @@ def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
 
 def _route() -> Mapping[str, Any]:
     """Return the routes: info never notifies; one message per node for health and network, one per job for what slows
-    it down."""
+    it down, one per cluster for metrics that an exporter is not told to collect."""
     domain = [each.value for each in (Domain.BOTTLENECK, Domain.DISTRIBUTED)]
     return {
         "receiver": TICKET,
@@ -59,6 +59,13 @@ def _route() -> Mapping[str, Any]:
                 "matchers": [_is("severity", Severity.CRITICAL.value), _any("domain", _domains())],
                 "group_by": ["cluster", "node"],
                 "repeat_interval": "4h",
+            },
+            {
+                "receiver": TICKET,
+                "matchers": [_is("alertname", "GpuMetricsMissing")],
+                "group_by": ["cluster", "alertname"],
+                "group_wait": "10m",
+                "repeat_interval": "4d",
             },
             {
                 "receiver": TICKET,

@@ -23,8 +23,9 @@ def _now(name: str) -> str:
 
 
 def _rate(name: str) -> str:
-    """Return the rate of a counter by pod."""
-    return f"sum by ({_BY}) ({own(f'rate({name}{_OF_POD}[{RATE}])', *_POD)})"
+    """Return the rate of a counter by pod, while the pod exists."""
+    series = f"{name}{_OF_POD}"
+    return f"sum by ({_BY}) ({own(f'rate({series}[{RATE}]) and {series}', *_POD)})"
 
 
 def _mean(histogram: str) -> str:

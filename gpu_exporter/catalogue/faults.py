@@ -267,7 +267,7 @@ CLOCK_EVENTS: Mapping[int, Fault] = {
 MARGIN = _degraded(
     "low_thermal_margin",
     Action.NONE,
-    "{value:.0f} degrees below the temperature at which it is throttled: check the cooling",
+    "its thermal margin is {value:.0f} °C, and at 0 °C it is throttled: check the cooling",
     "Thermal margin",
     "GpuThermalMarginLow",
 )

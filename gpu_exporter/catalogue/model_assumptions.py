@@ -71,8 +71,8 @@ PEERS = Assumption(
 )
 MEMORY = Assumption(
     "device memory",
-    "Shares of the memory; 1 GB as more than a CUDA context needs, and 0.2 GB as less.",
-    "A context is assumed to need between 0.2 and 1 GB on every model; the smallest slice has 5 GB.",
+    "Shares of the memory; 1 GiB as more than a CUDA context needs, and 200 MiB as less.",
+    "A context is assumed to need between 200 MiB and 1 GiB on every model; the smallest slice has 5 GB.",
 )
 POWER = Assumption(
     "power",

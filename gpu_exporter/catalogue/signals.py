@@ -107,8 +107,12 @@ PCIE_LINK = Signal(
 PCIE_REPLAY_LIMIT = Signal(
     "pcie_replay_limit",
     "per_15m",
-    "Highest number of PCIe replays in 15 minutes on a good link",
-    (Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    "Highest number of PCIe replays in 15 minutes on a good link; if its lanes and generation are unknown, on one with "
+    "16 lanes of generation 6",
+    (
+        Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),
+        Derived(Derived(UTIL, "*", 0.0), "+", 16 * BIT_ERROR_LIMIT * 900 * 2**3),
+    ),
     plain="a good link has {} PCIe replays",
 )
 PCIE_RX_USE = Signal(
@@ -202,10 +206,10 @@ SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown te
 THERMAL_MARGIN = Signal(
     "thermal_margin",
     "celsius",
-    "Degrees left until the GPU slows down",
+    "Degrees left until the GPU slows down; negative beyond that",
     (*_reads(m.TEMP_MARGIN),),
     has_owner=False,
-    plain="{} below the slowdown temperature",
+    plain="thermal margin {}",
 )
 # For boards whose driver does not report a margin.
 THERMAL_DISTANCE = Signal(
@@ -214,7 +218,7 @@ THERMAL_DISTANCE = Signal(
     "Slowdown threshold minus temperature",
     (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
     has_owner=False,
-    plain="{} below the slowdown temperature",
+    plain="thermal margin {}",
 )
 
 

@@ -34,6 +34,7 @@ from gpu_exporter.conditions.formulas import (
     Least,
     Positive,
     Recorded,
+    WhereKnown,
     result,
 )
 from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over
@@ -43,7 +44,7 @@ RECORD, LABEL = "gpu:time:ratio", "cause"
 WORKING_SM   = Limit("workingSm", 0.94, "ratio", "SM activity of a rank that does not wait for others", a.TIME_SHARES)
 WAITING_SM   = Limit("waitingSm", 0.17, "ratio", "SM activity of a rank that waits in a collective", a.TIME_SHARES)
 LINK_LIMIT   = Limit("linkLimit", 0.92, "ratio", "share of the PCIe link that the fastest copy uses", a.TIME_SHARES)
-EMPTY_MEMORY = Limit("emptyMemory", 2e8, "bytes", "device memory in use below which no process uses the GPU", a.MEMORY, any_model="less than a CUDA context needs; without a process, no memory is in use")
+EMPTY_MEMORY = Limit("emptyMemory", 200 * 2.0**20, "bytes", "device memory in use below which no process uses the GPU", a.MEMORY, any_model="less than a CUDA context needs; without a process, no memory is in use")
 # fmt: on
 LIMITS = (WORKING_SM, WAITING_SM, LINK_LIMIT, EMPTY_MEMORY)
 
@@ -60,11 +61,14 @@ def _of_running(of: Formula) -> Formula:
     return Choice(HANGS, 0.0, of)
 
 
-def _recorded(cause: Cause, of: Formula) -> Recorded:
-    return Recorded(RECORD, LABEL, cause.value, of)
-
-
 ENGINE, SM = Least(1.0, c.GR), c.SM
+
+
+def _recorded(cause: Cause, of: Formula, *known: Formula) -> Recorded:
+    """Return a share of devices that have all shares: by default, those that have the first one."""
+    return Recorded(RECORD, LABEL, cause.value, WhereKnown(of, known or (THROTTLED,)))
+
+
 # Of a link, the busier direction counts. NVLink has no share: its capacity is not a signal.
 _LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
 _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
@@ -75,7 +79,8 @@ _ONLY_COPIES = And(Compare(c.GR, "<", c.IDLE_ENGINE), c.COPYING)
 _COPIES = Least(Choice(Or(_BETWEEN_GPUS, _ONLY_COPIES), 1.0, _LINK), _COPY_ENGINE)
 _WAITS = Or(c.TRAFFIC, c.WAITING)
 
-THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(c.THROTTLING, ENGINE)))
+# Presence and the two means are what the other shares need: all else counts as 0 if it is unknown.
+THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(c.THROTTLING, ENGINE)), Over(s.GR_ACTIVE), c.GR, SM)
 _UNTHROTTLED = _minus(ENGINE, THROTTLED)
 _SM_LACKING = _minus(Arithmetic(_UNTHROTTLED, "*", WORKING_SM), SM)
 PEERS = _recorded(

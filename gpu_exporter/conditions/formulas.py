@@ -1,6 +1,7 @@
 """Formulas on terms: numbers that are recorded for each device, in PromQL and in Python.
 
-Each is unknown for a device whose engine activity is unknown.
+Python sees all signals of a device end at once. Rules record them in several groups, so one operand may end minutes
+after another: nothing may stand in for an operand that is absent, except where a formula says so.
 
 Conditions compare terms (see `tree.py`); a formula computes with them and with conditions.
 """
@@ -52,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The lesser of two formulas; the second where the first is unknown."""
+    """The lesser of two formulas; unknown if a side is."""
 
     left: Formula
     right: Formula
@@ -60,7 +61,7 @@ class Least:
 
 @dataclass(frozen=True, slots=True)
 class Greatest:
-    """The greater of two formulas; the second where the first is unknown."""
+    """The greater of two formulas; unknown if a side is."""
 
     left: Formula
     right: Formula
@@ -80,6 +81,14 @@ class Known:
     of: Formula
 
 
+@dataclass(frozen=True, slots=True)
+class WhereKnown:
+    """A formula, for devices of which all of `known` are known."""
+
+    of: Formula
+    known: tuple[Formula, ...]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Recorded:
     """A formula that is recorded under a name with a label, for other formulas to read."""
@@ -90,7 +99,9 @@ class Recorded:
     of: Formula
 
 
-Formula = _TERMS | Arithmetic | Choice | Least | Greatest | Positive | Known | OfBoard | Recorded | Limit | float
+Formula = (
+    _TERMS | Arithmetic | Choice | Least | Greatest | Positive | Known | WhereKnown | OfBoard | Recorded | Limit | float
+)
 
 
 def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
@@ -111,6 +122,9 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
             yield from parts(of.otherwise)
         case Positive() | Known() | Recorded():
             yield from parts(of.of)
+        case WhereKnown():
+            for each in (of.of, *of.known):
+                yield from parts(each)
         case _:
             raise no_case(of)
 
@@ -130,9 +144,9 @@ def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
             chosen = holds(of.condition, window, device) is True
             return result(of.then if chosen else of.otherwise, window, device)
         case Least() | Greatest():
-            left, right = result(of.left, window, device), result(of.right, window, device)
+            left, right = _side_value(of.left, window, device), _side_value(of.right, window, device)
             if left is None or right is None:
-                return right
+                return None
             return min(left, right) if isinstance(of, Least) else max(left, right)
         case Positive():
             number = result(of.of, window, device)
@@ -140,14 +154,22 @@ def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
         case Known():
             number = result(of.of, window, device)
             return result(0.0, window, device) if number is None else number
+        case WhereKnown():
+            unknown = any(result(each, window, device) is None for each in of.known)
+            return None if unknown else result(of.of, window, device)
         case Recorded():
             return _memoised(of, window, device)
         case _:
             raise no_case(of)
 
 
+def _side_value(of: Formula, window: SignalWindow, device: Device) -> float | None:
+    """Return the value of one side of an operation, where a number needs no device."""
+    return float(of) if isinstance(of, float | int) else result(of, window, device)
+
+
 def _computed(of: Arithmetic, window: SignalWindow, device: Device) -> float | None:
-    left, right = result(of.left, window, device), result(of.right, window, device)
+    left, right = _side_value(of.left, window, device), _side_value(of.right, window, device)
     if left is None or right is None or (of.operator == "/" and right == 0):
         return None
     return OPERATORS[of.operator](left, right)
@@ -162,7 +184,7 @@ def _memoised(of: Recorded, window: SignalWindow, device: Device) -> float | Non
 
 
 def expression(of: Formula, limits: Limits) -> str:
-    """Return the PromQL of a formula, for devices whose engine activity is known."""
+    """Return the PromQL of a formula."""
     match of:
         case float() | int():
             return f"({PRESENCE_INFO} * 0 + {of:.15g})"
@@ -176,20 +198,30 @@ def expression(of: Formula, limits: Limits) -> str:
             chosen = _chosen(of, limits)
             rest = f"({expression(of.otherwise, limits)} unless ({promql.condition(of.condition, limits)}))"
             return f"({chosen} or {rest})"
-        case Least(float(most), capped):
-            # A number needs no series of its own.
-            return f"clamp_max({expression(capped, limits)}, {most:.15g})"
         case Least() | Greatest():
-            left, right = expression(of.left, limits), expression(of.right, limits)
-            return f"({left} {'<' if isinstance(of, Least) else '>'} {right} or {right})"
+            return _extreme(of, limits)
         case Positive():
             return f"clamp_min({expression(of.of, limits)}, 0)"
         case Known():
             return f"({expression(of.of, limits)} or {PRESENCE_INFO} * 0)"
+        case WhereKnown():
+            return f"({' and '.join(expression(each, limits) for each in (of.of, *of.known))})"
         case Recorded():
             return f'sum without ({of.label}) ({of.record}{{{of.label}="{of.name}"}})'
         case _:
             raise no_case(of)
+
+
+def _extreme(of: Least | Greatest, limits: Limits) -> str:
+    """Return the lesser or the greater of two sides, by arithmetic, which has no result where a side is absent."""
+    left, right = _side(of.left, limits), _side(of.right, limits)
+    numbers = [isinstance(side, float | int | Limit) for side in (of.left, of.right)]
+    if any(numbers):
+        series, number = (right, left) if numbers[0] else (left, right)
+        return f"{'clamp_max' if isinstance(of, Least) else 'clamp_min'}({series}, {number})"
+    if isinstance(of, Least):
+        return f"({right} - clamp_min({right} - {left}, 0))"
+    return f"({right} + clamp_min({left} - {right}, 0))"
 
 
 def _chosen(of: Choice, limits: Limits) -> str:

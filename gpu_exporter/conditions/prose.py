@@ -75,6 +75,8 @@ def term(of: Term) -> str:
 def _side(of: Term) -> str:
     """Return one side of a calculation; anything but a sum has parentheses."""
     if isinstance(of, Calc) and of.operator == "-":
+        if isinstance(of.right, Over) and of.right.fn is Fn.PREDICT and of.left == Over(of.right.signal):
+            return f"the decrease of {title(of.right.signal)} {_ahead(of.right)}"
         return f"the distance between {term(of.left)} and {term(of.right)}"
     text = term(of)
     return f"({text})" if isinstance(of, Calc) and of.operator != "+" else text
@@ -86,13 +88,18 @@ def _noun(of: Over) -> str:
         case Fn.INCREASE:
             return f"increase of {name} within {exact_duration(of.window)}"
         case Fn.PREDICT:
-            return f"{name} predicted for {exact_duration(of.ahead)} ahead"
+            return f"{name} {_ahead(of)}"
         case Fn.STDDEV:
             return f"standard deviation of {name}"
         case Fn.MAX | Fn.MIN:
             return f"{'highest' if of.fn is Fn.MAX else 'lowest'} {name} of the last {spoken_duration(of.window)}"
         case _:
             return name
+
+
+def _ahead(of: Over) -> str:
+    """Return for when a signal is predicted, and by which trend."""
+    return f"predicted for {exact_duration(of.ahead)} ahead by the trend of the last {spoken_duration(of.window)}"
 
 
 def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:

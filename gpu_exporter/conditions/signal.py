@@ -132,11 +132,11 @@ class Read:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
         series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
         if self.rate:
-            # If a series began within the window, its rate would be too low: the next definition is used instead.
+            # If a series began or ended within the window, its rate would be too low: the next definition is used.
             scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
             rate = f"rate({series}[{RATE_WINDOW}]){scale}"
             bounded = rate if self.most is None else f"clamp_max({rate}, {self.most:g})"
-            return f"{bounded} and {series} offset {RATE_WINDOW}"
+            return f"{bounded} and {series} and {series} offset {RATE_WINDOW}"
         if self.bit is not None:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:

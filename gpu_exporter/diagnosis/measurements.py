@@ -55,7 +55,7 @@ class Measurement:
 
 
 def amount(unit: str, value: float) -> str:
-    """Return a value with its unit: 93 %, 642 W, 56 °C, 98 GB, 1.2 MB/s."""
+    """Return a value with its unit: 93 %, 642 W, 56 °C, 91 GiB, 1.2 MB/s."""
     match unit:
         case "share":
             return percent(value)
@@ -63,9 +63,9 @@ def amount(unit: str, value: float) -> str:
             return f"{value:.0f} W"
         case "celsius":
             return f"{value:.0f} °C"
-    text = narrow_size(value)
-    number, prefix = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
-    return f"{number} {prefix}B{'/s' if unit == BYTES_PER_SECOND else ''}"
+    text = narrow_size(value, binary=unit == BYTES)
+    number = text.rstrip("TGMKki")
+    return f"{number} {text.removeprefix(number)}B{'/s' if unit == BYTES_PER_SECOND else ''}"
 
 
 def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: float) -> float | None:

@@ -153,6 +153,8 @@ def _over(term: Over, values: Sequence[float]) -> str:
         case Fn.INCREASE:
             return signal.plain.format(f"{amount} new") + window
         case Fn.PREDICT:
+            # The line goes on below an amount of nothing.
+            amount = _range(signal.unit, [max(0.0, value) for value in values])
             return signal.plain.format(amount) + f" (predicted for {duration(term.ahead)} from now)"
         case _:
             raise no_case(term.fn)

@@ -1,6 +1,7 @@
 """Numbers, durations, shares and sizes as text for people.
 
 Each function is one precision: measured values are rounded, limits are exact, and columns of a table are narrow.
+Memory has binary prefixes, as in nvidia-smi; links, bandwidth and all else have decimal ones, as in data sheets.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import math
 from collections.abc import Sequence
 
 _LARGE_TIMES = (("d", 86400), ("h", 3600), ("min", 60))
+_BINARY = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
+_DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -73,18 +76,18 @@ def scaled(value: float, unit: str) -> str:
     return f"{value / 1000**place:.3g} {('', 'k', 'M', 'G', 'T')[place]}{unit}"
 
 
-def binary_size(count: int) -> str:
+def binary_size(count: float) -> str:
     """Return a number of bytes with three digits, or as a whole number of its unit: 1.5 GiB, 512 MiB."""
-    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= limit:
-            number = count / limit
-            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
-    return f"{count} B"
+    for prefix, size in _BINARY:
+        if count >= size:
+            number = count / size
+            return f"{number:.3g} {prefix}B" if number < 100 else f"{number:.0f} {prefix}B"
+    return f"{count:.0f} B"
 
 
-def narrow_size(value: float) -> str:
-    """Return a number of bytes with a prefix, in four characters: 98G, 1.2M."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+def narrow_size(value: float, *, binary: bool = False) -> str:
+    """Return a number of bytes with a prefix, in four characters: 98G, 1.2M; binary in up to six: 91Gi, 1.1Mi."""
+    for prefix, size in _BINARY if binary else _DECIMAL:
         if value >= size * 0.9995:
             number = value / size
             return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
@@ -99,9 +102,9 @@ def measured(value: float, unit: str) -> str:
         case "bool":
             return "yes" if value else "no"
         case "seconds":
-            return duration(value)
+            return duration(max(0.0, value))  # an age by another clock may be negative
         case "bytes":
-            return scaled(value, "B")
+            return binary_size(value)
         case "bytes_per_second":
             return scaled(value, "B/s")
         case "hertz":
@@ -122,6 +125,8 @@ def exact(value: float, unit: str) -> str:
     if unit == "celsius":
         return f"{value:g} °C"
     if unit in ("bytes", "bytes per second", "bytes_per_second"):
-        size, prefix = next(((s, p) for s, p in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if abs(value) >= s), (1.0, ""))
-        return f"{value / size:g} {prefix}B" + ("" if unit == "bytes" else "/s")
+        is_memory = unit == "bytes"
+        prefixes = _BINARY[:-1] if is_memory else _DECIMAL[:-1]
+        prefix, size = next(((prefix, size) for prefix, size in prefixes if abs(value) >= size), ("", 1))
+        return f"{value / size:g} {prefix}B" + ("" if is_memory else "/s")
     return f"{value:g}" + (f" {unit}" if unit in ("watts", "errors", "USD") else "")

@@ -107,6 +107,6 @@ def _processes(row: GpuRow, width: int) -> Iterator[Line]:
         return
     yield (Span(f"  {'PID':>8} {'MEMORY':>7} {'BUSY':>5} COMMAND", "head"),)
     for process in row.processes:
-        memory = ABSENT if process.memory is None else narrow_size(process.memory)
+        memory = ABSENT if process.memory is None else narrow_size(process.memory, binary=True)
         busy = ABSENT if process.sm is None else f"{process.sm:.0%}"
         yield cut((Span(f"  {process.pid:>8} {memory:>7} {busy:>5} {process.command or ABSENT}"),), width)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_exporter.diagnosis.measurements import CELSIUS, SHARE, Measurement, amount
+from gpu_exporter.diagnosis.measurements import BYTES, CELSIUS, SHARE, Measurement, amount
 from gpu_exporter.reports.numbers import narrow_size
 
 ABSENT = "-"
 
 
 def short(measurement: Measurement, value: float | None) -> str:
-    """Return a value in at most six columns: 93%, 642W, 56°, 98G; a dash if it is unknown."""
+    """Return a value in at most six columns: 93%, 642W, 56°, 91Gi, 1.2M; a dash if it is unknown."""
     if value is None:
         return ABSENT
     match measurement.unit:
@@ -19,7 +19,7 @@ def short(measurement: Measurement, value: float | None) -> str:
             return f"{value:.0f}W"
         case "celsius":
             return f"{value:.0f}°"
-    return narrow_size(value)
+    return narrow_size(value, binary=measurement.unit == BYTES)
 
 
 def long(measurement: Measurement, value: float | None, limit: float | None) -> str:

@@ -15,7 +15,7 @@ from tests import ROOT
 from tests.operation.activities import FILLS, LOADING_MIB
 from tests.operation.encode import series
 from tests.operation.fleet import HOUR, Fleet, Timeline, steps
-from tests.operation.loads import BOARD, IDLE, Values, growing, memory
+from tests.operation.loads import BOARD, IDLE, RESERVED, TOTAL, Values, growing, memory
 from tests.rules.needed import write_needed
 from tests.rules.promtool import check
 from tests.rules.series import Generation, Stretch, rank, selector
@@ -92,12 +92,47 @@ def test_an_allocator_that_fills_the_memory(tmp_path: Path, generation: Generati
     tell(tmp_path, Story(made, every(5, 235), ("GpuMemoryExhaustionPredicted",)))
 
 
-def test_a_leak_is_predicted_in_time(tmp_path: Path) -> None:
-    """Hours before the memory is full, and no later than by the short trend alone."""
-    made, (gpu,) = fleet(3)
-    gpu.put(0, always({**WORKS, **growing(120_000.0, 143_000.0, 3 * 3600)}))
-    leak = [("GpuMemoryExhaustionPredicted", "warning", "0")]
-    tell(tmp_path, Story(made, {60: [], 115: [], 160: leak, 175: leak}, ("GpuMemoryExhaustionPredicted",)))
+# If a leak fills the memory from a fifth within so many minutes, the alert comes before it is full: by less than the
+# first number of minutes, and by at least the second.
+LEAKS = {60: (30, 10), 90: (45, 25), 150: (62, 50), 180: (62, 55), 300: (62, 55), 600: (62, 55)}
+
+
+@pytest.mark.parametrize("minutes", LEAKS)
+def test_a_leak_is_predicted_an_hour_before_the_memory_is_full(tmp_path: Path, minutes: int) -> None:
+    """As the alert says; a fast one as soon as it can be told from a step."""
+    before, (early, late) = 120, LEAKS[minutes]
+    made, (gpu,) = fleet((before + minutes) / 60)
+    assert isinstance(TOTAL, float)
+    full = TOTAL - RESERVED
+    used = 0.2 * full
+    place = gpu.put(0, [Stretch(steps(before), {**WORKS, **memory(used)}, owner=rank("job"))])
+    gpu.put(place, [Stretch(steps(minutes), {**WORKS, **growing(used, full, minutes * 60)}, owner=rank("job"))])
+    leak, end = [("GpuMemoryExhaustionPredicted", "warning", "0")], before + minutes
+    expected: Mapping[float, Sequence[Alert]] = {end - early: [], end - late: leak, end - 1: leak}
+    tell(tmp_path, Story(made, expected, ("GpuMemoryExhaustionPredicted",)))
+
+
+@pytest.mark.parametrize("minutes", [10, 20, 30, 45])
+def test_a_start_that_fills_the_memory_for_long(tmp_path: Path, minutes: int) -> None:
+    """A program that loads for long is no leak, and one that grows step by step is none either."""
+    made, (gpu,) = fleet(5)
+    place = gpu.put(0, [Stretch(steps(90), IDLE, owner={})])
+    start = [
+        Stretch(steps(minutes), {**WORKS, **growing(600.0, 132_000.0, minutes * 60)}, owner=rank("job")),
+        Stretch(5 * HOUR, {**WORKS, **memory(132_000.0)}, owner=rank("job")),
+    ]
+    gpu.put(place, start)
+    tell(tmp_path, Story(made, every(5, 295), ("GpuMemoryExhaustionPredicted",)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(40_000.0, 110_000.0), (90_000.0, 130_000.0), (20_000.0, 138_000.0)])
+def test_a_running_program_that_needs_more_memory(tmp_path: Path, low: float, high: float) -> None:
+    """A larger batch or an evaluation is a step, not a trend."""
+    made, (gpu,) = fleet(5)
+    place = gpu.put(0, [Stretch(2 * HOUR, {**WORKS, **memory(low)}, owner=rank("job"))])
+    for used in (high, low, high):
+        place = gpu.put(place, [Stretch(HOUR, {**WORKS, **memory(used)}, owner=rank("job"))])
+    tell(tmp_path, Story(made, every(5, 295), ("GpuMemoryExhaustionPredicted",)))
 
 
 # --- 2: stragglers ---------------------------------------------------------------------------------------------------

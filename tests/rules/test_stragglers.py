@@ -91,6 +91,29 @@ def test_a_job_on_two_nodes_and_two_exporters(tmp_path: Path) -> None:
     check(tmp_path, [Case("wide", devices, [named("wide", SLOW, [12])])])
 
 
+def at_power_cap(own: float, others: float) -> list[Values]:
+    """Return four ranks; the last one is slow at its power limit, which may differ from that of the others."""
+    slow = {**p.SLOW, m.POWER: 0.995 * own, m.POWER_INSTANT: 0.995 * own, m.POWER_LIMIT: own}
+    victim = {**p.OF_SLOW, m.POWER: 0.6 * others, m.POWER_INSTANT: 0.6 * others, m.POWER_LIMIT: others}
+    return with_stragglers(4, slow, victim, [3])
+
+
+CAPPED = {
+    "own": (at_power_cap(400.0, 700.0), "warning"),
+    "everyone": (at_power_cap(400.0, 400.0), "info"),
+    "nearly": (at_power_cap(690.0, 700.0), "info"),
+    "more": (at_power_cap(700.0, 600.0), "info"),
+}
+
+
+def test_a_rank_that_its_own_power_limit_slows_down_is_a_fault(tmp_path: Path) -> None:
+    """At the limit of all ranks it has more work; the power limit is no reference if it is itself the fault."""
+    devices = [each for name, (ranks, _) in CAPPED.items() for each in job(name, ranks)]
+    found = [({"workload": name, "gpu": "3", "severity": severity}, 1.0) for name, (_, severity) in CAPPED.items()]
+    expression = f'group by (workload, gpu, severity) ({DISTRIBUTED[:-1]}, alertname="{SLOW}"}})'
+    check(tmp_path, [Case("capped", devices, [Expect(expression, found)])])
+
+
 def test_a_hanging_job_is_wasted(tmp_path: Path) -> None:
     """Although its ranks keep their engines busy."""
     devices = job("hanging", NAMED["hanging"][0])

@@ -9,16 +9,17 @@ from gpu_exporter.catalogue.bottlenecks import IDLE_ENGINE, MOVING, QUIET_PCIE
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Place, Ramp, Scope, Severity
-from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over, Unless
+from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-HELD_MEMORY    = Limit("heldMemory", 1e9, "bytes", "device memory in use from which a GPU counts as occupied; a CUDA context alone needs less", a.MEMORY, any_model="more than a CUDA context needs, less than the smallest slice has")
+HELD_MEMORY    = Limit("heldMemory", 2.0**30, "bytes", "device memory in use from which a GPU counts as occupied; a CUDA context alone needs less", a.MEMORY, any_model="more than a CUDA context needs, less than the smallest slice has")
 HOARDED_MEMORY = Limit("hoardedMemory", 0.8, "ratio", "share of the memory in use from which it counts as nearly full", a.MEMORY)
 HOARDER_SM     = Limit("hoarderSm", 0.1, "ratio", "SM activity that a GPU with hoarded memory never reaches", a.SM)
-FULL_MEMORY    = Limit("fullMemory", 0.85, "ratio", "share of the memory in use from which growth is dangerous", a.MEMORY)
+FULL_MEMORY    = Limit("fullMemory", 0.6, "ratio", "share of the memory in use from which growth is dangerous", a.MEMORY)
+STEADY_GROWTH  = Limit("steadyGrowth", 0.6, "ratio", "growth by the trend of 15 minutes, as a share of that by the trend of an hour, from which memory counts as growing steadily: a cache that fills grows ever more slowly", a.MEMORY)
 # fmt: on
 
 PRICES = (
@@ -27,9 +28,13 @@ PRICES = (
 )
 
 IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
-# At their start, programs allocate memory at once or load for minutes. The hold is longer than the window, so memory that
-# still grows after it is not a start.
-GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 30 * MINUTE
+# A step counts as growth until it leaves the shorter window, which ends before the hold does. The hold is part of the
+# horizon, so that a full hour is left when the alert fires.
+GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 15 * MINUTE
+_SOON, _STEADILY = (
+    Over(s.FB_FREE, Fn.PREDICT, window, ahead=HOUR + GROWTH_HOLD, whole=True) for window in (GROWS_FOR, HOUR)
+)
+_GROWTH_SOON, _GROWTH_STEADILY = (Calc(Over(s.FB_FREE), "-", predicted) for predicted in (_SOON, _STEADILY))
 
 # Two nodes of four have two free GPUs each, and a pod waits for three.
 _NODES = ("frag-1", "frag-2")
@@ -56,7 +61,7 @@ MODES = (
         Severity.WARNING,
         GROWTH_HOLD,
         Action.NONE,
-        "The memory of {gpu} will be full within an hour",
+        "The memory of {gpu} will be full within an hour if it keeps growing",
         "Tell the owner of the job to save a checkpoint now, then to look for a leak or a growing cache: compare "
         "allocated with reserved memory over several steps.",
         Inject(
@@ -66,14 +71,17 @@ MODES = (
             }
         ),
         And(
-            Compare(Over(s.FB_FREE, Fn.PREDICT, GROWS_FOR, ahead=HOUR, whole=True), "<", 0.0),
-            Compare(Over(s.FB_FREE, Fn.PREDICT, HOUR, ahead=HOUR, whole=True), "<", 0.0),
             Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
+            # Programs load for minutes at their start.
+            Compare(Over(s.FB_USED, Fn.MIN, HOUR, whole=True), ">=", HELD_MEMORY),
+            Compare(Calc(_GROWTH_SOON, "/", _GROWTH_STEADILY), ">=", STEADY_GROWTH),
+            And(Compare(_STEADILY, "<", 0.0), Compare(_SOON, "<", 0.0)),
             name="fills_up",
         ),
         cause=Cause.CAPACITY,
         meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues, by the "
-        "trend of the last 15 minutes and by that of the last hour. Most of it is used already.",
+        "trend of the last 15 minutes and by that of the last hour. A leak that takes more than two hours to fill the "
+        "memory is reported an hour before it is full; one that fills it in an hour, about a quarter of an hour before.",
         impact="The program will end with an out-of-memory error; so may other programs that share the GPU.",
         diagnosis=(
             f'Look at `{s.FB_USED.record}{{UUID="…"}}` over a few hours. Steady growth is a leak or a cache '
@@ -92,8 +100,9 @@ MODES = (
             "server: give it a limit.",
         ),
         wrong="A program that fills the memory on purpose (vLLM and JAX allocate theirs at the start) does not trigger "
-        "the alert once the memory is full: only growth does. A server or an allocator that fills its caches for "
-        "more than an hour can trigger it. A program that runs out of memory within its first hour does not.",
+        "the alert once the memory is full: only growth does. A cache that fills at a constant speed for more than an "
+        "hour can trigger it; one that fills ever more slowly does not. A program that runs out of memory within its "
+        "first hour, or a leak that fills the memory in less than 40 minutes, does not.",
     ),
     FailureMode(
         "GpuAllocatedIdle",

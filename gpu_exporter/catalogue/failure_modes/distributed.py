@@ -51,6 +51,7 @@ STANDS_OUT    = Limit("standsOut", 0.5, "ratio", "how far the lowest of the othe
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ", a.PEERS)
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires", a.PEERS)
 POWER_CAPPED  = Limit("atPowerCap", 0.93, "ratio", "power, as a share of the power limit, from which a slow rank counts as power-capped: it has more work, and no fault")
+LOWER_LIMIT   = Limit("lowerPowerLimit", 0.95, "ratio", "power limit of a slow rank, as a share of the median of its job, below which the limit is its fault", a.PEERS)
 PAUSED        = Limit("pausedLoop", 0.05, "ratio", "share of time in an evaluation, a checkpoint or a compilation, as the training loop says, at or above which ranks are not compared; shorter pauses cannot make a difference that counts", a.LOOPS)
 STUCK_PAUSE   = Limit("stuckPause", 0.9, "ratio", "share of time that a pause takes for an hour, at or above which it no longer excuses a hang", a.LOOPS)
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work", a.TIME)
@@ -118,6 +119,9 @@ _NVLINK_SHARE = Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS))
 # A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
 # minutes, because a checkpoint lowers the mean.
 AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
+# A limit that someone lowered on this GPU alone is the fault itself.
+_POWER_LIMIT = mean(s.POWER_LIMIT)
+LOW_POWER_CAP = Compare(Calc(_POWER_LIMIT, "/", PeerMedian(_POWER_LIMIT, COMMUNICATES)), "<", LOWER_LIMIT)
 
 MODES = (
     FailureMode(
@@ -229,17 +233,18 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} slows down job {job}: it spends more time computing than the others",
-        "If this GPU has a health alert, or is throttled by heat or by a power brake (nvidia-smi -q -d PERFORMANCE), "
-        "move the job to another GPU. If it draws more power than the others, it has more work: balance the work. If "
-        "neither is true, swap the GPUs of two ranks: if the straggler moves with the GPU, replace the GPU; if it stays "
-        "with the rank, balance the work.",
+        "Compare the power limits of the ranks (nvidia-smi -q -d POWER): if that of this GPU is lower, raise it (nvidia-smi "
+        "-i N -pl WATTS). If the GPU has a health alert, or is throttled by heat or by a power brake (nvidia-smi -q -d "
+        "PERFORMANCE), move the job to another GPU. If it draws more power than the others, it has more work: balance the "
+        "work. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, replace the GPU; if it stays with "
+        "the rank, balance the work.",
         Inject({**profiles.SLOW, m.POWER: 560.0, m.POWER_INSTANT: 560.0}, profiles.OF_SLOW),
         SLOW_STRAGGLER,
         shows=c.SM,
         keep=20 * MINUTE,
-        lesser=AT_POWER_CAP,
-        lesser_because="The GPU runs at its power cap and is not throttled: it has more work than the other ranks, and "
-        "no fault.",
+        lesser=Unless(AT_POWER_CAP, LOW_POWER_CAP),
+        lesser_because="The GPU runs at its power limit, which is not lower than that of the other ranks, and is not "
+        "throttled: it has more work than they have, and no fault.",
         scope=Scope.JOB,
         cause=Cause.PEERS,
         explains={Place.JOB: SLOWED_JOB},
@@ -252,14 +257,18 @@ MODES = (
             f'Look at `{s.HW_THERMAL.record}{{UUID="…"}}`, `{s.SW_THERMAL.record}{{UUID="…"}}` and '
             f'`{s.POWER_BRAKE.record}{{UUID="…"}}`. Above 0, the GPU is throttled: it is defective, badly cooled '
             "or short of power.",
+            f'Compare `{s.POWER_LIMIT.record}{{workload="…"}}` of all ranks. If that of this GPU is lower, the limit '
+            "slows it down: someone lowered it, or it was not raised again after a repair.",
             f'Look at `{s.POWER_USE.record}{{UUID="…"}}` and `{s.POWER_CAP.record}{{UUID="…"}}`. If it runs at '
-            "full power and at its cap while the others draw less, it has more *work* than they have.",
+            "its limit, which is that of all ranks, while the others draw less, it has more *work* than they have.",
             f'Compare `{s.SM_CLOCK.record}{{workload="…"}}`. A lower clock proves nothing by itself: a GPU with '
             "more work draws more power and lowers its clock.",
             "Check the health alerts of the same UUID (ECC, NVLink, PCIe link). Run `nvidia-smi "
-            "--query-gpu=clocks.max.sm,power.limit --format=csv`: is its limit lower than that of the others?",
+            "--query-gpu=clocks.max.sm --format=csv`: is its highest clock lower than that of the others?",
         ),
         mitigation=(
+            "If its power limit is lower than that of the other ranks, raise it with `nvidia-smi -i N -pl WATTS`. If it must "
+            "stay low, lower that of all ranks: the job is as fast as its slowest rank.",
             "If the GPU is throttled or defective, move the job off this GPU and follow the alert that gives the "
             "reason.",
             "If it has more work, balance it: sequence lengths, experts (MoE), pipeline stages, uneven shards.",
@@ -268,7 +277,7 @@ MODES = (
         ),
         wrong="If two ranks are slow alternately, both can be reported. A rank with more work by design "
         "(the last pipeline stage, an expert that is used more than others) is reported correctly, but may be "
-        "what you want: at its power cap, the alert has the severity info.",
+        "what you want: at the power limit that all ranks have, the alert has the severity info.",
     ),
     FailureMode(
         "GpuStragglerLaunchBound",

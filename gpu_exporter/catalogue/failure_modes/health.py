@@ -429,9 +429,8 @@ MODES = (
         5 * MINUTE,
         Action.NONE,
         "{gpu} is throttled because it is too hot",
-        "Cordon the node. Check its cooling: fans, air flow, coolant, inlet temperature. Until it is fixed, lower "
-        "the power limit (nvidia-smi -i N -pl WATTS), which costs less speed than throttling. If GPUs of several "
-        "nodes are throttled, call the facility.",
+        "Cordon the node. Check its cooling: fans, air flow, coolant, inlet temperature. Until it is fixed, move jobs of "
+        "several GPUs away: they run at the speed of this one. If GPUs of several nodes are throttled, call the facility.",
         Inject(
             {
                 m.CLOCK_EVENTS: 64.0 + 8.0,
@@ -469,8 +468,9 @@ MODES = (
         mitigation=(
             "Cordon the node. Look for the cause in the room first: inlet temperature, blanking panels, coolant "
             "flow, failed fans.",
-            "Until then, lower the power limit with `nvidia-smi -i N -pl WATTS`. It costs less speed than "
-            "hardware throttling.",
+            "Until then, a lower power limit (`nvidia-smi -i N -pl WATTS`) costs less speed than hardware throttling. It "
+            "still makes this GPU slower than the other ranks of its job (GpuStragglerSlow): lower the limits of all of "
+            "them, or move the job. Raise the limit again after the repair.",
             "If a single, clean GPU is affected, have its thermal interface or cold plate inspected.",
         ),
         wrong="Running at the power limit does not count: that is normal at full load. dcgm-exporter reports the "
@@ -518,15 +518,15 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "{gpu} has a margin of {{ $value | humanize }} °C until it slows down",
+        "The thermal margin of {gpu} is {{ $value | humanize }} °C: at 0 °C it slows down",
         "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
-        "room cannot be cooled now, lower the power limit of the warmest GPUs.",
+        "room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
         Or(Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN), Compare(Over(s.THERMAL_DISTANCE), "<=", MARGIN)),
         keep=10 * MINUTE,
-        meaning="The GPU is a few degrees below the temperature at which it slows down. The margin is the driver's own "
+        meaning="The GPU has nearly reached the temperature at which it slows down, or has exceeded it. The margin is the driver's own "
         "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",
-        impact="None yet. A warmer room or a heavier job turns it into GpuThermalThrottling.",
+        impact="None while the margin is positive. A warmer room or a heavier job turns it into GpuThermalThrottling.",
         diagnosis=(
             f'Look at `{s.THERMAL_MARGIN.record}{{node="NODE"}}` over a day. A slow decrease points to dust or a '
             "failing pump, a step to something that changed.",
@@ -536,7 +536,8 @@ MODES = (
         ),
         mitigation=(
             "Check inlet temperature, filters and fans before it costs speed.",
-            "If the room cannot be cooled now, lower the power limit of the warmest GPUs.",
+            "If the room cannot be cooled now, lower the power limits of all GPUs of a job alike: a single GPU with a lower "
+            "limit slows down all ranks.",
         ),
         wrong="GPUs whose cooling is designed with little reserve stay here under full load without ever slowing down: "
         "set `thermalMargin` lower for them.",
@@ -741,7 +742,9 @@ MODES = (
             "Reseat the GPU and the riser and clean the contacts; then try another slot. If the errors move with "
             "the GPU, replace the GPU. If they stay, replace the slot, riser or cable.",
         ),
-        wrong="A few replays when a link is trained or after a reset are normal, and stay below the limit.",
+        wrong="A few replays when a link is trained or after a reset are normal, and stay below the limit. With the default "
+        "fields of dcgm-exporter, the lanes and the generation of the link are unknown, and the limit is that of the fastest "
+        "link: a slower one is reported later.",
     ),
     FailureMode(
         "GpuNvlinkErrors",
@@ -1012,18 +1015,21 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
     FailureMode(
         "GpuMetricsMissing",
         Domain.HEALTH,
-        Severity.INFO,
+        Severity.WARNING,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} has no SM activity metric: its bottleneck is unknown",
+        "{gpu} has no SM activity metric: hangs, stragglers and bottlenecks of its jobs are not detected",
         "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
         "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod).",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,
+        lesser=Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.GR_ACTIVE, bare=True), ">=", 0.0)),
+        lesser_because="The GPU has no profiling metrics at all: this GPU, its driver or its hypervisor does not offer "
+        "them.",
         meaning="An exporter reports the utilisation of this GPU, but not its SM activity. Without SM activity, nobody "
         "can say what limits the GPU.",
-        impact="No bottleneck or straggler alert can fire for this GPU.",
+        impact="GpuCollectiveStall, the alerts on stragglers and most alerts on bottlenecks cannot fire for this GPU.",
         diagnosis=(
             'Find out which exporter it is: `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
             f"With gpu-exporter: run `gpu-exporter doctor` and look at `{m.SUPPORTED} == 0`. NVML has no SM "
@@ -1037,7 +1043,6 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             "dcgm-exporter beside gpu-exporter; each GPU still counts once.",
             "If a profiler (Nsight, `dcgmi profile --pause`) holds the performance counters, wait until it ends.",
         ),
-        wrong="GPUs without SM activity (consumer GPUs, vGPU guests) keep the alert firing for ever: silence it for "
-        "them.",
+        wrong="GPUs without profiling metrics (consumer GPUs, vGPU guests) keep the alert firing for ever, as info.",
     ),
 )

@@ -6,6 +6,7 @@ import { actionWords, clock, gpuName, gpuNames, sentence } from "./format.js";
 import { heldUpBy, jobId } from "./jobs.js";
 
 const STALL = "GpuCollectiveStall";
+const STOPPED = "Stopped";
 const ORDER = ["unhealthy", "degraded", "unknown"];
 
 /** Show the summary of a payload. `show` opens the row of a GPU. */
@@ -48,10 +49,16 @@ function title(payload, items) {
 
 /** Say what a heading about healthy GPUs must not hide. */
 function but(items) {
-  const jobs = items.filter((item) => item.target).length;
-  const gpus = items.length - jobs;
-  const parts = [jobs && `${jobs} ${jobs === 1 ? "job is" : "jobs are"} slow`, !jobs && gpus && `${gpus} ${gpus === 1 ? "warning" : "warnings"}`];
-  return parts.filter(Boolean).map((part) => `, but ${part}`).join("");
+  const jobs = items.filter((item) => item.target);
+  const stopped = jobs.filter((item) => item.badge === STOPPED).length;
+  const held = jobs.length - stopped;
+  const gpus = items.length - jobs.length;
+  const parts = [
+    stopped && `${stopped} ${stopped === 1 ? "job makes" : "jobs make"} no progress`,
+    held && `${held} ${held === 1 ? "job is" : "jobs are"} slow`,
+    !jobs.length && gpus && `${gpus} ${gpus === 1 ? "warning" : "warnings"}`,
+  ].filter(Boolean);
+  return parts.length ? `, but ${parts.join(" and ")}` : "";
 }
 
 function tabTitle(payload) {
@@ -152,7 +159,7 @@ function* heldUp(payload, now) {
       name: `Job ${job.name}`,
       target: jobId(number),
       tone: stopped ? "bad" : "warn",
-      badge: stopped ? "Stopped" : "Slow",
+      badge: stopped ? STOPPED : "Slow",
       words: stopped ? `no progress; ${words}` : words,
       since: began.length ? clock(Math.min(...began), now) : "",
       action: "",

@@ -51,7 +51,7 @@ def test_short_durations(seconds: float, text: str) -> None:
         (1000 << 20, "1000 MiB"),
         (1 << 30, "1 GiB"),
         (int(1.2345 * (1 << 30)), "1.23 GiB"),
-        (1031 * (1 << 30), "1031 GiB"),
+        (1031 * (1 << 30), "1.01 TiB"),
     ],
 )
 def test_binary_sizes(count: int, text: str) -> None:
@@ -139,7 +139,9 @@ def test_narrow_sizes(value: float, text: str) -> None:
         (0.1234, "ratio", "12 %", "12.34 %"),
         (90.0, "seconds", "1.5 min", "90 s"),
         (64.25, "celsius", "64.25 °C", "64.25 °C"),
-        (1.5e9, "bytes", "1.5 GB", "1.5 GB"),
+        (1.5 * 2**30, "bytes", "1.5 GiB", "1.5 GiB"),
+        (64 * 2**20, "bytes", "64 MiB", "64 MiB"),
+        (-5.0, "seconds", "0 s", "-5 s"),
         (1.23456e9, "bytes_per_second", "1.23 GB/s", "1.23456 GB/s"),
         (612.3, "watts", "612 W", "612.3 watts"),
         (12345.6, "", "1.235e+04", "12345.6"),

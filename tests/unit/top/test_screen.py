@@ -149,5 +149,7 @@ def test_text_of_any_width() -> None:
 
 def test_numbers() -> None:
     assert long(BY_NAME["power"], 642.0, 700.0) == "642 W of 700 W"
-    assert long(BY_NAME["memory_used"], 98e9, None) == "98 GB"
+    assert long(BY_NAME["memory_used"], 91 * 2**30, None) == "91 GiB"
+    assert short(BY_NAME["memory_used"], 91 * 2**30) == "91Gi"
+    assert (long(BY_NAME["pcie"], 98e9, None), short(BY_NAME["pcie"], 98e9)) == ("98 GB/s", "98G")
     assert short(BY_NAME["sm_active"], None) == "-"
