@@ -14,8 +14,8 @@ from functools import partial
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.conditions.evaluate import Device, Points, holds
-from gpu_exporter.conditions.signal import Derived, Signal
+from gpu_exporter.conditions.evaluate import Points, holds
+from gpu_exporter.conditions.signal import Derived
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
@@ -24,6 +24,7 @@ from gpu_exporter.diagnosis.window import (
     DeviceIdentity,
     Scrapes,
     SignalReaders,
+    Signals,
     Window,
     latest_of,
     samples_by_name,
@@ -34,7 +35,6 @@ from gpu_exporter.model.snapshot import Snapshot
 _OF_GPUS = (m.UP, m.INFO, m.DOWN, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
 _IDENTIFYING = (*_OF_GPUS, m.HOST_PROCESS, m.POD_INFO, m.JOB_INFO)
 IDENTIFY = tuple(row.name for row in _IDENTIFYING)
-Signals = Mapping[tuple[Device, Signal], Points]
 
 
 class RollingWindow(SignalReaders):
@@ -83,7 +83,7 @@ class _Formula:
     ) -> Mapping[DeviceKey, Points]:
         """Return its points since a time, and add those for which its inputs have new ones."""
         for key in devices:
-            inputs = [signals.get((key, signal), ()) for signal in self._inputs]
+            inputs = [signals.get(signal, {}).get(key, ()) for signal in self._inputs]
             before = self._points.pop(key, [])
             if not all(inputs):
                 continue
