@@ -59,7 +59,7 @@ def _pairs(inner: str) -> Mapping[str, str] | None:
 def _number(text: str) -> float | None:
     """Return the value that ends a usual line, with or without a timestamp; None for any other."""
     number, _, timestamp = text.partition(" ")
-    if "_" in number or (timestamp and not timestamp.isdecimal()):
+    if "_" in number or number != number.strip() or (timestamp and not timestamp.isdecimal()):
         return None
     try:
         return int(number) if number.lstrip("+-").isdecimal() else float(number)
