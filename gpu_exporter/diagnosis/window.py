@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.signals import ALLOCATED, GR_ACTIVE, SIGNALS
@@ -16,7 +16,7 @@ from gpu_exporter.conditions.evaluate import Device, Points, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName, reader
+from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -173,6 +173,9 @@ class SignalReaders:
             for way in signal.definitions
             if isinstance(way, Read)
         }
+        self._by_name: dict[str, list[SignalReader]] = defaultdict(list)
+        for (_, way), of_way in self._readers.items():
+            self._by_name[way.series].append(of_way)
         self._identities, self._now = Identities(), 0.0
 
     def take(self, scrape: Scrape) -> None:
@@ -183,8 +186,9 @@ class SignalReaders:
     def _read(self, at: float, by_name: ByName) -> None:
         self._now = max(self._now, at)
         by_name = {**by_name, OWNERS_INFO: self._identities.allocated}
-        for of_way in self._readers.values():
-            of_way.take(at, by_name)
+        for name in by_name:
+            for of_way in self._by_name.get(name, ()):
+                of_way.take(at, by_name)
 
     def forget(self, before: float) -> None:
         """Drop all points of before this unix time."""
@@ -237,6 +241,8 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, set[Claim]] = {}
+        # The labels of the last scrape by their identity: those of the next one are often the same objects.
+        self._read: Mapping[int, _Labels] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
         self.allocated: Sequence[ScrapedSample] = ()
 
@@ -247,20 +253,22 @@ class Identities:
         from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
         from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
         measured: set[DeviceKey] = set()
-        # Many samples have the same labels, which are read once. By the identity of the labels:
+        # Many samples have the same labels, which are read once.
         keys: dict[int, DeviceKey] = {}
-        claims: dict[int, set[Claim]] = {}
+        read: dict[int, _Labels] = {}
+        claimed: set[int] = set()
         for name, labels, value in scrape.samples:
             key = keys.get(id(labels))
             if key is None:
                 if not labels.get("UUID"):
                     continue
-                key = keys[id(labels)] = _identified(devices, labels)
+                before = self._read.get(id(labels))
+                labels_read = read[id(labels)] = before if before and before.labels is labels else _read(labels)
+                key = keys[id(labels)] = _identified(devices, labels_read)
             if name.startswith("DCGM_"):
-                claim = claims.get(id(labels))
-                if claim is None:
-                    claim = claims[id(labels)] = _claimed(name, labels)
-                    from_classic[key] |= claim
+                if id(labels) not in claimed:
+                    claimed.add(id(labels))
+                    from_classic[key] |= _claimed(name, labels)
                 if name in ENGINES:
                     measured.add(key)
             elif name == m.POD_INFO.name:
@@ -273,6 +281,7 @@ class Identities:
             elif name == m.HOST_PROCESS.name:
                 process = {label: labels[label] for label in PROCESS_LABELS if labels.get(label)}
                 devices[key._replace(instance="")].process = process
+        self._read = read
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
             self.seen_at[device] = scrape.at
@@ -295,14 +304,31 @@ class Identities:
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
 
 
-def _identified(devices: dict[DeviceKey, DeviceIdentity], labels: Mapping[str, str]) -> DeviceKey:
+class _Labels(NamedTuple):
+    """Labels, and what they say about a device."""
+
+    labels: Mapping[str, str]
+    key: DeviceKey
+    gpu: str
+    model: str
+    node: str
+
+
+def _read(labels: Mapping[str, str]) -> _Labels:
+    model = labels.get("modelName", "") or labels.get("model", "")
+    return _Labels(labels, key_of(labels, per_instance=True), labels.get("gpu", ""), model, node_of(labels))
+
+
+def _identified(devices: dict[DeviceKey, DeviceIdentity], read: _Labels) -> DeviceKey:
     """Return the device of labels, after filling in what they say of it and, if it is an instance, of its GPU."""
-    key = key_of(labels, per_instance=True)
-    for device in {key, key._replace(instance="")}:
-        identity = devices.setdefault(device, DeviceIdentity())
-        identity.gpu = identity.gpu or labels.get("gpu", "")
-        identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
-        identity.node = identity.node or node_of(labels)
+    key = read.key
+    for device in (key, key._replace(instance="")) if key.instance else (key,):
+        identity = devices.get(device)
+        if identity is None:
+            identity = devices[device] = DeviceIdentity()
+        identity.gpu = identity.gpu or read.gpu
+        identity.model = identity.model or read.model
+        identity.node = identity.node or read.node
         identity.has_instances = identity.has_instances or device is not key
     return key
 
