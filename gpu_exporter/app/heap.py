@@ -1,14 +1,22 @@
-"""Settings of glibc's heap that save memory in a process with many threads. Other C libraries ignore them."""
+"""Settings that save memory in a process with many threads. C libraries other than glibc ignore those of the heap."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from contextlib import suppress
 
 # malloc.h
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 # Larger blocks are pages and their buffers, which are freed at the next collection.
 LARGE_BYTES = 64 << 10
+# Of address space, which `ulimit -v` limits. The default, `ulimit -s`, is mostly 8 MiB; threads of Rust have this size.
+STACK_BYTES = 2 << 20
+
+
+def limit_stacks() -> None:
+    """Let threads that start later have small stacks."""
+    threading.stack_size(STACK_BYTES)
 
 
 def share() -> None:

@@ -71,8 +71,6 @@ def run(
         sys.setswitchinterval(SWITCH_SECONDS_OF_SEVERAL)
     else:
         sys.setswitchinterval(SWITCH_SECONDS)
-        # not for many nodes: their thousands of threads would contend for the one arena
-        heap.share()
     process, admission = ProcessMetrics(config.interval), Admission()
 
     def extra_metrics() -> Sequence[tuple[Metric, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from gpu_exporter.cli.options import Command, settings
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import Config
 
+# The user of the exporter in the image and in the chart.
+IMAGE_UID = 65534
 # How long the command waits at its end until the last log lines are written.
 LAST_LINES_SECONDS = 0.3
 
@@ -26,7 +29,16 @@ LAST_LINES_SECONDS = 0.3
     required=True,
     help="Unix socket to create, in a folder that only the exporter shares: its --profile-socket.",
 )
-def sampler_command(socket: Path, **values: Any) -> None:
+@click.option(
+    "--client-uid",
+    "users",
+    type=click.IntRange(min=0),
+    multiple=True,
+    default=(IMAGE_UID,),
+    show_default=True,
+    help="User of the exporter, the only one besides root and the user of this command who is answered.",
+)
+def sampler_command(socket: Path, users: Sequence[int], **values: Any) -> None:
     """It samples only processes that hold a GPU, with py-spy, and at most 5 s of 16 processes at a time. It needs the
     host's PIDs and the capability SYS_PTRACE; the exporter then needs neither root nor capabilities.
     """
@@ -38,7 +50,7 @@ def sampler_command(socket: Path, **values: Any) -> None:
     files = HostFiles(config.procfs, config.sysfs)
     lines = configure(config.log_level, config.log_format)
     try:
-        server = SampleServer(socket, local_sampler(files), files, lambda pid: holds_gpu(config.procfs, pid))
+        server = SampleServer(socket, local_sampler(files), files, lambda pid: holds_gpu(config.procfs, pid), users)
         with closing(server):
             server.run(stop_event())
     finally:

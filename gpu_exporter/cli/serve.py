@@ -51,11 +51,15 @@ class _Serve(Command):
 def serve_command(**chosen_settings: Any) -> None:
     """It also accepts the flags and environment variables of dcgm-exporter, which docs/dcgm-exporter-flags.md lists."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    from gpu_exporter.app import heap
     from gpu_exporter.app.run import run
     from gpu_exporter.pipeline.fields_in_force import Fields, FieldsSettings
     from gpu_exporter.sources.choice import make_sources, without_missing_dcgm
 
     config = Config(**chosen_settings)
+    heap.limit_stacks()
+    if config.nodes == 1:  # the thousands of threads of many nodes would contend for the one arena
+        heap.share()
     lines = configure(config.log_level, config.log_format)
     try:
         meta = click.get_current_context().meta

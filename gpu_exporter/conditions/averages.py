@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 def mean(numbers: Sequence[float]) -> float:
@@ -15,6 +15,15 @@ def median(numbers: Sequence[float]) -> float:
     """Return the median."""
     ordered, middle = sorted(numbers), len(numbers) // 2
     return ordered[middle] if len(numbers) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def means_of_others(numbers: Sequence[float]) -> Iterator[float]:
+    """Yield for each number the mean of all others; nothing for a single one. Each is as exact as `mean`."""
+    total: list[float] = []  # their sum without an error, as a sum of few numbers
+    while rest := math.fsum([*numbers, *(-part for part in total)]):
+        total.append(rest)
+    if len(numbers) > 1:
+        yield from (math.fsum((*total, -number)) / (len(numbers) - 1) for number in numbers)
 
 
 def deviation(numbers: Sequence[float]) -> float:

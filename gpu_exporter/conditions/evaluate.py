@@ -1,18 +1,19 @@
 """Conditions and terms -> their values in Python, over a window of points, as Prometheus would evaluate them.
 
-`evaluate` is the entry for a condition, `holds` that for its truth alone. Only `_decide` distinguishes kinds of
-conditions.
+Each term and each condition is evaluated once for all devices of a window: `values` and `truths` return columns.
+`value` and `holds` look one device up, and `evaluate` also says why a condition is true of it.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from operator import eq, ge, gt, itemgetter, le, lt, ne
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import and_, eq, ge, gt, itemgetter, le, lt, ne, or_
+from typing import Any, NamedTuple, Protocol
 
-from gpu_exporter.conditions.averages import deviation, line, mean, median
+from gpu_exporter.conditions.averages import deviation, line, mean, means_of_others, median
 from gpu_exporter.conditions.signal import OPERATORS, Signal
 from gpu_exporter.conditions.tree import (
     And,
@@ -27,7 +28,6 @@ from gpu_exporter.conditions.tree import (
     Limits,
     Mark,
     OfBoard,
-    OfRanks,
     Or,
     OrIfKnown,
     Over,
@@ -37,12 +37,12 @@ from gpu_exporter.conditions.tree import (
     PeerShare,
     Term,
     Unless,
+    children,
     no_case,
     required_signals,
     terms,
 )
 
-T = TypeVar("T")
 Device = Hashable
 Points = Sequence[tuple[float, float]]
 # A value older than this does not count, as in Prometheus.
@@ -53,7 +53,7 @@ class SignalWindow(Protocol):
     """The points of each signal of some devices until `now` (unix seconds), and which devices belong to the same
     job.
 
-    `limits` are those that a user changed, by name. `memo` keeps computed values, which several modes need.
+    `limits` are those that a user changed, by name. `memo` keeps columns, which several modes need.
     """
 
     now: float
@@ -64,8 +64,12 @@ class SignalWindow(Protocol):
     def presence(self) -> Signal:
         """The signal that every device has."""
 
-    def points(self, device: Device, signal: Signal) -> Points:
-        """Return (unix time, value) in order of time; empty if the signal of this device is not known."""
+    @property
+    def devices(self) -> Collection[Device]:
+        """All devices, in the order of the columns."""
+
+    def by_device(self, signal: Signal) -> Mapping[Device, Points]:
+        """Return (unix time, value) in order of time, of each device that has the signal."""
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """Return all devices of the job that this one belongs to, itself included; empty without a job."""
@@ -85,44 +89,62 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<":
 
 def value(of: Term, window: SignalWindow, device: Device) -> float | None:
     """Return the value of a term; None if it is unknown."""
+    return values(of, window).get(device)
+
+
+def values(of: Term, window: SignalWindow) -> Mapping[Device, float]:
+    """Return the value of a term for each device of which it is known."""
+    column: Mapping[Device, float] | None = window.memo.get(of)
+    if column is None:
+        column = window.memo[of] = {device: number for device, number in _values(of, window) if number is not None}
+    return column
+
+
+def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | None]]:
     match of:
         case Over():
-            key = (of, device)
-            try:  # a single lookup: most of the work is to hash the key
-                number: float | None = window.memo[key]
-            except KeyError:
-                number = window.memo[key] = _signal_value(of, window, device)
-            return number
+            places = _places(window)
+            for device, points in window.by_device(of.signal).items():
+                if device in places:
+                    yield device, _signal_value(of, points, window.now)
         case Calc():
-            return _calculated(of, window, device)
+            right = values(of.right, window)
+            for device, number in values(of.left, window).items():
+                if device in right:
+                    yield device, _calculated(of.operator, number, right[device])
         case PeerShare():
-            return _peer_share(of, window, device)
-        case PeerMedian() | PeerMin():
-            return _peer_statistic(of, window, device)
-        case PeerMean():
-            return _peer_mean(of, window, device)
+            for ranks in _jobs(window):
+                yield from _peer_shares(of, window, ranks)
+        case PeerMedian() | PeerMin() | PeerMean():
+            for ranks in _jobs(window):
+                yield from _peer_statistics(of, window, ranks)
         case OfBoard():
-            return _of_board(of, window, device)
+            yield from _of_board(of, window)
         case _:
             raise no_case(of)
 
 
 def latest(points: Points, t: float) -> float | None:
     """Return the last value until time t; None if that is too old."""
-    place = bisect_right(points, t, key=itemgetter(0))
+    place = _until(points, t)
     return points[place - 1][1] if place and t - points[place - 1][0] < LOOKBACK_SECONDS else None
 
 
-def _signal_value(of: Over, window: SignalWindow, device: Device) -> float | None:
-    points, now = window.points(device, of.signal), window.now
+def _until(points: Points, t: float) -> int:
+    """Return how many points there are until time t: often none or all."""
+    if not points or points[0][0] > t:
+        return 0
+    return len(points) if points[-1][0] <= t else bisect_right(points, t, key=itemgetter(0))
+
+
+def _signal_value(of: Over, points: Points, now: float) -> float | None:
     last = latest(points, now)
     if last is None or (of.whole and latest(points, now - of.window) is None):
         return None
-    first, end = (bisect_right(points, t, key=itemgetter(0)) for t in (now - of.window, now))
-    within = points[first:end]
+    if of.fn is Fn.LAST:
+        return last
+    within = points[_until(points, now - of.window) : _until(points, now)]
     match of.fn:
-        case Fn.LAST:
-            return last
         case Fn.PREDICT:
             return _predict(within, now, of.ahead)
         case Fn.INCREASE:
@@ -144,94 +166,79 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
     return intercept + slope * ahead
 
 
-def _calculated(of: Calc, window: SignalWindow, device: Device) -> float | None:
-    left, right = value(of.left, window, device), value(of.right, window, device)
-    if left is None or right is None:
-        return None
-    if of.operator == "/" and right == 0:
+def _calculated(operator: str, left: float, right: float) -> float | None:
+    if operator == "/" and right == 0:
         return math.copysign(math.inf, left) if left else None
-    return OPERATORS[of.operator](left, right)
+    return OPERATORS[operator](left, right)
 
 
-def _of_board(of: OfBoard, window: SignalWindow, device: Device) -> float | None:
-    if not _has_engine_activity(window, device):
-        return None
-    numbers = (value(term, window, device) for term in of.of)
-    return max((number for number in numbers if number is not None), default=0.0)
+def _of_board(of: OfBoard, window: SignalWindow) -> Iterator[tuple[Device, float]]:
+    columns = [values(term, window) for term in of.of]
+    for device in values(Over(window.presence), window):
+        yield device, max((column[device] for column in columns if device in column), default=0.0)
 
 
-def _peer_share(of: PeerShare, window: SignalWindow, device: Device) -> float | None:
-    if not _has_engine_activity(window, device):
-        return None
-    active, total = _of_job(of, window, device, lambda ranks: _active_and_marked(of.mark, window, ranks))
-    others, of_others = active - 1, total - marked(of.mark, window, device)
-    return of_others / others if others > 0 else None
+def _jobs(window: SignalWindow) -> Iterable[Sequence[Device]]:
+    """Return the ranks of each job."""
+    if "ranks" not in window.memo:
+        all_ranks = (window.ranks(device) for device in window.devices)
+        window.memo["ranks"] = {ranks[0]: ranks for ranks in all_ranks if ranks}
+    jobs: Mapping[Device, Sequence[Device]] = window.memo["ranks"]
+    return jobs.values()
 
 
-def _active_and_marked(mark: Mark, window: SignalWindow, ranks: Iterable[Device]) -> tuple[int, int]:
-    """Return how many ranks have a known engine activity, and for how many of these the mark is true."""
-    marks = [marked(mark, window, rank) for rank in ranks if _has_engine_activity(window, rank)]
-    return len(marks), sum(marks)
+def _peer_shares(of: PeerShare, window: SignalWindow, ranks: Sequence[Device]) -> Iterator[tuple[Device, float]]:
+    marks, engine = _marked(of.mark, window), values(Over(window.presence), window)
+    active = [rank for rank in ranks if rank in engine]
+    total = sum(rank in marks for rank in active)
+    if len(active) > 1:
+        for rank in active:
+            yield rank, (total - (rank in marks)) / (len(active) - 1)
 
 
-def _peer_statistic(of: PeerMedian | PeerMin, window: SignalWindow, device: Device) -> float | None:
-    if value(of.of, window, device) is None:
-        return None
-    statistic = min if isinstance(of, PeerMin) else median
-    return _of_job(of, window, device, lambda ranks: _statistic(statistic, _marked_values(of, window, ranks)))
-
-
-def _peer_mean(of: PeerMean, window: SignalWindow, device: Device) -> float | None:
-    if value(of.of, window, device) is None or not _has_engine_activity(window, device):
-        return None
-    if not marked(of.mark, window, device):  # then the others are all that count, and their mean is that of each
-        return _of_job(of, window, device, lambda ranks: _statistic(mean, _marked_values(of, window, ranks)))
-    others = (rank for rank in window.ranks(device) if rank != device)
-    return _statistic(mean, _marked_values(of, window, others))
-
-
-def _statistic(of: Callable[[Sequence[float]], float], numbers: Iterable[float]) -> float | None:
-    known = [*numbers]
-    return of(known) if known else None
-
-
-def _of_job(of: Term, window: SignalWindow, device: Device, result: Callable[[Sequence[Device]], T]) -> T:
-    """Return a result of all ranks, which is computed once for a job: it may have thousands of ranks."""
-    ranks = window.ranks(device)
-    key = (of, "job", ranks[0] if ranks else None)
-    if key not in window.memo:
-        window.memo[key] = result(ranks)
-    found: T = window.memo[key]
-    return found
-
-
-def _marked_values(of: OfRanks, window: SignalWindow, ranks: Iterable[Device]) -> Iterator[float]:
-    """Yield the values of those ranks for which the mark is true."""
-    for rank in ranks:
-        if marked(of.mark, window, rank) and (number := value(of.of, window, rank)) is not None:
-            yield number
+def _peer_statistics(
+    of: PeerMedian | PeerMin | PeerMean, window: SignalWindow, ranks: Sequence[Device]
+) -> Iterator[tuple[Device, float]]:
+    numbers, marks, engine = values(of.of, window), _marked(of.mark, window), values(Over(window.presence), window)
+    counted = [(rank, numbers[rank]) for rank in ranks if rank in marks and rank in numbers]
+    if not counted:
+        return
+    if not isinstance(of, PeerMean):
+        statistic = (min if isinstance(of, PeerMin) else median)([number for _, number in counted])
+        yield from ((rank, statistic) for rank in ranks if rank in numbers)
+        return
+    # For a rank that does not count, the others are all that do.
+    usual = mean([number for _, number in counted])
+    yield from ((rank, usual) for rank in ranks if rank in numbers and rank in engine and rank not in marks)
+    others = means_of_others([number for _, number in counted])
+    yield from ((rank, of_others) for (rank, _), of_others in zip(counted, others, strict=False))
 
 
 def marked(mark: Mark, window: SignalWindow, device: Device) -> bool:
     """Return whether a mark is known to be true of a device whose engine activity is known."""
-    key = (mark, device)
-    if key not in window.memo:
-        window.memo[key] = _has_engine_activity(window, device) and holds(mark.condition, window, device) is True
-    return bool(window.memo[key])
+    return device in _marked(mark, window)
 
 
-def _has_engine_activity(window: SignalWindow, device: Device) -> bool:
-    return value(Over(window.presence), window, device) is not None
+def _marked(mark: Mark, window: SignalWindow) -> Collection[Device]:
+    if mark not in window.memo:
+        engine, column = values(Over(window.presence), window), truths(mark.condition, window)
+        devices = zip(window.devices, column, strict=True)
+        window.memo[mark] = {device for device, truth in devices if truth == TRUE and device in engine}
+    devices_marked: Collection[Device] = window.memo[mark]
+    return devices_marked
 
 
 # --- conditions ------------------------------------------------------------------------------------------------------
 
+# The truth of a device is one byte of a column. For these three, `&` and `|` are Kleene's "and" and "or".
+FALSE, UNKNOWN, TRUE = 0b00, 0b01, 0b11
+_AS_BOOL = {FALSE: False, UNKNOWN: None, TRUE: True}
+# For bytes.translate: what is unknown counts as false.
+_IF_TRUE = bytes(TRUE if truth == TRUE else FALSE for truth in range(256))
+_UNLESS_TRUE = bytes(FALSE if truth == TRUE else TRUE for truth in range(256))
+
 # The values of terms, in order.
 TermValues = Mapping[Leaf, float]
-# Whether a condition is true, None if that is unknown; if it is true, the comparisons that make it so, in order.
-_Decision = tuple[bool | None, tuple[Compare, ...]]
-_FALSE: _Decision = (False, ())
-_UNKNOWN: _Decision = (None, ())
 
 
 class Evaluation(NamedTuple):
@@ -249,92 +256,108 @@ class Evaluation(NamedTuple):
 
 def evaluate(condition: Condition, window: SignalWindow, device: Device) -> Evaluation:
     """Return whether a condition is true of a device, which values make it so, and which signals are missing."""
-    truth, deciding = _decide(condition, window, device)
-    because = _values(deciding, window, device) if deciding else {}
-    missing = [] if truth is not None else [s for s in required_signals(condition) if not window.points(device, s)]
-    return Evaluation(truth, because, tuple(missing))
+    truth = holds(condition, window, device)
+    missing = [] if truth is not None else [s for s in required_signals(condition) if device not in window.by_device(s)]
+    return Evaluation(truth, because(condition, window, device) if truth else {}, tuple(missing))
 
 
-def _values(deciding: Iterable[Compare], window: SignalWindow, device: Device) -> TermValues:
-    """Return the values of the terms of comparisons that are true; of a maximum, those that reach it."""
-    values = ((compare, term, value(term, window, device)) for compare in deciding for term in terms(compare))
+def because(condition: Condition, window: SignalWindow, device: Device) -> TermValues:
+    """Return the values of the terms that make a condition true of a device; of a maximum, those that reach it."""
+    deciding = ((compare, term) for compare in _deciding(condition, window, device) for term in terms(compare))
+    found = ((compare.left, term, value(term, window, device)) for compare, term in deciding)
     return {
         term: number
-        for compare, term, number in values
-        if number is not None
-        and not (isinstance(compare.left, OfBoard) and number < (value(compare.left, window, device) or 0.0))
+        for left, term, number in found
+        if number is not None and not (isinstance(left, OfBoard) and number < (value(left, window, device) or 0.0))
     }
+
+
+def _deciding(of: Condition, window: SignalWindow, device: Device) -> Iterator[Compare]:
+    """Yield the comparisons that make a condition true, which it is."""
+    if isinstance(of, Compare):
+        yield of
+        return
+    for child in (of.condition,) if isinstance(of, Unless) else children(of):
+        if holds(child, window, device):
+            yield from _deciding(child, window, device)
 
 
 def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | None:
     """Return whether a condition is true of a device; None if that is unknown."""
-    return _decide(condition, window, device)[0]
+    return _AS_BOOL[truths(condition, window)[_places(window)[device]]]
 
 
 def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
     """Return the name of the first class whose condition is known to be true; None if none is, or if none counts."""
-    return _first_class(of, window, device)[0]
+    return _classes(of, window)[_places(window)[device]]
 
 
-def _decide(of: Condition, window: SignalWindow, device: Device) -> _Decision:
-    """Return whether a condition is true of a device, and the comparisons that make it so."""
+def truths(of: Condition, window: SignalWindow) -> bytes:
+    """Return whether a condition is true of each device: FALSE, UNKNOWN or TRUE, in the order of the devices."""
+    column: bytes | None = window.memo.get(of)
+    if column is None:
+        column = window.memo[of] = _decided(of, window)
+    return column
+
+
+def _decided(of: Condition, window: SignalWindow) -> bytes:
     match of:
         case Compare():
-            left, right = value(of.left, window, device), bound(of, window, device)
-            if left is None or right is None:
-                return _UNKNOWN
-            return (True, (of,)) if COMPARE[of.operator](left, right) else _FALSE
+            return _compared(of, window)
         case And():
-            return _all(of, window, device)
+            return _joined(and_, [truths(child, window) for child in of.conditions])
         case Or():
-            return _any([_decide(child, window, device) for child in of.conditions])
+            return _joined(or_, [truths(child, window) for child in of.conditions])
         case OrIfKnown():
-            inner, other = _decide(of.condition, window, device), _decide(of.other, window, device)
-            return _any((inner, other)) if other[0] else inner
+            return _joined(or_, [truths(of.condition, window), truths(of.other, window).translate(_IF_TRUE)])
         case Unless():
-            inner = _decide(of.condition, window, device)
-            return _FALSE if inner[0] is False or _decide(of.other, window, device)[0] else inner
+            return _joined(and_, [truths(of.condition, window), truths(of.other, window).translate(_UNLESS_TRUE)])
         case Is():
-            name, deciding = _first_class(of.classification, window, device)
-            return _UNKNOWN if name is None else (True, deciding) if name == of.name else _FALSE
+            names = _classes(of.classification, window)
+            return bytes(UNKNOWN if name is None else TRUE if name == of.name else FALSE for name in names)
         case _:
             raise no_case(of)
 
 
-def bound(of: Compare, window: SignalWindow, device: Device) -> float | None:
-    """Return the value that the left side is compared with."""
+def _compared(of: Compare, window: SignalWindow) -> bytes:
+    places, compare, right = _places(window), COMPARE[of.operator], bounds(of, window)
+    column = bytearray([UNKNOWN]) * len(places)
+    for device, number in values(of.left, window).items():
+        if device in right:
+            column[places[device]] = TRUE if compare(number, right[device]) else FALSE
+    return bytes(column)
+
+
+def bounds(of: Compare, window: SignalWindow) -> Mapping[Device, float]:
+    """Return what the left side is compared with, for each device of which it is known."""
     right = of.right
     if isinstance(right, Limit):
-        return window.limits.get(right.name, right.value)
-    return right if isinstance(right, float | int) else value(right, window, device)
+        right = window.limits.get(right.name, right.value)
+    return dict.fromkeys(window.devices, right) if isinstance(right, float | int) else values(right, window)
 
 
-def _all(of: And, window: SignalWindow, device: Device) -> _Decision:
-    """Return the decision of all conditions; those after one that is false are not evaluated."""
-    deciding: tuple[Compare, ...] = ()
-    unknown = False
-    for child in of.conditions:
-        truth, own = _decide(child, window, device)
-        if truth is False:
-            return _FALSE
-        unknown, deciding = unknown or truth is None, deciding + own
-    return _UNKNOWN if unknown else (True, deciding)
+def _joined(operator: Callable[[int, int], int], columns: Sequence[bytes]) -> bytes:
+    """Return the columns joined by an operation on bits, which is done for all devices at once."""
+    joined = reduce(operator, (int.from_bytes(column, "little") for column in columns))
+    return joined.to_bytes(len(columns[0]), "little")
 
 
-def _any(decisions: Sequence[_Decision]) -> _Decision:
-    """Return the decision that at least one is true; all that are true decide it."""
-    truths = [truth for truth, _ in decisions]
-    if True in truths:
-        return True, tuple(compare for _, deciding in decisions for compare in deciding)
-    return _UNKNOWN if None in truths else _FALSE
+def _classes(of: Classification, window: SignalWindow) -> Sequence[str | None]:
+    """Return for each device the first class whose condition is known to be true, unless none counts."""
+    if of not in window.memo:
+        columns = (truths(condition, window) for condition in of.conditions.values())
+        by_place, excepted = [*of.conditions, None], truths(of.unless, window)
+        window.memo[of] = [
+            None if truth == TRUE else by_place[(*row, TRUE).index(TRUE)]
+            for truth, *row in zip(excepted, *columns, strict=True)
+        ]
+    names: Sequence[str | None] = window.memo[of]
+    return names
 
 
-def _first_class(of: Classification, window: SignalWindow, device: Device) -> tuple[str | None, tuple[Compare, ...]]:
-    """Return the first class whose condition is known to be true, and the comparisons that make it so."""
-    key = (of, device)
-    if key not in window.memo:
-        conditions = {} if holds(of.unless, window, device) else of.conditions
-        decisions = ((name, _decide(condition, window, device)) for name, condition in conditions.items())
-        window.memo[key] = next(((name, deciding) for name, (truth, deciding) in decisions if truth), (None, ()))
-    first: tuple[str | None, tuple[Compare, ...]] = window.memo[key]
-    return first
+def _places(window: SignalWindow) -> Mapping[Device, int]:
+    """Return the place of each device in a column."""
+    if "places" not in window.memo:
+        window.memo["places"] = {device: place for place, device in enumerate(window.devices)}
+    places: Mapping[Device, int] = window.memo["places"]
+    return places

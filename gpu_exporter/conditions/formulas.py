@@ -8,11 +8,11 @@ Conditions compare terms (see `tree.py`); a formula computes with them and with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpu_exporter.conditions import promql
-from gpu_exporter.conditions.evaluate import Device, SignalWindow, holds, value
+from gpu_exporter.conditions.evaluate import TRUE, Device, SignalWindow, truths, values
 from gpu_exporter.conditions.signal import OPERATORS, PRESENCE_INFO
 from gpu_exporter.conditions.tree import (
     Calc,
@@ -131,56 +131,61 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
 
 def result(of: Formula, window: SignalWindow, device: Device) -> float | None:
     """Return the value of a formula for a device; None if it is unknown."""
+    return results(of, window).get(device)
+
+
+def results(of: Formula, window: SignalWindow) -> Mapping[Device, float]:
+    """Return the value of a formula for each device of which it is known."""
     match of:
-        case float() | int():
-            return None if value(Over(window.presence), window, device) is None else float(of)
-        case Limit(name, default):
-            return window.limits.get(name, default)
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard():
-            return value(of, window, device)
-        case Arithmetic():
-            return _computed(of, window, device)
-        case Choice():
-            chosen = holds(of.condition, window, device) is True
-            return result(of.then if chosen else of.otherwise, window, device)
-        case Least() | Greatest():
-            left, right = _side_value(of.left, window, device), _side_value(of.right, window, device)
-            if left is None or right is None:
-                return None
-            return min(left, right) if isinstance(of, Least) else max(left, right)
-        case Positive():
-            number = result(of.of, window, device)
-            return None if number is None else max(number, 0.0)
-        case Known():
-            number = result(of.of, window, device)
-            return result(0.0, window, device) if number is None else number
-        case WhereKnown():
-            unknown = any(result(each, window, device) is None for each in of.known)
-            return None if unknown else result(of.of, window, device)
         case Recorded():
-            return _memoised(of, window, device)
+            if of not in window.memo:
+                window.memo[of] = results(of.of, window)
+            column: Mapping[Device, float] = window.memo[of]
+            return column
+        case float() | int():
+            return dict.fromkeys(values(Over(window.presence), window), float(of))
+        case Limit(name, default):
+            return dict.fromkeys(window.devices, window.limits.get(name, default))
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard():
+            return values(of, window)
+        case Arithmetic():
+            return _computed(of, window)
+        case Choice():
+            then, otherwise, truth = (
+                results(of.then, window),
+                results(of.otherwise, window),
+                truths(of.condition, window),
+            )
+            chosen = (
+                (device, then if each == TRUE else otherwise)
+                for device, each in zip(window.devices, truth, strict=True)
+            )
+            return {device: column[device] for device, column in chosen if device in column}
+        case Least() | Greatest():
+            left, right = _side_values(of.left, window), _side_values(of.right, window)
+            choose = min if isinstance(of, Least) else max
+            return {device: choose(number, right[device]) for device, number in left.items() if device in right}
+        case Positive():
+            return {device: max(number, 0.0) for device, number in results(of.of, window).items()}
+        case Known():
+            return {**results(0.0, window), **results(of.of, window)}
+        case WhereKnown():
+            known = [results(each, window) for each in of.known]
+            column = results(of.of, window)
+            return {device: number for device, number in column.items() if all(device in each for each in known)}
         case _:
             raise no_case(of)
 
 
-def _side_value(of: Formula, window: SignalWindow, device: Device) -> float | None:
-    """Return the value of one side of an operation, where a number needs no device."""
-    return float(of) if isinstance(of, float | int) else result(of, window, device)
+def _side_values(of: Formula, window: SignalWindow) -> Mapping[Device, float]:
+    """Return the values of one side of an operation, where a number needs no signal."""
+    return dict.fromkeys(window.devices, float(of)) if isinstance(of, float | int) else results(of, window)
 
 
-def _computed(of: Arithmetic, window: SignalWindow, device: Device) -> float | None:
-    left, right = _side_value(of.left, window, device), _side_value(of.right, window, device)
-    if left is None or right is None or (of.operator == "/" and right == 0):
-        return None
-    return OPERATORS[of.operator](left, right)
-
-
-def _memoised(of: Recorded, window: SignalWindow, device: Device) -> float | None:
-    key = (of, device)
-    if key not in window.memo:
-        window.memo[key] = result(of.of, window, device)
-    number: float | None = window.memo[key]
-    return number
+def _computed(of: Arithmetic, window: SignalWindow) -> Mapping[Device, float]:
+    right, compute = _side_values(of.right, window), OPERATORS[of.operator]
+    both = ((device, left, right[device]) for device, left in _side_values(of.left, window).items() if device in right)
+    return {device: compute(left, number) for device, left, number in both if number or of.operator != "/"}
 
 
 def expression(of: Formula, limits: Limits) -> str:

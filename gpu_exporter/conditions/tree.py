@@ -49,6 +49,9 @@ class Limit:
     assumes: Assumption | None = None
     any_model: str = ""
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 class Fn(Enum):
     """A function of a signal over a window."""
@@ -125,6 +128,9 @@ class Over:
     ahead: float = 0.0
     whole: bool = False
     bare: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.signal, self.window))  # that of all fields takes long, most of it for `fn`
 
     @property
     def record(self) -> str:

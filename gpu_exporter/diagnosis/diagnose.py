@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import Bottleneck, bottleneck_is, classify
@@ -12,9 +12,9 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.signals import UP
 from gpu_exporter.catalogue.time_shares import time_shares
-from gpu_exporter.conditions.evaluate import TermValues, evaluate, value
+from gpu_exporter.conditions.evaluate import FALSE, TRUE, Device, TermValues, because, truths, value
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import Over
+from gpu_exporter.conditions.tree import Condition, Over, required_signals
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 
@@ -63,23 +63,50 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
 
     A mode matches as soon as its condition holds; only its alert waits. Modes that concern a whole fleet are left out.
     """
-    return tuple(_diagnosis(window, device, identity, modes) for device, identity in window.devices.items())
+    judged = [
+        _judged(mode, mode.condition, window)
+        for mode in modes
+        if mode.condition is not None and mode.scope is not Scope.FLEET
+    ]
+
+    devices = enumerate(window.devices.items())
+    return tuple(_diagnosis(window, place, device, identity, judged) for place, (device, identity) in devices)
 
 
-def _diagnosis(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequence[FailureMode]) -> Diagnosis:
+@dataclass(frozen=True, slots=True)
+class _JudgedMode:
+    """A failure mode, its truth for each device, and the devices that have the signals that it requires."""
+
+    mode: FailureMode
+    condition: Condition
+    truths: bytes
+    requires: Mapping[Signal, Container[Device]]
+    can_be_unknown: bool
+
+
+def _judged(mode: FailureMode, condition: Condition, window: Window) -> _JudgedMode:
+    # The signal of an XID, which has extra labels, is missing until one occurs.
+    can_be_unknown = not all(signal.extra_labels for signal in mode.needs)
+    requires = {signal: window.by_device(signal) for signal in required_signals(condition)}
+    return _JudgedMode(mode, condition, truths(condition, window), requires, can_be_unknown)
+
+
+def _diagnosis(
+    window: Window, place: int, device: DeviceKey, identity: DeviceIdentity, judged: Iterable[_JudgedMode]
+) -> Diagnosis:
     matches, unknown = [], {}
     is_down = value(Over(UP), window, device) == 0
-    for mode in modes:
-        if mode.condition is None or mode.scope is Scope.FLEET or (is_down and mode.domain is not Domain.HEALTH):
+    for each in judged:
+        truth = each.truths[place]
+        if truth == FALSE or (is_down and each.mode.domain is not Domain.HEALTH):
             continue
-        truth, because, missing = evaluate(mode.condition, window, device)
-        if truth:
-            matches.append(Match(mode, because))
-        # The signal of an XID, which has extra labels, is missing until one occurs.
-        elif truth is None and not all(signal.extra_labels for signal in mode.needs):
-            unknown[mode.name] = missing
+        if truth == TRUE:
+            matches.append(Match(each.mode, because(each.condition, window, device)))
+        elif each.can_be_unknown:
+            missing = tuple(signal for signal, devices in each.requires.items() if device not in devices)
+            unknown[each.mode.name] = missing
     bottleneck = None if is_down else classify(window, device)
-    numbers = evaluate(bottleneck_is(bottleneck.name), window, device).because if bottleneck else {}
+    numbers = because(bottleneck_is(bottleneck.name), window, device) if bottleneck else {}
     shares, room = ({}, None) if is_down else (time_shares(window, device), headroom(window, device))
-    place = None if is_down or device.instance else position(window, device, identity.model)
-    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room, place)
+    of_roof = None if is_down or device.instance else position(window, device, identity.model)
+    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room, of_roof)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +15,12 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
+from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.gpu import Series
-from gpu_exporter.model.metric import Metric, MetricSet
+from gpu_exporter.model.metric import Labels, Metric, MetricSet
 from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.composer import Context
@@ -111,11 +112,12 @@ def stamped(samples: list[ScrapedSample]) -> Scrape:
 
 
 class RecordedScrapes:
-    """The ticks of a recording, or of one phase after its ramp-up, as scrapes: read from the file one by one.
+    """The ticks of a recording, or of one phase after its ramp-up, as scrapes.
 
-    The attributes are those of what has been read: `simulated` if it is of simulated GPUs, the version of the driver,
-    the phases of the recording, and the seconds from the first to the last scrape. Iterating raises GpuExporterError,
-    also if there is no scrape.
+    The file is read and checked as a whole, but only the last ticks of each GPU become scrapes: a diagnosis looks back
+    no further. The attributes are those of what has been read: `simulated` if it is of simulated GPUs, the version of
+    the driver, the phases of the recording, and the seconds from the first to the last tick. Iterating raises
+    GpuExporterError, also if there is no tick.
     """
 
     def __init__(self, path: Path, phase: str = "") -> None:
@@ -131,11 +133,18 @@ class RecordedScrapes:
         self.simulated = reader.simulated
         recorded: defaultdict[int, _RecordedGpu] = defaultdict(_RecordedGpu)
         first, last = math.inf, -math.inf
-        for tick in self._settled(reader.ticks()):
+        # With their numbers, because the ticks of several GPUs become scrapes in the order of the file.
+        latest: defaultdict[int, deque[tuple[int, Tick]]] = defaultdict(deque)
+        for number, tick in enumerate(self._settled(reader.ticks())):
             first, last = min(first, tick.at), max(last, tick.at)
             self.seconds, self.driver = last - first, tick.gpu.driver
-            yield Scrape(tick.at, recorded[tick.gpu.index].samples(tick))
+            of_gpu = latest[tick.gpu.index]
+            of_gpu.append((number, tick))
+            while of_gpu[0][1].at < tick.at - KEPT_SECONDS:
+                of_gpu.popleft()
         self._check()
+        for _, tick in merge(*map(_drained, latest.values())):
+            yield Scrape(tick.at, recorded[tick.gpu.index].samples(tick))
 
     def _settled(self, ticks: Iterable[Tick]) -> Iterator[Tick]:
         """Yield the ticks of the phase after its ramp-up; all of them if the phase is shorter."""
@@ -169,7 +178,7 @@ class _RecordedGpu:
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[str, Mapping[str, str]]] = {}
-        self._labels: dict[Series, Mapping[str, str]] = {}
+        self._labels: dict[Labels, Mapping[str, str]] = {}
         self._histograms: dict[Metric, Histogram] = {}
 
     def samples(self, tick: Tick) -> list[ScrapedSample]:
@@ -180,8 +189,13 @@ class _RecordedGpu:
     def _name(self, tick: Tick, key: str) -> tuple[str, Mapping[str, str]]:
         if key not in self._named:
             metric = BY_KEY.get(key)
-            self._named[key] = (key.partition("{")[0], {**_identity(tick), **(dict(metric.labels) if metric else {})})
+            self._named[key] = key.partition("{")[0], self._with_identity(tick, metric.labels if metric else ())
         return self._named[key]
+
+    def _with_identity(self, tick: Tick, labels: Labels) -> Mapping[str, str]:
+        if labels not in self._labels:
+            self._labels[labels] = {**_identity(tick), **dict(labels)}
+        return self._labels[labels]
 
     def _counted(self, tick: Tick) -> Iterator[ScrapedSample]:
         for metric, source in ((m.SM_SHARES, m.SM_ACTIVE), (m.POWER_SAMPLES, m.POWER_INSTANT)):
@@ -190,9 +204,12 @@ class _RecordedGpu:
                 histogram = self._histograms.setdefault(metric, Histogram(metric, ()))
                 histogram.observe(min(value, metric.edges[-1]))
                 for series, count in histogram.samples(None):
-                    if series not in self._labels:
-                        self._labels[series] = {**_identity(tick), **dict(series.labels)}
-                    yield ScrapedSample(series.name, self._labels[series], count)
+                    yield ScrapedSample(series.name, self._with_identity(tick, series.labels), count)
+
+
+def _drained(queue: deque[tuple[int, Tick]]) -> Iterator[tuple[int, Tick]]:
+    while queue:
+        yield queue.popleft()
 
 
 def _identity(tick: Tick) -> Mapping[str, str]:

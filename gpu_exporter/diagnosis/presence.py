@@ -7,8 +7,9 @@ it had before it was lost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
@@ -19,6 +20,8 @@ from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
 SCRAPES = 3
+# What says which GPUs are absent.
+OF_PRESENCE = frozenset(metric.name for metric in (m.UP, m.DOWN, m.SOURCE_DOWN, m.EXPECTED, m.MISSING))
 # Why a GPU cannot be read although nothing is wrong with it.
 RELEASED = "released"
 
@@ -45,42 +48,73 @@ class _Target(NamedTuple):
     job: str
 
 
-class _Key(NamedTuple):
-    """All series of a family and device."""
+class _Device:
+    """A device of a target: when each of its series was last seen, by name, and the sample of then."""
 
-    target: _Target
-    name: str
-    uuid: str
-    instance: str
+    __slots__ = ("last", "target", "uuid")
+
+    def __init__(self, target: _Target, uuid: str) -> None:
+        self.target, self.uuid = target, uuid
+        self.last: dict[str, tuple[float, ScrapedSample]] = {}
+
+
+class _Devices:
+    """The devices of samples. Many samples have the same labels, so these are read only once."""
+
+    def __init__(self) -> None:
+        self.by_labels: dict[int, _Device] = {}  # by the identity of the labels
+        self._known: dict[tuple[_Target, str, str], _Device] = {}
+
+    def __iter__(self) -> Iterator[_Device]:
+        return iter(self._known.values())
+
+    def add(self, labels: Mapping[str, str]) -> _Device:
+        """Return the device of labels that are new."""
+        target, uuid = _target(labels), labels.get("UUID", "")
+        key = target, uuid, labels.get("GPU_I_ID", "")
+        device = self.by_labels[id(labels)] = self._known.get(key) or _Device(target, uuid)
+        return self._known.setdefault(key, device)
 
 
 def present(scrapes: Sequence[Scrape]) -> Present:
     """Return what is present at the end of scrapes, which are in order of time. Each may be of several targets."""
     times: dict[_Target, list[float]] = defaultdict(list)
-    last: dict[_Key, ScrapedSample] = {}
-    ends: dict[_Key, float] = {}
+    devices = _Devices()
+    by_labels = devices.by_labels
+    unidentified = False
     for scrape in scrapes:
+        seen: set[_Device] = set()
         for sample in scrape.samples:
-            key = _key(sample)
-            of_target = times[key.target]
-            if not of_target or of_target[-1] != scrape.at:
-                of_target.append(scrape.at)
-            last[key], ends[key] = sample, scrape.at
+            device = by_labels.get(id(sample.labels)) or devices.add(sample.labels)
+            device.last[sample.name] = scrape.at, sample
+            seen.add(device)
+            unidentified = unidentified or (not device.uuid and "gpu" in sample.labels)
+        for target in {device.target for device in seen}:
+            times[target].append(scrape.at)
     now = scrapes[-1].at if scrapes else 0.0
     since = {target: _since(of_target, now) for target, of_target in times.items()}
-    over = {key for key, end in ends.items() if end < since[key.target]}
+    over: dict[_Device, set[str]] = {}
+    for device in devices:
+        names = {name for name, (end, _) in device.last.items() if end < since[device.target]}
+        if names:
+            over[device] = names
     newest = {target: of_target[-1] for target, of_target in times.items()}
-    kept = [Scrape(scrape.at, list(_kept(scrape, over, newest))) for scrape in scrapes]
-    of_newest = [sample for scrape in kept for sample in scrape.samples if newest[_key(sample).target] == scrape.at]
+    kept = list(scrapes)
+    if over or unidentified:
+        kept = [Scrape(scrape.at, list(_kept(scrape, by_labels, over, newest))) for scrape in scrapes]
+    of_newest = [
+        sample
+        for scrape in kept
+        for sample in scrape.samples
+        if sample.name in OF_PRESENCE and newest[_target(sample.labels)] == scrape.at
+    ]
     dark = _dark(of_newest)
-    absent = [*_down(of_newest, dark), *_gone(over, last, ends, now), *_missing(of_newest)]
+    absent = [*_down(of_newest, dark), *_gone(devices, over, now), *_missing(of_newest)]
     return Present([Scrape(scrape.at, list(_judged(scrape, dark))) for scrape in kept] if dark else kept, absent)
 
 
-def _key(sample: ScrapedSample) -> _Key:
-    labels = sample.labels
-    target = _Target(labels.get("cluster", ""), labels.get("instance", ""), labels.get("job", ""))
-    return _Key(target, sample.name, labels.get("UUID", ""), labels.get("GPU_I_ID", ""))
+def _target(labels: Mapping[str, str]) -> _Target:
+    return _Target(labels.get("cluster", ""), labels.get("instance", ""), labels.get("job", ""))
 
 
 def _since(times: Sequence[float], now: float) -> float:
@@ -91,18 +125,23 @@ def _since(times: Sequence[float], now: float) -> float:
     return times[-min(SCRAPES, len(times))]
 
 
-def _kept(scrape: Scrape, over: set[_Key], newest: Mapping[_Target, float]) -> Iterator[ScrapedSample]:
+def _kept(
+    scrape: Scrape,
+    by_labels: Mapping[int, _Device],
+    over: Mapping[_Device, Collection[str]],
+    newest: Mapping[_Target, float],
+) -> Iterator[ScrapedSample]:
     """Yield the samples of series that are still there. A GPU without a UUID gets a name from its index and target."""
     for sample in scrape.samples:
-        key = _key(sample)
-        if key in over:
+        device = by_labels[id(sample.labels)]
+        if sample.name in over.get(device, ()):
             continue
-        if key.uuid or "gpu" not in sample.labels:
+        if device.uuid or "gpu" not in sample.labels:
             yield sample
-        elif newest[key.target] == scrape.at:  # it may have been identified since an earlier scrape
-            of_target = f" of {key.target.instance}" if key.target.instance else ""
+        elif newest[device.target] == scrape.at:  # it may have been identified since an earlier scrape
+            of_target = f" of {device.target.instance}" if device.target.instance else ""
             name = f"{UNIDENTIFIED}{sample.labels['gpu']}{of_target}"
-            node = sample.labels.get("node") or key.target.instance
+            node = sample.labels.get("node") or device.target.instance
             yield ScrapedSample(sample.name, {**sample.labels, "UUID": name, "node": node}, sample.value)
 
 
@@ -118,7 +157,7 @@ def explain(reason: str) -> str:
 def _dark(newest: Iterable[ScrapedSample]) -> Mapping[_Target, str]:
     """Return the exporters with a fault of the container or the driver, which says nothing about any GPU, and why."""
     return {
-        _key(sample).target: sample.labels["reason"]
+        _target(sample.labels): sample.labels["reason"]
         for sample in newest
         if sample.name == m.SOURCE_DOWN.name and sample.value == 1 and sample.labels.get("reason") in faults.OF_NODE
     }
@@ -126,36 +165,35 @@ def _dark(newest: Iterable[ScrapedSample]) -> Mapping[_Target, str]:
 
 def _judged(scrape: Scrape, dark: Mapping[_Target, str]) -> Iterator[ScrapedSample]:
     """Yield the samples without those of GPUs that a fault of the node hides."""
-    return (sample for sample in scrape.samples if "UUID" not in sample.labels or _key(sample).target not in dark)
+    return (sample for sample in scrape.samples if "UUID" not in sample.labels or _target(sample.labels) not in dark)
 
 
 def _down(newest: Sequence[ScrapedSample], dark: Mapping[_Target, str]) -> Iterator[Absent]:
     for target, reason in dark.items():
-        gpus = [sample for sample in newest if sample.name == m.UP.name and _key(sample).target == target]
+        gpus = [sample for sample in newest if sample.name == m.UP.name and _target(sample.labels) == target]
         if gpus:
             yield Absent(_node(gpus[0].labels), "every GPU", faults.OF_NODE[reason])
     for sample in newest:
-        if sample.name == m.DOWN.name and sample.value == 1 and _key(sample).target not in dark:
+        if sample.name == m.DOWN.name and sample.value == 1 and _target(sample.labels) not in dark:
             reason = sample.labels.get("reason", "")
             yield Absent(
                 _node(sample.labels), f"GPU {sample.labels.get('gpu', '')}", explain(reason), reason == RELEASED
             )
 
 
-def _gone(
-    over: set[_Key], last: Mapping[_Key, ScrapedSample], ends: Mapping[_Key, float], now: float
-) -> Iterator[Absent]:
+def _gone(devices: Iterable[_Device], over: Mapping[_Device, Collection[str]], now: float) -> Iterator[Absent]:
     """Yield the GPUs of which every series is over."""
-    there = {key.uuid for key in last.keys() - over}
-    gone: dict[str, _Key] = {}
-    for key in over:
-        if key.uuid not in there and (key.uuid not in gone or ends[key] > ends[gone[key.uuid]]):
-            gone[key.uuid] = key
-    for key in sorted(gone.values()):
-        labels = last[key].labels
-        name = labels.get("gpu") or key.uuid
-        why = f"no data for {now - ends[key]:.0f} s: it is gone, or its exporter or node is down"
-        yield Absent(_node(labels), f"GPU {name}", why)
+    there = {device.uuid for device in devices if len(over.get(device, ())) < len(device.last)}
+    gone: dict[str, tuple[float, _Target, ScrapedSample]] = {}
+    for device in over:
+        if device.uuid not in there:
+            end, sample = max(device.last.values(), key=itemgetter(0))
+            if device.uuid not in gone or end > gone[device.uuid][0]:
+                gone[device.uuid] = end, device.target, sample
+    for uuid, (end, _, sample) in sorted(gone.items(), key=lambda item: (item[1][1], item[0])):
+        name = sample.labels.get("gpu") or uuid
+        why = f"no data for {now - end:.0f} s: it is gone, or its exporter or node is down"
+        yield Absent(_node(sample.labels), f"GPU {name}", why)
 
 
 def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
@@ -164,7 +202,7 @@ def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
     listed: dict[_Target, int] = defaultdict(int)
     on_bus: dict[_Target, list[str]] = defaultdict(list)
     for sample in newest:
-        target = _key(sample).target
+        target = _target(sample.labels)
         if sample.name == m.EXPECTED.name and plausible(sample.value):
             expected[target] = sample
         if sample.name == m.MISSING.name:

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed, readable
-from gpu_exporter.diagnosis.window import FAMILIES
+from gpu_exporter.diagnosis.window import FAMILIES, UNREAD
 from gpu_exporter.http.client import Remote, Unreachable, exporter_url
 from gpu_exporter.io.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
@@ -77,12 +77,17 @@ def remote_scrapes(remote: Remote, seconds: float | None, stop: threading.Event)
 def _scrape(remote: Remote) -> Scrape:
     base = Remote(exporter_url(remote.url), *remote.credentials)
     try:
-        return gather.stamped(parsed(base.metrics()))
+        return gather.stamped(parsed(base.metrics(), is_read))
     except ValueError as error:
         raise GpuExporterError(
             f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "
             "of a Prometheus"
         ) from error
+
+
+def is_read(name: str) -> bool:
+    """Return whether a diagnosis reads the samples of this name."""
+    return name not in UNREAD
 
 
 def is_prometheus(remote: Remote) -> bool:

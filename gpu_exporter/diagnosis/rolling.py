@@ -17,8 +17,8 @@ from gpu_exporter.catalogue.bottlenecks import HANGS, SPINNING
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.conditions.evaluate import Device, Points, holds
-from gpu_exporter.conditions.signal import Derived, Signal
+from gpu_exporter.conditions.evaluate import Points, holds
+from gpu_exporter.conditions.signal import Derived
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
@@ -28,6 +28,7 @@ from gpu_exporter.diagnosis.window import (
     DeviceIdentity,
     Scrapes,
     SignalReaders,
+    Signals,
     Window,
     latest_of,
     samples_by_name,
@@ -38,7 +39,6 @@ from gpu_exporter.model.snapshot import Snapshot
 _OF_GPUS = (m.UP, m.INFO, m.DOWN, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
 _IDENTIFYING = (*_OF_GPUS, m.HOST_PROCESS, m.POD_INFO, m.JOB_INFO)
 IDENTIFY = tuple(row.name for row in _IDENTIFYING)
-Signals = Mapping[tuple[Device, Signal], Points]
 
 
 class RollingWindow(SignalReaders):
@@ -87,7 +87,7 @@ class _Formula:
     ) -> Mapping[DeviceKey, Points]:
         """Return its points since a time, and add those for which its inputs have new ones."""
         for key in devices:
-            inputs = [signals.get((key, signal), ()) for signal in self._inputs]
+            inputs = [signals.get(signal, {}).get(key, ()) for signal in self._inputs]
             before = self._points.pop(key, [])
             if not all(inputs):
                 continue

@@ -84,7 +84,8 @@ class ValueReader:
             value = self._value(sample, at, clocks.get(_exporter(sample.labels)) if clocks else None)
             if value is not None and plausible(value):
                 key = key_of(sample.labels, per_instance=self.per_instance)
-                highest[key] = max(highest.get(key, value), value)
+                if key not in highest or value > highest[key]:
+                    highest[key] = value
         for key, value in highest.items():
             _append(self.points[key], at, value)
 
@@ -97,7 +98,7 @@ class ValueReader:
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
-        if any(labels.get(name, "") != value for name, value in way.where):
+        if way.where and any(labels.get(name, "") != value for name, value in way.where):
             return False
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 

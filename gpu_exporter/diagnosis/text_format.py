@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.io.decoding import printable
@@ -12,22 +12,70 @@ MOST_LINES = 500_000
 LONGEST_LINE = 1 << 16
 # Names of pods have at most 253 characters, all other labels that are read here fewer.
 LONGEST_LABEL = 256
+# What is between the braces of nearly every line: labels without spaces around them and without a backslash.
+_LABEL = r'((?!__)[a-zA-Z_][a-zA-Z0-9_]*)="([^"\\]*)"'
+_LABELS = re.compile(rf"(?:{_LABEL}(?:,{_LABEL})*,?)?")
+_PAIRS = re.compile(_LABEL)
 
 
-def parsed(text: str) -> list[ScrapedSample]:
-    """Parse a /metrics response in the text format. Raises ValueError."""
+def parsed(text: str, is_read: Callable[[str], bool] = lambda name: True) -> list[ScrapedSample]:
+    """Parse a /metrics response in the text format. Raises ValueError.
+
+    Without `is_read` of its name, a sample is left out, and only the first line with this name is checked.
+    """
+    _check(text)
+    samples: list[ScrapedSample] = []
+    # A page has few names, and many series of a GPU have the same labels.
+    names: dict[str, bool] = {}
+    labels_of: dict[str, Mapping[str, str]] = {}
+    for line in text.split("\n"):
+        series, _, value = line.rpartition("} ")
+        name, _, inner = series.partition("{")
+        wanted = names.get(name)
+        if wanted is False:
+            continue
+        labels = labels_of.get(inner)
+        if wanted and labels is None and (pairs := _pairs(inner)) is not None:
+            labels = labels_of[inner] = readable(pairs)
+        number = _number(value) if wanted and labels is not None else None
+        if labels is not None and number is not None:
+            samples.append(ScrapedSample(name, labels, number))
+            continue
+        for sample in _any_line(line):
+            if names.setdefault(sample.name, is_read(sample.name)):
+                samples.append(sample)
+    return samples
+
+
+def _pairs(inner: str) -> Mapping[str, str] | None:
+    """Return the labels between the braces of a usual line; None for any other."""
+    if not _LABELS.fullmatch(inner):
+        return None
+    pairs = _PAIRS.findall(inner)
+    labels = dict(pairs)
+    return labels if len(labels) == len(pairs) else None
+
+
+def _number(text: str) -> float | None:
+    """Return the value that ends a usual line, with or without a timestamp; None for any other."""
+    number, _, timestamp = text.partition(" ")
+    if "_" in number or number != number.strip() or (timestamp and not timestamp.isdecimal()):
+        return None
+    try:
+        return int(number) if number.lstrip("+-").isdecimal() else float(number)
+    except ValueError:
+        return None
+
+
+def _any_line(line: str) -> Iterator[ScrapedSample]:
+    """Yield the sample of a line, or nothing for a comment. Raises ValueError."""
     from prometheus_client.parser import text_string_to_metric_families  # not before it is needed
 
-    _check(text)
-    # The parser appends `_total` to the name of every counter, as in OpenMetrics; classic counters lack it.
-    counters = set(re.findall(r"^# TYPE (\S+) counter$", text, re.MULTILINE))
     try:
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        for family in text_string_to_metric_families(line):
+            yield from (ScrapedSample(sample.name, readable(sample.labels), sample.value) for sample in family.samples)
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # the parser trusts what it reads
         raise ValueError(str(error) or "a line cannot be parsed") from error
-    plain = {f"{name}_total": name for name in counters}
-    named = ((plain.get(s.name, s.name) if s.name not in counters else s.name, s) for s in samples)
-    return [ScrapedSample(name, readable(s.labels), s.value) for name, s in named]
 
 
 def readable(labels: Mapping[str, str]) -> Mapping[str, str]:

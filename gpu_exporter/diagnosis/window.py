@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.signals import ALLOCATED, GR_ACTIVE, SIGNALS
@@ -16,7 +16,7 @@ from gpu_exporter.conditions.evaluate import Device, Points, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName, reader
+from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -36,10 +36,19 @@ FAMILIES = tuple(
     )
 )
 
+# Families of gpu-exporter that no diagnosis reads. Any other one may be all that an exporter says of a GPU.
+UNREAD = frozenset(metric.name for metric in m.METRICS if metric.name.startswith("gpu_")) - {
+    *FAMILIES,
+    m.RENDERED_AT.name,
+    m.PROFILES.name,
+}
+
 # The engine activity by its names: a GPU without an owner is not allocated if it has one of these.
 ENGINES = frozenset(way.name for way in ALLOCATED.definitions if isinstance(way, Read) and way.name != OWNERS_INFO)
 
-Claims = set[tuple[str, str, str]]
+# Namespace, pod and workload.
+Claim = tuple[str, str, str]
+Signals = Mapping[Signal, Mapping[Device, Points]]
 
 
 @dataclass(slots=True)
@@ -78,14 +87,18 @@ class Window:
 
     now: float
     devices: Mapping[DeviceKey, DeviceIdentity]
-    signals: Mapping[tuple[Device, Signal], Points]
+    signals: Signals
     limits: Limits = field(default_factory=dict)
     presence: ClassVar[Signal] = GR_ACTIVE
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
+    def by_device(self, signal: Signal) -> Mapping[Device, Points]:
+        """The points of a signal, in order of time, of each device that has it."""
+        return self.signals.get(signal, {})
+
     def points(self, device: Device, signal: Signal) -> Points:
-        """The points of a signal, in order of time."""
-        return self.signals.get((device, signal), ())
+        """The points of a signal of a device, in order of time; empty if it does not have it."""
+        return self.by_device(signal).get(device, ())
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """The devices of the same job and model."""
@@ -160,6 +173,9 @@ class SignalReaders:
             for way in signal.definitions
             if isinstance(way, Read)
         }
+        self._by_name: dict[str, list[SignalReader]] = defaultdict(list)
+        for (_, way), of_way in self._readers.items():
+            self._by_name[way.series].append(of_way)
         self._identities, self._now = Identities(), 0.0
 
     def take(self, scrape: Scrape) -> None:
@@ -170,8 +186,9 @@ class SignalReaders:
     def _read(self, at: float, by_name: ByName) -> None:
         self._now = max(self._now, at)
         by_name = {**by_name, OWNERS_INFO: self._identities.allocated}
-        for of_way in self._readers.values():
-            of_way.take(at, by_name)
+        for name in by_name:
+            for of_way in self._by_name.get(name, ()):
+                of_way.take(at, by_name)
 
     def forget(self, before: float) -> None:
         """Drop all points of before this unix time."""
@@ -183,7 +200,7 @@ class SignalReaders:
         devices = self._identities.devices()
         for identity in devices.values():
             identity.workload = job or identity.workload
-        signals: dict[tuple[Device, Signal], Points] = {}
+        signals: dict[Signal, dict[Device, Points]] = {signal: {} for signal in SIGNALS}
         for signal in SIGNALS:
             for way in signal.definitions:
                 by_device = (
@@ -193,11 +210,11 @@ class SignalReaders:
                 )
                 for device, points in by_device.items():
                     if points:
-                        signals.setdefault((device, signal), points)
+                        signals[signal].setdefault(device, points)
         return Window(self._now, devices, signals, limits)
 
     def _derived(
-        self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Mapping[tuple[Device, Signal], Points]
+        self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals
     ) -> Mapping[DeviceKey, Points]:
         """Return the points of a signal that is computed from others, by device."""
         return _derived(way, devices, signals)
@@ -223,44 +240,48 @@ class Identities:
         self._devices: dict[DeviceKey, DeviceIdentity] = {}
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
-        self._owners: dict[DeviceKey, Claims] = {}
+        self._owners: dict[DeviceKey, set[Claim]] = {}
+        # The labels of the last scrape by their identity: those of the next one are often the same objects.
+        self._read: Mapping[int, _Labels] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
         self.allocated: Sequence[ScrapedSample] = ()
 
     def take(self, scrape: Scrape) -> None:
         """Add the samples of a scrape."""
         devices: dict[DeviceKey, DeviceIdentity] = {}
-        from_classic: dict[DeviceKey, Claims] = defaultdict(set)
-        from_job_info: dict[DeviceKey, Claims] = defaultdict(set)
-        from_pod_info: dict[DeviceKey, Claims] = defaultdict(set)
+        from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
+        from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
+        from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
         measured: set[DeviceKey] = set()
-        for sample in scrape.samples:
-            if not sample.labels.get("UUID"):
-                continue
-            key = whole = key_of(sample.labels, per_instance=True)
-            if key.instance:
-                whole = key_of(sample.labels, per_instance=False)
-            for device in (key,) if whole is key else (key, whole):
-                identity = devices.get(device)
-                if identity is None:
-                    identity = devices[device] = DeviceIdentity()
-                _identify(identity, sample.labels)
-            if key.instance:
-                devices[whole].has_instances = True
-            if sample.name == m.DOWN.name and sample.value == 1:
-                devices[whole].down = devices[whole].down or sample.labels.get("reason", "")
-            if sample.name == m.HOST_PROCESS.name:
-                devices[whole].process = {
-                    name: sample.labels[name] for name in PROCESS_LABELS if sample.labels.get(name)
-                }
-            if sample.name == m.JOB_INFO.name:  # one for each step of a job
-                from_job_info[key].add(("", "", sample.labels.get("job_id", "")))
-            elif sample.name.startswith("DCGM_") or sample.name == m.POD_INFO.name:
-                claim = owner(sample.name, sample.labels)
-                claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic
-                claims[key] |= {claim} if claim else set()
-            if sample.name in ENGINES:
-                measured.add(key)
+        # Many samples have the same labels, which are read once.
+        keys: dict[int, DeviceKey] = {}
+        read: dict[int, _Labels] = {}
+        claimed: set[int] = set()
+        for name, labels, value in scrape.samples:
+            key = keys.get(id(labels))
+            if key is None:
+                if not labels.get("UUID"):
+                    continue
+                before = self._read.get(id(labels))
+                labels_read = read[id(labels)] = before if before and before.labels is labels else _read(labels)
+                key = keys[id(labels)] = _identified(devices, labels_read)
+            if name.startswith("DCGM_"):
+                if id(labels) not in claimed:
+                    claimed.add(id(labels))
+                    from_classic[key] |= _claimed(name, labels)
+                if name in ENGINES:
+                    measured.add(key)
+            elif name == m.POD_INFO.name:
+                from_pod_info[key] |= _claimed(name, labels)
+            elif name == m.JOB_INFO.name:  # one for each step of a job
+                from_job_info[key].add(("", "", labels.get("job_id", "")))
+            elif name == m.DOWN.name and value == 1:
+                whole = devices[key._replace(instance="")]
+                whole.down = whole.down or labels.get("reason", "")
+            elif name == m.HOST_PROCESS.name:
+                process = {label: labels[label] for label in PROCESS_LABELS if labels.get(label)}
+                devices[key._replace(instance="")].process = process
+        self._read = read
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
             self.seen_at[device] = scrape.at
@@ -283,11 +304,38 @@ class Identities:
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
 
 
-def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
-    """Fill in the fields of an identity that the labels of a sample have."""
-    identity.gpu = identity.gpu or labels.get("gpu", "")
-    identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
-    identity.node = identity.node or node_of(labels)
+class _Labels(NamedTuple):
+    """Labels, and what they say about a device."""
+
+    labels: Mapping[str, str]
+    key: DeviceKey
+    gpu: str
+    model: str
+    node: str
+
+
+def _read(labels: Mapping[str, str]) -> _Labels:
+    model = labels.get("modelName", "") or labels.get("model", "")
+    return _Labels(labels, key_of(labels, per_instance=True), labels.get("gpu", ""), model, node_of(labels))
+
+
+def _identified(devices: dict[DeviceKey, DeviceIdentity], read: _Labels) -> DeviceKey:
+    """Return the device of labels, after filling in what they say of it and, if it is an instance, of its GPU."""
+    key = read.key
+    for device in (key, key._replace(instance="")) if key.instance else (key,):
+        identity = devices.get(device)
+        if identity is None:
+            identity = devices[device] = DeviceIdentity()
+        identity.gpu = identity.gpu or read.gpu
+        identity.model = identity.model or read.model
+        identity.node = identity.node or read.node
+        identity.has_instances = identity.has_instances or device is not key
+    return key
+
+
+def _claimed(name: str, labels: Mapping[str, str]) -> set[Claim]:
+    claim = owner(name, labels)
+    return {claim} if claim else set()
 
 
 def node_of(labels: Mapping[str, str]) -> str:
@@ -301,21 +349,19 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
     return tuple((len(part), part) if part.isdecimal() or not part else (-1, part) for part in parts)
 
 
-def _derived(
-    way: Derived, devices: Iterable[DeviceKey], signals: Mapping[tuple[Device, Signal], Points]
-) -> Mapping[DeviceKey, Points]:
+def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
+    columns = [signals.get(signal, {}) for signal in way.signals()]
     by_device = {}
     for key in devices:
-        inputs = [signals.get((key, signal), ()) for signal in way.signals()]
-        times = sorted({t for points in inputs for t, _ in points}) if all(inputs) else ()
+        if not all(key in column for column in columns):
+            continue
+        times = sorted({t for column in columns for t, _ in column[key]})
         values = ((t, way.value(partial(latest_of, signals, key, t))) for t in times)
         by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
     return by_device
 
 
-def latest_of(
-    signals: Mapping[tuple[Device, Signal], Points], key: DeviceKey, t: float, signal: Signal
-) -> float | None:
+def latest_of(signals: Signals, key: DeviceKey, t: float, signal: Signal) -> float | None:
     """Return the last value of a signal until time t; None if that is too old."""
-    return latest(signals.get((key, signal), ()), t)
+    return latest(signals.get(signal, {}).get(key, ()), t)

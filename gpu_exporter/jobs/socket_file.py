@@ -21,6 +21,12 @@ MOST_PATH = 107
 MODE = 0o666
 
 
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the PID and the user that opened a connection; the PID is 0 if it is not visible from here."""
+    pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, uid
+
+
 class SocketInUse(GpuExporterError):
     """Another process listens on the path, such as an exporter that is about to end."""
 
@@ -55,8 +61,7 @@ class JobSocket:
         except OSError:  # none waits, or this process may not open further files
             return None
         connection.setblocking(False)
-        pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-        return connection, pid, uid
+        return connection, *peer(connection)
 
     def wake(self) -> None:
         """End a wait for the next connection, from another thread. None arrives afterwards."""

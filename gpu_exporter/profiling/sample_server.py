@@ -1,22 +1,25 @@
 """`gpu-exporter sampler`: samples stacks for an exporter that may not read other processes itself.
 
 It runs in a container beside the exporter, with SYS_PTRACE and the host's PIDs, and listens on nothing but a Unix
-socket that only the exporter's container has mounted. It samples only processes that hold a GPU, one request at a time.
+socket that only the exporter's container has mounted. It answers only root, its own user and that of the exporter, and
+samples only processes that hold a GPU, one request at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import json_as, printable
+from gpu_exporter.jobs.socket_file import peer
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
@@ -35,7 +38,7 @@ from gpu_exporter.profiling.triggers import MOST_PROCESSES, SECONDS, sampling_of
 
 log = logging.getLogger(__name__)
 
-# The exporter runs as another user; who may reach the socket is decided by who has mounted its folder.
+# The exporter runs as another user, whose connections are accepted: who it is, the kernel says.
 MODE = 0o666
 MOST_RATE = 100
 POLL_SECONDS = 1.0
@@ -56,11 +59,15 @@ def checked(content: bytes) -> SampleRequest:
 class SampleServer:
     """Answers requests on a socket until `stop`. `holds` says whether a process holds a GPU.
 
-    The constructor binds the socket, or raises GpuExporterError.
+    Besides root and the user of this process, it answers `users`. The constructor binds the socket, or raises
+    GpuExporterError.
     """
 
-    def __init__(self, path: Path, sampler: Sampler, files: HostFiles, holds: Callable[[int], bool]) -> None:
+    def __init__(
+        self, path: Path, sampler: Sampler, files: HostFiles, holds: Callable[[int], bool], users: Collection[int] = ()
+    ) -> None:
         self._sampler, self._files, self._holds = sampler, files, holds
+        self._users = {0, os.geteuid(), *users}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if stat.S_ISSOCK(path.lstat().st_mode):
@@ -85,7 +92,11 @@ class SampleServer:
                 connection, _ = self._socket.accept()
                 with connection, suppress(OSError):  # the exporter has gone
                     connection.settimeout(TRANSFER_SECONDS)
-                    self._serve(connection)
+                    _, uid = peer(connection)
+                    if uid in self._users:
+                        self._serve(connection)
+                    else:
+                        log.warning("a request of user %d is refused: --client-uid names the user of the exporter", uid)
 
     def close(self) -> None:
         """Stop to listen. The file of the socket stays, and the next server replaces it."""

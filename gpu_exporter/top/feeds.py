@@ -48,8 +48,7 @@ SHOWN = (
     m.RENDERED_AT.name,
     m.INTERVAL.name,
 )
-NAMES = "|".join(map(re.escape, {*FAMILIES, *SHOWN}))
-WANTED = re.compile(rf"^(?:# TYPE )?(?:{NAMES})(?:_bucket|_sum|_count)?[ {{].*\n", re.MULTILINE)
+READ = frozenset((*FAMILIES, *SHOWN))
 
 
 class Feed(Protocol):
@@ -161,7 +160,7 @@ class UrlFeed:
 
     def _scrape(self) -> None:
         try:
-            scrape = stamped(parsed(wanted(self._remote.metrics())))
+            scrape = stamped(parsed(self._remote.metrics(), READ.__contains__))
         except ValueError as error:
             raise GpuExporterError(
                 f"{self._remote.url}/metrics: not Prometheus text ({printable(str(error), 120)})"
@@ -174,8 +173,3 @@ class UrlFeed:
         elif self.view.problem:
             self.view = replace(self.view, problem="")
         self._changed()
-
-
-def wanted(page: str) -> str:
-    """Return the lines of a /metrics response that the view reads."""
-    return "".join(WANTED.findall(page)) or "\n"

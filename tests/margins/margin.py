@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gpu_exporter.conditions.evaluate import COMPARE, Device, SignalWindow, bound, value
+from gpu_exporter.conditions.evaluate import COMPARE, Device, SignalWindow, bounds, value
 from gpu_exporter.conditions.tree import (
     And,
     Compare,
@@ -76,7 +76,7 @@ def margin(of: Condition, window: SignalWindow, device: Device) -> Margin:
 
 
 def _of_compare(of: Compare, window: SignalWindow, device: Device) -> Margin:
-    left, right = value(of.left, window, device), bound(of, window, device)
+    left, right = value(of.left, window, device), bounds(of, window).get(device)
     if left is None or right is None:
         return UNKNOWN
     holds = COMPARE[of.operator](left, right)

@@ -12,7 +12,7 @@ import random
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,9 +82,14 @@ class Fleet:
     memo: dict[Hashable, Any] = field(default_factory=dict)
     presence: ClassVar[Signal] = GR_ACTIVE
 
-    def points(self, device: Device, signal: Signal) -> Points:
+    @property
+    def devices(self) -> Collection[Device]:
+        """Return all devices."""
+        return self.gpus
+
+    def by_device(self, signal: Signal) -> Mapping[Device, Points]:
         """Return the points in order of time."""
-        return self.known.get((device, signal), ())
+        return {device: points for (device, of), points in self.known.items() if of is signal and points}
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """Return the ranks of the same job."""
@@ -151,8 +156,8 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
     seen = window.seen([at(0.0), at(60.0)], {})
     return {
         signal: (points[0][1], (points[-1][1] - points[0][1]) / 60.0)
-        for (_, signal), points in seen.signals.items()
-        if signal in READ
+        for signal in READ
+        for points in seen.by_device(signal).values()
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.signals import DRAM_ACTIVE, GR_ACTIVE, SM_ACTIVE
+from gpu_exporter.conditions.evaluate import Device, Points
 from gpu_exporter.conditions.tree import And, Compare, Condition, Fn, Or, Over, Unless
 from tests.margins.margin import margin
 from tests.margins.table import REASONS, SMALLEST, rows
@@ -21,15 +22,16 @@ class Flat:
 
     now = 1000.0
     presence = GR_ACTIVE
+    devices = ("GPU",)
     limits: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, **values: float) -> None:
         self._values = {"gr_active": 0.9, **values}
         self.memo: dict[object, object] = {}
 
-    def points(self, device: object, signal: object) -> list[tuple[float, float]]:
+    def by_device(self, signal: object) -> Mapping[Device, Points]:
         value = self._values.get(getattr(signal, "name", ""))
-        return [] if value is None else [(990.0, value)]
+        return {} if value is None else dict.fromkeys(self.devices, ((990.0, value),))
 
     def ranks(self, device: object) -> tuple[object, ...]:
         return ()

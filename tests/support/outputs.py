@@ -36,7 +36,7 @@ from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import Sampling
 from gpu_exporter.profiling.result import all_stacks, folded_lines, process_profile
 from gpu_exporter.profiling.stacks import parse
-from gpu_exporter.top.feeds import SHOWN, wanted
+from gpu_exporter.top.feeds import READ, SHOWN
 from gpu_exporter.top.lines import UNICODE
 from gpu_exporter.top.screen import Screen
 from gpu_exporter.top.tracker import Tracker
@@ -128,7 +128,7 @@ def _of_exporter(text: str) -> list[Scrape]:
     for index in (0, 1):
         pairs = ",".join(f'{label}="{escape(value)}"' for label, value in _labels(text, index).items())
         rows += [f"{name}{{{pairs}}} 1\n" for name in SHOWN_FAMILIES]
-    samples = parsed(wanted("".join(rows)))
+    samples = parsed("".join(rows), READ.__contains__)
     return [Scrape(at, samples) for at in (1000.0, 1015.0)]
 
 

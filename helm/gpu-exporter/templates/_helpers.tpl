@@ -120,7 +120,10 @@ imagePullSecrets:
 name: sampler
 image: {{ include "gpu-exporter.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-args: [sampler, --socket, /run/gpu-exporter-sampler/sampler.sock]
+{{- $pod := fromYaml (include "gpu-exporter.podSecurityContext" .) }}
+{{- $container := fromYaml (include "gpu-exporter.securityContext" .) }}
+{{- $uid := ternary $container.runAsUser $pod.runAsUser (hasKey $container "runAsUser") }}
+args: [sampler, --socket, /run/gpu-exporter-sampler/sampler.sock, --client-uid, "{{ int64 $uid }}"]
 env:
   # Overrides the image, which has all: it needs no GPU.
   - name: NVIDIA_VISIBLE_DEVICES

@@ -47,11 +47,12 @@ class Steady:
     limits: Limits = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
     presence: ClassVar[Signal] = s.GR_ACTIVE
+    devices: ClassVar[Sequence[Device]] = RANKS
 
-    def points(self, device: Device, signal: Signal) -> Points:
+    def by_device(self, signal: Signal) -> Mapping[Device, Points]:
         """Return one point every 15 s."""
         value = None if signal in self.model.lacks else self.value(signal)
-        return () if value is None else tuple((self.now - 300 + 15 * n, value) for n in range(21))
+        return {} if value is None else dict.fromkeys(RANKS, tuple((self.now - 300 + 15 * n, value) for n in range(21)))
 
     def value(self, signal: Signal) -> float | None:
         """Return the value of a signal, derived from others where it is not given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -76,19 +76,20 @@ class Points09:
 
     now = 1000.0
     presence = s.GR_ACTIVE
+    devices = (0, 1)
 
     def __init__(self, *without: Signal) -> None:
         self.limits: Limits = {}
         self.memo: dict[Hashable, Any] = {}
         self._without = without
 
-    def points(self, device: Device, signal: Signal) -> Points:
+    def by_device(self, signal: Signal) -> Mapping[Device, Points]:
         """One point, now."""
-        return () if signal in self._without else ((self.now, 0.9),)
+        return {} if signal in self._without else dict.fromkeys(self.devices, ((self.now, 0.9),))
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """Two ranks."""
-        return (0, 1)
+        return self.devices
 
 
 def test_there_is_an_example_of_each_kind() -> None:

@@ -39,15 +39,22 @@ class Job:
     memo: dict[Hashable, Any] = field(default_factory=dict)
     presence: ClassVar[Signal] = s.GR_ACTIVE
 
-    def points(self, device: Device, signal: Signal) -> Points:
+    @property
+    def devices(self) -> Sequence[int]:
+        """The ranks by number."""
+        return range(len(self.ranks_))
+
+    def by_device(self, signal: Signal) -> Mapping[Device, Points]:
         """Return the value of a signal at three times."""
-        assert isinstance(device, int)
-        known = self.ranks_[device]
-        return [(NOW - age, known[signal]) for age in (120.0, 60.0, 0.0)] if signal in known else ()
+        return {
+            device: [(NOW - age, known[signal]) for age in (120.0, 60.0, 0.0)]
+            for device, known in enumerate(self.ranks_)
+            if signal in known
+        }
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """Return all ranks."""
-        return range(len(self.ranks_)) if self.together else ()
+        return self.devices if self.together else ()
 
 
 def gpu(chance: random.Random) -> Mapping[Signal, float]:

@@ -320,5 +320,5 @@ def test_no_share_of_time_exceeds_one() -> None:
     """A counter that is read every five seconds seems to grow faster between scrapes that are not in step with it."""
     counter = "gpu_gr_engine_active_seconds_total"
     pages = [_page((counter, value), at=at) for at, value in ((0.0, 0.0), (5.0, 5.0), (9.6, 10.0), (15.0, 15.0))]
-    (points,) = [found for (_, signal), found in seen(pages, {}).signals.items() if signal is s.GR_ACTIVE]
+    (points,) = seen(pages, {}).by_device(s.GR_ACTIVE).values()
     assert max(value for _, value in points) == 1

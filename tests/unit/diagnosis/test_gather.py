@@ -125,6 +125,18 @@ def test_one_gpu_after_the_other(tmp_path: Path) -> None:
     assert [len(window.points(device, s.GR_ACTIVE)) for device in window.devices] == [9, 5]
 
 
+def test_a_long_recording(tmp_path: Path) -> None:
+    """Of each GPU, only what a diagnosis looks back at becomes scrapes; a GPU that was lost early is still listed."""
+    times = [(1000.0 + t, gpu) for t in range(0, 20_000, 100) for gpu in (0, 1) if not (gpu and t > 10_000)]
+    path = written(tmp_path / "r.jsonl", times)
+    scrapes = RecordedScrapes(path)
+    assert [scrape.at for scrape in scrapes] == [
+        at for at, gpu in times if (11_000.0 if gpu else 20_900.0) - KEPT_SECONDS <= at
+    ]
+    assert scrapes.seconds == 19_900.0
+    assert [device.uuid for device in seen(scrapes, {}).devices] == ["GPU-0", "GPU-1"]
+
+
 def test_a_clock_that_is_set_back() -> None:
     """Scrapes of times that were watched before are left out."""
     scrapes = [Scrape(at, []) for at in (1.0, 2.0, 0.5, 1.5, 2.0, 3.0)]

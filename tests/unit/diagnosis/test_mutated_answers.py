@@ -106,7 +106,8 @@ def test_mutated_answers(scrapes: Callable[[random.Random], list[Scrape]], seed:
     except ValueError:
         return
     window = seen(scraped, {}, job="job")
-    assert all(abs(number) <= LARGEST for points in window.signals.values() for _, number in points)
+    for of_signal in window.signals.values():
+        assert all(abs(number) <= LARGEST for points in of_signal.values() for _, number in points)
     found = diagnose(window)
     assert all(line.isprintable() for line in lines(found, every=True, verbose=True))
     json.dumps(as_dict(found), allow_nan=False)

@@ -18,6 +18,7 @@ import pytest
 
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.profiling import sample_server
 from gpu_exporter.profiling.processes import Process, look_up
 from gpu_exporter.profiling.pyspy import NotSampled, Sampling, SamplingFailure
 from gpu_exporter.profiling.sample_server import MOST_RATE, SampleServer, checked
@@ -287,6 +288,27 @@ def test_a_socket_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(GpuExporterError, match="--socket"):
         SampleServer(tmp_path / "file", Answers(), FILES, lambda pid: True)
     assert (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("uid", "is_answered"), [(0, True), (os.geteuid(), True), (65534, True), (1000, False), (2**31 - 1, False)]
+)
+def test_only_known_users_are_answered(
+    path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, is_answered: bool
+) -> None:
+    monkeypatch.setattr(sample_server, "peer", lambda connection: (1, uid))
+    ends, answer = iter([False, True]), b""
+    with (
+        closing(SampleServer(path, Answers(), FILES, lambda pid: True, (65534,))) as server,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
+    ):
+        client.connect(str(path))
+        client.sendall(json.dumps(REQUEST).encode())
+        client.shutdown(socket.SHUT_WR)
+        server.run(SimpleNamespace(is_set=lambda: next(ends)))  # type: ignore[arg-type]
+        with suppress(ConnectionResetError):
+            answer = client.recv(1)
+    assert bool(answer) == is_answered
 
 
 def test_an_old_socket_is_replaced(path: Path) -> None:

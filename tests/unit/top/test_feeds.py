@@ -9,7 +9,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.top.feeds import wanted
+from gpu_exporter.top.feeds import READ
 from gpu_exporter.top.tracker import Tracker
 from tests import ROOT
 
@@ -20,8 +20,9 @@ PAGES = sorted((ROOT / "tests/golden").glob("*.prom"))
 def test_the_view_is_that_of_the_whole_page(page: Path) -> None:
     """The lines that are left out are not needed."""
     text = page.read_text()
-    views = [Tracker(20.0).take(Scrape(1000.0, parsed(part))) for part in (text, wanted(text))]
-    assert len(wanted(text)) < len(text)
+    pages = parsed(text), parsed(text, READ.__contains__)
+    views = [Tracker(20.0).take(Scrape(1000.0, samples)) for samples in pages]
+    assert len(pages[1]) < len(pages[0])
     assert views[0].gpus
     for whole, part in zip(views[0].gpus, views[1].gpus, strict=True):
         assert (whole.key, whole.model, whole.node, whole.owner) == (part.key, part.model, part.node, part.owner)
@@ -35,9 +36,9 @@ def test_implausible_values(value: str) -> None:
     text = "".join(f"{metric.name}{{{labels}}} {value}\n" for metric in names)
     tracker = Tracker(20.0)
     for at in range(6):
-        view = tracker.take(Scrape(1000.0 + at, parsed(wanted(text))))
+        view = tracker.take(Scrape(1000.0 + at, parsed(text, READ.__contains__)))
     assert [row.name for row in view.gpus] == ["0"]
 
 
 def test_a_page_without_gpus() -> None:
-    assert parsed(wanted("# TYPE go_threads gauge\ngo_threads 5\n")) == []
+    assert parsed("# TYPE go_threads gauge\ngo_threads 5\n", READ.__contains__) == []

@@ -1,0 +1,92 @@
+"""Pages in the text format give the samples that prometheus_client's parser finds in them, or a ValueError as there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.diagnosis.gather import WatchedScrapes
+from gpu_exporter.diagnosis.remote_scrapes import is_read
+from gpu_exporter.diagnosis.report import as_json
+from gpu_exporter.diagnosis.result import diagnose_scrapes
+from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.text_format import parsed, readable
+from tests import ROOT
+
+PAGES = sorted((ROOT / "tests/golden").glob("*.prom"))
+# Texts that are usual, and those at which a parser goes wrong.
+NAMES = st.sampled_from(("gpu_up", "DCGM_FI_DEV_GPU_TEMP", "a:b", "x_total", "", "ä", "a b", "1a", '"q"', "#c"))
+LABELS = st.sampled_from(("gpu", "UUID", "_x", "__name__", "le", "", "ä", "a-b", '"quoted"', " gpu "))
+TEXTS = st.text(st.sampled_from('ab0 {}",=\\n#}\t\r_ä\u2028'), max_size=6)
+QUOTED = TEXTS.map(lambda text: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) | TEXTS
+NUMBERS = st.sampled_from(
+    ("0", "5", "-5", "+5", "1.5", "1e3", "NaN", "+Inf", "-Inf", "9007199254740993", "1_0", "", "x", "٣", "0x1", " 7 ")
+)
+TIMES = st.sampled_from(
+    ("", " 1700000000000", " -5", " 1.5", " x", "\t7", " 5 6", " ", ' # {trace_id="a} "} 1', " # x")
+)
+PAIRS = st.builds('{}="{}"'.format, LABELS, QUOTED)
+INNER = st.lists(PAIRS, max_size=3).flatmap(
+    lambda pairs: st.sampled_from((",", ", ", ",,", "")).map(lambda by: by.join(pairs))
+)
+BRACES = st.sampled_from(("{{{}}} ", "{{{},}} ", "{{{}}}", " {{{}}}  ", "{{ {} }} "))
+SERIES = st.builds(lambda name, braces, inner: name + braces.format(inner), NAMES, BRACES, INNER) | NAMES.map(
+    "{} ".format
+)
+LINES = st.builds("{}{}{}".format, SERIES, NUMBERS, TIMES)
+COMMENTS = st.sampled_from(
+    ("# HELP gpu_up {a} b", "# TYPE gpu_up gauge", "# TYPE ä x", "# TYPE gpu_up", "#", "# EOF", "")
+)
+
+
+def of_prometheus_client(text: str) -> list[tuple[str, dict[str, str], float]]:
+    """Return the samples of each line. A whole page would have `_total` appended to the names of classic counters."""
+    families = (family for line in text.split("\n") for family in text_string_to_metric_families(line))
+    return [(sample.name, dict(sample.labels), sample.value) for family in families for sample in family.samples]
+
+
+def outcome(find: Callable[[str], list[Any]], text: str) -> object:
+    """Return the samples that a parser finds, or that it refuses the text."""
+    try:
+        return [(name, readable(labels), repr(value)) for name, labels, value in find(text)]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return "refused"
+
+
+@given(st.lists(LINES | COMMENTS, max_size=4).map("\n".join))
+def test_samples_are_those_of_prometheus_client(text: str) -> None:
+    """Odd names, labels, escapes, numbers, timestamps and exemplars, also where they repeat what was read before."""
+    text = f'gpu_up{{gpu="0"}} 1\n{text}\n{text}'
+    assert outcome(parsed, text) == outcome(of_prometheus_client, text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_pages_of_exporters(page: Path) -> None:
+    assert outcome(parsed, page.read_text()) == outcome(of_prometheus_client, page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_diagnosis_is_that_of_the_whole_page(page: Path) -> None:
+    """The families that are left out are not needed."""
+    pages = parsed(page.read_text()), parsed(page.read_text(), is_read)
+    results = [
+        diagnose_scrapes(WatchedScrapes([Scrape(1000.0, samples), Scrape(1015.0, samples)], "", 15.0))
+        for samples in pages
+    ]
+    whole, part = (as_json(result) for result in results)
+    assert whole == part
+    assert whole["gpus"]
+
+
+def test_lines_that_are_not_read() -> None:
+    """Only the first line of a family that is not read is checked."""
+    text = 'kept{a="1"} 1\nother{a="1"} 1\nother{a="1} 2\n'
+    assert parsed(text, "kept".__eq__) == [("kept", {"a": "1"}, 1)]
+    with pytest.raises(ValueError, match="float"):
+        parsed(text.replace('other{a="1"} 1\n', ""), "kept".__eq__)
