@@ -251,7 +251,7 @@ def test_a_trusted_proxy_forwards_the_address_of_its_client(proxies: str, client
     ],
 )
 def test_an_address_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, error: Exception, why: str) -> None:
-    def bind(port: int, host: str | None) -> None:
+    def bind(port: int, host: str | None, backlog: int) -> None:
         assert (port, host) == (80, None)
         raise error
 
