@@ -21,6 +21,8 @@ from tests.support.job_sender import encoded, message
 
 PAGES = ("/metrics", "/api/v1/gpus", "/metrics", "/api/v1/history", "/api/v1/events")
 FORMATS = ("*/*", "application/openmetrics-text;version=1.0.0")
+# The seconds between two new connections of an attack: about 150 a second of all attacks together.
+PAUSE = 0.05
 # A kernel log is rotated at this size.
 MOST_LOG_BYTES = 8 << 20
 # XIDs that are an application's fault, and others, which are reported for GPUs that this machine does not have.
@@ -41,8 +43,8 @@ def crowd(
     target: str,
     sources: str,
     size: int,
-    pause: float,
     request: Callable[[int], bytes],
+    pause: float = PAUSE,
     buffer: int = 1 << 16,
     drip: bytes = b"",
 ) -> None:
@@ -76,24 +78,24 @@ def slow_readers(end: float, target: str, sources: str, size: str, pause: str, *
         lines = (f"GET {page} HTTP/1.1", "Host: x", f"Accept: {form}", *headers, "", "")
         return "\r\n".join(lines).encode() * 40
 
-    crowd(end, target, sources, int(size), float(pause), request, buffer=2048)
+    crowd(end, target, sources, int(size), request, float(pause), buffer=2048)
 
 
 def half_bodies(end: float, target: str, sources: str, size: str, path: str) -> None:
     """Send a quarter of a large body; now and then, one more byte of some of them."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 250000\r\n\r\n".encode()
-    crowd(end, target, sources, int(size), 0.02, lambda number: head + b"a" * 60_000, drip=b"a")
+    crowd(end, target, sources, int(size), lambda number: head + b"a" * 60_000, drip=b"a")
 
 
 def silent(end: float, target: str, sources: str, size: str) -> None:
     """Connect, and send nothing or the begin of a request."""
-    crowd(end, target, sources, int(size), 0.02, lambda number: (b"", b"GET /metrics HTTP/1.1\r\nHost:")[number % 2])
+    crowd(end, target, sources, int(size), lambda number: (b"", b"GET /metrics HTTP/1.1\r\nHost:")[number % 2])
 
 
 def streams(end: float, target: str, sources: str, size: str, *headers: str) -> None:
     """Open streams of the live page."""
     lines = ("GET /api/v1/stream HTTP/1.1", "Host: x", *headers, "", "")
-    crowd(end, target, sources, int(size), 0.05, lambda number: "\r\n".join(lines).encode())
+    crowd(end, target, sources, int(size), lambda number: "\r\n".join(lines).encode())
 
 
 def guesses(end: float, target: str, sources: str, *users: str) -> None:
@@ -106,12 +108,13 @@ def guesses(end: float, target: str, sources: str, *users: str) -> None:
         headers = b"Authorization: Basic %b\r\nX-Forwarded-For: %b" % (credentials, text.encode())
         return b"GET %b HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % (path, headers)
 
-    crowd(end, target, sources, 100, 0.02, request)
+    crowd(end, target, sources, 100, request)
 
 
-def hostile() -> str:
-    """Return a text that a terminal, a page or a parser might obey."""
-    return "".join(each.decode("utf-8", "replace") for each in random.choices(TOKENS, k=3))
+def hostile(*, printable: bool = False) -> str:
+    """Return a text that a terminal, a page or a parser might obey; if it must be `printable`, a page or a parser."""
+    texts = [each.decode("utf-8", "replace") for each in TOKENS]
+    return "".join(random.choices([text for text in texts if text.isprintable() or not printable], k=3))
 
 
 def become(uid: str) -> None:
@@ -139,18 +142,20 @@ def forked(count: int) -> None:
 
 
 def grow(end: float, path: str, uid: str, uuid: str) -> None:
-    """Be 64 ranks of 16 jobs with 32 phases each, whose names are long and hostile, and other ones every minute."""
+    """Be 64 ranks of as many jobs with 32 phases each, whose names are long and hostile, and others every minute."""
     become(uid)
     forked(15)
     held: list[socket.socket | None] = [None] * 4
     begin = time.monotonic()
     for number in rounds(end, 1.0):
         minute = int(time.monotonic() - begin) // 60
-        phases = {f"{minute}-{phase}{hostile()}"[:48].ljust(48, "x"): 0.001 * phase for phase in range(32)}
+        phases = {
+            f"{minute}-{phase}{hostile(printable=True)}"[:48].ljust(48, "x"): 0.001 * phase for phase in range(32)
+        }
         for rank, client in enumerate(held):
             client = held[rank] = client or connected(path)
             if client:
-                job = f"{minute}-{os.getpid()}{hostile()}".ljust(110, "y")
+                job = f"{minute}-{os.getpid()}{hostile(printable=True)}"[:110].ljust(110, '"')
                 about = {"job_id": job, "attempt": f"a{minute}", "phase_seconds": phases}
                 content = message(3 + number, 0.01, uuid=uuid, rank=rank, world_size=9, **about)
                 try:

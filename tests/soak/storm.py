@@ -42,6 +42,7 @@ import bcrypt
 from gpu_exporter.remediation.settings import Budget, Exporters, Mode
 from tests.conftest import Page, command
 from tests.e2e.remediation.test_remediation import NODES, PODS, Site, answer
+from tests.soak.attacks import PAUSE
 from tests.soak.remediation_fleet import PROGRAM
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.memory_cgroup import MIB, MemoryCgroup, Usage, memory_cgroup
@@ -166,6 +167,14 @@ class Watched:
         """Return the CPU seconds that it has used."""
         times = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+    def waited(self) -> float:
+        """Return the seconds in which its threads were ready to run, but other processes used the cores."""
+        waited = 0.0
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(OSError):
+                waited += int((thread / "schedstat").read_text().split()[1]) / 1e9
+        return waited
 
     def quarters(self) -> list[float]:
         """Return the median of memory and socket buffers in each quarter of the time, in MiB."""
@@ -361,14 +370,14 @@ class Storm:
         """Start all attacks."""
         exporter, own = f"{HOST}:{self.cluster.port}", f"127.0.0.1:{self.cluster.own_port}"
         reader = f"Authorization: {basic('reader')['Authorization']}"
-        self.attack("readers", "slow_readers", exporter, addresses(10, 14), 508, 0.02, reader)
+        self.attack("readers", "slow_readers", exporter, addresses(10, 14), 508, PAUSE, reader)
         self.attack("proxy", "slow_readers", exporter, PROXY, 100, 0.2, reader, "X-Forwarded-For: 10.6.6.6")
         self.attack("bodies", "half_bodies", exporter, addresses(20, 24), 300, "/-/reload")
         self.attack("silent", "silent", exporter, addresses(30, 34), 600)
         self.attack("streams", "streams", exporter, addresses(40, 41), 64, reader)
         self.attack("guesses", "guesses", exporter, addresses(60, 84), "prometheus", "reader")
         self.attack("controller-bodies", "half_bodies", own, addresses(20, 24), 600, "/webhook")
-        self.attack("controller-readers", "slow_readers", own, addresses(10, 14), 508, 0.02)
+        self.attack("controller-readers", "slow_readers", own, addresses(10, 14), 508, PAUSE)
         self.attack("idle", "idle", self.jobs, *UIDS["idle"])
         self.attack("grow", "grow", self.jobs, UIDS["grow"], identity(1)["UUID"])
         self.attack("xids", "xids", self.kernel_log)
@@ -458,7 +467,8 @@ class Storm:
             self.start(self.cluster.keep_failing)
             self.start(self.wedge)
             self.start_clients()
-            cpu, begin = {name: each.cpu() for name, each in processes.items()}, time.monotonic()
+            cpu = {name: (each.cpu(), each.waited()) for name, each in processes.items()}
+            begin = time.monotonic()
             while time.monotonic() < begin + self.seconds and all(
                 each.process.poll() is None for each in processes.values()
             ):
@@ -479,8 +489,11 @@ class Storm:
             }
             for name, process in processes.items():
                 alive = process.process.poll() is None
-                used = process.cpu() - cpu[name] if alive else float("nan")
-                result[name] = usage(process) | {"alive": alive, "cpu_percent": round(100 * used / seconds, 1)}
+                result[name] = usage(process) | {"alive": alive}
+                if alive:
+                    ran, waited = process.cpu() - cpu[name][0], process.waited() - cpu[name][1]
+                    of_time = {"cpu_percent": ran, "waiting_for_a_core_percent": waited}
+                    result[name] |= {key: round(100 * value / seconds, 1) for key, value in of_time.items()}
             result["page"] = self.page() if exporter.process.poll() is None else {}
             for name, process in processes.items():
                 code, took, log = process.end()
@@ -503,6 +516,11 @@ class Storm:
                 int(labels["gpu"]) for name, labels, value in page.samples if name == "gpu_up" and not value
             ),
             "dropped": dropped,
+            "job_messages": {
+                labels["result"]: value
+                for name, labels, value in page.samples
+                if name == "gpu_exporter_job_messages_total" and value
+            },
             "log_lines_dropped": page.value("gpu_exporter_log_dropped_total"),
         }
 
