@@ -389,11 +389,12 @@ class Storm:
         self.attack("unverified", "rank", self.jobs, UIDS["unverified"], identity(1)["UUID"], "unverified")
 
     def keep_reloading(self, exporter: Watched, stop: threading.Event) -> None:
-        """Change the files, and request a reload."""
+        """Request a reload every two seconds, and change the files every ten."""
         for number in count():
             if stop.wait(2):
                 return
-            self._rewrite(number)
+            if number % 5 == 0:
+                self._rewrite(number // 5)
             exporter.process.send_signal(signal.SIGHUP)
 
     def wedge(self, stop: threading.Event) -> None:
