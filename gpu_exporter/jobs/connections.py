@@ -57,7 +57,7 @@ _Share = tuple[int, ...]
 
 def _shares(peer: SocketPeer) -> Mapping[_Share, int]:
     """Return what a connection counts for, and how many connections may. A process that is not visible is none."""
-    of_process = {(peer.pid, peer.uid): MOST_OF_PROCESS} if peer.pid else {}
+    of_process: Mapping[_Share, int] = {(peer.pid, peer.uid): MOST_OF_PROCESS} if peer.pid else {}
     return {**of_process, (peer.uid,): MOST_OF_USER, (): MOST_CONNECTIONS}
 
 

@@ -176,13 +176,12 @@ class Watched:
                 waited += int((thread / "schedstat").read_text().split()[1]) / 1e9
         return waited
 
-    def quarters(self) -> list[float]:
-        """Return the median of memory and socket buffers in each quarter of the time, in MiB."""
-        size = max(1, len(self.used) // 4)
+    def medians(self, parts: int) -> list[Usage]:
+        """Return the median of memory and that of socket buffers in each of so many parts of the time."""
+        size = max(1, len(self.used) // parts)
+        chunks = [self.used[size * part : size * (part + 1)] for part in range(parts)]
         return [
-            statistics.median(each.total for each in self.used[size * n : size * (n + 1)]) / MIB
-            for n in range(4)
-            if self.used[size * n :]
+            Usage(*(int(statistics.median(column)) for column in zip(*chunk, strict=True))) for chunk in chunks if chunk
         ]
 
     def end(self) -> tuple[int, float, str]:
@@ -310,9 +309,9 @@ class Storm:
         )
         self._rewrite(0)
 
-    def server(self, source: str, user: str, *, timeout: float = SCRAPE_TIMEOUT, **headers: str) -> Server:
+    def server(self, source: str, user: str, *, timeout: float = SCRAPE_TIMEOUT) -> Server:
         """Return the exporter as this client sees it."""
-        return Server(HOST, self.cluster.port, source, {**basic(user), **headers}, timeout)
+        return Server(HOST, self.cluster.port, source, basic(user), timeout)
 
     def _rewrite(self, number: int) -> None:
         """Write the files that the exporter reloads."""
@@ -433,7 +432,8 @@ class Storm:
         """Start those that must not notice anything."""
         site = self.cluster
         own = Server("127.0.0.1", site.own_port, KUBELET, {}, PROBE_TIMEOUT)
-        proxied = self.server(PROXY, "prometheus", **{"X-Forwarded-For": "10.9.9.9"})
+        proxied = self.server(PROXY, "prometheus")
+        proxied = proxied._replace(headers={**proxied.headers, "X-Forwarded-For": "10.9.9.9"})
         probe = self.server(KUBELET, "prometheus", timeout=PROBE_TIMEOUT)
         stream = self.server("127.0.0.5", "prometheus")
         hook = own._replace(source=PROMETHEUS, headers={"Authorization": "Bearer secret"})
@@ -477,9 +477,9 @@ class Storm:
             ended = {name: process.poll() for name, process in self.attacks.items()}
             self.stop.set()
             seconds = time.monotonic() - begin
-            for process in self.attacks.values():
-                end_group(process)
-            result = {
+            for attack in self.attacks.values():
+                end_group(attack)
+            result: dict[str, Any] = {
                 "seconds": round(seconds, 1),
                 "limit_mib": self.limit / MIB,
                 "cgroup": exporter.cgroup.version,
@@ -554,7 +554,9 @@ def usage(process: Watched) -> dict[str, Any]:
         "peak_mib": round(peak.total / MIB, 1),
         "memory_peak_mib": round(max((each.memory for each in process.used), default=0) / MIB, 1),
         "sockets_peak_mib": round(max((each.sockets for each in process.used), default=0) / MIB, 1),
-        "quarters_mib": [round(each, 1) for each in process.quarters()],
+        "memory_by_tenth_mib": [round(each.memory / MIB) for each in process.medians(10)],
+        "sockets_by_tenth_mib": [round(each.sockets / MIB) for each in process.medians(10)],
+        "quarters_mib": [round(each.total / MIB, 1) for each in process.medians(4)],
         "descriptors": max(process.descriptors, default=0),
     }
 
