@@ -118,12 +118,13 @@ class _Request(HTTPMessageDelegate):
         begin: Callable[[], None],
     ) -> None:
         self._request, self._arrive, self._begin = request, arrive, begin
-        self._is_open = True
+        self._is_open, self._has_begun = True, False
         self._without_body: tuple[RequestStartLine | ResponseStartLine, HTTPHeaders] | None = None
 
     async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
         self._is_open = await self._arrive(headers)
         if self._is_open and least_body_bytes(headers):
+            self._has_begun = True
             received = self._request.headers_received(start_line, headers)
             if received is not None:
                 await received
@@ -132,18 +133,20 @@ class _Request(HTTPMessageDelegate):
             self._without_body = start_line, headers
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        return self._request.data_received(chunk)
+        return self._request.data_received(chunk) if self._has_begun else None
 
     def finish(self) -> None:
         if not self._is_open:
             return
         self._begin()
         if self._without_body:
+            self._has_begun = True
             self._request.headers_received(*self._without_body)
         self._request.finish()
 
     def on_connection_close(self) -> None:
-        self._request.on_connection_close()
+        if self._has_begun:
+            self._request.on_connection_close()
 
 
 class BoundedServer(HTTPServer):
