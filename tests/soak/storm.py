@@ -592,6 +592,7 @@ def main() -> int:
     options.add_argument("--calm", action="store_true", help="leave out the attacks")
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that was started ends
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # other users connect to the job socket
         result = Storm(Path(folder), chosen.seconds, chosen.memory * MIB, calm=chosen.calm).run()
