@@ -123,7 +123,7 @@ boards: $(VENV)/dev tools .tools/virtual_clock/virtual_clock .tools/boards/page/
 fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-soak: $(VENV)/dev $(VENV)/mutation tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories and thirty days of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fault histories in two levels of Prometheus and in vmalert, fleets of 800, 8000 and 16 000 GPUs; print how many random mutants the unit tests notice
+soak: $(VENV)/dev $(VENV)/mutation tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, 100 000 histories and thirty days of the remediation controller, many generated examples, every failure mode in a fleet and in an older Prometheus, fault histories in two levels of Prometheus and in vmalert, fleets of 800, 8000 and 16 000 GPUs; print how many random mutants the unit tests notice; as root, ten minutes of all attacks in a memory cgroup
 	$(BIN)/python -m tests.soak.faults $(ARGS)
 	$(BIN)/python -m tests.soak.ticks
 	$(BIN)/python -m tests.soak.trouble
@@ -144,6 +144,7 @@ soak: $(VENV)/dev $(VENV)/mutation tools .tools/virtual_clock/virtual_clock ## R
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 	$(BIN)/python -m benchmarks.scale_victoria --json benchmarks/results/scale_victoria.json
 	$(BIN)/python -m tests.soak.mutants --processes $$(nproc)
+	$(BIN)/python -m tests.soak.storm
 
 tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/valgrind .tools/boards/tables/done .tools/chromium .tools/torch ## Install what `make test-all` needs besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Valgrind, Node.js with Grafana's data library, Chromium, PyTorch
 

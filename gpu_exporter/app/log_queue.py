@@ -1,4 +1,4 @@
-"""A bounded queue in front of stderr: if nobody reads the log, lines are lost, but no thread waits."""
+"""A bounded queue in front of stderr or stdout: if nobody reads it, lines are lost, but no thread waits."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import threading
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
 
-# Log lines that may wait for stderr. While the queue is full, further lines are dropped.
+# Log lines that may wait for their reader. While the queue is full, further lines are dropped.
 QUEUED_LINES = 1000
+DROPPED = "%d log lines were dropped because stderr was not read in time"
 
 
 class LogQueue(QueueHandler):
     """Writes log records to a file descriptor from a thread of its own, so that no other thread waits.
 
     The thread holds no lock while it writes, so that nothing else can wait for a write that never ends. The queue is
-    reentrant: a destructor may log while its thread is adding a line.
+    reentrant: a destructor may log while its thread is adding a line. The line with the words `lost` has the number of
+    those that were lost before it.
     """
 
     queue: SimpleQueue[logging.LogRecord | threading.Event]
 
-    def __init__(self, descriptor: int, lines: int = QUEUED_LINES) -> None:
+    def __init__(self, descriptor: int, lines: int = QUEUED_LINES, lost: str = DROPPED) -> None:
         super().__init__(SimpleQueue())
-        self._descriptor, self._most = descriptor, lines
+        self._descriptor, self._most, self._lost = descriptor, lines, lost
         self._refused = self._failed = self._reported = 0
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
@@ -67,10 +69,9 @@ class LogQueue(QueueHandler):
                 self._failed += 1
             dropped = self.dropped
             if dropped > self._reported:
-                words = "%d log lines were dropped because stderr was not read in time"
                 arguments = (dropped - self._reported,)
                 self._reported = dropped
-                self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, words, arguments, None))
+                self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, self._lost, arguments, None))
 
     def _write(self, record: logging.LogRecord) -> bool:
         """Write a line; return whether that was possible."""

@@ -8,12 +8,14 @@ import os
 import sys
 import threading
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TextIO
 
 from gpu_exporter.app.log_queue import LogQueue
 from gpu_exporter.io.decoding import printable
 
 log = logging.getLogger(__name__)
+# What the remediation controller decides.
+decisions = logging.getLogger("gpu_exporter.remediation.decisions")
 
 
 # The longest message that is logged, in characters.
@@ -53,13 +55,28 @@ def configure(level: str, form: str) -> LogQueue:
 
     Warnings and errors that no thread catches go the same way: Python would print them, and wait until that is read.
     """
-    lines = LogQueue(sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY))
+    lines = LogQueue(_descriptor(sys.stderr))
     lines.setFormatter(formatter(form))
     logging.basicConfig(level=level.upper(), handlers=[lines])
     logging.captureWarnings(True)
     threading.excepthook = _uncaught
     sys.unraisablehook = _unraisable
     return lines
+
+
+def write_decisions() -> LogQueue:
+    """Write what is logged as a decision to stdout, one JSON object per line, through the queue that is returned."""
+    lines = LogQueue(_descriptor(sys.stdout), lost='{"dropped": %d}')
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    decisions.addHandler(lines)
+    decisions.setLevel(logging.INFO)
+    decisions.propagate = False
+    return lines
+
+
+def _descriptor(stream: TextIO | None) -> int:
+    """Return the file descriptor of stdout or stderr, which may be closed."""
+    return stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY)
 
 
 def _uncaught(args: threading.ExceptHookArgs) -> None:

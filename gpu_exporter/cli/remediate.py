@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpu_exporter.cli.commands import command
-from gpu_exporter.cli.logs import configure
+from gpu_exporter.cli.logs import configure, write_decisions
 from gpu_exporter.cli.options import Command
 from gpu_exporter.cli.stop import stop_event
 
@@ -42,8 +42,9 @@ def remediate_command(path: Path, node: str, check: bool, log_level: str) -> Non
     if node:
         click.echo("\n".join(explain(settings, node)))
         return
-    lines = configure(log_level, "text")
+    queues = configure(log_level, "text"), write_decisions()
     try:
         run(settings, stop_event())
     finally:
-        lines.drain(LAST_LINES_SECONDS)
+        for lines in queues:
+            lines.drain(LAST_LINES_SECONDS)

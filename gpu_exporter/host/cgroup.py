@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gpu_exporter.host.procfs import is_number
+
 # A cgroup is at most so deep, and a limit of any level above a process counts.
 DEEPEST = 32
 # The unified hierarchy, at the mount point itself, or below `unified` beside the v1 controllers.
@@ -94,13 +96,13 @@ def _v1_directory(level: str, read: Read) -> str:
 
 def _v1_cpus(directory: str, read: Read) -> float | None:
     quota, period = (_read(read, f"{directory}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    return int(quota) / int(period) if is_number(quota) and is_number(period) and int(period) else None
 
 
 def _v2_cpus(content: bytes) -> float | None:
     """Return the CPUs of `cpu.max`; None for `max` and for anything else."""
     quota, _, period = content.strip().partition(b" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    return int(quota) / int(period) if is_number(quota) and is_number(period) and int(period) else None
 
 
 def _read(read: Read, path: str) -> bytes:
@@ -115,12 +117,12 @@ def throttling(content: bytes, usage: bytes = b"") -> Throttling | None:
     fields = {}
     for line in content.splitlines():
         name, _, value = line.partition(b" ")
-        if value.isdigit():
+        if is_number(value):
             fields[name] = int(value)
     if b"nr_periods" not in fields or b"nr_throttled" not in fields:
         return None
     seconds = None
-    if usage.strip().isdigit():
+    if is_number(usage.strip()):
         seconds = int(usage) * 1e-9
     elif b"usage_usec" in fields:
         seconds = fields[b"usage_usec"] * 1e-6

@@ -12,6 +12,8 @@ from typing import NamedTuple
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 NANO = 1e-9
 MOST_CPUS = 1 << 16
+# The kernel has no longer numbers, and Python refuses to convert those of more than 4300 digits.
+MOST_DIGITS = 20
 _SOME = re.compile(rb"some avg10=[0-9.]+ avg60=[0-9.]+ avg300=[0-9.]+ total=([0-9]{1,18})", re.ASCII)
 
 
@@ -43,24 +45,26 @@ class Status(NamedTuple):
     swap_bytes: int
 
 
+def is_number(text: bytes) -> bool:
+    """Return whether a text is a number, as the kernel writes it."""
+    return text.isdigit() and len(text) <= MOST_DIGITS
+
+
 def stat(content: bytes) -> Stat | None:
     """Parse /proc/<pid>/stat. The process chooses its name, which may contain blanks, parentheses and newlines."""
     head, closing, tail = content.rpartition(b")")
     fields = tail.split()
-    if not closing or len(fields) < 37:
+    if not closing or len(fields) < 37 or not all(is_number(fields[place]) for place in (1, 9, 11, 12, 19, 36)):
         return None
-    try:
-        return Stat(
-            head.partition(b"(")[2],
-            fields[0],
-            int(fields[1]),
-            int(fields[9]),
-            (int(fields[11]) + int(fields[12])) / TICKS,
-            int(fields[19]),
-            int(fields[36]),
-        )
-    except ValueError:
-        return None
+    return Stat(
+        head.partition(b"(")[2],
+        fields[0],
+        int(fields[1]),
+        int(fields[9]),
+        (int(fields[11]) + int(fields[12])) / TICKS,
+        int(fields[19]),
+        int(fields[36]),
+    )
 
 
 def schedstat(content: bytes) -> Schedstat | None:
@@ -69,10 +73,9 @@ def schedstat(content: bytes) -> Schedstat | None:
     Without CONFIG_SCHED_INFO there is no such file, or it has only zeros.
     """
     fields = content.split()
-    try:
-        ran, waited, slices = (int(field) for field in fields)
-    except ValueError:
+    if len(fields) != 3 or not all(map(is_number, fields)):
         return None
+    ran, waited, slices = map(int, fields)
     return Schedstat(ran * NANO, waited * NANO) if slices or ran else None
 
 
@@ -80,7 +83,7 @@ def read_bytes(content: bytes) -> int | None:
     """Return the bytes that a process had the storage read, from /proc/<pid>/io."""
     for line in content.splitlines():
         name, _, value = line.partition(b":")
-        if name == b"read_bytes" and value.strip().isdigit():
+        if name == b"read_bytes" and is_number(value.strip()):
             return int(value)
     return None
 
@@ -88,12 +91,10 @@ def read_bytes(content: bytes) -> int | None:
 def status(content: bytes) -> Status | None:
     """Parse /proc/<pid>/status."""
     fields = dict(line.split(b":", 1) for line in content.splitlines() if b":" in line)
-    try:
-        uid = int(fields[b"Uid"].split()[0])
-        swap = fields.get(b"VmSwap", b"0").split()[0]
-        return Status(uid, cpu_list(fields.get(b"Cpus_allowed_list", b"")), int(swap) << 10)
-    except (KeyError, IndexError, ValueError):
+    (uid, *_), (swap, *_) = (fields.get(name, b"").split() or [b"0"] for name in (b"Uid", b"VmSwap"))
+    if b"Uid" not in fields or not is_number(uid) or not is_number(swap):
         return None
+    return Status(int(uid), cpu_list(fields.get(b"Cpus_allowed_list", b"")), int(swap) << 10)
 
 
 def cpu_list(content: bytes) -> frozenset[int]:
@@ -101,7 +102,7 @@ def cpu_list(content: bytes) -> frozenset[int]:
     cpus: set[int] = set()
     for part in content.strip().split(b","):
         first, _, last = part.partition(b"-")
-        if not first.isdigit() or not (last or first).isdigit() or int(last or first) >= MOST_CPUS:
+        if not is_number(first) or not is_number(last or first) or int(last or first) >= MOST_CPUS:
             return frozenset()
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)
@@ -109,7 +110,7 @@ def cpu_list(content: bytes) -> frozenset[int]:
 
 def children(content: bytes) -> tuple[int, ...]:
     """Parse /proc/<pid>/task/<tid>/children."""
-    return tuple(int(field) for field in content.split() if field.isdigit())
+    return tuple(int(field) for field in content.split() if is_number(field))
 
 
 def busy_seconds(content: bytes) -> Mapping[int, float]:
@@ -123,7 +124,7 @@ def busy_seconds(content: bytes) -> Mapping[int, float]:
         if not fields or not fields[0].startswith(b"cpu"):
             break  # the lines of CPUs come first
         number = fields[0][3:]
-        if number.isdigit() and len(fields) >= 9 and all(field.isdigit() for field in fields[1:9]):
+        if is_number(number) and len(fields) >= 9 and all(map(is_number, fields[1:9])):
             user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[1:9])
             by_cpu[int(number)] = (user + nice + system + irq + softirq + steal) / TICKS
     return by_cpu

@@ -45,8 +45,9 @@ def most_connections() -> int:
 @dataclass(eq=False, slots=True)
 class Connection:
     """An open connection. Busy from a complete request to the end of the response, else idle; `since` is when that
-    state began. `has_input` returns whether the client has sent something that was not read yet. `client` is the peer,
-    or during a request that a proxy forwards, the client of the proxy.
+    state began. `has_input` returns whether the client has sent something that was not read yet, `has_arrived` is
+    whether the headers of a request were read. `client` is the peer, or during a request that a proxy forwards, the
+    client of the proxy.
     """
 
     client: str
@@ -54,6 +55,7 @@ class Connection:
     has_input: Callable[[], bool]
     since: float
     busy: bool = False
+    has_arrived: bool = False
     peer: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +138,7 @@ class Admission:
 
     def mark_idle(self, connection: Connection) -> None:
         """Note that the next request is awaited."""
+        connection.has_arrived = False
         self._turn(connection, busy=False)
         if connection.client != connection.peer and self.remove(connection):
             connection.client = connection.peer
@@ -196,4 +199,5 @@ def _longest_idle(idle: Iterable[Connection]) -> Connection | None:
     While many requests arrive, a new connection is soon idle for longest: its request waits until those of others are
     answered, after which these count as idle from then on. So its input decides.
     """
-    return next((connection for connection in idle if not connection.has_input()), None) or next(iter(idle), None)
+    silent = (connection for connection in idle if not connection.has_arrived and not connection.has_input())
+    return next(silent, None) or next(iter(idle), None)

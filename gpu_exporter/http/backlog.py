@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from tornado.iostream import BaseIOStream, IOStream, SSLIOStream
+from tornado.iostream import BaseIOStream, IOStream, SSLIOStream, StreamClosedError
 
 from gpu_exporter.http.admission import ADDRESS_DIVISOR, BYTES, Admission, Connection
 
@@ -18,7 +18,10 @@ SHARE_BYTES = MOST_BYTES // ADDRESS_DIVISOR
 
 
 class ClientStream(BaseIOStream):
-    """A stream that calls `keep` with what cannot be sent at once, and with the future that ends when it is sent."""
+    """A stream that calls `keep` with what cannot be sent at once, and with the future that ends when it is sent.
+
+    When it is closed, nothing is read from it any more, not even requests that were received before.
+    """
 
     keep: Callable[[bytes | memoryview, asyncio.Future[None]], None]
 
@@ -28,6 +31,12 @@ class ClientStream(BaseIOStream):
         if not written.done():
             self.keep(data, written)
         return written
+
+    def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> Awaitable[bytes]:
+        """Read the next request. Raises StreamClosedError."""
+        if self.closed():
+            raise StreamClosedError(self.error)
+        return super().read_until_regex(regex, max_bytes)
 
 
 class PlainStream(ClientStream, IOStream):

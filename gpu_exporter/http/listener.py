@@ -28,11 +28,12 @@ from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import least_body_bytes
 from gpu_exporter.http.login import OncePerMinute, client_of
 from gpu_exporter.http.tls import admits
+from gpu_exporter.http.turns import Turns
 
 log = logging.getLogger(__name__)
 
 # Connections that are accepted before other events are handled.
-BATCH = 64
+BATCH = 256
 PAUSE_SECONDS = 0.5
 # The kernel's buffers of each connection, of which it allocates twice as much. Without these limits, it might keep
 # several MiB of what a client does not read, and of what one sends. Half of this stalls clients on the same machine for
@@ -104,38 +105,48 @@ class Listener:
 
 
 class _Request(HTTPMessageDelegate):
-    """Passes a request on, and calls `arrive` with its headers, `begin` when it is complete.
+    """Passes a request on, and calls `arrive` with its headers, which returns whether the connection is still open when
+    it is the turn of its client, and `begin` when it is complete.
 
     The handler of a request with a body begins before it, so that it can refuse the request without reading the body.
     """
 
     def __init__(
-        self, request: HTTPMessageDelegate, arrive: Callable[[HTTPHeaders], None], begin: Callable[[], None]
+        self,
+        request: HTTPMessageDelegate,
+        arrive: Callable[[HTTPHeaders], Awaitable[bool]],
+        begin: Callable[[], None],
     ) -> None:
         self._request, self._arrive, self._begin = request, arrive, begin
+        self._is_open, self._has_begun = True, False
         self._without_body: tuple[RequestStartLine | ResponseStartLine, HTTPHeaders] | None = None
 
-    def headers_received(
-        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
-    ) -> Awaitable[None] | None:
-        self._arrive(headers)
-        if least_body_bytes(headers):
-            return self._request.headers_received(start_line, headers)
-        # It is complete. A response before `finish` would end the connection.
-        self._without_body = start_line, headers
-        return None
+    async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        self._is_open = await self._arrive(headers)
+        if self._is_open and least_body_bytes(headers):
+            self._has_begun = True
+            received = self._request.headers_received(start_line, headers)
+            if received is not None:
+                await received
+        elif self._is_open:
+            # It is complete. A response before `finish` would end the connection.
+            self._without_body = start_line, headers
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        return self._request.data_received(chunk)
+        return self._request.data_received(chunk) if self._has_begun else None
 
     def finish(self) -> None:
+        if not self._is_open:
+            return
         self._begin()
         if self._without_body:
+            self._has_begun = True
             self._request.headers_received(*self._without_body)
         self._request.finish()
 
     def on_connection_close(self) -> None:
-        self._request.on_connection_close()
+        if self._has_begun:
+            self._request.on_connection_close()
 
 
 class BoundedServer(HTTPServer):
@@ -148,6 +159,7 @@ class BoundedServer(HTTPServer):
         self._guard, self._admission, self._seconds = guard, admission, seconds
         self._backlog = Backlog(admission, asyncio.get_event_loop().call_later, seconds)
         self._admitted: dict[IOStream, Connection] = {}
+        self._turns = Turns()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
         # Tornado would log every failed handshake and every bad request, so anybody could fill the log.
@@ -211,13 +223,18 @@ class BoundedServer(HTTPServer):
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
         """Wait for the next request of a connection."""
-        admitted = self._admitted.get(_stream(server_conn))
+        stream = _stream(server_conn)
+        admitted = self._admitted.get(stream)
 
-        def arrive(headers: HTTPHeaders) -> None:
+        async def arrive(headers: HTTPHeaders) -> bool:
             peer = getattr(getattr(request_conn, "context", None), "remote_ip", "")
             if admitted and self._guard.proxies.trust(peer):
                 client = self._guard.proxies.client(peer, headers.get("X-Forwarded-For", ""))
                 self._admission.assign(admitted, client_of(client))
+            if admitted and not stream.closed():
+                admitted.has_arrived = True
+                await self._turns.wait(admitted.client, stream.closed)
+            return not stream.closed()
 
         def begin() -> None:
             if admitted:

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 # A connection is closed if a client takes longer than this to send a request or to read a response.
 CLIENT_SECONDS = 10.0
 MAX_HEADER_BYTES = 16 * 1024
+# Connections that wait to be accepted. If a flood fills this queue, the kernel ignores new connections, which clients
+# repeat only after a second, then after two and four.
+BACKLOG = 1024
 
 
 class Server:
@@ -111,7 +114,7 @@ class Server:
 
 def _bind(address: Address, program: str, option: str) -> list[socket.socket]:
     try:
-        return bind_sockets(address.port, address.host or None)
+        return bind_sockets(address.port, address.host or None, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         code = getattr(error, "errno", None)
         if code == errno.EADDRINUSE:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,6 +51,16 @@ class Received(NamedTuple):
     peer: SocketPeer
 
 
+# A process and its user, a user, or all.
+_Share = tuple[int, ...]
+
+
+def _shares(peer: SocketPeer) -> Mapping[_Share, int]:
+    """Return what a connection counts for, and how many connections may. A process that is not visible is none."""
+    of_process: Mapping[_Share, int] = {(peer.pid, peer.uid): MOST_OF_PROCESS} if peer.pid else {}
+    return {**of_process, (peer.uid,): MOST_OF_USER, (): MOST_CONNECTIONS}
+
+
 class Connections:
     """Accepts and reads connections, within limits for each process and user. Used by one thread.
 
@@ -69,6 +80,8 @@ class Connections:
         self._poll = select.poll()
         self._poll.register(listener.socket, select.POLLIN)
         self._senders: dict[int, tuple[socket.socket, SocketPeer]] = {}
+        # The connections that count for each limit, the oldest first: a flood of new ones does not look at all others.
+        self._held: defaultdict[_Share, dict[int, SocketPeer]] = defaultdict(dict)
 
     def receive(self, seconds: float) -> Iterator[Received]:
         """Wait for messages for some seconds at most, and yield the last one of each connection that has some."""
@@ -86,6 +99,7 @@ class Connections:
         for sender, _ in self._senders.values():
             sender.close()
         self._senders.clear()
+        self._held.clear()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -97,7 +111,10 @@ class Connections:
             sender, pid, uid = accepted
             peer = SocketPeer(pid, uid, now)
             if self._make_room(peer, now):
-                self._senders[sender.fileno()] = sender, peer
+                descriptor = sender.fileno()
+                self._senders[descriptor] = sender, peer
+                for share in _shares(peer):
+                    self._held[share][descriptor] = peer
                 self._poll.register(sender, select.POLLIN)
             else:
                 self.refused += 1
@@ -105,13 +122,8 @@ class Connections:
 
     def _make_room(self, new: SocketPeer, now: float) -> bool:
         """Return whether there is room for a connection, for which others may be closed."""
-        limits: Sequence[tuple[int, Callable[[SocketPeer], bool]]] = (
-            (MOST_OF_PROCESS, lambda peer: bool(new.pid) and (peer.pid, peer.uid) == (new.pid, new.uid)),
-            (MOST_OF_USER, lambda peer: peer.uid == new.uid),
-            (MOST_CONNECTIONS, lambda _peer: True),
-        )
-        for most, counts in limits:
-            held = {descriptor: peer for descriptor, (_, peer) in self._senders.items() if counts(peer)}
+        for share, most in _shares(new).items():
+            held = self._held.get(share, {})
             if len(held) >= most:
                 new.verified = self._is_on_gpu(new.pid, new.uid)
                 descriptor = _yielding(held, new, now)
@@ -146,7 +158,11 @@ class Connections:
             yield Received(latest, peer)
 
     def _drop(self, descriptor: int) -> None:
-        sender, _ = self._senders.pop(descriptor)
+        sender, peer = self._senders.pop(descriptor)
+        for share in _shares(peer):
+            del self._held[share][descriptor]
+            if not self._held[share]:
+                del self._held[share]
         self._poll.unregister(sender)
         sender.close()
 

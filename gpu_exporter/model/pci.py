@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -13,6 +14,7 @@ class PciGpu(NamedTuple):
     driver: str
 
 
+@lru_cache(1024)  # of each line of a kernel log, for each GPU
 def pci_bus_id(text: str) -> str:
     """Return an address in NVML's notation (`00000000:0A:00.0`), from any usual one; "" if it is malformed."""
     match = re.fullmatch(r"(?:PCI:)?(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", text, re.I)

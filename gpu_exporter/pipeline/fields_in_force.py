@@ -88,7 +88,7 @@ class Fields:
             while not self._asked.empty():  # several requests lead to one reload
                 self._asked.get()
             if self._file is None:
-                log.info("SIGHUP: nothing to reload without --collectors; --web.settings.file reloads by itself")
+                log.info("SIGHUP: nothing to reload without --collectors; --web.config.file reloads by itself")
             else:
                 self._try()
 

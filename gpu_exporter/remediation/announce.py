@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from gpu_exporter.remediation.state import REPAIR, WatchedNode
 from gpu_exporter.remediation.workload import Eviction, JobLoad
 
 log = logging.getLogger(__name__)
+decisions = logging.getLogger("gpu_exporter.remediation.decisions")
 
 NOTIFY_SECONDS = 5.0
 MOST_TOKEN_BYTES = 1 << 12
@@ -52,9 +52,8 @@ QUIET = (Reason.OFF, Reason.OPTED_OUT, Reason.HEALTHY, Reason.CONFIRMING)
 
 
 def write_line(line: str) -> None:
-    """Write a line to stdout."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    """Log a decision, which never waits: the command writes it to stdout."""
+    decisions.info("%s", line)
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -111,10 +111,12 @@ class _Loop:
     def _step(self, now: float) -> float:
         """Do what is due; return for how many seconds nothing is. Raises LookupFailed."""
         leader, hinted = self._controller.leader, self._hints.take() | self._draining
-        full = now - self._full_at >= self._interval
+        left = self._full_at + self._interval - now
+        # A hinted cycle does not put off the next full one, so just before it, it is the full one.
+        full = left <= (LEAST_SECONDS if hinted else 0.0)
         if leader.leads and not full and not hinted:
             leader.renew()
-            return min(RENEW_SECONDS, self._interval - (now - self._full_at))
+            return min(RENEW_SECONDS, left)
         observed = self._controller.cycle(None if full else hinted, self._known)
         if observed.plan is None:
             self._known, self._draining, self._full_at = {}, frozenset(), float("-inf")
@@ -122,8 +124,8 @@ class _Loop:
         self._known, self._draining = observed.evidence, observed.draining
         self._metrics.cycled.set_to_current_time()
         if full:
-            self._full_at = now
-        return min(LEAST_SECONDS if self._draining else RENEW_SECONDS, self._interval)
+            self._full_at, left = now, self._interval
+        return min(LEAST_SECONDS if self._draining else RENEW_SECONDS, left)
 
     def _failed(self, error: LookupFailed) -> float:
         """Log and count a failed cycle; return for how many seconds to wait."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from gpu_exporter.http.handler import TEXT, GuardedHandler
 from gpu_exporter.http.login import Refusal
@@ -21,8 +24,14 @@ from gpu_exporter.io.file_access import FileWorker, read
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.remediation.metrics import ControllerMetrics
 
+T = TypeVar("T")
+
 MOST_BODY_BYTES = 1 << 18
 MOST_TOKEN_BYTES = 1 << 12
+# How long what was read from the file of the token counts, so that a flood of requests does not wait for a disk.
+TOKEN_SECONDS = 1.0
+# How long a composed page of metrics is sent.
+PAGE_SECONDS = 1.0
 # Nodes that wait to be looked at; more are left to the next full cycle.
 MOST_HINTS = 256
 # The labels of an alert that may name its node.
@@ -72,25 +81,61 @@ def nodes_of(body: bytes) -> frozenset[str]:
     return frozenset(re.sub(r":\d+$", "", name) for name in names) - {""}
 
 
+class Recent(Generic[T]):
+    """What `make` last returned, or the OSError that it raised, for so many seconds. Any thread may call `get`."""
+
+    def __init__(self, make: Callable[[], T], seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._make, self._seconds, self._clock = make, seconds, clock
+        self._lock = threading.Lock()
+        self._last: T | OSError | None = None
+        self._at = -inf
+
+    def get(self) -> T:
+        """Return or raise what is recent."""
+        with self._lock:
+            if self._clock() - self._at >= self._seconds:
+                try:
+                    self._last = self._make()
+                except OSError as error:
+                    self._last = error
+                self._at = self._clock()
+            last = self._last
+        if isinstance(last, OSError):
+            raise last.with_traceback(None)
+        assert last is not None
+        return last
+
+
 class Webhook:
     """Alertmanager's notifications. It repeats a notification after a 5xx, and drops it after a 4xx."""
 
-    def __init__(self, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> None:
+    def __init__(
+        self,
+        metrics: ControllerMetrics,
+        hints: Hints,
+        token_file: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._metrics, self._hints, self._token_file = metrics, hints, token_file
         self._files = FileWorker("webhook-token")
+        self._token = Recent(self._read_token, TOKEN_SECONDS, clock)
 
     def refuse(self, authorization: str) -> tuple[int, str] | None:
         """Return the status and the text for a client that may not send notifications; None if it may."""
-        path = self._token_file
-        if path is None:
+        if self._token_file is None:
             return 404, "the webhook is off: set webhook_token_file"
         try:
-            token = self._files.call(lambda: read(path, MOST_TOKEN_BYTES)).strip()
+            token = self._token.get()
         except OSError as error:
             return 503, f"the token cannot be read: {error.strerror}"
         if not has_token(authorization, token):
             return 401, "needs the token of webhook_token_file: Authorization: Bearer …"
         return None if self._metrics.leads else (503, "another controller leads")
+
+    def _read_token(self) -> bytes:
+        path = self._token_file
+        assert path is not None
+        return self._files.call(lambda: read(path, MOST_TOKEN_BYTES)).strip()
 
     def take(self, body: bytes) -> tuple[int, str]:
         """Return the status and the text for a notification; if it is accepted, its nodes are hints."""
@@ -102,11 +147,11 @@ class Webhook:
 
 
 class _Metrics(GuardedHandler):
-    def initialize(self, metrics: ControllerMetrics) -> None:
-        self.metrics = metrics
+    def initialize(self, page: Recent[bytes]) -> None:
+        self.page = page
 
     async def get(self) -> None:
-        await self.send(self.metrics.text(), TEXT)
+        await self.send(self.page.get(), TEXT)
 
 
 class _Healthz(GuardedHandler):
@@ -143,7 +188,7 @@ def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, 
     return Server(
         where,
         [
-            ("/metrics", _Metrics, {"metrics": metrics}),
+            ("/metrics", _Metrics, {"page": Recent(metrics.text, PAGE_SECONDS)}),
             ("/healthz", _Healthz, {}),
             ("/webhook", _Webhook, {"metrics": metrics, "webhook": Webhook(metrics, hints, token_file)}),
         ],

@@ -35,11 +35,12 @@ LEASE = f"{COLLECTIONS['Lease'].format(namespace=chart.NAMESPACE)}/{OWN}"
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from gpu_exporter.cli.logs import configure
+from gpu_exporter.cli.logs import configure, write_decisions
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.remediation.run import run
 from gpu_exporter.remediation.settings import load
 configure("info", "text")
+write_decisions()
 run(load(Path(sys.argv[1])), stop_event(), Path(sys.argv[2]))
 """
 TOKEN = "webhook-token"

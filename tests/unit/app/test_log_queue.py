@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -13,7 +14,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from gpu_exporter.app.log_queue import LogQueue
+from gpu_exporter.app.log_queue import QUEUED_LINES, LogQueue
+from gpu_exporter.cli import logs
+from gpu_exporter.remediation import announce
 from tests.support.tools import LIMIT, until
 
 
@@ -142,3 +145,24 @@ def test_a_broken_stderr_counts_each_line_once(pipe: Pipe) -> None:
         assert queue.drain(10)
     assert queue.dropped == 3
     pipe.reader = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_decisions_of_the_controller_never_wait_for_a_reader(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a line of JSON on stdout, as is the number of those that were lost."""
+    with os.fdopen(pipe.writer, "w", closefd=False) as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        queue = logs.write_decisions()
+    try:
+        for number in range(2 * QUEUED_LINES):
+            announce.write_line(json.dumps({"number": number, "text": "%s" * 50}))
+        assert queue.dropped > 0
+        text = ""
+        while not text.endswith("}\n") or '"dropped"' not in text:
+            text += pipe.read()
+    finally:
+        logs.decisions.removeHandler(queue)
+        logs.decisions.propagate = True
+        logs.decisions.setLevel(logging.NOTSET)
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert lines[0] == {"number": 0, "text": "%s" * 50}
+    assert 0 < next(line["dropped"] for line in lines if "dropped" in line) < QUEUED_LINES

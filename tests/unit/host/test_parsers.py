@@ -1,5 +1,7 @@
 """Files of the kernel are parsed exactly, whatever a process calls itself, and damaged ones yield nothing."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,28 @@ def test_damaged_files_yield_nothing_and_never_fail(content: bytes) -> None:
     procfs.cpu_list(content), procfs.children(content), procfs.busy_seconds(content), cgroup.paths(content)
 
 
+LONG = b"1" * 5000
+
+
+@pytest.mark.parametrize(
+    ("parse", "content"),
+    [
+        (procfs.stat, STAT.replace(b" 23 ", b" %s " % LONG) % b"x"),
+        (procfs.status, b"Uid: %s 0 0 0\n" % LONG),
+        (procfs.status, b"Uid: 0\nVmSwap: %s kB\n" % LONG),
+        (procfs.read_bytes, b"read_bytes: %s\n" % LONG),
+        (cgroup.throttling, b"nr_periods %s\nnr_throttled 3\n" % LONG),
+        (
+            lambda content: [*procfs.children(content), *procfs.busy_seconds(b"cpu0 " + content * 9)] or None,
+            LONG + b" ",
+        ),
+    ],
+)
+def test_a_number_that_the_kernel_cannot_have_is_none(parse: Callable[[bytes], object], content: bytes) -> None:
+    """Python would refuse to convert one of so many digits."""
+    assert parse(content) is None
+
+
 @given(st.integers(0, len(STAT) - 60))
 def test_a_truncated_stat_yields_nothing(length: int) -> None:
     """A read of a process that ends meanwhile may be short."""
@@ -40,6 +64,7 @@ def test_a_truncated_stat_yields_nothing(length: int) -> None:
         (b"0 0 0\n", None),  # scheduler statistics are off
         (b"1 2\n", None),
         (b"", None),
+        (b"1" * 400 + b" 2 3", None),
     ],
 )
 def test_schedstat(content: bytes, expected: tuple[float, float] | None) -> None:
@@ -57,6 +82,7 @@ def test_schedstat(content: bytes, expected: tuple[float, float] | None) -> None
         (b"0-99999999999", set()),
         (b"a-b", set()),
         (b"-1", set()),
+        (b"0" * 5000 + b"1", set()),
     ],
 )
 def test_lists_of_cpus(content: bytes, expected: set[int]) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
+from tornado.iostream import StreamClosedError
 
 from gpu_exporter.http.admission import Admission, Connection
 from gpu_exporter.http.backlog import Backlog, PlainStream
@@ -147,3 +148,20 @@ def test_a_stream_reports_what_it_keeps() -> None:
             await future
 
     asyncio.run(written())
+
+
+def test_nothing_is_read_from_a_closed_connection() -> None:
+    """Although the requests that its client sent before are there: each would cost as much as one that is awaited."""
+
+    async def requests() -> bytes:
+        here, there = socket.socketpair()
+        with there:
+            there.sendall(b"first\n\nsecond\n\n")
+            stream = PlainStream(here)
+            first = await stream.read_until_regex(b"\n\n")
+            stream.close()
+            with pytest.raises(StreamClosedError):
+                await stream.read_until_regex(b"\n\n")
+        return first
+
+    assert asyncio.run(requests()) == b"first\n\n"

@@ -10,13 +10,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from unittest.mock import create_autospec
 
 import pytest
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine
 
 from gpu_exporter.http import server as server_module
 from gpu_exporter.http.admission import Admission
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT, GuardedHandler
+from gpu_exporter.http.listener import _Request
 from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address, networks
@@ -89,6 +92,24 @@ def made(address: Address, *passed: socket.socket, proxies: str = "", admission:
         sockets=passed,
         not_found_hint=hint,
     )
+
+
+@pytest.mark.parametrize("length", ["0", "5"])
+def test_a_request_of_a_connection_that_was_closed_meanwhile_does_not_begin(length: str) -> None:
+    """Its handler gets no part of it: an error would be logged."""
+
+    async def is_open() -> bool:
+        return False
+
+    inner = create_autospec(HTTPMessageDelegate)
+    begun: list[None] = []
+    request = _Request(inner, lambda headers: is_open(), lambda: begun.append(None))
+    line = RequestStartLine("POST", "/", "HTTP/1.1")
+    asyncio.run(request.headers_received(line, HTTPHeaders({"Content-Length": length})))
+    request.data_received(b"xx")
+    request.finish()
+    request.on_connection_close()
+    assert (inner.mock_calls, begun) == ([], [])
 
 
 @pytest.fixture
@@ -251,7 +272,7 @@ def test_a_trusted_proxy_forwards_the_address_of_its_client(proxies: str, client
     ],
 )
 def test_an_address_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, error: Exception, why: str) -> None:
-    def bind(port: int, host: str | None) -> None:
+    def bind(port: int, host: str | None, backlog: int) -> None:
         assert (port, host) == (80, None)
         raise error
 

@@ -369,6 +369,7 @@ def test_a_decision_names_ten_pods_of_a_job() -> None:
     assert len(described(each, decision, FleetPlan({}, {}, {"all": PoolUse(9, 2, 3)}), NOW)["pods"]) == 10
 
 
-def test_a_line_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    announce.write_line("{}")
-    assert capsys.readouterr().out == "{}\n"
+def test_a_decision_is_logged_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        announce.write_line('{"why": "100%s"}')
+    assert caplog.messages == ['{"why": "100%s"}']

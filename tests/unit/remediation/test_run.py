@@ -110,6 +110,17 @@ def test_hinted_and_draining_nodes_are_asked_in_between() -> None:
     assert site.running.cycles[-1][0] is None
 
 
+def test_a_hint_just_before_the_next_full_cycle() -> None:
+    """That is the full one then, because the pause after a hinted one would put it off."""
+    site = Site()
+    site.step(100.0)
+    site.hints.add({"n0"})
+    assert site.step(124.0) == 6.0
+    site.hints.add({"n0"})
+    assert site.step(128.0) == 10.0
+    assert [hinted for hinted, _ in site.running.cycles] == [None, {"n0"}, None]
+
+
 def test_who_follows_looks_at_the_lease_every_five_seconds() -> None:
     """And begins with a full cycle when it leads, whatever it knew before."""
     site = Site()

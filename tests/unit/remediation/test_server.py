@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from gpu_exporter.http.server import Server
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.remediation.metrics import ControllerMetrics
-from gpu_exporter.remediation.server import Hints, Webhook, controller_server, nodes_of
+from gpu_exporter.remediation.server import TOKEN_SECONDS, Hints, Recent, Webhook, controller_server, nodes_of
 from tests.support.tools import PATIENCE
 
 TOKEN = "Bearer secret"
@@ -72,7 +73,7 @@ def test_alertmanager_repeats_what_only_the_leader_can_use(token: Path) -> None:
 def test_without_a_token_nobody_may_send(token: Path) -> None:
     """An empty file is no password."""
     assert answered(Webhook(leading(), Hints(), None))[0] == 404
-    webhook = Webhook(leading(), Hints(), token)
+    webhook = Webhook(leading(), Hints(), token, clock=count(0.0, TOKEN_SECONDS).__next__)
     token.write_text("x" * 5000)
     assert answered(webhook, f"Bearer {'x' * 5000}")[0] == 503
     token.write_text("\n")
@@ -81,6 +82,27 @@ def test_without_a_token_nobody_may_send(token: Path) -> None:
     assert answered(webhook) == (503, "the token cannot be read: No such file or directory")
     os.mkfifo(token)
     assert answered(webhook)[0] == 503
+
+
+def test_what_is_recent_is_not_made_again() -> None:
+    """Neither a value nor an error, until the time is over; then it is new."""
+    now, made = [0.0], list[float]()
+
+    def make() -> float:
+        made.append(now[0])
+        if now[0] == 2.0:
+            raise TimeoutError("late")
+        return now[0]
+
+    recent = Recent(make, 1.0, lambda: now[0])
+    assert [recent.get(), recent.get()] == [0.0, 0.0]
+    now[0] = 2.0
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="late") as caught:
+            recent.get()
+        assert len(caught.traceback) == 2
+    now[0] = 3.0
+    assert (recent.get(), made) == (3.0, [0.0, 2.0, 3.0])
 
 
 def test_resolved_alerts_name_no_node() -> None:
@@ -153,7 +175,7 @@ def test_the_token_is_checked_before_the_body_is_read(server: Server) -> None:
 def test_an_address_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the setting of the controller."""
 
-    def bind(port: int, host: str | None) -> None:
+    def bind(port: int, host: str | None, backlog: int) -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
     monkeypatch.setattr("gpu_exporter.http.server.bind_sockets", bind)
