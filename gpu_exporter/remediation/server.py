@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT, GuardedHandler
 from gpu_exporter.http.login import Refusal
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.server import Server
 from gpu_exporter.http.token_file import has_token
 from gpu_exporter.io.decoding import json_as
@@ -138,7 +140,13 @@ class _Webhook(GuardedHandler):
         return status
 
 
-def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> Server:
+def controller_server(
+    where: Address,
+    metrics: ControllerMetrics,
+    hints: Hints,
+    token_file: Path | None,
+    proxies: TrustedProxies | None = None,
+) -> Server:
     """Return a server that turns notifications into hints. Raises GpuExporterError if the address cannot be used."""
     return Server(
         where,
@@ -149,4 +157,5 @@ def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, 
         ],
         program="controller",
         option="`address` in --config",
+        guard=Guard(proxies=proxies),
     )
