@@ -194,7 +194,7 @@ ACCESS = (
     Value("web.existingSecret", "", schemas.DOMAIN, "Secret with a `web.yml` to use instead of `web.config`. With `web.tlsSecret`, it has to name the files itself."),
     Value("web.scheme", "", one_of("", "http", "https"), "Required with `web.existingSecret`, whose content the chart cannot see: `https` if its `web.yml` has a `tls_server_config`, otherwise `http`."),
     Value("web.lifecycle", False, BOOL, "Whether to enable POST /-/quit, /-/reload, /-/release and /-/resume. Protect them with a password (`web.config`)."),
-    Value("web.trustedProxies", [], schemas.NETWORKS, "Addresses and networks of proxies, such as the pod network of an ingress: for limits and the log, the client of their requests is the one that X-Forwarded-For names."),
+    Value("web.trustedProxies", [], schemas.NETWORKS, "Addresses and networks of proxies, such as the pod network of an ingress: for limits and the log, the client of their requests is the one that X-Forwarded-For names. The remediation controller trusts them, too."),
     Value("networkPolicy.enabled", False, BOOL, "Whether to restrict who may reach the exporter, and what it may reach to what its features need. Has no effect with `hostNetwork`."),
     Value("networkPolicy.from", [], schemas.PEERS, "Who may scrape it; anyone if empty."),
     Value("networkPolicy.egress", [], schemas.EGRESS, "What else it may reach."),

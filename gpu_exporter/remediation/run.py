@@ -65,7 +65,7 @@ def run(
     token_file = Path(settings.webhook_token_file) if settings.webhook_token_file else None
     with closing(client(account, environ)) as api:
         running = controller(settings, metrics, api)
-        server = controller_server(address(settings.address), metrics, hints, token_file)
+        server = controller_server(address(settings.address), metrics, hints, token_file, settings.proxies)
         server.start()
         modes = ", ".join(f"{pool.name}: {pool.mode.value}" for pool in settings.pools)
         log.info("remediation controller %s on port %d; %s", running.leader.identity, server.port, modes)

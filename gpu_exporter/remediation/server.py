@@ -15,8 +15,10 @@ from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT, GuardedHandler
 from gpu_exporter.http.login import Refusal
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.http.server import Server
 from gpu_exporter.http.token_file import has_token
 from gpu_exporter.io.decoding import json_as
@@ -183,7 +185,13 @@ class _Webhook(GuardedHandler):
         return status
 
 
-def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> Server:
+def controller_server(
+    where: Address,
+    metrics: ControllerMetrics,
+    hints: Hints,
+    token_file: Path | None,
+    proxies: TrustedProxies | None = None,
+) -> Server:
     """Return a server that turns notifications into hints. Raises GpuExporterError if the address cannot be used."""
     return Server(
         where,
@@ -194,4 +202,5 @@ def controller_server(where: Address, metrics: ControllerMetrics, hints: Hints, 
         ],
         program="controller",
         option="`address` in --config",
+        guard=Guard(proxies=proxies),
     )

@@ -10,8 +10,9 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.io.user_text import address, duration, file_content
+from gpu_exporter.io.user_text import address, duration, file_content, networks
 from gpu_exporter.io.yaml_decoding import yaml_as
 from gpu_exporter.model.errors import GpuExporterError
 
@@ -206,7 +207,10 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings. `namespace` is that of the Lease; `gpu_resources` are further names of resources that are GPUs."""
+    """All settings. `namespace` is that of the Lease; `gpu_resources` are further names of resources that are GPUs.
+
+    `web_trusted_proxies` are those of the exporter: addresses and networks of proxies whose X-Forwarded-For counts.
+    """
 
     namespace: str
     exporters: Exporters
@@ -218,6 +222,12 @@ class Settings:
     gpu_resources: tuple[str, ...] = ()
     breaker: Breaker = Breaker()
     notify: Notify = field(default_factory=Notify)
+    web_trusted_proxies: tuple[str, ...] = ()
+
+    @property
+    def proxies(self) -> TrustedProxies:
+        """The proxies whose header X-Forwarded-For counts."""
+        return TrustedProxies(networks(",".join(self.web_trusted_proxies)))
 
     def pool(self, labels: Mapping[str, str]) -> NodePool | None:
         """Return the pool of a node with these labels; None if it belongs to none."""
@@ -275,6 +285,7 @@ def parse(content: bytes) -> Settings:
 def _problems(settings: Settings) -> Iterator[str]:
     """Yield what is wrong with the settings, and the fix."""
     yield from _wrong("address", lambda: address(settings.address))
+    yield from _wrong("web_trusted_proxies", lambda: settings.proxies)
     for name, text in (
         ("interval", settings.interval),
         ("exporters.timeout", settings.exporters.timeout),

@@ -180,6 +180,15 @@ def test_resource_names_reach_the_remediation() -> None:
         assert yaml.safe_load(text).get("gpu_resources") == expected
 
 
+def test_trusted_proxies_reach_the_remediation() -> None:
+    for given, expected in ([], None), (["10.0.0.0/8"], ["10.0.0.0/8"]):
+        made = objects({"remediation": {"enabled": True}, "web": {"trustedProxies": given}})
+        (text,) = (
+            each["data"]["remediation.yaml"] for each in kind(made, "ConfigMap") if "remediation.yaml" in each["data"]
+        )
+        assert yaml.safe_load(text).get("web_trusted_proxies") == expected
+
+
 def test_tolerated_taints_reach_the_rules() -> None:
     """With their dots as dots; an older release has the default."""
     default = f'key!~"{allocation.TOLERATED}"'

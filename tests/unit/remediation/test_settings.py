@@ -44,6 +44,17 @@ def test_defaults() -> None:
     )
 
 
+@pytest.mark.parametrize(("networks", "client"), [("[]", "10.0.0.1"), ("[10.0.0.0/8, 'fd00::/8']", "192.0.2.7")])
+def test_trusted_proxies(networks: str, client: str) -> None:
+    settings = parse(f"{MINIMAL}pools: [{{name: all}}]\nweb_trusted_proxies: {networks}".encode())
+    assert settings.proxies.client("10.0.0.1", "192.0.2.7") == client
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"^web_trusted_proxies: .*'10\.0\.0' is not an IP address"):
+        parse(f"{MINIMAL}pools: [{{name: all}}]\nweb_trusted_proxies: [10.0.0]".encode())
+
+
 def test_durations_in_seconds() -> None:
     drain = DrainSettings(timeout="90s", longest_checkpoint="2m")
     assert (drain.timeout_seconds, drain.checkpoint_seconds) == (90.0, 120.0)
