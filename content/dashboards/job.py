@@ -209,7 +209,7 @@ def _states() -> object:
         "Waiting ranks",
         About(
             "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if it spins in a"
-            " collective while no data moves. It waits for a straggler, or for a rank that never entered the collective.",
+            " collective while no data moves. The others wait for a straggler, or for a rank outside the collective.",
             "short waits that are similar on all ranks.",
             "investigate the rank that holds up the job; if all wait, see GpuCommunicationBound.",
         ),
