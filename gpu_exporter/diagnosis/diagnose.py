@@ -55,7 +55,7 @@ class Diagnosis:
     @property
     def cause(self) -> Cause | None:
         """What its class blames; if that is nothing, what most of its time went to. None without a class."""
-        return (self.bottleneck.cause or self.largest) if self.bottleneck else None
+        return self.bottleneck.cause or self.largest if self.bottleneck else None
 
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
