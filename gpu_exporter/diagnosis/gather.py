@@ -69,6 +69,8 @@ def watch_source(
         host.start()
     try:
         collector.start(stop=stop)
+        collector.await_attached(stop)
+        begin = time.monotonic()
         stop.wait(seconds + TICK_SECONDS)  # the first profiling values come with the second tick
         complete = watched.taken.copy()  # without the one that `stop` cuts off
     finally:

@@ -63,9 +63,14 @@ class Device(ABC):
     xids_since: float | None = None
     reads_means: bool = False
 
+    @property
+    def in_driver(self) -> bool:
+        """Whether a read in progress is in a call into the driver; if that never returns, the GPU is at fault."""
+        return True
+
     @abstractmethod
-    def read(self, paces: frozenset[Pace]) -> Reading:
-        """Read the fields of these paces. Raises GpuLost or SourceLost."""
+    def read(self, paces: frozenset[Pace]) -> Reading | None:
+        """Read the fields of these paces; None if there is no new sample of the GPU. Raises GpuLost or SourceLost."""
 
     def read_means(self) -> Reading | None:
         """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
@@ -91,6 +96,9 @@ class Source(ABC):
     description: str
     live: bool
     gil_lock: AbstractContextManager[object] = nullcontext()
+    # Whether the GPUs are read through another program, whose silence says nothing about them. Each call of such a
+    # source ends by itself: it raises SourceLost if that program makes no progress.
+    through_hostengine: bool = False
 
     # --- its GPUs -------------------------------------------------------------------------------------------------
 

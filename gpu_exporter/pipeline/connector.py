@@ -57,6 +57,7 @@ class Connector(threading.Thread):
                 hand_over = self._connection.hand_over_state.current()
                 wait = self._hand_over(hand_over) if hand_over else self._keep_open()
             except SourceLost as error:
+                self.bus = self._source.bus()  # it answers without the source
                 self._connection.failed(error)
                 wait = self._retry.failed()
             except Exception:
@@ -96,7 +97,7 @@ class Connector(threading.Thread):
     def _reopen_if_needed(self) -> None:
         if not self._needs_reopen():
             self._restart.reset()
-        elif time.monotonic() >= self._restart.due and not self._workers.any_stalled():
+        elif time.monotonic() >= self._restart.due and not self._workers.any_late():
             self._restart.failed()
             self._reopen()
 

@@ -35,6 +35,9 @@ class Monitor:
         """Start, and wait until every GPU was read, or often enough for profiling values. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
+        begin = time.monotonic()
+        self._collector.await_attached()
+        end += time.monotonic() - begin
         self._enough.wait(max(0.0, end - time.monotonic()))
         self._enough.set()  # nobody waits any more: reads need no longer be counted
 

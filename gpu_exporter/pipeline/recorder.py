@@ -144,7 +144,8 @@ class _Recorder:
             read_at.update((pace, tick) for pace in due)
             for device in list(devices):
                 try:
-                    self._write(device.gpu, latest[device.gpu.index], device.read(due), stop)
+                    if reading := device.read(due):
+                        self._write(device.gpu, latest[device.gpu.index], reading, stop)
                 except GpuLost as error:
                     log.warning("%s; it is not recorded further", error)
                     devices.remove(device)

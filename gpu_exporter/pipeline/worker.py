@@ -89,6 +89,8 @@ class Successor:
     def read(self, state: GpuState) -> Reading | None:
         """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost."""
         reading = self.device.read(frozenset(Pace))
+        if reading is None:
+            return None
         self._rehearsals += 1
         answered = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
         missing = [
@@ -162,11 +164,18 @@ class Worker(threading.Thread):
         return self.state is self._unidentified
 
     @property
-    def stalled(self) -> float:
-        """Seconds that the current read has taken if it is stuck, that is, longer than the deadline; else 0."""
+    def late(self) -> float:
+        """Seconds that the current read has taken if that is longer than the deadline; else 0."""
         since = self._busy_since
         busy = 0.0 if since is None else time.monotonic() - since
         return busy if busy > self._plan().deadline else 0.0
+
+    @property
+    def stalled(self) -> float:
+        """Seconds that the current read has been stuck in the driver; 0 if it waits for something else."""
+        device = self._device
+        in_driver = not self._connection.source.through_hostengine and (device is None or device.in_driver)
+        return self.late if in_driver else 0.0
 
     def wake(self, *, between_pages: bool = False) -> None:
         """Start a read, or end the thread if the collector is stopping. An instant worker does so on this thread.

@@ -120,6 +120,7 @@ class MixedDevice(Device):
         self.gpu, self.xids_since = first.gpu, first.xids_since
         self.source_info: Series | None = None
         self.closed = False
+        self.in_second = False
         self._first = first
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
@@ -132,9 +133,15 @@ class MixedDevice(Device):
     def events(self) -> Sequence[XidEvent]:
         return self._first.events()
 
-    def read(self, paces: frozenset[Pace]) -> Reading:
+    @property
+    def in_driver(self) -> bool:
+        return not self.in_second
+
+    def read(self, paces: frozenset[Pace]) -> Reading | None:
         """Return NVML's reading, merged with DCGM's. If DCGM fails, only its metrics are missing."""
         reading = self._first.read(paces)
+        if reading is None:
+            return None
         if not self._gpm or not all(metric in reading.unsupported for metric in self._gpm):
             self._set_source_info("nvml", "gpm")
             return reading
@@ -142,13 +149,16 @@ class MixedDevice(Device):
         if dcgm is None:
             self._set_source_info("nvml", "no_gpm_and_no_dcgm")
             return reading
+        self.in_second = True
         try:
-            merged = _merged(reading, self._read_second(dcgm, reading, paces))
+            second = self._read_second(dcgm, reading, paces)
         except (GpuLost, SourceLost) as error:
             self._set_source_info("nvml", f"no_gpm_and_dcgm_{error.reason}")
             return self._without_second(reading, error)
+        finally:
+            self.in_second = False
         self._set_source_info("nvml+dcgm", "no_gpm")
-        return merged
+        return _merged(reading, second) if second else self._without_values(reading, "no_data")
 
     def read_means(self) -> Reading | None:
         """Return NVML's means if the profiling values come from NVML, because DCGM samples at its own rate."""
@@ -160,7 +170,7 @@ class MixedDevice(Device):
         if self.source_info is None or self.source_info.labels != labels:
             self.source_info = Series(SOURCE_INFO, self.gpu, labels)
 
-    def _read_second(self, dcgm: _DcgmThread, reading: Reading, paces: frozenset[Pace]) -> Reading:
+    def _read_second(self, dcgm: _DcgmThread, reading: Reading, paces: frozenset[Pace]) -> Reading | None:
         if self._second is None:
             if self._retry.due > reading.at:
                 raise SourceLost("DCGM is asked again later", dcgm.down or "gone")
@@ -174,6 +184,8 @@ class MixedDevice(Device):
             dcgm.lost(error, self._opened)
             raise
         self._retry.reset()
+        if second is None:
+            return None
         self._given.update(self._renamed(series) for series in second.values)
         return Reading(
             second.at,
@@ -195,13 +207,13 @@ class MixedDevice(Device):
     def _without_second(self, reading: Reading, error: GpuLost | SourceLost) -> Reading:
         if isinstance(error, GpuLost):
             self._retry.failed()
-        ended, self._given = self._given, set()
         self._close_second()
-        return replace(
-            reading,
-            failed={**reading.failed, **dict.fromkeys(ended, error.reason)},
-            ended=reading.ended | ended,
-        )
+        return self._without_values(reading, error.reason)
+
+    def _without_values(self, reading: Reading, reason: str) -> Reading:
+        """Return NVML's reading, with which the series that DCGM gave end."""
+        ended, self._given = self._given, set()
+        return replace(reading, failed={**reading.failed, **dict.fromkeys(ended, reason)}, ended=reading.ended | ended)
 
     def _close_second(self) -> None:
         second, self._second = self._second, None

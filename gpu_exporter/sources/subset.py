@@ -23,6 +23,7 @@ class Subset(Source):
 
     def __init__(self, source: Source, chosen: Sequence[int | str], *, setting: str = "--devices") -> None:
         self.name, self.description, self.live = source.name, source.description, source.live
+        self.through_hostengine = source.through_hostengine
         self._source = source
         self._chosen = chosen
         self._setting = setting
