@@ -69,8 +69,8 @@ class Device(ABC):
         return True
 
     @abstractmethod
-    def read(self, paces: frozenset[Pace]) -> Reading | None:
-        """Read the fields of these paces; None if there is no new sample of the GPU. Raises GpuLost or SourceLost."""
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        """Read the fields of these paces. Raises GpuLost, SourceLost, or NotSampled if there is nothing new yet."""
 
     def read_means(self) -> Reading | None:
         """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
@@ -96,9 +96,6 @@ class Source(ABC):
     description: str
     live: bool
     gil_lock: AbstractContextManager[object] = nullcontext()
-    # Whether the GPUs are read through another program, whose silence says nothing about them. Each call of such a
-    # source ends by itself: it raises SourceLost if that program makes no progress.
-    through_hostengine: bool = False
 
     # --- its GPUs -------------------------------------------------------------------------------------------------
 
@@ -125,6 +122,14 @@ class Source(ABC):
 
     def sample_every(self, seconds: float) -> None:  # noqa: B027 - most sources are sampled by being read
         """Set how often another program samples the fastest fields, if one does. Call it before `open`."""
+
+    @property
+    def through_hostengine(self) -> bool:
+        """Whether the GPUs are read through another program, whose silence says nothing about them.
+
+        Each call of such a source ends by itself: it raises SourceLost if that program makes no progress.
+        """
+        return False
 
     @property
     def reads_until_profiled(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue.metrics import OF_HOSTS
-from gpu_exporter.model.errors import GpuExporterError, GpuLost
+from gpu_exporter.model.errors import GpuExporterError, GpuLost, NotSampled
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import EntityKind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples
@@ -144,8 +144,9 @@ class _Recorder:
             read_at.update((pace, tick) for pace in due)
             for device in list(devices):
                 try:
-                    if reading := device.read(due):
-                        self._write(device.gpu, latest[device.gpu.index], reading, stop)
+                    self._write(device.gpu, latest[device.gpu.index], device.read(due), stop)
+                except NotSampled:
+                    continue
                 except GpuLost as error:
                     log.warning("%s; it is not recorded further", error)
                     devices.remove(device)

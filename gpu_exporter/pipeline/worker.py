@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpu_exporter.events.event_log import EventLog
-from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device
@@ -87,10 +87,8 @@ class Successor:
         self._rehearsals = 0
 
     def read(self, state: GpuState) -> Reading | None:
-        """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost."""
+        """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost, NotSampled."""
         reading = self.device.read(frozenset(Pace))
-        if reading is None:
-            return None
         self._rehearsals += 1
         answered = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
         missing = [
@@ -256,6 +254,8 @@ class Worker(threading.Thread):
             return
         try:
             reading = self._read(plan, started, between_pages=between_pages)
+        except NotSampled:  # its values become too old by themselves
+            return
         except GpuLost as error:
             self._failed(error.reason, str(error))
         except SourceLost as error:
@@ -341,6 +341,8 @@ class Worker(threading.Thread):
                 device = self._connection.source.attach(self.index, plan.metrics)
                 self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.state)
+        except NotSampled:
+            return None
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
             log.warning("GPU %d: the changed metrics are not read yet: %s", self.gpu_index, error)
             self._drop_successor()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.metrics import SOURCE_INFO
-from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
 from gpu_exporter.model.pci import PciGpu
@@ -137,11 +137,9 @@ class MixedDevice(Device):
     def in_driver(self) -> bool:
         return not self.in_second
 
-    def read(self, paces: frozenset[Pace]) -> Reading | None:
+    def read(self, paces: frozenset[Pace]) -> Reading:
         """Return NVML's reading, merged with DCGM's. If DCGM fails, only its metrics are missing."""
         reading = self._first.read(paces)
-        if reading is None:
-            return None
         if not self._gpm or not all(metric in reading.unsupported for metric in self._gpm):
             self._set_source_info("nvml", "gpm")
             return reading
@@ -151,14 +149,16 @@ class MixedDevice(Device):
             return reading
         self.in_second = True
         try:
-            second = self._read_second(dcgm, reading, paces)
+            merged = _merged(reading, self._read_second(dcgm, reading, paces))
+        except NotSampled:
+            return self._without_values(reading, "no_data")
         except (GpuLost, SourceLost) as error:
             self._set_source_info("nvml", f"no_gpm_and_dcgm_{error.reason}")
             return self._without_second(reading, error)
         finally:
             self.in_second = False
         self._set_source_info("nvml+dcgm", "no_gpm")
-        return _merged(reading, second) if second else self._without_values(reading, "no_data")
+        return merged
 
     def read_means(self) -> Reading | None:
         """Return NVML's means if the profiling values come from NVML, because DCGM samples at its own rate."""
@@ -170,7 +170,7 @@ class MixedDevice(Device):
         if self.source_info is None or self.source_info.labels != labels:
             self.source_info = Series(SOURCE_INFO, self.gpu, labels)
 
-    def _read_second(self, dcgm: _DcgmThread, reading: Reading, paces: frozenset[Pace]) -> Reading | None:
+    def _read_second(self, dcgm: _DcgmThread, reading: Reading, paces: frozenset[Pace]) -> Reading:
         if self._second is None:
             if self._retry.due > reading.at:
                 raise SourceLost("DCGM is asked again later", dcgm.down or "gone")
@@ -184,8 +184,6 @@ class MixedDevice(Device):
             dcgm.lost(error, self._opened)
             raise
         self._retry.reset()
-        if second is None:
-            return None
         self._given.update(self._renamed(series) for series in second.values)
         return Reading(
             second.at,

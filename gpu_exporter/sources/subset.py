@@ -23,11 +23,14 @@ class Subset(Source):
 
     def __init__(self, source: Source, chosen: Sequence[int | str], *, setting: str = "--devices") -> None:
         self.name, self.description, self.live = source.name, source.description, source.live
-        self.through_hostengine = source.through_hostengine
         self._source = source
         self._chosen = chosen
         self._setting = setting
         self._indices: list[int | None] = []
+
+    @property
+    def through_hostengine(self) -> bool:
+        return self._source.through_hostengine
 
     @property
     def reads_until_profiled(self) -> int:

@@ -822,7 +822,7 @@ MODES = (
         "Do not drain or reboot the node for this: nothing is known about its GPUs. With --source dcgm, check that "
         "nv-hostengine runs and answers (dcgmi discovery -l), read its log, and restart it. Otherwise run gpu-exporter "
         "doctor on the node (with the chart: in the exporter's pod).",
-        Inject(series={f'{m.SOURCE_UP}{{source="{DCGM.name}"}}': 0.0}),
+        Inject(fault="reload"),
         fleet=f"""(
   max by (cluster, job, instance) (
     (min_over_time({m.SOURCE_UP}[2m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.model.source import Device
@@ -333,7 +333,7 @@ class DcgmDevice(Device):
     def in_driver(self) -> bool:
         return False
 
-    def read(self, paces: frozenset[Pace]) -> Reading | None:
+    def read(self, paces: frozenset[Pace]) -> Reading:
         if not self._context.is_readable(self._number):
             raise GpuLost(f"GPU {self.gpu.index}: DCGM no longer lists it among the GPUs that it can read", "gone")
         ended = self._follow_layout(time.monotonic())
@@ -348,8 +348,7 @@ class DcgmDevice(Device):
         ended |= computed & self._answered
         self._answered -= computed
         due = [query for query in self._plan.plain if query.pace in paces and query.series not in computed]
-        if not self._read_plain(table.answers, due, now, values, failed):
-            return None
+        self._read_plain(table.answers, due, now, values, failed)
         if Pace.FAST in paces:
             self._profiling.read(table.answers, now, values, spans, failed)
         values.update(self._constants)
@@ -367,9 +366,10 @@ class DcgmDevice(Device):
         now: float,
         values: dict[Series, float],
         failed: dict[Series, str],
-    ) -> bool:
-        """Fill in the values of fields other than profiling. Return False if there is no sample, or none for a while,
-        which is the fault of the host engine. Raises GpuLost if the samples have no value.
+    ) -> None:
+        """Fill in the values of fields other than profiling.
+
+        Raises GpuLost if their samples have no value, NotSampled if there is no new sample, SourceLost if that lasts.
         """
         fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
         board = [query for query in fast if query.series.metric.nvml is not None]  # others may be blank on a good GPU
@@ -395,8 +395,8 @@ class DcgmDevice(Device):
             where = self._session.connection.where
             message = f"DCGM: {where} has sampled no GPU for {since:.0f} s"
             raise SourceLost(message, "stalled", fix=hung_fix(where))
-        too_old = now - self._stamped_at > max(STUCK_INTERVALS * self._interval, STUCK_SECONDS)
-        return not board or bool(newest and not too_old)
+        if board and (not newest or now - self._stamped_at > max(STUCK_INTERVALS * self._interval, STUCK_SECONDS)):
+            raise NotSampled(f"GPU {self.gpu.index}: the host engine has no new sample of it")
 
     def _link_counts(self) -> dict[Series, float]:
         """Return how many NVLinks the GPU has, and how many are up."""

@@ -267,7 +267,7 @@ def test_faults_of_the_node(gpus: Sequence[tuple[str, float | None]], of_node: S
     found = fitness.fault_of_node(statuses, 5.0)
     assert sorted(status.gpu.index for status in found) == of_node
     for status in found:
-        verdict = fitness.judge(status, (), str, of_node=True)
+        verdict = fitness.judge(status, (), str, silent="no GPU answers")
         assert (verdict.health, verdict.action, verdict.problems) == (Health.UNKNOWN, Action.NONE, ())
 
 
