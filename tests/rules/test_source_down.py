@@ -29,7 +29,7 @@ def devices(*stretches: tuple[float, int]) -> list[Device]:
     return [Device(node, gpu, story if node == "a" else [minutes(LONG)]) for node in ("a", "b") for gpu in range(4)]
 
 
-LOOP = [(1.25, 0), (0.5, 1)] * 12
+LOOP = [(1.0, 0), (0.5, 1)] * 14
 
 
 @pytest.mark.parametrize(
