@@ -201,7 +201,9 @@ def _unknown(
     if not silent:
         return ()
     reasons = {metric: why(metric) for metric in silent}
-    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why not in HARMLESS)
+    # Where a host engine has a value of one, a blank of another means that the driver does not support that one.
+    harmless = HARMLESS | {"no_value"} if len(silent) < len(metrics) else HARMLESS
+    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why not in harmless)
     if failed or len(silent) < len(metrics):
         return failed
     off = metrics == (m.ECC_DBE_VOL,) and values.get(m.ECC_MODE) == 0

@@ -77,6 +77,7 @@ class Collector:
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted
         self._publish_seconds = 0.0
+        self._silent = False
         self._gil_lock = source.gil_lock
 
     def set_metrics(self, metrics: Sequence[Metric]) -> None:
@@ -194,9 +195,18 @@ class Collector:
             if status.reason == "gone" and state.is_expired():
                 self._states.forget(state)
         connection = self.connection
+        self._log_silence(connection.up and any(status.reason == SOURCE_LOST for _, status in gpus))
         down = "" if connection.up else "released" if connection.released else connection.reason
         missing = self._missing([state.gpu for state in states]) if down in ("", "no_gpu") else ()
         return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids, missing)
+
+    def _log_silence(self, silent: bool) -> None:
+        """Log once that a host engine that answers has no values of GPUs, and once that it has them again."""
+        if silent and not self._silent:
+            log.warning("source %s: no new values of some GPUs: it hangs or is overloaded", self.source.name)
+        elif self._silent and not silent and self.connection.up:
+            log.info("source %s has values of all GPUs again", self.source.name)
+        self._silent = silent
 
     def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
         """Yield the metrics of the exporter itself."""

@@ -447,7 +447,14 @@ def test_a_host_engine_that_has_not_sampled_yet(engine: Make, connect: Connect) 
         device.read(ALL)
     with fake.changed() as state:
         state["first_sample_seconds"] = 0
-    until(device, lambda each: of(each, m.POWER) == [512.5])
+
+    def sampled() -> bool:
+        try:
+            return of(device.read(ALL), m.POWER) == [512.5]
+        except NotSampled:
+            return False
+
+    wait_until(sampled, what="the first sample")
 
 
 def test_mig(engine: Make, connect: Connect) -> None:

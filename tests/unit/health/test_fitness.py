@@ -184,6 +184,12 @@ def test_down(reason: str, level: Health, action: Action) -> None:
         ({m.ECC_DBE_VOL: NONE, m.ECC_MODE: 0}, Health.HEALTHY, ["uncorrectable ECC errors: ECC is off"]),
         ({m.RECOVERY: NONE}, Health.HEALTHY, ["recovery action: not_supported"]),
         ({m.RETIRED_PENDING: NONE}, Health.HEALTHY, []),
+        ({m.RETIRED_PENDING: "no_value"}, Health.HEALTHY, []),
+        (
+            {m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: "no_value"},
+            Health.UNKNOWN,
+            ["row remapping or page retirement (DCGM_FI_DEV_RETIRED_PENDING): no_value"],
+        ),
         ({m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: 0}, Health.HEALTHY, []),
         (
             {m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: NONE},
