@@ -255,9 +255,11 @@ class Collector:
             return state.reason
         if not connection.up:
             return "gone" if self._left_the_list(state.gpu) else SOURCE_LOST
-        if state.reason or not self.source.through_hostengine or state.is_fresh(self.settings.interval):
+        if state.reason or state.is_fresh(self.settings.interval):
             return state.reason
-        return UNREAD if state.detached_since_read else SOURCE_LOST
+        if self.source.through_hostengine:
+            return UNREAD if state.detached_since_read else SOURCE_LOST
+        return SOURCE_LOST if worker.late else ""
 
     def _left_the_list(self, gpu: Gpu) -> bool:
         """Return whether a list that still answers lacks the GPU, while the source is down: that of the driver, which

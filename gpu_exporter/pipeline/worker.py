@@ -25,6 +25,8 @@ from gpu_exporter.sources.backoff import Backoff
 
 # Slow reads are spread evenly over this many GPUs: a node has eight. A ninth would read together with the first.
 SPREAD = 8
+# A read of a healthy GPU takes no longer.
+HEALTHY_SECONDS = 0.25
 # How often in a row a pace is retried before its period is over.
 MOST_RETRIES = 3
 
@@ -170,10 +172,15 @@ class Worker(threading.Thread):
 
     @property
     def stalled(self) -> float:
-        """Seconds that the current read has been stuck in the driver; 0 if it waits for something else."""
-        device = self._device
+        """Seconds that the current read has been stuck in the driver.
+
+        0 if it waits for something else, or was not over when a call about no single GPU began that has not returned
+        since: then this GPU may be healthy.
+        """
+        device, called_at, late = self._device, self._connection.called_at, self.late
         in_driver = not self._connection.source.through_hostengine and (device is None or device.in_driver)
-        return self.late if in_driver else 0.0
+        waits = called_at is not None and called_at <= time.monotonic() - late + HEALTHY_SECONDS
+        return late if in_driver and not waits else 0.0
 
     def wake(self, *, between_pages: bool = False) -> None:
         """Start a read, or end the thread if the collector is stopping. An instant worker does so on this thread.

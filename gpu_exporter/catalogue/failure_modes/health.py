@@ -825,7 +825,7 @@ MODES = (
         Inject(fault="reload"),
         fleet=f"""(
   max by (cluster, job, instance) (
-    (min_over_time({m.SOURCE_UP}[2m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)
+    (min_over_time({m.SOURCE_UP}[1m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)
     or
     {_TELEMETRY}
   )
@@ -835,7 +835,7 @@ MODES = (
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))
 or on (cluster, job, instance)
 max by (cluster, job, instance) (
-  (min_over_time({m.SOURCE_UP}[2m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)
+  (min_over_time({m.SOURCE_UP}[1m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)
   unless {_RELEASED_NODE}
 )""",
         scope=Scope.FLEET,
@@ -862,7 +862,7 @@ max by (cluster, job, instance) (
             "kernel module again, or reboot the node once its jobs have ended.",
             "If `nvidia-smi` hangs on the node, too, suspect the driver: see GpuLost.",
         ),
-        wrong="An upgrade of the driver or of the host engine that takes longer than five minutes fires the alert; "
+        wrong="An upgrade of the driver or of the host engine that takes longer than about four minutes fires the alert; "
         "shorter ones do not. A host engine that is restarted again and again fires it after about ten minutes, if its "
         "GPUs cannot be read for more than half of the time.",
     ),
