@@ -25,7 +25,7 @@ class GpuLost(GpuExporterError):
         self.reason = reason
 
 
-class NotSampled(GpuExporterError):
+class GpuNotSampled(GpuExporterError):
     """What a GPU is read through has no new sample of it, which says nothing about the GPU."""
 
 

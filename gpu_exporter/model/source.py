@@ -70,7 +70,7 @@ class Device(ABC):
 
     @abstractmethod
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """Read the fields of these paces. Raises GpuLost, SourceLost, or NotSampled if there is nothing new yet."""
+        """Read the fields of these paces. Raises GpuLost, SourceLost, or GpuNotSampled if there is nothing new yet."""
 
     def read_means(self) -> Reading | None:
         """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""

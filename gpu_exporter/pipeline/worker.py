@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpu_exporter.events.event_log import EventLog
-from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device
@@ -89,7 +89,7 @@ class Successor:
         self._rehearsals = 0
 
     def read(self, state: GpuState) -> Reading | None:
-        """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost, NotSampled."""
+        """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost, GpuNotSampled."""
         reading = self.device.read(frozenset(Pace))
         self._rehearsals += 1
         answered = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
@@ -261,7 +261,7 @@ class Worker(threading.Thread):
             return
         try:
             reading = self._read(plan, started, between_pages=between_pages)
-        except NotSampled:  # its values become too old by themselves
+        except GpuNotSampled:  # its values become too old by themselves
             return
         except GpuLost as error:
             self._failed(error.reason, str(error))
@@ -348,7 +348,7 @@ class Worker(threading.Thread):
                 device = self._connection.source.attach(self.index, plan.metrics)
                 self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.state)
-        except NotSampled:
+        except GpuNotSampled:
             return None
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
             log.warning("GPU %d: the changed metrics are not read yet: %s", self.gpu_index, error)

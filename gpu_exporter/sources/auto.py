@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.metrics import SOURCE_INFO
-from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
 from gpu_exporter.model.pci import PciGpu
@@ -150,7 +150,7 @@ class MixedDevice(Device):
         self.in_second = True
         try:
             merged = _merged(reading, self._read_second(dcgm, reading, paces))
-        except NotSampled:
+        except GpuNotSampled:
             return self._without_values(reading, "no_data")
         except (GpuLost, SourceLost) as error:
             self._set_source_info("nvml", f"no_gpm_and_dcgm_{error.reason}")

@@ -17,7 +17,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.io.user_text import Hostengine, device_list, hostengine
-from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
 from gpu_exporter.sources.dcgm import bindings, loading
@@ -431,7 +431,7 @@ def test_a_host_engine_that_samples_nothing(engine: Make, connect: Connect, monk
     device.read(ALL)
     with fake.changed() as state:
         state["wedged"] = True
-    with pytest.raises(NotSampled):
+    with pytest.raises(GpuNotSampled):
         until(device, lambda _: False, 10)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.device.RECONNECT_SECONDS", 0.0)
     with pytest.raises(SourceLost, match="has sampled no GPU for") as lost:
@@ -443,7 +443,7 @@ def test_a_host_engine_that_has_not_sampled_yet(engine: Make, connect: Connect) 
     """An overloaded one accepts the watches, and has no sample for seconds."""
     fake = engine(first_sample_seconds=1e6)
     device = connect(fake).attach(0, DEFAULT)
-    with pytest.raises(NotSampled):
+    with pytest.raises(GpuNotSampled):
         device.read(ALL)
     with fake.changed() as state:
         state["first_sample_seconds"] = 0
@@ -451,7 +451,7 @@ def test_a_host_engine_that_has_not_sampled_yet(engine: Make, connect: Connect) 
     def sampled() -> bool:
         try:
             return of(device.read(ALL), m.POWER) == [512.5]
-        except NotSampled:
+        except GpuNotSampled:
             return False
 
     wait_until(sampled, what="the first sample")

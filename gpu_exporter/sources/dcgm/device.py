@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.model.source import Device
@@ -369,7 +369,7 @@ class DcgmDevice(Device):
     ) -> None:
         """Fill in the values of fields other than profiling.
 
-        Raises GpuLost if their samples have no value, NotSampled if there is no new sample, SourceLost if that lasts.
+        Raises GpuLost if no sample has a value, GpuNotSampled if there is no new sample, SourceLost if that lasts.
         """
         fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
         board = [query for query in fast if query.series.metric.nvml is not None]  # others may be blank on a good GPU
@@ -396,7 +396,7 @@ class DcgmDevice(Device):
             message = f"DCGM: {where} has sampled no GPU for {since:.0f} s"
             raise SourceLost(message, "stalled", fix=hung_fix(where))
         if board and (not newest or now - self._stamped_at > max(STUCK_INTERVALS * self._interval, STUCK_SECONDS)):
-            raise NotSampled(f"GPU {self.gpu.index}: the host engine has no new sample of it")
+            raise GpuNotSampled(f"GPU {self.gpu.index}: the host engine has no new sample of it")
 
     def _link_counts(self) -> dict[Series, float]:
         """Return how many NVLinks the GPU has, and how many are up."""

@@ -19,7 +19,7 @@ from gpu_exporter.diagnosis.presence import present
 from gpu_exporter.diagnosis.window import as_scrape, seen
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.health import check
-from gpu_exporter.model.errors import GpuLost, NotSampled, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.pci import PciGpu
@@ -48,7 +48,7 @@ class ScriptedDevice(Device):
     def read(self, paces: frozenset[Pace]) -> Reading:
         self._source.answer(self.gpu.index)
         if self.gpu.index in self._source.samples_nothing:
-            raise NotSampled("no sample")
+            raise GpuNotSampled("no sample")
         values = {Series(metric, self.gpu): value for metric, value in HEALTHY.items()}
         return Reading(time.monotonic(), values, unsupported={m.RETIRED_PENDING: "not_supported"})
 
