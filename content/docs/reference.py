@@ -72,10 +72,12 @@ which reads all values anew. A GPU that is slow without reporting an error is he
   with 3 if any GPU is degraded or unhealthy, otherwise with 1 if the health of one is unknown or there
   is no GPU, with 0 if all are healthy, and with 2 after wrong usage or an unexpected error.
 - **unknown**: no fault was found, but one of these values is supported and could not be read: uncorrectable ECC errors,
-  row remapping or page retirement, the recovery action. The health is also unknown while the driver's library cannot be
-  used, the driver is released, or all GPUs of the node stop to answer at the same moment without a reason (or while all
-  driver calls hang): that is a fault of the container, which may have lost its devices, or of the driver, and says
-  nothing about any GPU. `gpu_exporter_source_up` is 0 then, and `gpu-exporter remediate` does not drain the node.
+  row remapping or page retirement, the recovery action. The health is also unknown while the GPU is being attached, the
+  DCGM host engine does not answer, the driver's library cannot be used, the driver is released, or all GPUs of the node
+  stop to answer at the same moment without a reason (or while all driver calls hang): that is a fault of telemetry, of
+  the container, which may have lost its devices, or of the driver, and says nothing about any GPU. `gpu-exporter
+  remediate` does not drain the node then. `gpu_down_reason` has the reason `source_lost` or `unread` (`stalled` while
+  all driver calls hang), and [GpuSourceDown](runbooks/gpusourcedown.md) fires if that lasts.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
   none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action.
   - `none`: the cause is outside the GPU (cooling, power, fabric manager).

@@ -15,6 +15,7 @@ from operator import eq, gt, ne
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action, Health
 
 # A GPU that is this many degrees, or fewer, below its slowdown temperature is about to be throttled.
@@ -89,7 +90,7 @@ NVLINK_GPUS = "GPUs with NVLink, Ampere and newer"
 
 # fmt: off
 STATES = (
-    FaultState("GPU lost", "it does not answer; the reason is in `gpu_down_reason` (also while the driver is released, with the reason `released`)", f"{m.UP} == 0", ALL),
+    FaultState("GPU lost", "the driver, or a list of GPUs that answers, says that it is down; the reason is in `gpu_down_reason`", f'{m.DOWN}{{reason=~"lost|reset_required|stalled|gone|unknown"}} == 1', ALL),
     FaultState("GPU missing", "it is on the PCI bus, or was seen before, and does not answer; `gpu_device_missing` has its address if the driver does not list it", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
     FaultState("Recovery action", "the driver requests a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
     FaultState("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
@@ -113,6 +114,7 @@ STATES = (
     FaultState("Power limit", "at its limit, which is normal at full load; compare the GPUs of one job", f"{m.POWER} / {m.POWER_LIMIT} > 0.98", ALL),
     FaultState("Persistence mode off", "the driver unloads when nothing uses the GPU, and each start takes seconds", f"{m.PERSISTENCE} == 0", ALL),
     FaultState("Driver reload needed", "driver library and kernel module have different versions, as after an upgrade without a reboot: new programs fail", f"{m.RELOAD_NEEDED} == 1", ALL),
+    FaultState("GPU not read", "what it is read through does not answer, or has not read it yet; this says nothing about the GPU", f'{m.DOWN}{{reason=~"source_lost|unread|no_permission|not_supported|internal_error"}} == 1', ALL),
     FaultState("Health not known", "a value that the verdict needs could not be read", f"sum without (state) ({m.HEALTH_STATE[0]}) == 0", ALL),
 )
 # fmt: on
@@ -175,13 +177,47 @@ DOWN: Mapping[str, Fault] = {
 }
 
 
+# Reasons for which a GPU cannot be read that say nothing about it: each is a fault of telemetry, and no repair of the GPU or
+# the node helps.
+TELEMETRY: Mapping[str, str] = {
+    "source_lost": "what it is read through does not answer, which says nothing about the GPU",
+    "unread": "attaching: it has not been read yet",
+    "no_permission": "the exporter may not read it: check the modes of /dev/nvidia*",
+    "not_supported": "the driver's library does not support it",
+    "internal_error": "an error of gpu-exporter, which its log describes: please report it",
+}
+
 # What it says about a node if all its GPUs fail at the same moment for this reason: nothing about any GPU. A lost GPU, and
-# one that needs a reset, is named by the driver itself.
+# one that needs a reset, is named by the driver itself, but not by a host engine.
 OF_NODE: Mapping[str, str] = {
     "unknown": "no GPU answers, and the driver does not say why: a container that has lost its devices (restart it), or a "
     "fault of the driver (`nvidia-smi` on the node)",
     "stalled": "calls of the driver hang for all GPUs: a fault of the driver (`dmesg | grep -i nvrm` on the node)",
 }
+
+
+def silent(source: str, reason: str) -> str:
+    """Return what to say about the GPUs of a source that is down, from the labels of
+    `gpu_exporter_source_down_reason`."""
+    cause = reason.replace("_", " ")
+    if source == DCGM.name:
+        return (
+            f"the DCGM host engine has no values ({cause}), which says nothing about the GPUs: see the log of "
+            "nv-hostengine and restart it, or gpu-exporter if the host engine is embedded"
+        )
+    return OF_NODE.get(
+        reason,
+        f"the driver's library cannot be used ({cause}), which says nothing about the GPUs: `gpu-exporter doctor` says "
+        "what to do",
+    )
+
+
+def lists_nothing(labels: Mapping[str, str]) -> bool:
+    """Return whether a source that is down has no list of GPUs, from the labels of `gpu_exporter_source_down_reason`.
+
+    The driver's empty list is one. A host engine's is none: it is empty if it was started before the driver.
+    """
+    return labels.get("reason") != "no_gpu" or labels.get("source") == DCGM.name
 
 
 def missing(expected: int, listed: int) -> int:

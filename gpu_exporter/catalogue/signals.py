@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
-from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT
+from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT, TELEMETRY
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read, Signal, Spread, Within
 from gpu_exporter.model.metric import Metric
@@ -255,13 +255,13 @@ POWER_CAP = _clock_event(
 )
 
 UP = _state("up", "bool", m.UP, "GPU reachable: {}")
-RELEASED = Signal(
-    "released",
+UNOBSERVED = Signal(
+    "unobserved",
     "bool",
-    "1 while the exporter has released the driver",
-    (Read(m.DOWN.name, where=(("reason", "released"),)),),
+    "1 while nothing is known about the GPU: its source does not answer, or the driver is released",
+    (Read(m.DOWN.name, any_of=("reason", (*TELEMETRY, "released"))),),
     has_owner=False,
-    plain="released by the exporter: {}",
+    plain="not observed by the exporter: {}",
 )
 
 

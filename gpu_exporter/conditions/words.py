@@ -104,7 +104,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "degraded": ("the GPU is degraded", "the GPU is not degraded"),
     "unhealthy": ("the GPU is unhealthy", "the GPU is not unhealthy"),
     "nic_up": ("the nearest network ports are active", "a network port that should be active is not"),
-    "released": ("the exporter has released the driver", "the exporter has not released the driver"),
+    "unobserved": ("the exporter cannot tell, or has released the driver", "the exporter can tell"),
     "sram_exceeded": ("the SRAM threshold is exceeded", "the SRAM threshold is not exceeded"),
     "row_remap_pending": ("a row remap is pending", "no row remap is pending"),
     "row_remap_failed": ("a row remap has failed", "no row remap has failed"),

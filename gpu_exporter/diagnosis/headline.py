@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.faults import TELEMETRY
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.presence import RELEASED, explain
 from gpu_exporter.diagnosis.words import statement, subject
-from gpu_exporter.model.snapshot import GpuStatus
+from gpu_exporter.model.snapshot import UNREAD, GpuStatus
 from gpu_exporter.model.verdict import Health, Verdict
 
 # How urgent an alert of a severity is.
@@ -28,7 +29,7 @@ class Headline(NamedTuple):
 def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | None) -> Headline:
     """Return the worst: no answer, then faults, then findings, then what limits the GPU."""
     if not status.up:
-        severity = "info" if status.reason == RELEASED else "page"
+        severity = "info" if status.reason in (RELEASED, UNREAD) else "ticket" if status.reason in TELEMETRY else "page"
         return Headline(severity, _sentence(explain(status.reason) if status.reason else "the GPU does not answer"))
     if verdict and verdict.problems:
         worst = max(verdict.problems, key=lambda problem: list(Health).index(problem.health))

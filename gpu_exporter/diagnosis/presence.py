@@ -6,7 +6,7 @@ it had before it was lost.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -17,6 +17,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.averages import median
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
+from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
 SCRAPES = 3
@@ -27,7 +28,8 @@ RELEASED = "released"
 
 
 class Absent(NamedTuple):
-    """GPUs that cannot be judged: their names and why. `expected` if the driver was released on purpose."""
+    """GPUs that cannot be judged: their names and why. `expected` if the driver was released on purpose, or if they are
+    being attached."""
 
     node: str
     gpus: str
@@ -109,8 +111,8 @@ def present(scrapes: Sequence[Scrape]) -> Present:
         if sample.name in OF_PRESENCE and newest[_target(sample.labels)] == scrape.at
     ]
     dark = _dark(of_newest)
-    absent = [*_down(of_newest, dark), *_gone(devices, over, now), *_missing(of_newest)]
-    return Present([Scrape(scrape.at, list(_judged(scrape, dark))) for scrape in kept] if dark else kept, absent)
+    absent = [*_down(of_newest, dark), *_gone(devices, over, now), *_missing(of_newest, dark)]
+    return Present([Scrape(scrape.at, list(_judged(scrape, dark))) for scrape in kept] if dark.gpus else kept, absent)
 
 
 def _target(labels: Mapping[str, str]) -> _Target:
@@ -151,34 +153,64 @@ def _node(labels: Mapping[str, str]) -> str:
 
 def explain(reason: str) -> str:
     """Return why a GPU is down, from a value of the label `reason`."""
+    if reason in faults.TELEMETRY:
+        return faults.TELEMETRY[reason]
     return f"{reason}: {faults.DOWN[reason].words}" if reason in faults.DOWN else reason.replace("_", " ")
 
 
-def _dark(newest: Iterable[ScrapedSample]) -> Mapping[_Target, str]:
-    """Return the exporters with a fault of the container or the driver, which says nothing about any GPU, and why."""
-    return {
-        _target(sample.labels): sample.labels["reason"]
+class _Dark(NamedTuple):
+    """Exporters whose source is down, with the labels that say why, and their GPUs, of which nothing is known."""
+
+    sources: Mapping[_Target, Mapping[str, str]]
+    gpus: set[tuple[_Target, str]]
+
+    def why(self, target: _Target, reason: str) -> str:
+        """Return why nothing is known of a GPU that is down for this reason."""
+        source = self.sources.get(target, {})
+        of_source = source and reason not in faults.TELEMETRY.keys() - {SOURCE_LOST}
+        return faults.silent(source.get("source", ""), source.get("reason", "")) if of_source else explain(reason)
+
+
+def _dark(newest: Sequence[ScrapedSample]) -> _Dark:
+    """Return the exporters and GPUs with a fault of telemetry, the container or the driver."""
+    sources = {
+        _target(sample.labels): sample.labels
         for sample in newest
-        if sample.name == m.SOURCE_DOWN.name and sample.value == 1 and sample.labels.get("reason") in faults.OF_NODE
+        if sample.name == m.SOURCE_DOWN.name and sample.value == 1 and sample.labels.get("reason") != RELEASED
     }
-
-
-def _judged(scrape: Scrape, dark: Mapping[_Target, str]) -> Iterator[ScrapedSample]:
-    """Yield the samples without those of GPUs that a fault of the node hides."""
-    return (sample for sample in scrape.samples if "UUID" not in sample.labels or _target(sample.labels) not in dark)
-
-
-def _down(newest: Sequence[ScrapedSample], dark: Mapping[_Target, str]) -> Iterator[Absent]:
-    for target, reason in dark.items():
-        gpus = [sample for sample in newest if sample.name == m.UP.name and _target(sample.labels) == target]
-        if gpus:
-            yield Absent(_node(gpus[0].labels), "every GPU", faults.OF_NODE[reason])
+    gpus = set()
     for sample in newest:
-        if sample.name == m.DOWN.name and sample.value == 1 and _target(sample.labels) not in dark:
-            reason = sample.labels.get("reason", "")
-            yield Absent(
-                _node(sample.labels), f"GPU {sample.labels.get('gpu', '')}", explain(reason), reason == RELEASED
-            )
+        target, reason = _target(sample.labels), sample.labels.get("reason", "")
+        if sample.name == m.DOWN.name and sample.value == 1:
+            of_node = reason in faults.OF_NODE and sources.get(target, {}).get("reason") == reason
+            if of_node or reason in faults.TELEMETRY:
+                gpus.add((target, sample.labels.get("UUID", "")))
+    return _Dark(sources, gpus)
+
+
+def _judged(scrape: Scrape, dark: _Dark) -> Iterator[ScrapedSample]:
+    """Yield the samples without those of GPUs of which nothing is known."""
+    for sample in scrape.samples:
+        if (_target(sample.labels), sample.labels.get("UUID", "")) not in dark.gpus:
+            yield sample
+
+
+def _down(newest: Sequence[ScrapedSample], dark: _Dark) -> Iterator[Absent]:
+    listed = Counter(_target(sample.labels) for sample in newest if sample.name == m.UP.name)
+    together: dict[tuple[_Target, str], list[ScrapedSample]] = defaultdict(list)
+    for sample in newest:
+        if sample.name != m.DOWN.name or sample.value != 1:
+            continue
+        target, reason = _target(sample.labels), sample.labels.get("reason", "")
+        if (target, sample.labels.get("UUID", "")) in dark.gpus:
+            together[target, reason].append(sample)
+        else:
+            name = f"GPU {sample.labels.get('gpu', '')}"
+            yield Absent(_node(sample.labels), name, explain(reason), reason == RELEASED)
+    for (target, reason), samples in together.items():
+        every = len(samples) == listed[target] > 1
+        name = "every GPU" if every else f"GPU {', '.join(sample.labels.get('gpu', '') for sample in samples)}"
+        yield Absent(_node(samples[0].labels), name, dark.why(target, reason), reason == UNREAD)
 
 
 def _gone(devices: Iterable[_Device], over: Mapping[_Device, Collection[str]], now: float) -> Iterator[Absent]:
@@ -196,8 +228,8 @@ def _gone(devices: Iterable[_Device], over: Mapping[_Device, Collection[str]], n
         yield Absent(_node(sample.labels), f"GPU {name}", why)
 
 
-def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
-    """Yield for each node how many of the GPUs that it should have are not listed."""
+def _missing(newest: Iterable[ScrapedSample], dark: _Dark) -> Iterator[Absent]:
+    """Yield for each node how many of the GPUs that it should have are not listed, or why there is no list."""
     expected: dict[_Target, ScrapedSample] = {}
     listed: dict[_Target, int] = defaultdict(int)
     on_bus: dict[_Target, list[str]] = defaultdict(list)
@@ -210,7 +242,11 @@ def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
         listed[target] += sample.name == m.UP.name
     for target, sample in expected.items():
         number = faults.missing(int(sample.value), listed[target])
-        if number > 0:
+        source = dark.sources.get(target)
+        if source and faults.lists_nothing(source):
+            if not listed[target]:
+                yield Absent(_node(sample.labels), "every GPU", dark.why(target, SOURCE_LOST))
+        elif number > 0:
             what = f"{number} of {sample.value:.0f} GPUs"
             where = f": {'; '.join(on_bus[target])}" if on_bus[target] else ""
             yield Absent(_node(sample.labels), what, f"expected, but the driver does not list them{where}")

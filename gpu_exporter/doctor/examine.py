@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.faults import TELEMETRY
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.doctor import machine
 from gpu_exporter.health import fitness as health
@@ -92,7 +93,8 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     up = [status for status in snapshot.gpus if status.up]
     level = FindingLevel.FAIL if not up else FindingLevel.WARN if len(up) < expected else FindingLevel.OK
-    cure = "" if level is FindingLevel.OK else "`dmesg | grep -i nvrm` says what happened to the others"
+    of_driver = level is not FindingLevel.OK and not all(s.up or s.reason in TELEMETRY for s in snapshot.gpus)
+    cure = "`dmesg | grep -i nvrm` says what happened to the others" if of_driver else ""
     missing = "".join(f"; missing: {gpu}" for gpu in health.missing_gpus(snapshot))
     findings.append(Finding("driver", level, f"GPUs that answer: {len(up)} of {expected}{missing}", cure))
     drivers = {status.gpu.driver for status in up if status.gpu.driver}
@@ -114,9 +116,9 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     """Yield the findings on one GPU, without its name."""
     gpu = status.gpu
     if not status.up:
-        yield Finding(
-            "gpu", FindingLevel.WARN, f"does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"])
-        )
+        known = f"does not answer: {status.reason}"
+        what = f"not read: {TELEMETRY[status.reason]}" if status.reason in TELEMETRY else known
+        yield Finding("gpu", FindingLevel.WARN, what, CURES.get(status.reason, CURES["unknown"]))
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
     choice = next((dict(s.labels) for s, _ in snapshot.samples if s.metric is m.SOURCE_INFO and s.gpu == gpu), {})
@@ -207,6 +209,8 @@ CURES = {
     "reset_required": "it asks for a reset: drain the node, then `nvidia-smi --gpu-reset`",
     "stalled": "a call into the driver does not return: `dmesg | grep -i nvrm`; usually only a reboot helps",
     "no_permission": "check the permissions of /dev/nvidia*, or run as a user who may open them",
+    "source_lost": "see the log of the host engine or of gpu-exporter; a host engine that hangs must be restarted",
+    "unread": "wait, and try again; a host engine at 100 % of a core (`top`) is overloaded",
     "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`; restart a container in which no GPU answers",
 }
 

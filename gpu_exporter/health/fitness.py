@@ -16,7 +16,7 @@ from gpu_exporter.catalogue.faults import Fault, Threshold
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VerdictAnswer
-from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD, GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Health, Problem, Unknown, Verdict
 
 # A stalled GPU is unhealthy only after this time, because a driver call may take a second or two when a large job
@@ -45,19 +45,30 @@ ROWS: tuple[Metric, ...] = (
 Values = Mapping[Metric, float]
 
 
-def fault_of_node(statuses: Sequence[GpuStatus], seconds: float) -> frozenset[GpuStatus]:
+def fault_of_node(
+    statuses: Sequence[GpuStatus], seconds: float, *, through_hostengine: bool = False
+) -> frozenset[GpuStatus]:
     """Return the GPUs whose failure is a fault of the container or the driver, and says nothing about them.
 
     No GPU answers, and these stopped within `seconds` of the last one for the same reason: a GPU that failed before,
-    while others answered, is faulty itself. So is a single GPU whose calls hang.
+    while others answered, is faulty itself. So is a single GPU whose calls hang, or that a host engine reports as lost.
     """
     if not statuses or any(status.up for status in statuses):
         return frozenset()
     latest = max((status.read_at for status in statuses if status.read_at is not None), default=None)
     together = [status for status in statuses if latest is None or (status.read_at or -inf) >= latest - seconds]
     reasons = {status.reason for status in together}
-    shared = len(reasons) == 1 and reasons <= faults.OF_NODE.keys() and (reasons != {"stalled"} or len(statuses) > 1)
-    return frozenset(together) if shared else frozenset()
+    alone = len(statuses) == 1
+    of_node = {"unknown", *(() if alone else ("stalled",)), *(("lost",) if through_hostengine and not alone else ())}
+    return frozenset(together) if len(reasons) == 1 and reasons <= of_node else frozenset()
+
+
+def is_lost_by_log(status: GpuStatus, reported: Iterable[Problem], read_at: float) -> bool:
+    """Return whether the kernel log says that a GPU is lost whose source does not answer: it had such an XID since its
+    last read, at this unix time."""
+    codes = {f"xid_{code}" for code in faults.DOWN["lost"].xids}
+    silent = status.reason in (SOURCE_LOST, UNREAD)
+    return silent and any(problem.reason in codes and problem.value >= read_at for problem in reported)
 
 
 def judge(
@@ -66,23 +77,24 @@ def judge(
     why: Callable[[Metric], str],
     reported: Iterable[Problem] = (),
     *,
-    of_node: bool = False,
+    silent: str = "",
 ) -> Verdict:
     """Return the verdict on one GPU by its samples.
 
-    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs. With `of_node`, its
-    failure says nothing about this GPU.
+    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs. `silent` says why no
+    failure to read this GPU says anything about it.
     """
     gpu = status.gpu
     if status.up:
         values = {series.metric: value for series, value in samples if not series.labels}
         unknown = tuple(answer for topic, metrics in TOPICS.items() for answer in _unknown(topic, metrics, values, why))
         return Verdict(gpu, (*_problems(values), *reported), unknown)
-    if of_node:
-        return Verdict(gpu, tuple(reported), (Unknown("any metric", faults.OF_NODE[status.reason]),))
+    if silent:
+        return Verdict(gpu, tuple(reported), (Unknown("any metric", silent),))
     if status.reason in faults.DOWN and not 0 < status.stalled < STUCK_SECONDS:
         return Verdict(gpu, (_problem(faults.DOWN[status.reason], m.UP, 0), *reported))
-    return Verdict(gpu, tuple(reported), (Unknown("any metric", f"it does not answer ({status.reason})"),))
+    words = faults.TELEMETRY.get(status.reason, f"it does not answer ({status.reason})")
+    return Verdict(gpu, tuple(reported), (Unknown("any metric", words),))
 
 
 def is_healthy_but_for_xids(verdict: Verdict) -> bool:
@@ -92,7 +104,10 @@ def is_healthy_but_for_xids(verdict: Verdict) -> bool:
 
 
 def missing(snapshot: Snapshot) -> int:
-    """Return the number of expected GPUs without a verdict."""
+    """Return the number of expected GPUs without a verdict; 0 while no list of GPUs answers, which says nothing."""
+    down = (dict(series.labels) for series, value in snapshot.samples if series.metric is m.SOURCE_DOWN and value == 1)
+    if any(faults.lists_nothing(labels) for labels in down):
+        return 0
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     return faults.missing(expected, len(snapshot.gpus))
 
@@ -186,7 +201,9 @@ def _unknown(
     if not silent:
         return ()
     reasons = {metric: why(metric) for metric in silent}
-    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why not in HARMLESS)
+    # Where a host engine has a value of one, a blank of another means that the driver does not support that one.
+    harmless = HARMLESS | {"no_value"} if len(silent) < len(metrics) else HARMLESS
+    failed = tuple(Unknown(f"{what} ({metric})", why) for metric, why in reasons.items() if why not in harmless)
     if failed or len(silent) < len(metrics):
         return failed
     off = metrics == (m.ECC_DBE_VOL,) and values.get(m.ECC_MODE) == 0

@@ -25,6 +25,10 @@ class GpuLost(GpuExporterError):
         self.reason = reason
 
 
+class GpuNotSampled(GpuExporterError):
+    """What a GPU is read through has no new sample of it, which says nothing about the GPU."""
+
+
 class SourceLost(GpuExporterError):
     """The library stopped answering; the source reconnects. `reason` is a label value."""
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gpu_exporter.model.verdict import Verdict
 
 
-# Why a GPU does not answer that was not read yet.
-UNREAD = "unread"
+# Why a GPU does not answer that was not read yet, and one whose source does not answer.
+UNREAD, SOURCE_LOST = "unread", "source_lost"
 
 
 @dataclass(frozen=True, slots=True)

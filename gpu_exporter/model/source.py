@@ -63,9 +63,14 @@ class Device(ABC):
     xids_since: float | None = None
     reads_means: bool = False
 
+    @property
+    def in_driver(self) -> bool:
+        """Whether a read in progress is in a call into the driver; if that never returns, the GPU is at fault."""
+        return True
+
     @abstractmethod
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """Read the fields of these paces. Raises GpuLost or SourceLost."""
+        """Read the fields of these paces. Raises GpuLost, SourceLost, or GpuNotSampled if there is nothing new yet."""
 
     def read_means(self) -> Reading | None:
         """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
@@ -120,6 +125,14 @@ class Source(ABC):
 
     def read_rarely(self, metrics: frozenset[Metric]) -> None:  # noqa: B027 - most sources are as fast with all metrics
         """Set which metrics are not exposed, but only derived from or shown elsewhere: they may be read less often."""
+
+    @property
+    def through_hostengine(self) -> bool:
+        """Whether the GPUs are read through another program, whose silence says nothing about them.
+
+        Each call of such a source ends by itself: it raises SourceLost if that program makes no progress.
+        """
+        return False
 
     @property
     def reads_until_profiled(self) -> int:

@@ -18,17 +18,20 @@ from gpu_exporter.events.event_log import GpuEvidence
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import PciGpu, pci_bus_id
-from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD, GpuStatus, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.composer import NO_CONTEXT, Composer, Context
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.connector import Connector
 from gpu_exporter.pipeline.gpu_state import GpuState, GpuStates
 from gpu_exporter.pipeline.settings import DEADLINE_SECONDS, DEFAULT_SETTINGS, CollectionSettings, make_plan
+from gpu_exporter.pipeline.worker import Worker
 from gpu_exporter.pipeline.workers import Workers
 
 log = logging.getLogger(__name__)
 
+# How long `await_attached` waits.
+ATTACH_SECONDS = 60.0
 # The clock waits for its workers no longer than this share of an interval.
 WAIT_SHARE = 0.8
 
@@ -74,6 +77,7 @@ class Collector:
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted
         self._publish_seconds = 0.0
+        self._silent = False
         self._gil_lock = source.gil_lock
 
     def set_metrics(self, metrics: Sequence[Metric]) -> None:
@@ -103,6 +107,13 @@ class Collector:
         while not self.connection.await_attempt(0.1) and time.monotonic() < end and not (stop and stop.is_set()):
             pass
         return self.connection.await_attempt(0)
+
+    def await_attached(self, stop: threading.Event | None = None) -> None:
+        """Wait while a host engine, which may be slow, makes progress with attaching the GPUs, but not for ever."""
+        end = time.monotonic() + ATTACH_SECONDS if self.source.through_hostengine else 0.0
+        while self._workers.any_unread() and self.connection.up and time.monotonic() < end:
+            if (stop or self.stopping).wait(0.05):
+                return
 
     def stop(self, timeout: float = 1.0) -> bool:
         """Stop within about `timeout` seconds. Return False if a thread is stuck in a driver: then use `os._exit`."""
@@ -184,9 +195,18 @@ class Collector:
             if status.reason == "gone" and state.is_expired():
                 self._states.forget(state)
         connection = self.connection
+        self._log_silence(connection.up and any(status.reason == SOURCE_LOST for _, status in gpus))
         down = "" if connection.up else "released" if connection.released else connection.reason
-        missing = self._missing([state.gpu for state in states])
+        missing = self._missing([state.gpu for state in states]) if down in ("", "no_gpu") else ()
         return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids, missing)
+
+    def _log_silence(self, silent: bool) -> None:
+        """Log once that a host engine that answers has no values of GPUs, and once that it has them again."""
+        if silent and not self._silent:
+            log.warning("source %s: no new values of some GPUs: it hangs or is overloaded", self.source.name)
+        elif self._silent and not silent and self.connection.up:
+            log.info("source %s has values of all GPUs again", self.source.name)
+        self._silent = silent
 
     def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
         """Yield the metrics of the exporter itself."""
@@ -214,15 +234,37 @@ class Collector:
 
     def _status(self, state: GpuState) -> GpuStatus:
         worker = self._workers.worker_of(state)
-        present = worker.state is state
-        stalled = worker.stalled if present else 0.0
-        released, up = self.connection.released, self.connection.up
-        if not present:
-            reason = "gone"
-        elif stalled and (released or up):
-            reason = "stalled"
-        elif released:
-            reason = "released"
-        else:
-            reason = state.reason if up else "source_lost"
+        stalled = worker.stalled if worker.state is state else 0.0
+        reason = self._down_reason(state, worker, stalled)
         return GpuStatus(state.gpu, not reason, reason, state.read_at, stalled)
+
+    def _down_reason(self, state: GpuState, worker: Worker, stalled: float) -> str:
+        """Return why a GPU does not answer; empty if it does.
+
+        Only the driver, or a list of GPUs that still answers, says that a GPU is down; that outlasts the source. A
+        source that does not answer, or a read that is not over yet, says nothing about the GPU.
+        """
+        connection = self.connection
+        if worker.state is not state:
+            return "gone"
+        if stalled and (connection.released or connection.up):
+            return "stalled"
+        if connection.released:
+            return "released"
+        if state.reason in faults.DOWN:
+            return state.reason
+        if not connection.up:
+            return "gone" if self._left_the_list(state.gpu) else SOURCE_LOST
+        if state.reason or state.is_fresh(self.settings.interval):
+            return state.reason
+        if self.source.through_hostengine:
+            return UNREAD if state.detached_since_read else SOURCE_LOST
+        return SOURCE_LOST if worker.late else ""
+
+    def _left_the_list(self, gpu: Gpu) -> bool:
+        """Return whether a list that still answers lacks the GPU, while the source is down: that of the driver, which
+        is empty, or of the PCI bus, which needs no source."""
+        if self.connection.reason == "no_gpu" and not self.source.through_hostengine:
+            return True
+        addresses = {other.address for other in self._connector.bus}
+        return bool(addresses and gpu.pci_bus_id) and pci_bus_id(gpu.pci_bus_id) not in addresses

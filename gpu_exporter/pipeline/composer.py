@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
+from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.health import fitness
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import PciGpu, pci_bus_id
-from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
+from gpu_exporter.model.snapshot import SOURCE_LOST, GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
 from gpu_exporter.model.source import Attribution, HostEvidence, Source, Telemetry
-from gpu_exporter.model.verdict import Verdict
+from gpu_exporter.model.verdict import Problem, Verdict
 from gpu_exporter.pipeline.gpu_state import GpuState
 from gpu_exporter.pipeline.settings import CollectionSettings
 from gpu_exporter.version import __version__
@@ -42,7 +43,7 @@ class Composer:
     """Makes the snapshots of one source. A series is the same object in each of them."""
 
     def __init__(self, source: Source, settings: CollectionSettings, context: Context) -> None:
-        self._source = source.name
+        self._source, self._through_hostengine = source.name, source.through_hostengine
         self._live, self._description = source.live, source.description
         self._owners = source.owners
         self._non_gpu_samples = source.non_gpu_samples
@@ -75,14 +76,19 @@ class Composer:
         verdicts: list[Verdict] = []
         seen: list[GpuSamples] = []
         of_node = fitness.fault_of_node(
-            [status for _, status in gpus], max(MOMENT_SECONDS, 3 * self._settings.interval)
+            [status for _, status in gpus],
+            max(MOMENT_SECONDS, 3 * self._settings.interval),
+            through_hostengine=self._through_hostengine,
         )
         source_down = source_down or next((status.reason for status in of_node), "")
+        gpus = [(state, self._judged(state, status, of_node, problems, now)) for state, status in gpus]
         for state, status in gpus:
             fresh = status.reason != "released" and state.is_fresh(self._settings.interval)
             read = state.samples if fresh else ()
             reported = problems.get(pci_bus_id(state.gpu.pci_bus_id), ())
-            verdict = fitness.judge(status, read, state.why, reported, of_node=status in of_node)
+            silent = bool(source_down) and (status.reason == SOURCE_LOST or status in of_node)
+            words = faults.silent(self._source, source_down) if silent else ""
+            verdict = fitness.judge(status, read, state.why, reported, silent=words)
             verdicts.append(verdict)
             if self._events and fitness.is_healthy_but_for_xids(verdict):
                 self._events.confirm_repair(pci_bus_id(state.gpu.pci_bus_id))
@@ -104,6 +110,21 @@ class Composer:
         return Snapshot(
             now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description
         )
+
+    def _judged(
+        self,
+        state: GpuState,
+        status: GpuStatus,
+        of_node: Collection[GpuStatus],
+        problems: Mapping[str, Sequence[Problem]],
+        now: float,
+    ) -> GpuStatus:
+        """Return the status of a GPU, whose reason says whether the GPU or its source is at fault."""
+        if status in of_node and status.reason != "stalled":
+            status = replace(status, reason=SOURCE_LOST)
+        read_at = 0.0 if state.read_at is None else now - (time.monotonic() - state.read_at)
+        reported = problems.get(pci_bus_id(state.gpu.pci_bus_id), ())
+        return replace(status, reason="lost") if fitness.is_lost_by_log(status, reported, read_at) else status
 
     def _forget_others(self, gpus: Sequence[Gpu]) -> None:
         """Forget the series of GPUs that are no longer shown."""

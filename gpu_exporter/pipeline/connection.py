@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.source import Source
@@ -19,7 +22,8 @@ class DriverConnection:
 
     `up`: the library can be used. `paused`: no read may begin, because the library is about to be reopened.
     `generation` counts how often all handles became invalid; when it changes, a worker releases its handle.
-    `reason` is why the library is down, as a label value. `stopping` is set when the collector stops.
+    `reason` is why the library is down, as a label value. `called_at` is since when a call about no single GPU has been
+    in progress (monotonic seconds). `stopping` is set when the collector stops.
     """
 
     def __init__(self, source: Source, stopping: threading.Event) -> None:
@@ -29,6 +33,7 @@ class DriverConnection:
         self.paused = False
         self.generation = 0
         self.reason = "no_answer"
+        self.called_at: float | None = None
         self.hand_over_state = HandOverState(self.wake)
         self._error: SourceLost | None = None
         self._logs_failures = False
@@ -101,6 +106,15 @@ class DriverConnection:
         """Note that the library is about to be closed for a hand-over."""
         if self.up:
             self._error = SourceLost(NOT_ANSWERED, "no_answer")
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Note that a call about no single GPU is in progress."""
+        self.called_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self.called_at = None
 
     def sleep(self, timeout: float) -> None:
         """End an attempt, and wait until something changes, at most `timeout` seconds."""

@@ -57,6 +57,7 @@ class Connector(threading.Thread):
                 hand_over = self._connection.hand_over_state.current()
                 wait = self._hand_over(hand_over) if hand_over else self._keep_open()
             except SourceLost as error:
+                self.bus = self._source.bus()  # it answers without the source
                 self._connection.failed(error)
                 wait = self._retry.failed()
             except Exception:
@@ -96,7 +97,7 @@ class Connector(threading.Thread):
     def _reopen_if_needed(self) -> None:
         if not self._needs_reopen():
             self._restart.reset()
-        elif time.monotonic() >= self._restart.due and not self._workers.any_stalled():
+        elif time.monotonic() >= self._restart.due and not self._workers.any_late():
             self._restart.failed()
             self._reopen()
 
@@ -117,8 +118,10 @@ class Connector(threading.Thread):
     def _open(self, *, close: bool) -> None:
         if self._detach() and close and not self._connection.stopping.is_set():
             self._source.close()
-        self._source.open()
-        if self._source.count() == 0:
+        with self._connection.calling():
+            self._source.open()
+            count = self._source.count()
+        if count == 0:
             fix = "check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
             raise SourceLost(f"source {self._source.name}: the driver lists no GPU", "no_gpu", fix=fix)
         self._expected, self.bus = self._look()
@@ -135,7 +138,8 @@ class Connector(threading.Thread):
 
     def _rescan(self) -> None:
         """Start workers for GPUs that the library lists and that have none."""
-        count = self._source.count()
+        with self._connection.calling():
+            count = self._source.count()
         self._workers.ensure_workers(count)
         self.most_gpus = max(self.most_gpus, count, self._expected or 0)
 

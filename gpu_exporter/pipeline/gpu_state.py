@@ -63,6 +63,7 @@ class GpuState:
         self.failures = 0
         self.skipped = 0
         self.reports_xids = False
+        self.detached_since_read = False
         self._stuck = False
         self._clock_events = ClockEvents()
         self._period = 0.0
@@ -110,6 +111,7 @@ class GpuState:
         # With short intervals, not every collection reads the GPU.
         self._period = PAGE_SECONDS if self.read_at is None else min(now - self.read_at, PAGE_SECONDS)
         self.read_at = now
+        self.detached_since_read = False
         self._up()
 
     def attached(self, *, reports_xids: bool) -> None:
@@ -124,6 +126,7 @@ class GpuState:
     def detached(self) -> None:
         """End the series, because the GPU has no handle any more."""
         self.reports_xids = False
+        self.detached_since_read = True
         self.accumulator.detach()
 
     # --- states: one line in the log per change -------------------------------------------------------------------

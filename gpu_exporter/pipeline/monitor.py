@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.model.metric import Gpm, Metric
-from gpu_exporter.model.snapshot import UNREAD, Snapshot
+from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.collector import Collector
 from gpu_exporter.pipeline.settings import CollectionSettings
@@ -35,6 +35,9 @@ class Monitor:
         """Start, and wait until every GPU was read, or often enough for profiling values. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
+        begin = time.monotonic()
+        self._collector.await_attached()
+        end += time.monotonic() - begin
         self._enough.wait(max(0.0, end - time.monotonic()))
         self._enough.set()  # nobody waits any more: reads need no longer be counted
 
@@ -48,7 +51,7 @@ class Monitor:
         if all(
             len(self._reads[status.gpu.index] - {None}) >= wanted
             if status.up
-            else status.reason not in (UNREAD, "stalled")
+            else status.reason not in (UNREAD, SOURCE_LOST, "stalled")
             for status in snapshot.gpus
         ):
             self._enough.set()

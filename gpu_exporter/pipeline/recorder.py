@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue.metrics import OF_HOSTS
-from gpu_exporter.model.errors import GpuExporterError, GpuLost
+from gpu_exporter.model.errors import GpuExporterError, GpuLost, GpuNotSampled
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import EntityKind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples
@@ -145,6 +145,8 @@ class _Recorder:
             for device in list(devices):
                 try:
                     self._write(device.gpu, latest[device.gpu.index], device.read(due), stop)
+                except GpuNotSampled:
+                    continue
                 except GpuLost as error:
                     log.warning("%s; it is not recorded further", error)
                     devices.remove(device)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpu_exporter.events.event_log import EventLog
-from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device
@@ -25,6 +25,8 @@ from gpu_exporter.sources.backoff import Backoff
 
 # Slow reads are spread evenly over this many GPUs: a node has eight. A ninth would read together with the first.
 SPREAD = 8
+# A read of a healthy GPU takes no longer.
+HEALTHY_SECONDS = 0.25
 # How often in a row a pace is retried before its period is over.
 MOST_RETRIES = 3
 
@@ -87,7 +89,7 @@ class Successor:
         self._rehearsals = 0
 
     def read(self, state: GpuState) -> Reading | None:
-        """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost."""
+        """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost, GpuNotSampled."""
         reading = self.device.read(frozenset(Pace))
         self._rehearsals += 1
         answered = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
@@ -162,11 +164,23 @@ class Worker(threading.Thread):
         return self.state is self._unidentified
 
     @property
-    def stalled(self) -> float:
-        """Seconds that the current read has taken if it is stuck, that is, longer than the deadline; else 0."""
+    def late(self) -> float:
+        """Seconds that the current read has taken if that is longer than the deadline; else 0."""
         since = self._busy_since
         busy = 0.0 if since is None else time.monotonic() - since
         return busy if busy > self._plan().deadline else 0.0
+
+    @property
+    def stalled(self) -> float:
+        """Seconds that the current read has been stuck in the driver.
+
+        0 if it waits for something else, or was not over when a call about no single GPU began that has not returned
+        since: then this GPU may be healthy.
+        """
+        device, called_at, late = self._device, self._connection.called_at, self.late
+        in_driver = not self._connection.source.through_hostengine and (device is None or device.in_driver)
+        waits = called_at is not None and called_at <= time.monotonic() - late + HEALTHY_SECONDS
+        return late if in_driver and not waits else 0.0
 
     def wake(self, *, between_pages: bool = False) -> None:
         """Start a read, or end the thread if the collector is stopping. An instant worker does so on this thread.
@@ -247,6 +261,8 @@ class Worker(threading.Thread):
             return
         try:
             reading = self._read(plan, started, between_pages=between_pages)
+        except GpuNotSampled:  # its values become too old by themselves
+            return
         except GpuLost as error:
             self._failed(error.reason, str(error))
         except SourceLost as error:
@@ -332,6 +348,8 @@ class Worker(threading.Thread):
                 device = self._connection.source.attach(self.index, plan.metrics)
                 self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.state)
+        except GpuNotSampled:
+            return None
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
             log.warning("GPU %d: the changed metrics are not read yet: %s", self.gpu_index, error)
             self._drop_successor()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.events.event_log import EventLog
+from gpu_exporter.model.snapshot import UNREAD
 from gpu_exporter.pipeline.connection import DriverConnection
 from gpu_exporter.pipeline.gpu_state import GpuState, GpuStates
 from gpu_exporter.pipeline.settings import CollectionPlan
@@ -88,9 +89,13 @@ class Workers:
             )
             return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
 
-    def any_stalled(self) -> bool:
-        """Return whether a worker is stuck in a driver call."""
-        return any(worker.stalled for worker in self._workers)
+    def any_late(self) -> bool:
+        """Return whether a read takes longer than the deadline."""
+        return any(worker.late for worker in self._workers)
+
+    def any_unread(self) -> bool:
+        """Return whether a GPU has not been read yet, and nothing says why."""
+        return any(worker.state.reason == UNREAD for worker in self._workers[: self._count])
 
     def all_lost(self) -> bool:
         """Return whether all GPUs are lost."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.metrics import SOURCE_INFO
-from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
 from gpu_exporter.model.pci import PciGpu
@@ -128,6 +128,7 @@ class MixedDevice(Device):
         self.gpu, self.xids_since = first.gpu, first.xids_since
         self.source_info: Series | None = None
         self.closed = False
+        self.in_second = False
         self._first = first
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
@@ -140,6 +141,10 @@ class MixedDevice(Device):
     def events(self) -> Sequence[XidEvent]:
         return self._first.events()
 
+    @property
+    def in_driver(self) -> bool:
+        return not self.in_second
+
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return NVML's reading, merged with DCGM's. If DCGM fails, only its metrics are missing."""
         reading = self._first.read(paces)
@@ -150,11 +155,16 @@ class MixedDevice(Device):
         if dcgm is None:
             self._set_source_info("nvml", "no_gpm_and_no_dcgm")
             return reading
+        self.in_second = True
         try:
             merged = _merged(reading, self._read_second(dcgm, reading, paces))
+        except GpuNotSampled:
+            return self._without_values(reading, "no_data")
         except (GpuLost, SourceLost) as error:
             self._set_source_info("nvml", f"no_gpm_and_dcgm_{error.reason}")
             return self._without_second(reading, error)
+        finally:
+            self.in_second = False
         self._set_source_info("nvml+dcgm", "no_gpm")
         return merged
 
@@ -203,13 +213,13 @@ class MixedDevice(Device):
     def _without_second(self, reading: Reading, error: GpuLost | SourceLost) -> Reading:
         if isinstance(error, GpuLost):
             self._retry.failed()
-        ended, self._given = self._given, set()
         self._close_second()
-        return replace(
-            reading,
-            failed={**reading.failed, **dict.fromkeys(ended, error.reason)},
-            ended=reading.ended | ended,
-        )
+        return self._without_values(reading, error.reason)
+
+    def _without_values(self, reading: Reading, reason: str) -> Reading:
+        """Return NVML's reading, with which the series that DCGM gave end."""
+        ended, self._given = self._given, set()
+        return replace(reading, failed={**reading.failed, **dict.fromkeys(ended, reason)}, ended=reading.ended | ended)
 
     def _close_second(self) -> None:
         second, self._second = self._second, None

@@ -29,6 +29,10 @@ class Subset(Source):
         self._indices: list[int | None] = []
 
     @property
+    def through_hostengine(self) -> bool:
+        return self._source.through_hostengine
+
+    @property
     def reads_until_profiled(self) -> int:
         return self._source.reads_until_profiled
 

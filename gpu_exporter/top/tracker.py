@@ -251,8 +251,9 @@ def _facts(samples: ByName, command_of: Callable[[str], str]) -> _Facts:
     for sample in samples.get(m.INTERVAL.name, ()):
         if plausible(sample.value):
             facts.interval = max(1.0, sample.value)
+    down = [sample.labels for sample in samples.get(m.SOURCE_DOWN.name, ()) if sample.value == 1]
     for sample in samples.get(m.EXPECTED.name, ()):
-        if plausible(sample.value):
+        if plausible(sample.value) and not any(map(faults.lists_nothing, down)):
             facts.missing = max(0, faults.missing(int(sample.value), len(samples.get(m.UP.name, ()))))
     return facts
 

@@ -20,7 +20,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.io.user_text import Hostengine, device_list, hostengine
-from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
 from gpu_exporter.sources.dcgm import demand, loading
@@ -407,7 +407,7 @@ def test_a_gpu_without_any_value_is_lost(engine: Make, connect: Connect) -> None
     assert lost.value.reason == "lost"
 
 
-@pytest.mark.parametrize(("code", "reason"), [(-18, "lost"), (-19, "reset_required"), (-67, "gone")])
+@pytest.mark.parametrize(("code", "reason"), [(-18, "lost"), (-19, "reset_required"), (-57, "stalled")])
 def test_a_gpu_is_lost_by_status(engine: Make, connect: Connect, code: int, reason: str) -> None:
     """One field with the status "lost" is enough."""
     fake = engine()
@@ -419,16 +419,48 @@ def test_a_gpu_is_lost_by_status(engine: Make, connect: Connect, code: int, reas
     assert lost.value.reason == reason
 
 
-def test_a_host_engine_that_is_stuck_in_the_driver(engine: Make, connect: Connect) -> None:
-    """It answers with samples that grow old: they do not count as fresh."""
+def test_detached_gpus_are_no_lost_gpus(engine: Make, connect: Connect) -> None:
+    """A host engine has released the driver, for example for an upgrade."""
+    fake = engine()
+    device = connect(fake).attach(0, DEFAULT)
+    device.read(ALL)
+    fake.set(150, {"status": -67})
+    with pytest.raises(SourceLost) as lost:
+        until(device, lambda _: False, 2)
+    assert lost.value.reason == "detached"
+
+
+def test_a_host_engine_that_samples_nothing(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers with samples that grow old: they say nothing about the GPU. After a while, it is connected anew."""
     fake = engine()
     device = connect(fake).attach(0, DEFAULT)
     device.read(ALL)
     with fake.changed() as state:
         state["wedged"] = True
-    with pytest.raises(GpuLost, match="has sampled nothing for") as lost:
+    with pytest.raises(GpuNotSampled):
         until(device, lambda _: False, 10)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.device.RECONNECT_SECONDS", 0.0)
+    with pytest.raises(SourceLost, match="has sampled no GPU for") as lost:
+        device.read(ALL)
     assert lost.value.reason == "stalled"
+
+
+def test_a_host_engine_that_has_not_sampled_yet(engine: Make, connect: Connect) -> None:
+    """An overloaded one accepts the watches, and has no sample for seconds."""
+    fake = engine(first_sample_seconds=1e6)
+    device = connect(fake).attach(0, DEFAULT)
+    with pytest.raises(GpuNotSampled):
+        device.read(ALL)
+    with fake.changed() as state:
+        state["first_sample_seconds"] = 0
+
+    def sampled() -> bool:
+        try:
+            return of(device.read(ALL), m.POWER) == [512.5]
+        except GpuNotSampled:
+            return False
+
+    wait_until(sampled, what="the first sample")
 
 
 def test_mig(engine: Make, connect: Connect) -> None:

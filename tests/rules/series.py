@@ -43,12 +43,16 @@ class Generation(Enum):
         return "gpu-exporter" if self is Generation.GPU_EXPORTER else "dcgm-exporter"
 
 
+# The label `reason` of `gpu_down_reason`, where it differs from the name of the fault.
+REASONS = {"wedged": "stalled", "reload": "source_lost"}
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """`steps` scrapes. `xid` repeats all the time. `owner` is the owner of the GPU if that is not the device's owner.
 
-    `fault`: the GPU is "lost" or "wedged", its exporter is "down", its node reboots ("reboot": counters start
-    again at 0) or Prometheus has no such target ("absent").
+    `fault`: the GPU is "lost" or "wedged", its source is down ("reload"), its exporter is "down", its node reboots
+    ("reboot": counters start again at 0) or Prometheus has no such target ("absent").
     """
 
     steps: int
@@ -280,7 +284,7 @@ def _gpu_exporter_series(
     yield _key(m.READ_AT.name, gpu), float(done * STEP - STEP) if stretch.fault else now
     yield _key(m.READ_AGE.name, gpu), Ramp(float(STEP), 1.0) if stretch.fault else 0.5
     if stretch.fault:
-        yield _key(m.DOWN.name, {**gpu, "reason": {"wedged": "stalled"}.get(stretch.fault, stretch.fault)}), 1.0
+        yield _key(m.DOWN.name, {**gpu, "reason": REASONS.get(stretch.fault, stretch.fault)}), 1.0
     for code in {DRAIN_CODES[0], *({stretch.xid} if stretch.xid else ())}:
         xid = {**gpu, "xid": str(code), "kind": xids.load()[code].kind.value}
         happens = code == stretch.xid

@@ -258,7 +258,7 @@ def draw(chance: random.Random) -> Fleet:
                 level = known.get(signal)
                 if chance.random() < disturbed:
                     level = chance.choice((None, (chance.choice(ODD.get(signal.unit, OTHER)), 0.0)))
-                if signal.name in ("up", "released") and level is None:
+                if signal.name in ("up", "unobserved") and level is None:
                     level = (float(chance.random() < 0.7), 0.0)
                 if level is not None:
                     fleet.known[gpu, signal] = series(signal, level, fleet.now, chance, calm=calm)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, host, loops, network
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.metrics import METRICS
@@ -100,7 +101,8 @@ def expected(mode: FailureMode, generation: Generation, node: str) -> Iterator[E
     """Expect the failure mode on the right GPUs, and no other mode that it does not imply, now or before."""
     by_device = mode.condition is not None and knowable(mode.condition, generation)
     gpus = range(RANKS) if mode.inject.everyone else (0 if by_device else None,)
-    names = [mode.name] if by_device or mode.fleet else []
+    of_source = m.SOURCE_UP.name in mode.fleet and generation is not Generation.GPU_EXPORTER
+    names = [mode.name] if by_device or (mode.fleet and not of_source) else []
     yield now_firing(node, f', alertname="{mode.name}"', firing(node, names, gpus))
     yield never_fired(node, in_incident_of(mode))
 

@@ -18,9 +18,10 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Scope,
     Severity,
 )
-from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
+from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN, TELEMETRY
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
+from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -55,9 +56,13 @@ def _grown(signal: Signal) -> Over:
     return Over(signal, Fn.INCREASE, 15 * MINUTE)
 
 
-RELEASED = Compare(Over(s.RELEASED), "==", 1.0)
+UNOBSERVED = Compare(Over(s.UNOBSERVED), "==", 1.0)
 # An exporter that released the driver has no GPUs until it resumes.
 _RELEASED_NODE = f"on (cluster, job, instance) ({m.RELEASED} == 1)"
+# GPUs that cannot be read for a reason that says nothing about them.
+_TELEMETRY = f'{m.DOWN}{{reason=~"{"|".join(TELEMETRY)}"}} == 1'
+# A source without a list of GPUs, which may therefore lack none. The driver's empty list is one.
+_NO_LIST = f'({m.SOURCE_DOWN}{{reason!="no_gpu"}} or {m.SOURCE_DOWN}{{source="{DCGM.name}"}}) == 1'
 
 MODES = (
     FailureMode(
@@ -72,7 +77,7 @@ MODES = (
         "hung), run nvidia-bug-report.sh, then reboot the node. If "
         "gpu_down_reason says reset_required, reset the GPU instead.",
         Inject(fault="lost"),
-        Unless(Compare(Over(s.UP), "<", 1.0), RELEASED),
+        Unless(Compare(Over(s.UP), "<", 1.0), UNOBSERVED),
         fleet=f"""(
   (
     max by (cluster, job, instance) ({m.EXPECTED} - {m.VISIBLE})
@@ -83,6 +88,8 @@ MODES = (
   ) > 0
   and on (cluster, job, instance) up == 1
   unless on (cluster, job, instance) ({m.UP}{{UUID!=""}} == 0)
+  unless on (cluster, job, instance) ({_TELEMETRY})
+  unless on (cluster, job, instance) ({_NO_LIST})
   unless {_RELEASED_NODE}
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))""",
@@ -99,7 +106,8 @@ MODES = (
         },
         meaning="The driver no longer answers for this GPU, or fewer GPUs answer than this node had. Usually the GPU "
         "fell off the PCIe bus (XID 79) or its firmware hung (XID 119 or 120). Programs that use it fail with "
-        "CUDA errors or hang.",
+        "CUDA errors or hang. If the DCGM host engine or the driver's library does not answer, nothing is known about "
+        "the GPUs, and GpuSourceDown fires instead.",
         impact="What ran on this GPU has failed. The ranks of the same job on other GPUs wait until they time out. A "
         "reset rarely brings back a GPU that fell off the bus.",
         diagnosis=(
@@ -130,9 +138,9 @@ MODES = (
         wrong="GPUs that were removed or given to a virtual machine count as missing until the exporter restarts (with "
         "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. So do GPUs that are bound to another driver on purpose, except those "
         "bound to vfio or pci-stub. If the driver is not loaded when "
-        "the exporter starts, the exporter does not know how many GPUs the node has, and the alert is silent: set "
-        "`--expected-gpus` (in the chart: `config.expected_gpus`), or alert on "
-        f"`{m.SOURCE_UP} == 0 unless on (cluster, job, instance) {m.RELEASED} == 1`. The alert is silent after "
+        "the exporter starts, the exporter does not know how many GPUs the node has, and the alert is silent: "
+        "GpuSourceDown fires instead. While a DCGM host engine is down, a lost GPU fires this alert only if the kernel log "
+        "has an XID 79 of it, or if the GPU has left the PCI bus. The alert is silent after "
         "`gpu-exporter release` until the driver is resumed. If the node or the exporter is down, "
         "GpuExporterDown fires instead of this alert.",
     ),
@@ -886,10 +894,11 @@ MODES = (
         "either), drain the node and reboot it. If all GPUs of the node are stale and nvidia-smi answers, restart "
         "the exporter.",
         Inject(fault="wedged"),
-        Unless(Compare(Over(s.READ_AGE), ">", STALE), RELEASED),
+        Unless(Compare(Over(s.READ_AGE), ">", STALE), UNOBSERVED),
         meaning="The exporter answers, but could not read this GPU for minutes. Its metrics are missing, because the "
         "exporter withdraws values that are too old.",
-        impact="Most other alerts cannot fire for this GPU meanwhile. If GpuLost fires too, follow its runbook.",
+        impact="Most other alerts cannot fire for this GPU meanwhile. If GpuLost fires too, follow its runbook. If the "
+        "DCGM host engine or the driver's library does not answer, GpuSourceDown fires once for the node instead.",
         diagnosis=(
             "Run `gpu-exporter doctor` on the node. It says which call hangs or fails, and why.",
             f'Look at `{m.STALLED}{{instance=~"NODE:.*"}}`. Above 0, a call hangs in the driver, and so will '
@@ -905,8 +914,63 @@ MODES = (
             "If all GPUs are stale and `nvidia-smi` answers, restart the exporter and raise its CPU request"
             " (or limit, if it has one).",
         ),
-        wrong="The exporter measures the age, so the clocks of the node and of Prometheus do not matter. A driver upgrade without `gpu-exporter release` fires the alert if it takes longer than about "
-        "four minutes.",
+        wrong="The exporter measures the age, so the clocks of the node and of Prometheus do not matter.",
+    ),
+    FailureMode(
+        "GpuSourceDown",
+        Domain.HEALTH,
+        Severity.WARNING,
+        5 * MINUTE,
+        Action.NONE,
+        "The exporter {{ $labels.instance }}{{ with $labels.node }} (node {{ . }}){{ end }} cannot read its GPUs: their "
+        "state is unknown",
+        "Do not drain or reboot the node for this: nothing is known about its GPUs. With --source dcgm, check that "
+        "nv-hostengine runs and answers (dcgmi discovery -l), read its log, and restart it. Otherwise run gpu-exporter "
+        "doctor on the node (with the chart: in the exporter's pod).",
+        Inject(fault="reload"),
+        fleet=f"""(
+  max by (cluster, job, instance) (
+    (min_over_time({m.SOURCE_UP}[1m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)
+    or
+    {_TELEMETRY}
+  )
+  unless on (cluster, job, instance) ({m.DOWN}{{reason="stalled"}} == 1)
+  unless {_RELEASED_NODE}
+)
+* on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))
+or on (cluster, job, instance)
+max by (cluster, job, instance) (
+  (min_over_time({m.SOURCE_UP}[1m]) == 0 and avg_over_time({m.SOURCE_UP}[10m]) < 0.5)
+  unless {_RELEASED_NODE}
+)""",
+        scope=Scope.FLEET,
+        explains={Place.NODE: ("GpuTelemetryStale", "GpuMetricsMissing")},
+        meaning="The exporter answers, but what it reads the GPUs through does not: the DCGM host engine is down, restarts "
+        "again and again, hangs or is overloaded, its bindings are missing, or the driver's library cannot be used. "
+        "This says nothing about the GPUs, which may be healthy and at work.",
+        impact="No other alert on these GPUs can fire, except those on XIDs in the kernel log. Jobs are not affected. "
+        "gpu-exporter remediate does nothing on this node meanwhile.",
+        diagnosis=(
+            f'Look at `{m.SOURCE_DOWN}{{instance=~"NODE:.*"}}`: its labels say which source is down, and why; for single '
+            f"GPUs, `{m.DOWN}` does. `source_lost` means that the source does not answer, `unread` that a GPU is still being "
+            "attached.",
+            "For the source dcgm: run `systemctl status nvidia-dcgm`, or look at the pod of the host engine. Does it run, "
+            "and does `dcgmi discovery -l` answer within a second? See [what breaks with DCGM](../dcgm.md#when-something-breaks).",
+            "Run `top` on the node. A host engine at 100 % of a core is overloaded: fewer metrics (`--fields`), or "
+            "longer intervals, cost it less.",
+            "For the sources nvml and auto: run `gpu-exporter doctor` in the exporter's pod, and `nvidia-smi` on the node. "
+            "If only the first fails, the container has lost its devices or its driver library.",
+        ),
+        mitigation=(
+            "Restart the host engine (`systemctl restart nvidia-dcgm`, or its pod). With an embedded host engine, restart "
+            "gpu-exporter. The exporter reconnects by itself, and its counters continue.",
+            "If the container has lost its devices, restart it. If the driver was upgraded without a reboot, load its "
+            "kernel module again, or reboot the node once its jobs have ended.",
+            "If `nvidia-smi` hangs on the node, too, suspect the driver: see GpuLost.",
+        ),
+        wrong="An upgrade of the driver or of the host engine that takes longer than about four minutes fires the alert; "
+        "shorter ones do not. A host engine that is restarted again and again fires it after about ten minutes, if its "
+        "GPUs cannot be read for more than half of the time.",
     ),
     FailureMode(
         "GpuExporterDown",
@@ -931,6 +995,7 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         scope=Scope.FLEET,
         explains={
             Place.NODE: (
+                "GpuSourceDown",
                 "GpuLost",
                 "GpuTelemetryStale",
                 "GpuAttributionDown",

@@ -118,7 +118,8 @@ class Inject:
     """The samples that make a mode fire: `values` replace those of a healthy GPU (see profiles.py).
 
     `peers` are the values of the other ranks of its job, and with `everyone` the mode fires for them as well. `xid` is an
-    event that repeats. `fault` is a failure that no value shows: lost, wedged or down (the exporter does not answer).
+    event that repeats. `fault` is a failure that no value shows: lost, wedged, reload (the driver is unloaded) or down (the exporter does
+    not answer).
     `absent` metrics have no sample. `series` are the series of another exporter of the cluster or of training loops, by name
     and labels; `series_before` are their values in the hours before, for modes that compare with the past.
     """

@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent, detail
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.model.source import Device
 from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
 from gpu_exporter.sources.dcgm.demand import SAMPLED_SECONDS, Demand, interval_of, sampling, sampling_of_means
-from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
+from gpu_exporter.sources.dcgm.errors import (
+    GPUS_DETACHED,
+    LOST,
+    NO_PROFILING,
+    PROFILING_PAUSED,
+    DcgmError,
+    down_reason,
+    hung_fix,
+    outcome,
+    raise_if_lost,
+)
 from gpu_exporter.sources.dcgm.groups import FieldWatch, WatchRequest, WatchResult
 from gpu_exporter.sources.dcgm.health_and_peers import HealthAndPeers
 from gpu_exporter.sources.dcgm.inventory import (
@@ -161,8 +171,10 @@ def _architecture(capability: tuple[int, int]) -> str:
 
 # Metrics of NVLinks that the list of links has.
 OF_LINKS = (m.NVLINK_COUNT, m.NVLINK_UP, m.LINK_UP)
-# If a GPU has no new sample for this long, the host engine is alive but stuck in the driver.
+# Without a new sample of a GPU for this long, its values are too old: the host engine hangs or is overloaded.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
+# If the host engine has sampled no GPU for this long, it is connected anew.
+RECONNECT_SECONDS = 60.0
 # The most XIDs that are kept until they are fetched. Those of a device that only complements NVML's are never fetched.
 MOST_XIDS = 1000
 
@@ -243,7 +255,7 @@ class DcgmDevice(Device):
             self._prepare()
         except DcgmError as error:
             raise_if_lost(error, f"GPU {index}", session.connection.where)
-            raise GpuLost(f"GPU {index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
+            raise GpuLost(f"GPU {index}: DCGM: {error}", down_reason(error.code)) from error
 
     # --- watches --------------------------------------------------------------------------------------------------
 
@@ -348,7 +360,7 @@ class DcgmDevice(Device):
         """Read what is watched now. Only on the source's thread. Raises GpuLost if the host engine refused it all."""
         if self._errors and not self._watches:
             error = next(iter(self._errors.values()))
-            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
+            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", down_reason(error.code)) from error
         self._subscribe()
         replaced, self._replaced = self._replaced, []
         self._end(replaced)
@@ -376,6 +388,10 @@ class DcgmDevice(Device):
 
     def events(self) -> Sequence[XidEvent]:
         return [self._xids.popleft() for _ in range(len(self._xids))]
+
+    @property
+    def in_driver(self) -> bool:
+        return False
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         if not self._context.is_readable(self._number):
@@ -411,7 +427,10 @@ class DcgmDevice(Device):
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """Fill in the values of fields other than profiling. Raises GpuLost if none has a value, or a new sample."""
+        """Fill in the values of fields other than profiling.
+
+        Raises GpuLost if no sample has a value, GpuNotSampled if there is no new sample, SourceLost if that lasts.
+        """
         fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
         board = [query for query in fast if query.series.metric.nvml is not None]  # others may be blank on a good GPU
         stamps = [answers[query.key].stamp for query in board if query.key in answers]
@@ -420,17 +439,24 @@ class DcgmDevice(Device):
             value = _value(query, answer)
             if value is not None:
                 values[query.series] = value
-            elif answer is not None and answer.status in LOST:
-                raise GpuLost(f"GPU {self.gpu.index}: {DcgmError(answer.status)}", LOST[answer.status])
+            elif answer is not None and answer.status in (*LOST, GPUS_DETACHED):
+                raise_if_lost(DcgmError(answer.status), f"GPU {self.gpu.index}", self._session.connection.where)
             elif query.series in self._answered:
                 failed[query.series] = answer.reason if answer and answer.reason else "no_data"
-        if board and not any(query.series in values for query in board):
+        newest = max(stamps, default=0)
+        if newest != self._stamp:
+            if self._stamp:
+                self._session.sampled_at = now
+            self._stamp, self._stamped_at = newest, now
+        if board and newest and not any(query.series in values for query in board):
             raise GpuLost(f"GPU {self.gpu.index}: DCGM has no value of it", "lost")
-        if stamps and max(stamps) != self._stamp:
-            self._stamp, self._stamped_at = max(stamps), now
-        elif stamps and now - self._stamped_at > max(STUCK_INTERVALS * self._interval, STUCK_SECONDS):
-            since = now - self._stamped_at
-            raise GpuLost(f"GPU {self.gpu.index}: the host engine has sampled nothing for {since:.0f} s", "stalled")
+        since = now - max(self._session.sampled_at, self._subscribed_at)
+        if board and since > max(STUCK_INTERVALS * self._interval, RECONNECT_SECONDS):
+            where = self._session.connection.where
+            message = f"DCGM: {where} has sampled no GPU for {since:.0f} s"
+            raise SourceLost(message, "stalled", fix=hung_fix(where))
+        if board and (not newest or now - self._stamped_at > max(STUCK_INTERVALS * self._interval, STUCK_SECONDS)):
+            raise GpuNotSampled(f"GPU {self.gpu.index}: the host engine has no new sample of it")
 
     def _links(self) -> dict[Series, float]:
         """Return how many NVLinks the GPU has, how many are up, and which."""
@@ -481,7 +507,7 @@ class DcgmDevice(Device):
         try:
             self._prepare()
         except DcgmError as error:
-            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
+            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", down_reason(error.code)) from error
         self._answered = {series for series in self._answered if series.metric not in self._plan.unsupported}
         self._profiling.resume(before)
 

@@ -6,6 +6,7 @@ The codes are from `dcgm_structs.h`, the same in DCGM 3.3 and 4. The texts are n
 from __future__ import annotations
 
 from gpu_exporter.io.user_text import Hostengine
+from gpu_exporter.model import snapshot
 from gpu_exporter.model.errors import GpuLost, SourceLost
 
 OK = 0
@@ -61,7 +62,7 @@ UNSUPPORTED = {
 LOST = {
     GPU_IS_LOST: "lost",
     RESET_REQUIRED: "reset_required",
-    GPUS_DETACHED: "gone",
+    NVML_DRIVER_TIMEOUT: "stalled",
 }
 # Errors of a host engine that cannot profile until something is installed or changed.
 NO_PROFILING = {
@@ -85,6 +86,7 @@ SOURCE_LOST = {
     INIT_ERROR: "init_error",
     LIBRARY_NOT_FOUND: "no_library",
     NVML_NOT_LOADED: "not_loaded",
+    GPUS_DETACHED: "detached",
 }
 
 # What to do about an error whose cause only the host engine knows.
@@ -106,6 +108,11 @@ def outcome(code: int) -> str:
     return UNSUPPORTED.get(code) or LOST.get(code) or "unknown"
 
 
+def down_reason(code: int) -> str:
+    """Return why a GPU cannot be attached. Only errors of the driver say anything about the GPU."""
+    return LOST.get(code) or ("unknown" if code == NVML_ERROR else snapshot.SOURCE_LOST)
+
+
 def hung_fix(where: str) -> str:
     """Return what to do about a host engine that hangs. `where` names it."""
     program = "gpu-exporter" if where == str(Hostengine()) else "nv-hostengine"
@@ -118,6 +125,7 @@ def source_lost(code: int, where: str) -> SourceLost:
         CONNECTION_NOT_VALID: "is nv-hostengine running there, and does it listen on that address?",
         TIMEOUT: hung_fix(where),
         VER_MISMATCH: "install bindings and a host engine of the same major version",
+        GPUS_DETACHED: "attach them to it again",
         NVML_NOT_LOADED: "load the NVIDIA kernel driver there (`modprobe nvidia`), then restart nv-hostengine",
     }.get(code, SEE_LOG)
     return SourceLost(f"DCGM: {where}: {DcgmError(code)}", SOURCE_LOST.get(code, "unknown"), fix=fix)

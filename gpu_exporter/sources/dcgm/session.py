@@ -175,8 +175,9 @@ class FieldTable:
 class Session:
     """A connection with its groups, its hardware and the answers that its devices share.
 
-    `counted` has the timestamp of the last profiling sample that any device has counted, by entity and field. Every
-    method raises SourceLost if the connection is broken.
+    `counted` has the timestamp of the last profiling sample that any device has counted, by entity and field.
+    `sampled_at` is when any device last had a newer sample than before (monotonic seconds). Every method raises
+    SourceLost if the connection is broken.
     """
 
     def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, heartbeat: Callable[[], None]) -> None:
@@ -188,6 +189,7 @@ class Session:
         self.xids = XidWatches(self.connection, self.groups)
         self.table = FieldTable()
         self.counted: dict[tuple[Entity, int], int] = {}
+        self.sampled_at = time.monotonic()
         self._wanted: dict[object, Wanted] = {}
         self._pulses: dict[object, tuple[Entity, int]] = {}
         self._batches: dict[Pace, list[tuple[frozenset[int], list[Entity]]]] = {}

@@ -56,6 +56,7 @@ class DcgmSource(Source):
     """The GPUs of a host engine. A GPU's index is its position in DCGM's list, as nvidia-smi counts."""
 
     name, description, live = DCGM
+    through_hostengine = True
     # A profiling value takes a whole interval of the host engine, which may begin at any time.
     reads_until_profiled = 4
 

@@ -160,6 +160,29 @@ def test_a_wedged_driver_affects_no_scrape(start: Start, gpus: Drive) -> None:
     assert exporter.status("/readyz") == 200
 
 
+@pytest.mark.parametrize(("lock", "after"), [("gpu", "up"), ("driver", "source_lost")])
+def test_a_hanging_call_about_no_gpu(start: Start, gpus: Drive, lock: str, after: str) -> None:
+    """The number of GPUs is never returned: they are read on, or wait for it, and none of them is to blame."""
+    driver = gpus(2)
+    driver.lock(lock)
+    exporter = start(driver)
+    waits = driver.waiting()
+    driver.delay("Count", 3600)
+    made, found = "gpu_exporter_snapshot_timestamp_seconds", set[str]()
+    first = exporter.until(lambda page: waits(), 30)
+
+    def settled(page: Page) -> bool:
+        found.update(states(page).values())
+        later = page.value(made) > first.value(made) + 3
+        return later and states(page) == dict.fromkeys(range(2), after)
+
+    exporter.until(settled, 30)
+    assert found <= {"up", after}
+    assert "stuck in a driver call" not in exporter.log.read_text()
+    driver.unset("Delay.Count")
+    exporter.until(lambda page: states(page) == up(2), 30)
+
+
 @pytest.mark.parametrize(("lock", "stuck"), [("gpu", {3}), ("driver", set(range(8)))])
 def test_ends_on_sigterm_while_wedged(start: Start, gpus: Drive, lock: str, stuck: set[int]) -> None:
     """A thread that is stuck in the driver does not delay the exit."""
@@ -239,7 +262,7 @@ def test_a_container_that_lost_its_devices(start: Start, gpus: Drive) -> None:
     with driver.batch():
         driver.answer_unknown(0)
         driver.answer_unknown(1)
-    page = exporter.until(lambda page: states(page) == dict.fromkeys(range(2), "unknown"))
+    page = exporter.until(lambda page: states(page) == dict.fromkeys(range(2), "source_lost"))
     assert page.value("gpu_exporter_source_up") == 0
     assert page.value("gpu_exporter_source_down_reason", reason="unknown") == 1
     assert page.values("gpu_health_state") == [0] * 6

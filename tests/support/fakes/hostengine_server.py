@@ -249,6 +249,7 @@ class Hostengine:
     # --- watches ---
 
     def do_watch(self, connection: int, group: int, fields: int, seconds: float) -> None:
+        time.sleep(self._state.get("watch_seconds", 0))  # an overloaded host engine makes every client wait
         if group not in self._groups or fields not in self._field_groups:
             raise Failed(BADPARAM)
         refused = self._state.get("profiling", OK)
@@ -325,6 +326,8 @@ class Hostengine:
                 return [NO_DATA, letter, blank(letter, 0), 0]
             return [OK, letter, known[-1][1], known[-1][0]]
         now = self._wedged_at or time.time()
+        if now - watched.since < self._state.get("first_sample_seconds", 0):
+            return [NO_DATA, letter, blank(letter, 0), 0]
         stamp = int(watched.stamp(now, self._pass_seconds()) * 1e6)
         value = self._value(kind, entity, field)
         if is_profiling(field) and now - watched.since < min(watched.by.values()):

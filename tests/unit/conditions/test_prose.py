@@ -49,7 +49,7 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
         (Compare(Over(s.NVLINK), "<", FLOW), "NVLink traffic is below 2.5 GB/s (`flow`)"),
         (Compare(Over(s.XID_UNKNOWN), "<", OLD), "time since the last undocumented XID is below 10 min (`old`)"),
         (Compare(Over(s.UP), "<", 1.0), "the GPU does not answer"),
-        (Compare(Over(s.RELEASED), "==", 1.0), "the exporter has released the driver"),
+        (Compare(Over(s.UNOBSERVED), "==", 1.0), "the exporter cannot tell, or has released the driver"),
         (Compare(Over(s.REMAP_PENDING), ">", 0.0), "a row remap is pending"),
         (Compare(Over(s.ECC_DBE), ">", 0.0), "there are uncorrectable ECC errors"),
         (Compare(Over(s.FABRIC), "!=", 3), "fabric status is not 3"),

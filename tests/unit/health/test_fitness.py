@@ -184,6 +184,12 @@ def test_down(reason: str, level: Health, action: Action) -> None:
         ({m.ECC_DBE_VOL: NONE, m.ECC_MODE: 0}, Health.HEALTHY, ["uncorrectable ECC errors: ECC is off"]),
         ({m.RECOVERY: NONE}, Health.HEALTHY, ["recovery action: not_supported"]),
         ({m.RETIRED_PENDING: NONE}, Health.HEALTHY, []),
+        ({m.RETIRED_PENDING: "no_value"}, Health.HEALTHY, []),
+        (
+            {m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: "no_value"},
+            Health.UNKNOWN,
+            ["row remapping or page retirement (DCGM_FI_DEV_RETIRED_PENDING): no_value"],
+        ),
         ({m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: 0}, Health.HEALTHY, []),
         (
             {m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: NONE},
@@ -267,7 +273,7 @@ def test_faults_of_the_node(gpus: Sequence[tuple[str, float | None]], of_node: S
     found = fitness.fault_of_node(statuses, 5.0)
     assert sorted(status.gpu.index for status in found) == of_node
     for status in found:
-        verdict = fitness.judge(status, (), str, of_node=True)
+        verdict = fitness.judge(status, (), str, silent="no GPU answers")
         assert (verdict.health, verdict.action, verdict.problems) == (Health.UNKNOWN, Action.NONE, ())
 
 

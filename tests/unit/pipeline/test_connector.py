@@ -186,7 +186,7 @@ def test_a_change_of_the_bus_does_not_pause_gpus_beside_a_stuck_one(
     """The library could not be reopened anyway: a call is inside it."""
     node.library.on_bus = on_bus("nvidia")
     node.run()
-    monkeypatch.setattr(Worker, "stalled", 5.0)
+    monkeypatch.setattr(Worker, "late", 5.0)
     monkeypatch.setattr(Worker, "busy", True)
     waits: list[float] = []
     monkeypatch.setattr(node.workers, "wait_idle", waits.append)

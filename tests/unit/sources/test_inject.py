@@ -56,7 +56,7 @@ SPECIAL = {
     "GpuTelemetryStale": (12, 15.0),
 }
 # Detected only by other exporters or Prometheus.
-OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
+OUTSIDE = {"GpuExporterDown", "GpuSourceDown", *(mode.name for mode in MODES if mode.requires)}
 
 CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
 
