@@ -270,7 +270,12 @@ def cost_of_client(
     """Measure a client, once every GPU is up and the first slow reads are done."""
     with client(command, port, setup.environment(checkout) if checkout else {}) as run:
         shown = run.until(up)
-        time.sleep(15)
+        if run.process.poll() is None:
+            time.sleep(15)
+        if run.process.poll() is not None:
+            last = run.log.read_text(errors="replace").splitlines()[-1:]
+            print(f"{name}, {checkout} ended with exit code {run.process.returncode}: {' '.join(last)}", flush=True)
+            return Cost(name, checkout, None, None, None, 0, 0.0)
         of_engine, of_client = measured(run, served, setup.seconds)
         page = run.page() or {}
         show_log(f"{name}, {checkout}", run.log)
@@ -307,12 +312,12 @@ def cost_row(each: Cost) -> list[str]:
 
 
 def print_cost(setup: Setup) -> None:
-    """Print the table of costs, row by row."""
-    head = ("client", "engine", "client", "together", "up", "samples", "MiB")
-    print(table(head, []), end="", flush=True)
+    """Print each row when it is measured, and the table at the end."""
+    head, rows = ("client", "engine", "client", "together", "up", "samples", "MiB"), []
     for each in cost(setup):
-        print(f"| {' | '.join(cost_row(each))} |", flush=True)
-    print()
+        rows.append(cost_row(each))
+        print(*rows[-1], sep="  ", flush=True)
+    print(f"\n{table(head, rows)}", flush=True)
 
 
 # --- values beside NVML -----------------------------------------------------------------------------------------------
