@@ -328,7 +328,8 @@ def test_the_webhook(site: Site, start: Start, token: str, body: bytes, status: 
     """It needs the token, and refuses what is not a notification."""
     start(site.settings(Mode.OBSERVE))
     assert site.post("/webhook", body, token)[0] == status
-    assert f'gpu_remediation_webhooks_total{{code="{status}"}} 1.0' in site.metrics()
+    counted = f'gpu_remediation_webhooks_total{{code="{status}"}} 1.0'
+    until(lambda: counted in site.metrics(), what="a page that counts it")
 
 
 def test_a_drain(site: Site, start: Start) -> None:
