@@ -6,10 +6,12 @@ declare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from textwrap import indent
 
 from gpu_exporter.alerting.aggregates import Aggregate
-from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
+from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, MODES
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Within
 from gpu_exporter.catalogue.failure_modes.relation import LABELS
 
@@ -33,23 +35,42 @@ def _selected(names: Sequence[str], place: Within) -> str:
     return f"{ALL.record}{{{matchers}}}"
 
 
-def _explained() -> Iterator[str]:
-    """Yield for each place the firing alerts that others explain: those with the same causes together."""
+def _explained(only: Collection[str]) -> Iterator[str]:
+    """Yield for each place those of some firing alerts that others explain: those with the same causes together."""
     for place in Within:
         targets: dict[tuple[str, ...], list[str]] = {}
         for mode in MODES:
             causes = tuple(each.name for each in MODES if place in EFFECTS[each.name].get(mode.name, ()))
-            if causes:
+            if causes and mode.name in only:
                 targets.setdefault(causes, []).append(mode.name)
         labels = ", ".join(("cluster", *LABELS[place]))
         for causes, names in targets.items():
             yield f"{_selected(names, place)} and on ({labels}) {_selected(causes, place)}"
 
 
+def _of_fleet() -> str:
+    """Return the firing alerts of nodes that an alert about the same fault on many nodes explains."""
+    source = f'label_replace({ALL.record}{{alertname="GpuFleetFault"}}, "alertname", "$1", "{CAUSE}", "(.+)")'
+    return f"{_selected(FLEET_CAUSES, Within.NODE)} and on (cluster, alertname, {XID}) {source}"
+
+
+_PAGES = _selected(FLEET_CAUSES, Within.NODE).replace("}", ', severity="critical"}')
+NODES = Aggregate(
+    FAULTS,
+    "Nodes with a critical alert that no other alert of a node explains",
+    f"""label_replace(group by (cluster, alertname, {XID}, node) (
+  {_PAGES}
+  unless
+  (
+{indent(f"{chr(10)}or{chr(10)}".join(_explained(FLEET_CAUSES)), "    ")}
+  )
+), "{CAUSE}", "$1", "alertname", "(.+)")""",
+    (CAUSE, XID, "node"),
+)
 EXPLAINED = Aggregate(
     "incident:explained:alerts",
     "Firing alerts that another firing alert explains",
-    "\nor\n".join(_explained()),
+    "\nor\n".join([*_explained([mode.name for mode in MODES]), _of_fleet()]),
     _LABELS,
 )
 CAUSES = Aggregate(
@@ -58,4 +79,6 @@ CAUSES = Aggregate(
     f"{ALL.record} unless {EXPLAINED.record}",
     _LABELS,
 )
-INCIDENTS = (FIRING, ALL, EXPLAINED, CAUSES)
+# Read by an alert that must fire soon.
+ALERTS = (FIRING, ALL, NODES)
+INCIDENTS = (EXPLAINED, CAUSES)

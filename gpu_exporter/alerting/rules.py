@@ -29,7 +29,7 @@ from gpu_exporter.catalogue import bottlenecks, failure_modes
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
@@ -161,10 +161,14 @@ def _recorded_windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
 
 def _cost(prices: Limits) -> Iterator[Rule]:
     for each in (*aggregates.COSTS, training_jobs.TOKEN_COST):
-        text = each.expression
-        for price in PRICES:
-            text = text.replace(f"{{{price.name}}}", f"{prices.get(price.name, price.value):.15g}")
-        yield _record(each.record, text)
+        yield _record(each.record, with_limits(each.expression, PRICES, prices))
+
+
+def with_limits(text: str, of: Iterable[Limit], limits: Limits) -> str:
+    """Return an expression with the values of these limits in place of their names in braces."""
+    for limit in of:
+        text = text.replace(f"{{{limit.name}}}", f"{limits.get(limit.name, limit.value):.15g}")
+    return text
 
 
 # For what is read over windows of five minutes or more, and for alerts that wait for ten, a shorter interval has no
@@ -174,8 +178,17 @@ SLOW, RECORDED_EVERY = "1m", 60.0
 SLOWEST = "2m"
 # For alerts that fire at once.
 PROMPT = "10s"
-# The groups that need their own intervals: alerts count samples of `gpu-classes`, and reports add up those of others.
-OWN_INTERVAL = ("gpu-classes", "gpu-time", "gpu-accounting", "gpu-fleet", "gpu-reports")
+# The groups that need their own intervals: alerts count samples of `gpu-classes`, reports add up those of others, and
+# a fault of the fleet must be known before its nodes notify.
+OWN_INTERVAL = (
+    "gpu-classes",
+    "gpu-time",
+    "gpu-accounting",
+    "gpu-fleet",
+    "gpu-reports",
+    "gpu-alerts",
+    "gpu-health-prompt",
+)
 
 
 def _recorded(limits: Limits) -> Groups:
@@ -196,6 +209,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup("gpu-serving", _aggregates(serving.SERVING), SLOW),
         RuleGroup("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         RuleGroup("gpu-controller", _aggregates(remediation.REMEDIATION)),
+        RuleGroup("gpu-alerts", _aggregates(incidents.ALERTS), PROMPT),
         RuleGroup("gpu-incidents", _aggregates(incidents.INCIDENTS)),
     ]
 
@@ -208,8 +222,9 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
     rules: dict[str, list[Rule]] = {}
     for mode in modes:
         if mode.domain is domain:
-            # Some health alerts must fire immediately.
-            interval = "" if domain is Domain.HEALTH else SLOW if mode.hold else PROMPT
+            # Some health alerts must fire immediately; one must fire before those of nodes have notified.
+            prompt = mode.scope is Scope.FLEET and not mode.hold
+            interval = "" if domain is Domain.HEALTH and not prompt else SLOW if mode.hold else PROMPT
             rules.setdefault(interval, []).extend(alerts_of(mode, limits))
     return [
         RuleGroup(f"gpu-{domain.value}{'-prompt' if interval == PROMPT else ''}", of_interval, interval)
@@ -298,13 +313,14 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": _dashboard(mode),
+        **mode.annotations,
     }
     return rule
 
 
 def _dashboard(mode: FailureMode) -> str:
     """Return the address of its dashboard, for all values of a variable whose label the alert does not have."""
-    board = boards.board_of(mode.domain)
+    board = boards.FLEET if mode.requires == "alerts" else boards.board_of(mode.domain)
     every = {label: boards.EVERY if label in board.single else "$__all" for label in SHOWN}
     return board.link(**{label: f'{{{{ or $labels.{label} "{value}" }}}}' for label, value in every.items()})
 
@@ -334,6 +350,6 @@ def expression(mode: FailureMode, limits: Limits) -> str:
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
     if mode.fleet:
-        parts.append(mode.fleet)
+        parts.append(with_limits(mode.fleet, mode.limits, limits))
     whole = parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
     return f"(\n{whole}\n)\nunless {mode.unless}" if mode.unless else whole

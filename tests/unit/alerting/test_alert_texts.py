@@ -25,7 +25,7 @@ def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
     """A GPU with its node, a job, or other labels; no placeholder is left."""
     summary = rules.alert(mode, {})["annotations"]["summary"]
 
-    assert re.search(r"\$labels\.(node|workload|instance|namespace)", summary), FIX
+    assert re.search(r"\$labels\.(node|workload|instance|namespace|cause)", summary), FIX
     assert "{gpu}" not in summary, FIX
     assert "{job}" not in summary, FIX
     assert summary.count("{{ end }}") == len(re.findall(r"\{\{ (?:if|with) ", summary)), FIX

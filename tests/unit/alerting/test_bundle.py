@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from gpu_exporter.alerting import bundle
 from gpu_exporter.catalogue import project
+from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
 from gpu_exporter.cli.bundle import bundle_command
 from tests import ROOT
 
@@ -66,11 +67,18 @@ def test_only_some_domains(tmp_path: Path) -> None:
 
 
 def test_interval(tmp_path: Path) -> None:
-    """Of all files; but reports add up samples of an hour."""
+    """Of all files; but reports add up samples of an hour, and a fault of the fleet must be known soon."""
     assert run("--interval", "60s", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
     for path in ("recording", "health", "distributed", "levels/shard", "levels/global", "vmalert/rules"):
         groups = yaml.safe_load((tmp_path / f"b/alerts/{path}.yaml").read_text())["groups"]
-        assert {group.get("interval") for group in groups} <= {"1m", "2m", "1h"}, path
+        prompt = [
+            rule.get("record") or rule["alert"]
+            for group in groups
+            if group.get("interval") == "10s"
+            for rule in group["rules"]
+        ]
+        assert set(prompt) <= {"gpu:alerts:firing", "incident:all:alerts", FAULTS, "GpuFleetFault"}, path
+        assert {group.get("interval") for group in groups} <= {"10s", "1m", "2m", "1h"}, path
     for value, message in (("3m", "180s is not whole"), ("1s", "1s is not whole"), ("20.5s", "20.5s is not whole")):
         error = run("--interval", value, "--out", tmp_path / "c")
         assert error.exit_code == 2
