@@ -10,6 +10,7 @@ from typing import Any
 from gpu_exporter.alerting import (
     aggregates,
     allocation,
+    annotations,
     banner,
     boards,
     hourly_sums,
@@ -27,9 +28,9 @@ from gpu_exporter.alerting.groups import Groups, Rule, RuleGroup, as_text
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.catalogue import bottlenecks, failure_modes
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Scope, Severity, Within
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
@@ -293,9 +294,9 @@ def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
     on = f"on ({', '.join(DEVICE)})"
     lesser = f"(\n{promql.condition(mode.lesser, limits)}\n)"
     labels = {**main["labels"], "severity": Severity.INFO.value}
-    annotations = {**main["annotations"], "severity_reason": mode.lesser_because}
+    texts = {**main["annotations"], "severity_reason": mode.lesser_because}
     return [
-        {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": annotations},
+        {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": texts},
         {**main, "expr": f"(\n{main['expr']}\n)\nunless {on} {lesser}"},
     ]
 
@@ -313,6 +314,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": _dashboard(mode),
+        **annotations.annotations(mode),
         **mode.annotations,
     }
     return rule
@@ -349,7 +351,24 @@ def expression(mode: FailureMode, limits: Limits) -> str:
         parts = [f"{part}\nand\n{samples} >= {mode.hold / RECORDED_EVERY:.0f}" for part in parts]
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
+    if _blames_a_job(mode):
+        parts = [_with_owner(mode, part) for part in parts]
     if mode.fleet:
         parts.append(with_limits(mode.fleet, mode.limits, limits))
     whole = parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
     return f"(\n{whole}\n)\nunless {mode.unless}" if mode.unless else whole
+
+
+def _blames_a_job(mode: FailureMode) -> bool:
+    """Return whether a mode explains what happens in the job on the GPU, whose labels its signals do not have."""
+    in_job = any(Within.JOB in places for places in EFFECTS.get(mode.name, {}).values())
+    return in_job and mode.scope is Scope.DEVICE and annotations.lacks_owner(mode)
+
+
+def _with_owner(mode: FailureMode, expression: str) -> str:
+    """Return the series with the last owner of the GPU; a page keeps it after the job, so as not to page again."""
+    owner = identity.LAST_OWNER
+    if mode.severity is Severity.CRITICAL:
+        before = f'last_over_time(ALERTS{{alertname="{mode.name}", workload!=""}}[15m])'
+        owner = f"(\n  topk by (cluster, UUID) (1, {before})\n  or on (cluster, UUID)\n  {owner}\n)"
+    return f"(\n{expression}\n)\n* on (cluster, UUID) group_left (namespace, workload) {owner}"

@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from gpu_exporter.alerting import bundle
+from gpu_exporter.alerting.annotations import RELATIVE
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
 from gpu_exporter.cli.bundle import bundle_command
@@ -171,6 +172,9 @@ def test_links_of_alerts(tmp_path: Path) -> None:
     assert {each[name][:30] for each in found for name in ("runbook_url", "dashboard_url")} == {
         "https://grafana.example/d/gpu-"
     }
+    assert not any("links" in each for each in found)
+    assert run("--out", tmp_path / "d", "alerts").exit_code == 0
+    assert (tmp_path / "d/alerts/health.yaml").read_text().count(f"links: {RELATIVE}") == len(found)
     assert "begin with http" in run("--out", tmp_path / "c", "--grafana-url", "grafana.example").output
 
 
