@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_exporter.alerting import alertmanager, coverage, rules, runbooks
-from gpu_exporter.alerting.annotations import LINKS, RELATIVE
+from gpu_exporter.alerting.alert_texts import LINKS, RELATIVE
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.alerting.limits import largest_of, user_limits
 from gpu_exporter.catalogue import project

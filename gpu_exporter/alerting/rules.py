@@ -9,8 +9,8 @@ from typing import Any
 
 from gpu_exporter.alerting import (
     aggregates,
+    alert_texts,
     allocation,
-    annotations,
     banner,
     boards,
     hourly_sums,
@@ -320,7 +320,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": _dashboard(mode),
-        **annotations.annotations(mode),
+        **alert_texts.annotations_of(mode),
         **mode.annotations,
     }
     return rule
@@ -368,7 +368,7 @@ def expression(mode: FailureMode, limits: Limits) -> str:
 def _blames_a_job(mode: FailureMode) -> bool:
     """Return whether a mode explains what happens in the job on the GPU, whose labels its signals do not have."""
     in_job = any(Within.JOB in places for places in EFFECTS.get(mode.name, {}).values())
-    return in_job and mode.scope is Scope.DEVICE and annotations.lacks_owner(mode)
+    return in_job and mode.scope is Scope.DEVICE and alert_texts.lacks_owner(mode)
 
 
 def _with_owner(mode: FailureMode, expression: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.alerting import rules
-from gpu_exporter.alerting.annotations import RELATIVE
+from gpu_exporter.alerting.alert_texts import RELATIVE
 from gpu_exporter.alerting.groups import RuleGroup, as_text
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Scope, Severity

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from gpu_exporter.alerting import bundle
-from gpu_exporter.alerting.annotations import RELATIVE
+from gpu_exporter.alerting.alert_texts import RELATIVE
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
 from gpu_exporter.cli.bundle import bundle_command

@@ -48,7 +48,7 @@ _QUERIED = (
 )
 
 
-def annotations(mode: FailureMode) -> Mapping[str, str]:
+def annotations_of(mode: FailureMode) -> Mapping[str, str]:
     """Return the annotations of an alert that somebody is notified of: `owner`, `hardware` and `links`."""
     found = {}
     if mode.severity is not Severity.INFO:
