@@ -13,8 +13,8 @@ import yaml
 from gpu_exporter.alerting import incidents, rules
 from gpu_exporter.alerting.alertmanager import alertmanager
 from gpu_exporter.alerting.groups import as_text
+from gpu_exporter.catalogue import fleet_faults
 from gpu_exporter.catalogue.failure_modes import FLEET_CAUSES, fleet
-from gpu_exporter.catalogue.fleet_faults import is_of_fleet
 from gpu_exporter.diagnosis.incidents import Finding
 from tests.rules.promtool import BY_NAME, check
 from tests.rules.test_incidents import inhibits
@@ -123,7 +123,7 @@ class Case:
         }
 
 
-def samples(expression: str, minute: float, found: Mapping[Sequence[str], float], *names: str) -> Mapping[str, Any]:
+def samples(expression: str, minute: float, found: Mapping[Any, float], *names: str) -> Mapping[str, Any]:
     """Return what an expression is at this minute; `found` has the values of these labels and the sample."""
     texts = [", ".join(f'{name}="{text}"' for name, text in zip(names, key, strict=True) if text) for key in found]
     expected = [{"labels": f"{{{text}}}", "value": value} for text, value in zip(texts, found.values(), strict=True)]
@@ -210,6 +210,9 @@ def test_vmalert_says_the_same(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
+LIMITS = (int(fleet_faults.NODES.value), fleet_faults.SHARE.value)
+
+
 @pytest.mark.parametrize(
     ("began", "total", "expected"),
     [
@@ -223,7 +226,7 @@ def test_vmalert_says_the_same(tmp_path: Path) -> None:
 )
 def test_the_rule(began: Sequence[float], total: int, expected: bool) -> None:
     """Three nodes within two minutes, or three nodes and a twentieth of all."""
-    assert is_of_fleet(began, total, int(fleet.NODES.value), fleet.SHARE.value) is expected
+    assert fleet_faults.is_of_fleet(began, total, *LIMITS) is expected
 
 
 @pytest.mark.parametrize(
