@@ -242,7 +242,7 @@ RULES = (
     Value("prometheusRule.additionalLabels", {}, schemas.LABELS, "Labels by which your Prometheus selects it."),
     _deprecated("prometheusRule.labels", "prometheusRule.additionalLabels", {}, schemas.LABELS),
     Value("prometheusRule.annotations", {}, schemas.ANNOTATIONS, "Annotations."),
-    Value("prometheusRule.interval", "", schemas.NO_SPAN, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute. Groups whose samples are counted or added up keep theirs: `gpu-classes`, `gpu-accounting`, `gpu-fleet`, `gpu-reports`."),
+    Value("prometheusRule.interval", "", schemas.NO_SPAN, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute. Groups whose samples are counted or added up or that must be prompt keep theirs: `gpu-classes`, `gpu-accounting`, `gpu-fleet`, `gpu-reports`, `gpu-alerts`, `gpu-health-prompt`."),
     Value("prometheusRule.level", ALL, one_of(ALL, *(level.value for level in RuleLevel)), "Rules of a Prometheus that sees all nodes (`all`), or of one of [two levels](../../docs/scale.md#how-do-i-shard-prometheus): `shard` for each that scrapes a share of the nodes, `global` for the one above."),
     Value("prometheusRule.domains", [domain.value for domain in Domain], listed(one_of(*(domain.value for domain in Domain))), "Domains whose alerts to create, with the recording rules that these and their dashboards need."),
     Value("prometheusRule.toleratedTaints", list(TOLERATED_TAINTS), schemas.TAINTS, "Keys of taints that pods with GPUs tolerate. GPUs of a node with another taint (`NoSchedule`, `NoExecute`) do not count as free."),

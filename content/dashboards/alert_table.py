@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, ORANGE, RED, About
 from content.dashboards.queries import Query
 from content.dashboards.tables import coloured_text, merged, numeric, override, texts
+from gpu_exporter.alerting import incidents as i
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue.causes import Cause
@@ -34,6 +35,8 @@ URGENT: Sequence[Callable[[FailureMode], bool]] = (
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
+# Numbers of a row of incidents that are labels, so that they need no queries of their own.
+NUMBERS = {"nodes": i.OPEN_NODES, "explains": i.OPEN_EXPLAINED}
 
 
 def _shows(board: Board, mode: FailureMode) -> bool:
@@ -50,13 +53,12 @@ def firing(
     by_gpu: bool = False,
     by_owner: bool = False,
     height: int = 8,
-    without: Collection[str] = (),
 ) -> Any:
     """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
 
     It has one row per alert, node and workload; it names the GPU if there is only one, or one that holds up its job;
     with `by_gpu`, one per GPU. `by_owner` adds the alerts about GPUs of the selected workloads that do not name their
-    workload. The table lacks the columns `without`.
+    workload.
     """
     modes = [mode for mode in all_modes if mode.domain in domains and _shows(board, mode)]
     what = "all domains" if set(domains) == set(Domain) else ", ".join(domain.value for domain in domains)
@@ -69,21 +71,17 @@ def firing(
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     after_node = columns.index("node") + 1
     columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
-    shown = [name for name in columns if name not in without]
     # On a dashboard of one GPU there are few.
     groups = [] if "gpu" in board.single else _by_urgency(modes)
     number, since = _rows(board, domains, columns, by_gpu=by_gpu, by_owner=by_owner)
     timed = q.with_runbooks(q.with_order(f"({since}) * 1000", groups), modes)
     queries = [Query(number, "", "short", "GPUs"), Query(timed, "", "dateTimeFromNow", "active since")]
-    colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
-        *(numeric(each, optional=True) for each in queries),
-        override("severity", texts(colours), coloured_text()),
-        override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
+        *_overrides(queries),
         override("action", texts({each.value: (each.words or "see runbook", "text") for each in Action})),
     ]
     empty = "no firing alerts"
-    return merged("Firing alerts", about, queries, shown, (width, height), overrides, empty=empty)
+    return merged("Firing alerts", about, queries, columns, (width, height), overrides, empty=empty)
 
 
 def _rows(
@@ -100,6 +98,49 @@ def _rows(
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
     return naming(of_gpus), f"0 * ({naming(q.with_owner(found))}) + {times}"
+
+
+def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int) -> Any:
+    """Return a table of incidents, critical ones first, with links to what is affected and to the runbook.
+
+    It has one row per cause, and node or job; it names the GPU, the node and the owner if there is only one.
+    """
+    about = About(
+        "What is wrong, and how many GPUs and nodes cause it. Alerts that another alert explains are not listed: "
+        "*explains* is their number.",
+        "empty, while all GPUs are monitored: without data no alert can fire.",
+        "critical incidents come first; the name opens the runbook, which says what to do.",
+    )
+    since = f"({_with_culprit(board, q.selected(board, i.OPEN_SINCE))}) * 1000"
+    for name, number in NUMBERS.items():
+        counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
+        since = f"{since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since}"
+    timed = q.with_runbooks(q.with_order(since, _by_urgency(modes)), modes)
+    queries = [
+        Query(_with_culprit(board, q.selected(board, i.OPEN_GPUS)), "", "short", "GPUs"),
+        Query(timed, "", "dateTimeFromNow", "active since"),
+    ]
+    columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", *NUMBERS]
+    return merged("Incidents", about, queries, columns, (width, height), _overrides(queries), empty="no incidents")
+
+
+def _with_culprit(board: Board, incidents: str) -> str:
+    """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
+    job, device, stalls = "cluster, namespace, workload", ", ".join(DEVICE), q.named(incidents, [q.STALL])
+    culprits = q.absent(board)
+    rank = f"topk by ({device}) (1, {q.selected(board, RANK)})"
+    numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
+    single = f"count by ({job}, node, gpu, rank) ({numbered}) and on ({job}) count by ({job}) ({culprits}) == 1"
+    return f"{stalls} * on ({job}) group_left (node, gpu, rank) ({single}) or on ({i.KEY}) {incidents}"
+
+
+def _overrides(queries: Sequence[Query]) -> list[Any]:
+    colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
+    return [
+        *(numeric(each, optional=True) for each in queries),
+        override("severity", texts(colours), coloured_text()),
+        override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
+    ]
 
 
 def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from content.dashboards import queries as q
 from content.dashboards import remediation
-from content.dashboards.alert_table import firing, grouped
+from content.dashboards.alert_table import grouped, incidents
 from content.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, coloured, hues, lines, time_shares
 from content.dashboards.panels import HOT, number, number_of_all
@@ -20,8 +20,9 @@ from gpu_exporter.alerting import aggregates as a
 from gpu_exporter.alerting import allocation as al
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import FLEET
+from gpu_exporter.alerting.incidents import OPEN
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.time_shares import LABEL
 
 BOARD = FLEET
@@ -94,7 +95,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "Is anything wrong?",
             [
                 *_numbers(),
-                firing(BOARD, modes, list(Domain), 14, height=FIRST_SCREEN, without=["action"]),
+                incidents(BOARD, modes, 14, FIRST_SCREEN),
                 _teams(),
                 _nodes(),
             ],
@@ -129,8 +130,10 @@ def _numbers() -> list[object]:
             [ColourStep(None, GREEN), ColourStep(1, RED)],
             height=TILES,
         ),
-        _alerts(Severity.CRITICAL, RED, "act now: the table below shows where, and the runbook of each alert."),
-        _alerts(Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each alert."),
+        _incidents(Severity.CRITICAL, RED, "act now: the table below shows where, and the runbook of each incident."),
+        _incidents(
+            Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each incident."
+        ),
         *_misused(),
         number(
             "Wasted per hour",
@@ -177,17 +180,17 @@ def _misused() -> list[object]:
     ]
 
 
-def _alerts(severity: Severity, colour: str, cure: str) -> object:
+def _incidents(severity: Severity, colour: str, cure: str) -> object:
     """Return the number of rows of a severity in the table; no value, rather than 0, if nothing is collected."""
-    found = q.alerts(BOARD, severities=[severity])
+    found = q.selected(BOARD, OPEN).replace("}", f', severity="{severity.value}"}}')
     return number(
-        f"{severity.value.capitalize()} alerts",
+        f"{severity.value.capitalize()} incidents",
         About(
-            f"Firing alerts of severity {severity.value}; one about several GPUs of a node counts once.",
+            f"Incidents of severity {severity.value}; alerts that another one explains do not count.",
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
             cure,
         ),
-        Query(f"count({grouped(found)}) or 0 * sum({q.selected(BOARD, a.CLUSTER_GPUS)})", "", "short"),
+        Query(f"count({found}) or 0 * sum({q.selected(BOARD, a.CLUSTER_GPUS)})", "", "short"),
         [ColourStep(None, GREEN), ColourStep(1, colour)],
         width=3,
         height=TILES,

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpu_exporter.alerting import allocation, banner, remediation, roofline, rules, runbooks, serving, training_jobs
+from gpu_exporter.alerting import (
+    allocation,
+    banner,
+    incidents,
+    remediation,
+    roofline,
+    rules,
+    runbooks,
+    serving,
+    training_jobs,
+)
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue import signals as catalogued_signals
 from gpu_exporter.catalogue.signals import SIGNALS
@@ -52,12 +62,20 @@ which must be scraped, with or without `honorLabels`. Without it, these series d
   yet, so these series have only a namespace and a cluster. *starved* pods have been pending for half an hour or longer.
 - A pool is the value of the first of these node labels that kube-state-metrics exposes
   (`--metric-labels-allowlist=nodes=[…]`): {pools}.
-  Without any of them, all nodes are one pool without a name.
+  Without any of them, all nodes are one pool without a name. Racks come from {racks} in the same way.
 - GPUs that pods have through resource claims (DRA) are not included.
 
 """
 
 RECORDED_HEAD = ("Recorded series", "Meaning", "Labels")
+INCIDENTS_INTRO = """
+## Incidents
+
+An incident is an alert that no other one explains, on one node or in the job that it slows down. What explains what is
+in each [runbook](runbooks/README.md) (*Related alerts*). The label `place` is the node or the job; `cause` and `xid`
+name the fault that [many nodes](runbooks/gpufleetfault.md) have.
+
+"""
 JOBS_INTRO = """
 ## Training jobs
 
@@ -95,11 +113,11 @@ def signals() -> str:
     text = banner.markdown(catalogued_signals) + SIGNALS_INTRO + table(head, lines)
     named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
     text += SHARED_INTRO + table(("Recorded series", "Condition"), named)
-    pools = ticked(reversed(allocation.POOL_LABELS))
+    pools, racks = (ticked(reversed(each)) for each in (allocation.POOL_LABELS, allocation.RACK_LABELS))
     jobs = (*training_jobs.JOBS, *training_jobs.PROMPT, training_jobs.TOKEN_COST)
     return (
         text
-        + ALLOCATION_INTRO.format(pools=pools, taints=ticked(allocation.TOLERATED_TAINTS))
+        + ALLOCATION_INTRO.format(pools=pools, racks=racks, taints=ticked(allocation.TOLERATED_TAINTS))
         + table(RECORDED_HEAD, _recorded(allocation.ALLOCATION))
         + ROOFLINE_INTRO
         + table(RECORDED_HEAD, _recorded(roofline.ROOFLINE))
@@ -107,6 +125,8 @@ def signals() -> str:
         + table(RECORDED_HEAD, _recorded(serving.SERVING))
         + JOBS_INTRO
         + table(RECORDED_HEAD, _recorded(jobs))
+        + INCIDENTS_INTRO
+        + table(RECORDED_HEAD, _recorded((*incidents.ALERTS, *incidents.INCIDENTS)))
         + REMEDIATION_INTRO
         + table(RECORDED_HEAD, _recorded(remediation.REMEDIATION))
     )

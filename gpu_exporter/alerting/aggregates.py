@@ -138,6 +138,16 @@ COSTS = (
     CLASSES,
 )
 
+# A node whose GPUs have different models has several series.
+NODE_HARDWARE = Aggregate(
+    "node:hardware:info",
+    "Nodes with the model of their GPUs and the version of their driver",
+    f"""group by (cluster, node, model, driver_version) ({m.INFO}{{node!=""}})
+or on (cluster, node)
+group by (cluster, node, model) (label_replace({IDENTITY_INFO}, "model", "$1", "modelName", "(.+)"))""",
+    ("node", "model", "driver_version"),
+)
+CLUSTER_NODES = Aggregate("cluster:nodes:count", "Nodes with GPUs", f"count by (cluster) ({NODE_GPUS.record})")
 CLUSTER_GPUS = Aggregate("cluster:gpus:count", "GPUs", f"sum by (cluster) ({NODE_GPUS.record})")
 CLUSTER_POWER = Aggregate("cluster:power:watts", "Power of all GPUs", f"sum by (cluster) ({NODE_POWER.record})")
 CLUSTER_UP = _number("cluster", (), s.UP, "GPUs that can be read")
@@ -156,6 +166,8 @@ CLUSTER_GR, CLUSTER_SM, CLUSTER_TENSOR, CLUSTER_DRAM, CLUSTER_UTIL = (_mean("clu
 WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) for each in (s.GR_ACTIVE, s.SM_ACTIVE))
 # Read by the fleet dashboard: few series, no matter how many GPUs there are.
 FLEET = (
+    NODE_HARDWARE,
+    CLUSTER_NODES,
     CLUSTER_GPUS,
     CLUSTER_POWER,
     CLUSTER_UP,

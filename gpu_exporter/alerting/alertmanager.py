@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from gpu_exporter.alerting import banner
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import FLEET_CAUSES, MODES
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, effects
 
@@ -20,6 +21,7 @@ NOTE = """\
 # workload.
 """
 # The names of these alerts in the Kubernetes and node_exporter mixins.
+FLEET_FAULT = "GpuFleetFault"
 NODE_DOWN = ("NodeDown", "KubeNodeNotReady", "KubeNodeUnreachable")
 PAGE, TICKET, DIGEST, NOBODY = "gpu-page", "gpu-ticket", "gpu-digest", "gpu-nobody"
 NOTIFYING = [each.value for each in Severity if each is not Severity.INFO]
@@ -54,6 +56,14 @@ def _route() -> Mapping[str, Any]:
         "repeat_interval": "12h",
         "routes": [
             {"receiver": NOBODY, "matchers": [_is("severity", Severity.INFO.value), _any("domain", _domains())]},
+            # Before the pages of its nodes leave.
+            {
+                "receiver": PAGE,
+                "matchers": [_is("alertname", FLEET_FAULT)],
+                "group_by": ["cluster"],
+                "group_wait": "0s",
+                "repeat_interval": "4h",
+            },
             {
                 "receiver": PAGE,
                 "matchers": [_is("severity", Severity.CRITICAL.value), _any("domain", _domains())],
@@ -95,11 +105,15 @@ def _domains() -> list[str]:
 
 
 def _inhibitions(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
-    """Yield what is silent because its cause notifies: effects of a mode, and everything on a node that is down.
+    """Yield what is silent because its cause notifies: everything on a node that is down, a fault of single nodes that
+    many nodes have, and effects of a mode.
 
     Info notifies nobody, so it silences nothing.
     """
     yield _inhibit([_any("alertname", NODE_DOWN)], [_any("domain", _domains())], ("node",))
+    for name in FLEET_CAUSES:
+        fault = _inhibit([_is("alertname", FLEET_FAULT), _is(CAUSE, name)], [_is("alertname", name)], ())
+        yield {**fault, "equal": ["cluster", XID]}
     notifying = [mode.name for mode in modes if mode.severity is not Severity.INFO]
     of_modes = effects(modes)
     sources: dict[tuple[Place, tuple[str, ...]], list[str]] = {}

@@ -6,6 +6,7 @@ GPUs that pods have through resource claims are not in its series.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gpu_exporter.alerting.aggregates import Aggregate
 
@@ -24,6 +25,8 @@ POOL_LABELS = (
     "eks.amazonaws.com/nodegroup",
     "cloud.google.com/gke-nodepool",
 )
+# Labels of nodes that name their rack, or the NVLink domain of a rack; the preferred last.
+RACK_LABELS = ("rack", "topology.kubernetes.io/rack", "nvidia.com/gpu.clique")
 
 _POD = "cluster, namespace, pod"
 
@@ -58,15 +61,13 @@ _ALIVE = _pod('kube_pod_status_phase{phase=~"Pending|Running"} == 1')
 _UNSCHEDULABLE = _pod("kube_pod_status_unschedulable == 1")
 
 
-def _pools() -> str:
-    labels = {f"label_{re.sub('[^a-zA-Z0-9_]', '_', label)}": label for label in POOL_LABELS}
+def _named(what: str, preferred_last: Sequence[str]) -> str:
+    """Return the nodes with one of these labels under another name."""
+    labels = {f"label_{re.sub('[^a-zA-Z0-9_]', '_', label)}": label for label in preferred_last}
     named = f"group by (cluster, node, {', '.join(labels)}) ({own('kube_node_labels', 'node')})"
     for label in labels:
-        named = f'label_replace({named}, "pool", "$1", "{label}", "(.+)")'
-    return (
-        f"topk by (cluster, node) (1, group by (cluster, node, pool) ({named}))\n"
-        f"or on (cluster, node)\n{_node(_ALLOCATABLE)} * 0 + 1"
-    )
+        named = f'label_replace({named}, "{what}", "$1", "{label}", "(.+)")'
+    return f"topk by (cluster, node) (1, group by (cluster, node, {what}) ({named}))"
 
 
 def _of_pool(what: Aggregate, help: str) -> Aggregate:
@@ -81,7 +82,13 @@ def _of_cluster(what: Aggregate, help: str) -> Aggregate:
     return Aggregate(what.record.replace("node:", "cluster:"), help, expression, ("resource",))
 
 
-POOL = Aggregate("node:pool:info", "Nodes with their pool", _pools(), ("node", "pool"))
+POOL = Aggregate(
+    "node:pool:info",
+    "Nodes with their pool",
+    f"{_named('pool', POOL_LABELS)}\nor on (cluster, node)\n{_node(_ALLOCATABLE)} * 0 + 1",
+    ("node", "pool"),
+)
+RACK = Aggregate("node:rack:info", "Nodes with their rack", _named("rack", RACK_LABELS), ("node", "rack"))
 NODE_ALLOCATABLE = Aggregate(
     "node:allocatable:count",
     "GPUs that pods can be given",
@@ -174,6 +181,7 @@ POD_REQUESTS = Aggregate(
 ALLOCATION = (
     POD_REQUESTS,
     POOL,
+    RACK,
     NODE_ALLOCATABLE,
     NODE_USABLE,
     NODE_ALLOCATED,

@@ -7,12 +7,14 @@ checkout, `bundled/` links to where they are kept.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from gpu_exporter.alerting import alertmanager, coverage, rules, runbooks
+from gpu_exporter.alerting.alert_texts import LINKS, RELATIVE
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.alerting.limits import largest_of, user_limits
 from gpu_exporter.catalogue import project
@@ -139,8 +141,11 @@ def _alerts(chosen: BundleChoice) -> Files:
 
 
 def _linked(text: str, chosen: BundleChoice) -> str:
-    """Return the text of alerts with links to Grafana."""
-    return _titled(text.replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/"), "#")
+    """Return the text of alerts with links to Grafana; without its address, they say so."""
+    if chosen.grafana_url:
+        text = re.sub(rf"\n +{LINKS}: {re.escape(RELATIVE)}", "", text)
+        text = text.replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/")
+    return _titled(text, "#")
 
 
 def _runbooks(chosen: BundleChoice) -> Files:

@@ -22,6 +22,8 @@ _LABELS = (
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
 SCRAPED = "gpu:scraped:info"
+# The owner of a whole GPU within the last 15 minutes; a GPU without one has no labels of an owner.
+LAST_OWNER = "gpu:last_owner:info"
 # The owner of a GPU, if it has only one, and if an alert about the GPU does not name it. Each row of a table of alerts
 # reads it several times, which would take too long with a series for every GPU of a large fleet.
 ALERT_OWNER = "gpu:alert_owner:info"
@@ -63,6 +65,12 @@ def recorded() -> Iterator[tuple[str, str]]:
         f"gpu:device_parts:info * on ({device}) group_left ({', '.join(OWNER)}) gpu:device_owner:info\n"
         f"or\n(gpu:device_parts:info unless on ({device}) gpu:device_owner:info)",
     )
+    # Also for a while after its pod is gone: a job fails when it loses a GPU.
+    last = [
+        f'group by (cluster, UUID, namespace, workload) (gpu:device_owner:info{{GPU_I_ID=""}}{ago})'
+        for ago in ("", *(f" offset {minutes}m" for minutes in (5, 10, 15)))
+    ]
+    yield (LAST_OWNER, "\nor on (cluster, UUID)\n".join([*last, f"group by (cluster, UUID) ({IDENTITY_INFO})"]))
     yield (
         _ALERT_OWNERS,
         "group by (cluster, UUID, namespace, workload) "

@@ -6,11 +6,13 @@ declare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from textwrap import indent
 
 from gpu_exporter.alerting.aggregates import Aggregate
-from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, Place
+from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, MODES
+from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
+from gpu_exporter.catalogue.failure_modes.mode import Domain, Place, Scope
 from gpu_exporter.catalogue.failure_modes.relation import LABELS
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
@@ -33,23 +35,42 @@ def _selected(names: Sequence[str], place: Place) -> str:
     return f"{ALL.record}{{{matchers}}}"
 
 
-def _explained() -> Iterator[str]:
-    """Yield for each place the firing alerts that others explain: those with the same causes together."""
+def _explained(only: Collection[str]) -> Iterator[str]:
+    """Yield for each place those of some firing alerts that others explain: those with the same causes together."""
     for place in Place:
         targets: dict[tuple[str, ...], list[str]] = {}
         for mode in MODES:
             causes = tuple(each.name for each in MODES if place in EFFECTS[each.name].get(mode.name, ()))
-            if causes:
+            if causes and mode.name in only:
                 targets.setdefault(causes, []).append(mode.name)
         labels = ", ".join(("cluster", *LABELS[place]))
         for causes, names in targets.items():
             yield f"{_selected(names, place)} and on ({labels}) {_selected(causes, place)}"
 
 
+def _of_fleet() -> str:
+    """Return the firing alerts of nodes that an alert about the same fault on many nodes explains."""
+    source = f'label_replace({ALL.record}{{alertname="GpuFleetFault"}}, "alertname", "$1", "{CAUSE}", "(.+)")'
+    return f"{_selected(FLEET_CAUSES, Place.NODE)} and on (cluster, alertname, {XID}) {source}"
+
+
+_PAGES = _selected(FLEET_CAUSES, Place.NODE).replace("}", ', severity="critical"}')
+NODES = Aggregate(
+    FAULTS,
+    "Nodes with a critical alert that no other alert of a node explains",
+    f"""label_replace(group by (cluster, alertname, {XID}, node) (
+  {_PAGES}
+  unless
+  (
+{indent(f"{chr(10)}or{chr(10)}".join(_explained(FLEET_CAUSES)), "    ")}
+  )
+), "{CAUSE}", "$1", "alertname", "(.+)")""",
+    (CAUSE, XID, "node"),
+)
 EXPLAINED = Aggregate(
     "incident:explained:alerts",
     "Firing alerts that another firing alert explains",
-    "\nor\n".join(_explained()),
+    "\nor\n".join([*_explained([mode.name for mode in MODES]), _of_fleet()]),
     _LABELS,
 )
 CAUSES = Aggregate(
@@ -58,4 +79,120 @@ CAUSES = Aggregate(
     f"{ALL.record} unless {EXPLAINED.record}",
     _LABELS,
 )
-INCIDENTS = (FIRING, ALL, EXPLAINED, CAUSES)
+# What the alerts of one incident share, as in `diagnosis/incidents.py`: its cause, and the label `place`, which is the
+# job that it slows down, or the node.
+KEY = ", ".join(("cluster", "alertname", "severity", CAUSE, XID, "place"))
+_OF_JOB = "|".join(
+    mode.name for mode in MODES if mode.scope is not Scope.DEVICE or mode.domain not in (Domain.HEALTH, Domain.NETWORK)
+)
+_CAUSES_OF_JOBS = f'{CAUSES.record}{{alertname=~"{_OF_JOB}", workload!=""}}'
+PLACES = Aggregate(
+    "incident:place:alerts",
+    "Causes of incidents, with the place that those of one incident share: a job, or a node",
+    f"""label_join({_CAUSES_OF_JOBS}, "place", "/", "namespace", "workload")
+or
+label_replace({CAUSES.record} unless {_CAUSES_OF_JOBS}, "place", "$1", "node", "(.*)")""",
+    (*_LABELS, "place"),
+)
+_ROW = ("alertname", "severity", CAUSE, XID, "place", "node", "gpu", "rank", "namespace", "workload")
+
+
+def _named(alerts: str, *labels: str) -> str:
+    """Return a series for each incident whose alerts all have the same values of these labels, with these."""
+    rows = f"count by ({', '.join((KEY, *labels))}) ({alerts})"
+    return f"{rows} and on ({KEY}) count by ({KEY}) ({rows}) == 1"
+
+
+OPEN = Aggregate(
+    "incident:open:info",
+    "Incidents, with the node, the GPU, the rank and the owner if it is only one",
+    "0 * (\n{}\n) + 1".format(
+        indent(
+            f"\nor on ({KEY})\n".join(
+                (
+                    _named(PLACES.record, "node", "gpu", "rank", "namespace", "workload"),
+                    _named(PLACES.record, "node", "namespace", "workload"),
+                    _named(PLACES.record, "node"),
+                    _named(PLACES.record, "namespace", "workload"),
+                    f"count by ({KEY}) ({PLACES.record})",
+                )
+            ),
+            "  ",
+        )
+    ),
+    _ROW,
+)
+
+
+def _of_open(values: str, on: str = KEY) -> str:
+    """Return values of each incident with its labels."""
+    return f"{OPEN.record} * on ({on}) group_left ()\n(\n{indent(values, '  ')}\n)"
+
+
+def _different(label: str) -> str:
+    return f'count by ({KEY}) (group by ({KEY}, {label}) ({PLACES.record}{{{label}!=""}}))'
+
+
+_OF_FAULT = f"cluster, {CAUSE}, {XID}"
+OPEN_GPUS = Aggregate("incident:open:gpus", "GPUs that cause an incident", _of_open(_different("UUID")), _ROW)
+OPEN_NODES = Aggregate(
+    "incident:open:nodes",
+    "Nodes on which an incident is caused",
+    f"{_of_open(_different('node'))}\nor\n{_of_open(f'count by ({_OF_FAULT}) ({FAULTS})', _OF_FAULT)}",
+    _ROW,
+)
+SINCE = Aggregate(
+    "gpu:alerts:timestamp",
+    "Since when firing alerts are active, which shards forward",
+    f'ALERTS_FOR_STATE{{domain=~"{_DOMAINS}"}} and ignoring (alertstate) {_ALERTS}',
+    _LABELS,
+)
+OPEN_SINCE = Aggregate(
+    "incident:open:timestamp",
+    "Since when an incident is active",
+    _of_open(
+        f"min by ({KEY}) ({PLACES.record} * 0 + ignoring (alertstate, place) group_left () "
+        f'({SINCE.record} or ALERTS_FOR_STATE{{domain=~"{_DOMAINS}"}}))'
+    ),
+    _ROW,
+)
+
+
+def _effects() -> Iterator[str]:
+    """Yield for each place how many alerts there the causes of incidents explain."""
+    widest = {
+        mode.name: {name: max(places, key=list(Place).index) for name, places in EFFECTS[mode.name].items()}
+        for mode in MODES
+    }
+    for place in Place:
+        causes: dict[tuple[str, ...], list[str]] = {}
+        for mode in MODES:
+            if names := tuple(name for name, where in widest[mode.name].items() if where is place):
+                causes.setdefault(names, []).append(mode.name)
+        on, known = ", ".join(("cluster", *LABELS[place])), ", ".join(f'{label}!=""' for label in LABELS[place][-1:])
+        terms = [
+            f'{PLACES.record}{{alertname=~"{"|".join(names)}", {known}}} * on ({on}) group_left () '
+            f'count by ({on}) ({EXPLAINED.record}{{alertname=~"{"|".join(effects)}", {known}}})'.replace(", }", "}")
+            for effects, names in causes.items()
+        ]
+        # What several GPUs of an incident explain in their node or job is the same.
+        total = "sum" if place is Place.GPU else "max"
+        joined = indent("\nor\n".join(terms), "  ")
+        if terms:
+            yield f'label_replace({total} by ({KEY}) (\n{joined}\n), "within", "{place.value}", "", "")'
+    same = f'{EXPLAINED.record}{{alertname=~"{"|".join(FLEET_CAUSES)}"}}'
+    nodes = f'count by ({_OF_FAULT}) (label_replace({same}, "{CAUSE}", "$1", "alertname", "(.+)"))'
+    fleet = f'{PLACES.record}{{{CAUSE}!=""}} * on ({_OF_FAULT}) group_left () {nodes}'
+    yield f'label_replace(max by ({KEY}) ({fleet}), "within", "fleet", "", "")'
+
+
+OPEN_EXPLAINED = Aggregate(
+    "incident:open:explained",
+    "Alerts that an incident explains",
+    _of_open(f"sum by ({KEY}) (\n{indent(f'{chr(10)}or{chr(10)}'.join(_effects()), '  ')}\n)")
+    + f"\nor\n0 * {OPEN.record}",
+    _ROW,
+)
+# Read by an alert that must fire soon.
+ALERTS = (FIRING, ALL, NODES)
+INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, OPEN_GPUS, OPEN_NODES, SINCE, OPEN_SINCE, OPEN_EXPLAINED)

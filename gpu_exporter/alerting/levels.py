@@ -111,6 +111,11 @@ def recorded_names(expression: str) -> set[str]:
     return set(_NAME.findall(expression))
 
 
+def names_read(rule: Rule) -> set[str]:
+    """Return the names of recorded series that a rule reads, also in the queries of its annotations."""
+    return recorded_names(" ".join((rule["expr"], *rule.get("annotations", {}).values())))
+
+
 def split(groups: Groups) -> Levels:
     """Return the rules of each level, in their groups and order."""
     above = _compares_nodes(groups)
@@ -127,7 +132,7 @@ def split(groups: Groups) -> Levels:
         replace(group, rules=[reading_parts(rule) for rule in group.rules]) for group in groups_at(RuleLevel.GLOBAL)
     ]
     here = {rule["record"] for group in shard for rule in group.rules if "record" in rule}
-    read = {name for group in of_all for rule in group.rules for name in recorded_names(rule["expr"])}
+    read = {name for group in of_all for rule in group.rules for name in names_read(rule)}
     return Levels(shard, of_all, tuple(sorted(read & here)))
 
 

@@ -18,8 +18,8 @@ def user_limits() -> tuple[Limit, ...]:
 
 def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
     """Return every limit of the classes and of the modes, in their order."""
-    conditions = [each.condition for each in BOTTLENECKS] + [each for mode in modes for each in mode.conditions]
-    return tuple(dict.fromkeys(limit for condition in conditions for limit in limits_of(condition)))
+    found = [limit for each in BOTTLENECKS for limit in limits_of(each.condition)]
+    return tuple(dict.fromkeys([*found, *(limit for mode in modes for limit in mode.all_limits)]))
 
 
 def largest_of(of: Limit) -> float | None:

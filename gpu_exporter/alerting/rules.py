@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_exporter.alerting import (
     aggregates,
+    alert_texts,
     allocation,
     banner,
     boards,
@@ -27,9 +28,9 @@ from gpu_exporter.alerting.groups import Groups, Rule, RuleGroup, as_text
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.catalogue import bottlenecks, failure_modes
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.conditions import promql
 from gpu_exporter.conditions.formulas import expression as expression_of
@@ -158,10 +159,14 @@ def _recorded_windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
 
 def _cost(prices: Limits) -> Iterator[Rule]:
     for each in (*aggregates.COSTS, training_jobs.TOKEN_COST):
-        text = each.expression
-        for price in PRICES:
-            text = text.replace(f"{{{price.name}}}", f"{prices.get(price.name, price.value):.15g}")
-        yield _record(each.record, text)
+        yield _record(each.record, with_limits(each.expression, PRICES, prices))
+
+
+def with_limits(text: str, of: Iterable[Limit], limits: Limits) -> str:
+    """Return an expression with the values of these limits in place of their names in braces."""
+    for limit in of:
+        text = text.replace(f"{{{limit.name}}}", f"{limits.get(limit.name, limit.value):.15g}")
+    return text
 
 
 # For what is read over windows of five minutes or more, and for alerts that wait for ten, a shorter interval has no
@@ -171,8 +176,19 @@ SLOW, RECORDED_EVERY = "1m", 60.0
 SLOWEST = "2m"
 # For alerts that fire at once.
 PROMPT = "10s"
-# The groups that need their own intervals: alerts count samples of `gpu-classes`, and reports add up those of others.
-OWN_INTERVAL = ("gpu-classes", "gpu-time", "gpu-accounting", "gpu-fleet", "gpu-reports")
+# For what must be known before Alertmanager has waited for the group of a node (30 s), in vmalert after four steps.
+FASTEST = "5s"
+# The groups that need their own intervals: alerts count samples of `gpu-classes`, reports add up those of others, and
+# a fault of the fleet must be known before its nodes notify.
+OWN_INTERVAL = (
+    "gpu-classes",
+    "gpu-time",
+    "gpu-accounting",
+    "gpu-fleet",
+    "gpu-reports",
+    "gpu-alerts",
+    "gpu-health-prompt",
+)
 
 
 def _recorded(limits: Limits) -> Groups:
@@ -193,6 +209,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup("gpu-serving", _aggregates(serving.SERVING), SLOW),
         RuleGroup("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         RuleGroup("gpu-controller", _aggregates(remediation.REMEDIATION)),
+        RuleGroup("gpu-alerts", _aggregates(incidents.ALERTS), FASTEST),
         RuleGroup("gpu-incidents", _aggregates(incidents.INCIDENTS)),
     ]
 
@@ -205,13 +222,18 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
     rules: dict[str, list[Rule]] = {}
     for mode in modes:
         if mode.domain is domain:
-            # Some health alerts must fire immediately.
-            interval = "" if domain is Domain.HEALTH else SLOW if mode.hold else PROMPT
-            rules.setdefault(interval, []).extend(alerts_of(mode, limits))
+            rules.setdefault(_interval(mode), []).extend(alerts_of(mode, limits))
     return [
-        RuleGroup(f"gpu-{domain.value}{'-prompt' if interval == PROMPT else ''}", of_interval, interval)
+        RuleGroup(f"gpu-{domain.value}{'-prompt' if interval in (PROMPT, FASTEST) else ''}", of_interval, interval)
         for interval, of_interval in rules.items()
     ]
+
+
+def _interval(mode: FailureMode) -> str:
+    """Return how often the alert of a mode is evaluated; some health alerts must fire immediately."""
+    if mode.domain is Domain.HEALTH:
+        return FASTEST if mode.scope is Scope.FLEET and not mode.hold else ""
+    return SLOW if mode.hold else PROMPT
 
 
 def recording(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
@@ -275,9 +297,9 @@ def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
     on = f"on ({', '.join(DEVICE)})"
     lesser = f"(\n{promql.condition(mode.lesser, limits)}\n)"
     labels = {**main["labels"], "severity": Severity.INFO.value}
-    annotations = {**main["annotations"], "severity_reason": mode.lesser_because}
+    texts = {**main["annotations"], "severity_reason": mode.lesser_because}
     return [
-        {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": annotations},
+        {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": texts},
         {**main, "expr": f"(\n{main['expr']}\n)\nunless {on} {lesser}"},
     ]
 
@@ -295,13 +317,15 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": _dashboard(mode),
+        **alert_texts.annotations_of(mode),
+        **mode.annotations,
     }
     return rule
 
 
 def _dashboard(mode: FailureMode) -> str:
     """Return the address of its dashboard, for all values of a variable whose label the alert does not have."""
-    board = boards.board_of(mode.domain)
+    board = boards.FLEET if mode.requires == "alerts" else boards.board_of(mode.domain)
     every = {label: boards.EVERY if label in board.single else "$__all" for label in SHOWN}
     return board.link(**{label: f'{{{{ or $labels.{label} "{value}" }}}}' for label, value in every.items()})
 
@@ -330,7 +354,24 @@ def expression(mode: FailureMode, limits: Limits) -> str:
         parts = [f"{part}\nand\n{samples} >= {mode.hold / RECORDED_EVERY:.0f}" for part in parts]
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
+    if _blames_a_job(mode):
+        parts = [_with_owner(mode, part) for part in parts]
     if mode.fleet:
-        parts.append(mode.fleet)
+        parts.append(with_limits(mode.fleet, mode.limits, limits))
     whole = parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
     return f"(\n{whole}\n)\nunless {mode.unless}" if mode.unless else whole
+
+
+def _blames_a_job(mode: FailureMode) -> bool:
+    """Return whether a mode explains what happens in the job on the GPU, whose labels its signals do not have."""
+    in_job = any(Place.JOB in places for places in EFFECTS.get(mode.name, {}).values())
+    return in_job and mode.scope is Scope.DEVICE and alert_texts.lacks_owner(mode)
+
+
+def _with_owner(mode: FailureMode, expression: str) -> str:
+    """Return the series with the last owner of the GPU; a page keeps it after the job, so as not to page again."""
+    owner = identity.LAST_OWNER
+    if mode.severity is Severity.CRITICAL:
+        before = f'last_over_time(ALERTS{{alertname="{mode.name}", workload!=""}}[15m])'
+        owner = f"(\n  topk by (cluster, UUID) (1, {before})\n  or on (cluster, UUID)\n  {owner}\n)"
+    return f"(\n{expression}\n)\n* on (cluster, UUID) group_left (namespace, workload) {owner}"

@@ -19,7 +19,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Derived, Read, Signal
-from gpu_exporter.conditions.tree import Condition, Limit, Limits, limits_of
+from gpu_exporter.conditions.tree import Condition, Limit, Limits
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.reports import markdown
 from gpu_exporter.reports.markdown import bullets, code, numbered, table
@@ -144,6 +144,7 @@ EVERYTHING = coverage.exposed(full=True, host=True, jobs=True)
 LIMITS = """[How to change a limit](../failure-modes.md#limits).
 """
 REQUIRED = {
+    "alerts": "This alert reads no metrics of GPUs: it reads the critical alerts of the nodes.",
     "attribution": "This alert reads no metrics of GPUs. It needs attribution to be enabled; see "
     "[which workload uses a GPU](../attribution.md).",
     "inference server": "It reads the activity of the GPU, and `pod:requests:count`: the requests that the inference "
@@ -249,9 +250,8 @@ def _facts(mode: FailureMode) -> str:
 def _detection(mode: FailureMode, limits: Limits) -> str:
     """Return the condition in words, its limits, the exporters and signals that it needs, and its PromQL."""
     parts = ["### Condition\n\n" + "".join(_condition(mode, limits))]
-    found = tuple(dict.fromkeys(limit for each in mode.conditions for limit in limits_of(each)))
-    if found:
-        parts.append(f"### Limits that you can change\n\n{LIMITS}\n{limits_table(found)}")
+    if mode.all_limits:
+        parts.append(f"### Limits that you can change\n\n{LIMITS}\n{limits_table(mode.all_limits)}")
     parts.append("### Data it needs\n\n" + _data(mode))
     parts.append("### PromQL\n\n" + code("promql", rules.expression(mode, limits)))
     return "\n".join(parts)

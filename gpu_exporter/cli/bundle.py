@@ -42,7 +42,7 @@ SHORTEST, LONGEST = 5.0, 120.0
     "--interval",
     type=parsed(duration),
     help="How often the rules are evaluated, from 5s to 2m; more often than Prometheus scrapes has no use. Those whose"
-    " samples are counted keep their own interval. By default, 10s to 1m.",
+    " samples are counted, and those that must be prompt, keep their own interval. By default, 10s to 1m.",
 )
 def bundle_command(
     parts: tuple[str, ...],

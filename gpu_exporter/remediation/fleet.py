@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_exporter.catalogue.fleet_faults import is_of_fleet
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.remediation.evidence import NodeFinding
 from gpu_exporter.remediation.ledger import Ledger
@@ -129,13 +130,19 @@ def _refusal(
 def _breaker(assessed: Sequence[Assessed], ledger: Ledger, settings: Breaker, now: float) -> Mapping[str, float]:
     """Return the reasons for which the breaker is open, and when they last had too many new faults."""
     window, quiet = duration(settings.window), duration(settings.quiet)
-    nodes: dict[str, set[str]] = defaultdict(set)
+    times: dict[str, dict[str, float]] = defaultdict(dict)
     for each in assessed:
         for reason, began in _beginnings(each, now):
             if now - began <= window and began > ledger.reset:
-                nodes[reason].add(each.node.name)
+                first = times[reason].get(each.node.name, began)
+                times[reason][each.node.name] = min(first, began)
+    of_fleet = {
+        reason: now
+        for reason, began in times.items()
+        if is_of_fleet(began.values(), len(assessed), settings.nodes, settings.share)
+    }
     kept = {reason: at for reason, at in ledger.breaker.items() if now - at < quiet and at > ledger.reset}
-    return kept | {reason: now for reason, names in nodes.items() if len(names) >= settings.nodes}
+    return kept | of_fleet
 
 
 def _beginnings(each: Assessed, now: float) -> Iterator[tuple[str, float]]:

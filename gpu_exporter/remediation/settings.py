@@ -10,6 +10,8 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
+from gpu_exporter.catalogue.fleet_faults import NODES, SHARE, WINDOW
+from gpu_exporter.conditions.tree import duration as time_text
 from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import address, duration, file_content, networks
@@ -175,10 +177,14 @@ class NodePool:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Stops new cordons for a fault that began on this many nodes within `window`, until it is `quiet` for so long."""
+    """Stops new cordons for a fault of the fleet, until it is `quiet` for so long.
 
-    nodes: int = 3
-    window: str = "10m"
+    That is a fault that began on this many nodes, and this share of all, within `window` (`catalogue/fleet_faults.py`).
+    """
+
+    nodes: int = int(NODES.value)
+    share: float = SHARE.value
+    window: str = time_text(WINDOW)
     quiet: str = "30m"
 
 
@@ -295,6 +301,8 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield from _wrong(name, lambda text=text: duration(text))
     if settings.breaker.nodes < 2:
         yield f"breaker.nodes: {settings.breaker.nodes} would stop after a single fault; use 2 or more"
+    if not 0 <= settings.breaker.share <= 1:
+        yield f"breaker.share: {settings.breaker.share:g} is not a share; use 0 to 1, such as 0.05 for 5 %"
     if settings.exporters.scheme not in ("http", "https"):
         yield f"exporters.scheme: {printable(settings.exporters.scheme, 20)!r}: use http or https"
     if not 0 < settings.exporters.port < 1 << 16:

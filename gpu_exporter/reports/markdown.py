@@ -8,8 +8,9 @@ from posixpath import normpath
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _TEMPLATE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
-_WITH = re.compile(r"\{\{ with \$labels\.\w+ \}\}.*?\{\{ end \}\}")
-_IF = re.compile(r"\{\{ if .*?\{\{ else \}\}(.*?)\{\{ end \}\}")
+# A block of a template without another one inside.
+_BLOCK = re.compile(r"\{\{ (?:if|with) (?:(?!\{\{ (?:if|with|end) ).)*\{\{ end \}\}")
+_ELSE, _END = "{{ else }}", "{{ end }}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -40,7 +41,8 @@ def ticked(names: Iterable[str]) -> str:
 
 def untemplated(text: str) -> str:
     """Return a text of an alert with *n* for its value, *<label>* for its labels, and only its default branches."""
-    text = _IF.sub(r"\1", _WITH.sub("", text))
+    while (plain := _BLOCK.sub(lambda found: found[0].removesuffix(_END).partition(_ELSE)[2], text)) != text:
+        text = plain
     return _TEMPLATE.sub(lambda found: f"*{'n' if '$value' in found[1] else found[1].removeprefix('$labels.')}*", text)
 
 

@@ -84,7 +84,7 @@ def _text(labels: Mapping[str, str]) -> str:
 def test_prometheus_finds_the_same_causes(tmp_path: Path) -> None:
     """Whatever labels alerts lack."""
     only = tmp_path / "rules.yaml"
-    only.write_text(as_text(group for group in rules.groups({}) if group.name == "gpu-incidents"))
+    only.write_text(as_text(group for group in rules.groups({}) if group.name in ("gpu-alerts", "gpu-incidents")))
     parts = [range(start, start + AT_ONCE) for start in range(0, SETS, AT_ONCE)]
     check(tmp_path, [Alerts([drawn(number) for number in part]) for part in parts], rules=[only])
 
@@ -94,7 +94,7 @@ def test_alertmanager_silences_what_an_incident_explains() -> None:
     inhibitions = yaml.safe_load(alertmanager())["inhibit_rules"]
     for number in range(SETS):
         findings = drawn(number)
-        silenced = {id(each) for each in findings if any(_inhibits(rule, findings, each) for rule in inhibitions)}
+        silenced = {id(each) for each in findings if any(inhibits(rule, findings, each) for rule in inhibitions)}
         for incident in incidents(findings):
             assert not silenced.intersection(map(id, incident.causes))
         loud = [each for each in findings if each.mode.severity is not Severity.INFO]
@@ -102,7 +102,7 @@ def test_alertmanager_silences_what_an_incident_explains() -> None:
         assert {id(each) for each in loud} & silenced == explained, f"set {number}"
 
 
-def _inhibits(rule: Mapping[str, Any], findings: Sequence[PlacedMode], target: PlacedMode) -> bool:
+def inhibits(rule: Mapping[str, Any], findings: Sequence[PlacedMode], target: PlacedMode) -> bool:
     """Return whether a rule silences an alert; labels that both lack are equal for Alertmanager."""
     if not _matches(rule["target_matchers"], target):
         return False

@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gpu_exporter.alerting import levels, rules
 from tests import ROOT
 from tests.operation.encode import period
@@ -102,7 +104,7 @@ def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> 
 
 def vmalert_tool(folder: Path, rules: Path, case: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run a unit test of vmalert, which evaluates the groups of a file in their order."""
-    order = [group["name"] for group in json.loads(rules.read_text())["groups"]]
+    order = [group["name"] for group in yaml.safe_load(rules.read_text())["groups"]]
     path = folder / "vmalert.yaml"
     path.write_text(json.dumps({"rule_files": [str(rules)], "group_eval_order": order, "tests": [case]}))
     return subprocess.run([NEWER / "vmalert-tool", "unittest", f"--files={path}"], capture_output=True, text=True)

@@ -20,6 +20,7 @@ import yaml
 
 from content.dashboards.alert_table import ALERT_COLUMNS, SINGLE
 from gpu_exporter.alerting import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
+from gpu_exporter.alerting import incidents as recorded_incidents
 from gpu_exporter.alerting.boards import RUNBOOKS
 from gpu_exporter.catalogue import bottlenecks, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
@@ -30,6 +31,7 @@ from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.conditions import evaluate
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Mark, Over, PeerMedian, PeerShare, terms
+from gpu_exporter.diagnosis.incidents import PlacedMode, incidents
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from tests import ROOT
@@ -46,6 +48,8 @@ BOARDS = {
 UNITS = (950 - 120) / 38
 ALL = ".*"
 ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
+INCIDENTS = {each.record for each in recorded_incidents.INCIDENTS if each.record.startswith("incident:open:")}
+BY_NAME = {mode.name: mode for mode in MODES}
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels of parts or events, which not every series has.
@@ -157,6 +161,10 @@ class Truth:
 
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
+        if any(name in text for name in INCIDENTS):
+            if label in ("runbook", "urgency", "order"):
+                return f'"{label}"' in text
+            return label in ("severity", "alertname") or (label == "cluster" and bool(self.variables["cluster"]))
         if label == "rank" and "ALERTS" not in text:
             return bool(re.search(r"\brank\b", text)) and bool(self._trained())
         if "ALERTS" in text:
@@ -254,6 +262,8 @@ class Truth:
         return frozenset(part for part in left if part.uuid in gpus)
 
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
+        if name in INCIDENTS:
+            return self._incidents(matchers)
         if name in ALERTS:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name == serving.KNEE.record:  # it needs several batch sizes
@@ -292,6 +302,16 @@ class Truth:
             return self._where(lambda part: not self.seen.devices[part].has_instances)
         assert name in self.rules, f"{name} is neither recorded nor a signal"
         return self._of(promql_parser.parse(self.rules[name]))
+
+    def _incidents(self, matchers: Mapping[str, str]) -> bool:
+        """Return whether there are incidents: alerts that no other one of the cluster explains."""
+        found = [alert for alert in self.firing if _matching(alert, {"cluster": matchers.get("cluster", ALL)})]
+        causes = [
+            cause.labels
+            for incident in incidents([PlacedMode(BY_NAME[alert["alertname"]], alert) for alert in found])
+            for cause in incident.causes
+        ]
+        return any(_matching(cause, matchers) for cause in causes)
 
     def _where(self, holds: Any) -> Devices:
         return frozenset(part for part in self.chosen if holds(part))

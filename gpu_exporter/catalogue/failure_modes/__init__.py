@@ -12,6 +12,7 @@ from gpu_exporter.catalogue.failure_modes import (
     bottleneck,
     cost,
     distributed,
+    fleet,
     health,
     host,
     loops,
@@ -19,10 +20,11 @@ from gpu_exporter.catalogue.failure_modes import (
     remediation,
 )
 from gpu_exporter.catalogue.failure_modes.check import check
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.failure_modes.relation import effects
 
 MODES: tuple[FailureMode, ...] = (
+    *fleet.MODES,
     *health.MODES,
     *loops.OF_JOBS,
     *distributed.MODES,
@@ -33,7 +35,7 @@ MODES: tuple[FailureMode, ...] = (
     *loops.OF_COST,
     *remediation.MODES,
 )
-FILES: tuple[ModuleType, ...] = (health, distributed, network, host, loops, bottleneck, cost, remediation)
+FILES: tuple[ModuleType, ...] = (fleet, health, distributed, network, host, loops, bottleneck, cost, remediation)
 
 
 def file_of(mode: FailureMode) -> ModuleType:
@@ -44,3 +46,5 @@ def file_of(mode: FailureMode) -> ModuleType:
 check(MODES)
 # What each mode explains, and where.
 EFFECTS = effects(MODES)
+# What GpuFleetFault counts: the faults of single nodes that page.
+FLEET_CAUSES = tuple(mode.name for mode in MODES if mode.severity is Severity.CRITICAL and mode.scope is Scope.DEVICE)

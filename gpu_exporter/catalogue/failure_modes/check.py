@@ -37,5 +37,5 @@ def _limits(modes: Iterable[FailureMode]) -> Iterator[tuple[Limit, str]]:
     for bottleneck in BOTTLENECKS:
         yield from ((limit, bottleneck.name) for limit in limits_of(bottleneck.condition))
     for mode in modes:
-        yield from ((limit, mode.name) for each in mode.conditions for limit in limits_of(each))
+        yield from ((limit, mode.name) for limit in mode.all_limits)
     yield from ((limit, "PRICES") for limit in PRICES)

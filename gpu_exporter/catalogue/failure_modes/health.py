@@ -40,6 +40,21 @@ STALE          = Limit("stale", 150, "seconds", "age from which the last success
 # fmt: on
 
 
+_RESET_IDLE = "cordon the node, wait until the jobs on this GPU have ended, then {} the GPU"
+# What to do first, by the recovery action that the driver asks for.
+_FIRST = {
+    1: _RESET_IDLE.format("reset"),
+    2: "drain the node, then reboot it",
+    3: "cordon the node, and end the programs that use peer-to-peer traffic with this GPU",
+    4: _RESET_IDLE.format("reset"),
+    5: "drain the node, then restart the IMEX service (nvidia-imex) on the nodes of its domain",
+    6: _RESET_IDLE.format("bus-reset"),
+    7: "drain the node, then power-cycle or reboot it",
+}
+_FIRST_ACTION = "{{ else ".join(
+    f"if eq $value {number}.0 }}}}{text[0].upper()}{text[1:]}" for number, text in _FIRST.items()
+)
+
 # In runbooks: how to reset a GPU.
 COMMANDS = (
     "`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter resume`; see [all "
@@ -308,6 +323,10 @@ MODES = (
         "with this GPU. For the commands, see the section Fix of the runbook.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
+        annotations={
+            "description": f"{{{{ {_FIRST_ACTION}{{{{ else }}}}Drain the node, and look the number up in the documentation of the "
+            "driver{{ end }}. For the commands, see the section Fix of the runbook."
+        },
         explains={
             Place.GPU: (
                 "GpuNvlinkDown",

@@ -14,10 +14,12 @@ from gpu_exporter.conditions.tree import (
     Compare,
     Condition,
     Is,
+    Limit,
     Or,
     OrIfKnown,
     Over,
     Unless,
+    limits_of,
     no_case,
     signals_of,
 )
@@ -139,7 +141,7 @@ class FailureMode:
     """One way in which a GPU or a job goes wrong.
 
     `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
-    is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
+    is true; `limits` are those whose names are in it, in braces. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
     fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
     samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
     them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `explains` names the modes that follow from
@@ -148,7 +150,8 @@ class FailureMode:
     scraped in addition.
 
     Texts: `summary` says what happened to which GPU or job; `{gpu}` and `{job}` are replaced by their labels, and
-    `{{ … }}` is a template of Prometheus. `advice` says what to do first; it is the alert's description. The runbook has
+    `{{ … }}` is a template of Prometheus. `advice` says what to do first; it is the alert's description. `annotations` are
+    more of the alert's. The runbook has
     `meaning` (what happened), `impact`, `diagnosis` (steps to the cause), `mitigation` (the fix) and `wrong` (when the
     alert fires although nothing is wrong, or is silent although something is).
     """
@@ -163,6 +166,7 @@ class FailureMode:
     inject: Inject
     condition: Condition | None = None
     fleet: str = ""
+    limits: tuple[Limit, ...] = ()
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
     cause: Cause = Cause.FAULT
@@ -177,6 +181,7 @@ class FailureMode:
     diagnosis: tuple[str, ...] = ()
     mitigation: tuple[str, ...] = ()
     requires: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kept(self) -> float:
@@ -189,6 +194,11 @@ class FailureMode:
     def conditions(self) -> tuple[Condition, ...]:
         """Return all conditions of the mode: the one under which it fires, and the one under which it is only info."""
         return tuple(each for each in (self.condition, self.lesser) if each)
+
+    @property
+    def all_limits(self) -> tuple[Limit, ...]:
+        """Return the limits of its conditions and of its expression for the fleet."""
+        return tuple(dict.fromkeys((*(limit for each in self.conditions for limit in limits_of(each)), *self.limits)))
 
     @property
     def counted(self) -> bool:

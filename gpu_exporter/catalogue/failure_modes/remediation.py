@@ -44,8 +44,8 @@ MODES = (
         "a switch. Roll it back.",
         inject=Inject(series={'gpu_remediation_breaker_open{fault="stalled"}': 1.0}),
         fleet="max by (cluster, namespace, fault) (gpu_remediation_breaker_open) == 1",
-        meaning="The same fault began on so many nodes within ten minutes (`breaker.nodes`) that a common cause is more "
-        "likely than as many broken GPUs. The controller cordons no further node for this fault. Nodes still return to "
+        meaning="The same fault began on so many nodes within ten minutes (`breaker.nodes` and `breaker.share`; the rule is that "
+        "of GpuFleetFault) that a common cause is more likely than as many broken GPUs. The controller cordons no further node for this fault. Nodes still return to "
         "service, and other faults are handled as usual.",
         impact="New pods may still start on nodes with this fault.",
         diagnosis=(

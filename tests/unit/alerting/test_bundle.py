@@ -10,7 +10,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from gpu_exporter.alerting import bundle
+from gpu_exporter.alerting.alert_texts import RELATIVE
 from gpu_exporter.catalogue import project
+from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
 from gpu_exporter.cli.bundle import bundle_command
 from tests import ROOT
 
@@ -62,15 +64,22 @@ def test_only_some_domains(tmp_path: Path) -> None:
     for path in ("levels/shard.yaml", "vmalert/rules.yaml"):
         text = (tmp_path / "b/alerts" / path).read_text()
         assert "alert: GpuLost" in text
-        assert "GpuFakeLoad" not in text
+        assert "alert: GpuFakeLoad" not in text
 
 
 def test_interval(tmp_path: Path) -> None:
-    """Of all files; but reports add up samples of an hour."""
+    """Of all files; but reports add up samples of an hour, and a fault of the fleet must be known soon."""
     assert run("--interval", "60s", "--out", str(tmp_path / "b"), "alerts").exit_code == 0
     for path in ("recording", "health", "distributed", "levels/shard", "levels/global", "vmalert/rules"):
         groups = yaml.safe_load((tmp_path / f"b/alerts/{path}.yaml").read_text())["groups"]
-        assert {group.get("interval") for group in groups} <= {"1m", "2m", "1h"}, path
+        prompt = [
+            rule.get("record") or rule["alert"]
+            for group in groups
+            if group.get("interval") == "5s"
+            for rule in group["rules"]
+        ]
+        assert set(prompt) <= {"gpu:alerts:firing", "incident:all:alerts", FAULTS, "GpuFleetFault"}, path
+        assert {group.get("interval") for group in groups} <= {"5s", "1m", "2m", "1h"}, path
     for value, message in (("3m", "180s is not whole"), ("1s", "1s is not whole"), ("20.5s", "20.5s is not whole")):
         error = run("--interval", value, "--out", tmp_path / "c")
         assert error.exit_code == 2
@@ -163,6 +172,9 @@ def test_links_of_alerts(tmp_path: Path) -> None:
     assert {each[name][:30] for each in found for name in ("runbook_url", "dashboard_url")} == {
         "https://grafana.example/d/gpu-"
     }
+    assert not any("links" in each for each in found)
+    assert run("--out", tmp_path / "d", "alerts").exit_code == 0
+    assert (tmp_path / "d/alerts/health.yaml").read_text().count(f"links: {RELATIVE}") == len(found)
     assert "begin with http" in run("--out", tmp_path / "c", "--grafana-url", "grafana.example").output
 
 

@@ -68,7 +68,7 @@ def test_a_shard_compares_nothing_of_two_nodes() -> None:
 def test_the_level_above_reads_only_recorded_series() -> None:
     """Those that shards forward, its own, its alerts, and those of exporters of the cluster."""
     own = {name for group in LEVELS.above for name, _ in names(group)}
-    readable = own | set(LEVELS.forwarded)
+    readable = own | set(LEVELS.forwarded) | {"ALERTS", "ALERTS_FOR_STATE"}
     for name, expression in parsed(LEVELS.above):
         for node in nodes(expression):
             if isinstance(node, promql_parser.VectorSelector):

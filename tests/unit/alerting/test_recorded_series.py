@@ -9,7 +9,7 @@ import pytest
 
 from gpu_exporter.alerting import rules
 from gpu_exporter.alerting.groups import RuleGroup
-from gpu_exporter.alerting.levels import recorded_names
+from gpu_exporter.alerting.levels import names_read, recorded_names
 from gpu_exporter.alerting.selection import groups_of_domains
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.conditions import tree
@@ -28,7 +28,7 @@ def readers(name: str) -> Iterator[str]:
     """Yield the rules that read a series."""
     for rule in RULES:
         own = rule.get("record") or rule["alert"]
-        if own != name and name in recorded_names(rule["expr"]):
+        if own != name and name in names_read(rule):
             yield own
 
 

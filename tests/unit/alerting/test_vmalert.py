@@ -12,12 +12,14 @@ import pytest
 
 from gpu_exporter.alerting import rules, vmalert
 from gpu_exporter.alerting.groups import Rule, RuleGroup
+from gpu_exporter.catalogue.failure_modes import FLEET_CAUSES
+from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
 from tests import ROOT
 from tests.unit.alerting.test_levels import nodes
 
 GROUPS = rules.groups({})
 CHAINED = vmalert.chained(GROUPS)
-SECONDS = {"10s": 10, "30s": 30, "1m": 60, "2m": 120, "1h": 3600}
+SECONDS = {"5s": 5, "10s": 10, "30s": 30, "1m": 60, "2m": 120, "1h": 3600}
 # An interval of the slow groups.
 EVALUATION = 60
 
@@ -86,6 +88,18 @@ def test_a_group_reads_only_groups_before_it() -> None:
                 read += len(sources)
                 assert all(source < place[id(rule)] for source in sources), (rule, node.name)
     assert read > len(recording)
+
+
+def test_a_fault_of_the_fleet_is_known_before_its_nodes_notify() -> None:
+    """Alertmanager waits for 30 s from when the alert of a node fires; its series is visible a step later."""
+    chain = ("incident:all:alerts", FAULTS, "GpuFleetFault")
+    steps = {each.rule.get("record") or each.rule["alert"]: each for each in timed()}
+    for name in FLEET_CAUSES:
+        now = steps[name].offset
+        for link in chain:
+            now += vmalert.STEP
+            now += (steps[link].offset - now) % steps[link].interval
+        assert now - steps[name].offset < 30, name
 
 
 def test_a_change_passes_all_rules_in_two_evaluations() -> None:

@@ -104,9 +104,9 @@ def test_named_alerts_exist() -> None:
 
 
 def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
-    """The table of alerts is as high as those of namespaces and nodes beside it, and all are in view to their ends."""
+    """The table of incidents is as high as those of namespaces and nodes beside it, and all are in view to the end."""
     grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["fleet"]["panels"]}
-    alerts = grids["Firing alerts"]
+    alerts = grids["Incidents"]
     teams, nodes = grids["Namespaces by waste"], grids["Nodes"]
     assert teams["x"] == nodes["x"] == alerts["w"]
     assert teams["y"] == alerts["y"]

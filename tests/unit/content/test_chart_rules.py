@@ -130,6 +130,7 @@ def test_settings_of_all_alerts() -> None:
     assert "GpuFakeLoad" not in found
     assert found["GpuLost"]["annotations"]["runbook_url"] == "https://runbooks.example/gpu/gpulost.md"
     assert found["GpuLost"]["annotations"]["dashboard_url"].startswith("https://grafana.example/d/gpu-gpu?")
+    assert not any("links" in each["annotations"] for each in found.values())
     page = "https://gpus.example/{{ $labels.node }}/#{{ $labels.UUID }}{{ with $labels.GPU_I_ID }}/{{ . }}{{ end }}"
     assert found["GpuDataLoadingBound"]["annotations"]["page_url"] == page
     assert "page_url" not in found["GpuExporterDown"]["annotations"]

@@ -23,8 +23,7 @@ from content.dashboards.frame import DARK_RED, GREY
 from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules
 from gpu_exporter.alerting.aggregates import SHARE
-from gpu_exporter.alerting.identity import ALERT_OWNER
-from gpu_exporter.catalogue import bottlenecks, project
+from gpu_exporter.catalogue import bottlenecks, failure_modes, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -46,6 +45,7 @@ NO_SERVER = (
     "Training: see *Achieved against what this GPU can do* on GPU / Node"
 )
 OTHERWISE_EMPTY = {
+    "Incidents": "no incidents",
     "Output and latency by batch size": NO_SERVER,
     "Batch size and its recommended limit": NO_SERVER,
     "Phases that take longer than on other ranks": "no difference, or not collected",
@@ -257,8 +257,9 @@ def test_alerts_link_to_their_board(mode: Any) -> None:
     """The dashboard of an alert has a panel with its name, and the variables of the link."""
     url = rules.alert(mode, {})["annotations"]["dashboard_url"]
     content = BOARDS[boards.board_of(mode.domain).name]
-    assert url.startswith(f"/d/{content['uid']}?var-cluster={{{{ or $labels.cluster")
-    assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in content["templating"]["list"]}
+    linked = BOARDS["fleet"] if mode in failure_modes.fleet.MODES else content
+    assert url.startswith(f"/d/{linked['uid']}?var-cluster={{{{ or $labels.cluster")
+    assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in linked["templating"]["list"]}
     (panel,) = [each for each in panels(content) if each["title"] == mode.name]
     asked = " ".join(target["expr"] for target in panel["targets"])
     assert all(signal.record in asked for signal in shown(mode))
@@ -267,7 +268,7 @@ def test_alerts_link_to_their_board(mode: Any) -> None:
 
 def test_a_new_mode_gets_a_panel() -> None:
     """In the row of its domain; the table of alerts links to its runbook."""
-    new = replace(MODES[0], name="GpuOnFire")
+    new = replace(failure_modes.health.MODES[0], name="GpuOnFire")
     content = json.loads(dashboards.render(boards.GPU, (*MODES, new)))
     (row,) = [each for each in content["panels"] if each["title"] == f"Signals behind the alerts: {new.domain.value}"]
     assert row["panels"][-1]["title"] == "GpuOnFire"
@@ -316,11 +317,9 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
-        # And the owners of the GPUs that alerts are about, what share of a GPU an idle MIG instance is, and the ranks
-        # that hold up a job that hangs.
+        # And what share of a GPU an idle MIG instance is, and the ranks that hold up a job that hangs.
         assert {text for text in found if text.startswith("gpu:")} == {
             *xids,
-            ALERT_OWNER,
             SHARE.record,
             record_of(bottlenecks.SPINNING),
         }
@@ -331,7 +330,9 @@ def test_empty_panels_have_a_text(name: str) -> None:
     """It says that there is no data, or another reason; only an empty list of alerts is good."""
     for panel in panels(BOARDS[name]):
         text = panel["fieldConfig"]["defaults"]["noValue"].replace("\N{NO-BREAK SPACE}", " ").strip()
-        alerts = all("ALERTS" in target["expr"] for target in panel["targets"])
+        alerts = (
+            all("ALERTS" in target["expr"] for target in panel["targets"]) and panel["title"] not in OTHERWISE_EMPTY
+        )
         xids = re.fullmatch("GpuXid(Fatal|Application|Unknown)", panel["title"])
         expected = {"table": "no firing alerts", "timeseries": "not firing"}.get(panel["type"], "") if alerts else ""
         expected = expected or ("none reported" if xids else OTHERWISE_EMPTY.get(panel["title"], "not collected"))

@@ -163,6 +163,23 @@ def test_a_fault_is_new_for_ten_minutes(age: float, reset: float, opens: bool) -
 
 
 @pytest.mark.parametrize(
+    ("ages", "opens"),
+    [
+        ([500.0, 300.0, 100.0], False),
+        ([500.0, 400.0, 300.0, 200.0, 100.0], True),
+        ([500.0, 220.0, 160.0, 100.0], True),
+        ([500.0, 221.0, 160.0, 100.0], False),
+        ([601.0, 500.0, 400.0, 300.0, 100.0], False),
+    ],
+)
+def test_the_breaker_needs_a_share_of_the_fleet(ages: Sequence[float], opens: bool) -> None:
+    """In a fleet of a hundred nodes, three faults within two minutes suffice, or five within ten minutes."""
+    found = [assessed(WIDE, aged(age), **{f"faulty-{number}": {}})[0] for number, age in enumerate(ages)]
+    found += assessed(WIDE, CLEAN, **{f"healthy-{number}": {} for number in range(100 - len(ages))})
+    assert planned(found, breaker=Breaker()).breaker == ({"stalled": NOW} if opens else {})
+
+
+@pytest.mark.parametrize(
     ("at", "reset", "kept"),
     [(NOW - 1799, 0.0, True), (NOW - 1800, 0.0, False), (NOW - 60, NOW - 60, False), (NOW - 60, NOW - 61, True)],
 )

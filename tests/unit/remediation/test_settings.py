@@ -40,7 +40,7 @@ def test_defaults() -> None:
     pool = NodePool("all", "", Mode.OBSERVE, budget, "60s", "15m", True, False, False, (), drain)
     exporters = Exporters("gpu", "app.kubernetes.io/component=exporter", 9400, "http", timeout="5s")
     assert settings == Settings(
-        "gpu", exporters, (pool,), "gpu-exporter-remediation", "30s", ":9401", "", (), Breaker(3, "10m", "30m")
+        "gpu", exporters, (pool,), "gpu-exporter-remediation", "30s", ":9401", "", (), Breaker(3, 0.05, "10m", "30m")
     )
 
 
@@ -114,6 +114,7 @@ def test_off_is_not_a_boolean(text: str) -> None:
         ("pools: [{name: a}]\nlease: a/b", "lease: 'a/b' is not a name; use the name of a Lease"),
         ("pools: [{name: a}]\naddress: here", "address: 'here' is not an address"),
         ("pools: [{name: a}]\ninterval: often", "interval: 'often' is not a duration"),
+        ("pools: [{name: a}]\nbreaker: {share: 5}", "breaker.share: 5 is not a share"),
         ("pools: [{name: a}]\nbreaker: {window: long}", "breaker.window: 'long' is not a duration"),
         ("pools: [{name: a}]\nbreaker: {quiet: long}", "breaker.quiet: 'long' is not a duration"),
         ("pools: [{name: A}]", "pools: A: name: use lower-case letters, digits, dots and dashes"),

@@ -1,0 +1,65 @@
+"""What an alert says besides its summary and its advice: whose job it is, which hardware, and where its links lead.
+
+Templates of Prometheus, which query what the labels of the alert lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
+
+# Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
+LINKS, RELATIVE = "links", "The links are relative to Grafana, whose address was not given when these rules were made."
+# How far back the owner and the hardware of a GPU that no longer answers are looked up.
+KNOWN = "1h"
+
+
+def _query(series: str) -> str:
+    """Return a template that queries series of the GPU that the alert is about."""
+    selector = f"{series}{{cluster=%q, UUID=%q}}"
+    return f"printf `last_over_time({selector}[{KNOWN}])` $labels.cluster $labels.UUID | query"
+
+
+def _part(words: str, label: str) -> str:
+    """Return a template for a label of the first queried series, if it has it."""
+    return f'{{{{ with . | first | label "{label}" }}}}, {words}{{{{ . }}}}{{{{ end }}}}'
+
+
+_HARDWARE = (
+    "GPU {{ $labels.gpu }}{{ with $labels.GPU_I_ID }} (MIG instance {{ . }}){{ end }} on node {{ $labels.node }}"
+    "{{ with $labels.UUID }}, UUID {{ . }}{{ end }}"
+    f"{{{{ with {_query(m.INFO.name)} }}}}{_part('serial number ', 'serial')}{_part('PCI address ', 'pci_bus_id')}"
+    f"{_part('', 'model')}{{{{ end }}}}"
+)
+_LABELLED = (
+    "{{ if $labels.workload }}workload {{ $labels.workload }}{{ with $labels.namespace }}, namespace {{ . }}{{ end }}"
+    "{{ with $labels.pod }}, pod {{ . }}{{ end }}{{ with $labels.rank }}, rank {{ . }}{{ end }}"
+    "{{ else }}no workload known{{ end }}"
+)
+_QUERIED = (
+    f"{{{{ with {_query('gpu:device_owner:info')} }}}}"
+    "{{ range $number, $owner := . }}{{ if $number }}; {{ end }}"
+    'workload {{ $owner | label "workload" }}{{ with $owner | label "namespace" }}, namespace {{ . }}{{ end }}'
+    '{{ with $owner | label "pod" }}, pod {{ . }}{{ end }}{{ end }}'
+    f"{{{{ with {_query('rank:identity:info')} }}}}{_part('rank ', 'rank')}{{{{ end }}}}"
+    "{{ else }}no workload known within the last hour{{ end }}"
+)
+
+
+def annotations_of(mode: FailureMode) -> Mapping[str, str]:
+    """Return the annotations of an alert that somebody is notified of: `owner`, `hardware` and `links`."""
+    found = {}
+    if mode.severity is not Severity.INFO:
+        of_gpu = mode.scope is not Scope.FLEET and "{gpu}" in mode.summary
+        if of_gpu or "{job}" in mode.summary or "$labels.workload" in mode.summary:
+            found["owner"] = _QUERIED if lacks_owner(mode) else _LABELLED
+        if of_gpu and mode.domain in (Domain.HEALTH, Domain.NETWORK):
+            found["hardware"] = _HARDWARE
+    return {**found, LINKS: RELATIVE}
+
+
+def lacks_owner(mode: FailureMode) -> bool:
+    """Return whether the signals of a mode do not have the owner of the GPU: those of the hardware."""
+    return mode.domain in (Domain.HEALTH, Domain.NETWORK) and not any(signal.has_owner for signal in mode.needs)
