@@ -182,7 +182,8 @@ class Setup:
     def environment(self, checkout: str) -> dict[str, str]:
         """Return the environment that runs the gpu_exporter of a checkout."""
         path = self.checkouts[checkout]
-        return {} if path is None else {"PYTHONPATH": str(path)}
+        paths = (str(path), os.environ.get("PYTHONPATH"))
+        return {} if path is None else {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def source(self, address: str) -> list[str]:
         """Return the flags that read a host engine; an empty address is an embedded one."""
