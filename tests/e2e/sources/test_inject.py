@@ -40,6 +40,9 @@ SHOWN = [mode for mode in MODES if mode.name not in PATIENT and not mode.require
 # One mode of each kind. `tests/rules/test_modes.py` has all of them, without an exporter.
 KINDS = {(mode.scope, mode.domain, mode.inject.fault): mode for mode in SHOWN}
 
+# Faults of a whole node, which then shows no values of its GPUs.
+OF_NODE = ("down", "reload")
+
 Alert = tuple[str, str, str]
 
 
@@ -62,7 +65,7 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {nameless}/0 at 0s for 1h")
     wanted, allowed = {("GpuLost", nameless, "")}, set[Alert]()
     for node, mode in injected.items():
-        wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
+        wanted.add((mode.name, node, "" if mode.inject.fault in OF_NODE else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
         allowed |= {(name, node, str(gpu)) for name in in_incident_of(mode) for gpu in gpus}
     # As in Kubernetes: pod and namespace of the target move the exporter's labels to `exported_*`.
@@ -72,7 +75,7 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         "relabel_configs": [{"target_label": name, "replacement": text} for name, text in of_target.items()],
     }
     with scraping(tmp_path, "2s", settings, rule_files=rules(tmp_path, "10m"), evaluation_interval="2s") as prometheus:
-        alive = {node for node, mode in injected.items() if mode.inject.fault != "down"}
+        alive = {node for node, mode in injected.items() if mode.inject.fault not in OF_NODE}
         workloads = {node: f"injected-{node}" for node in alive}
 
         def wrong() -> set[str]:
