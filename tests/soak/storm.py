@@ -58,7 +58,7 @@ CONFIRM, LOOKS, LATE = 10.0, 5.0, 5.0
 # How long the exporter takes to be sure that a GPU hangs: some collections.
 DETECTION = 5.0
 SCRAPE_TIMEOUT, PROBE_TIMEOUT = 10.0, 5.0
-# The growth of memory from the third to the last quarter that is no trend. The heap grows at first, until it has had the
+# The growth of memory from the third to the last quarter that is no trend. Before, the heap grows until it has had the
 # most that connections can need. Socket buffers have a bound of their own, and fill as fast as the cores allow.
 MOST_GROWTH = 1.05
 # As few CPU as htpasswd allows would hide what a guess costs.
