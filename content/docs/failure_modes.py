@@ -137,11 +137,12 @@ COST_WORDS = """
 - **Electricity**: watts / 1000 is kilowatts; multiplied by the price of a kilowatt-hour, this *is* dollars per hour. Do
   not divide by 3600. For a day, query `avg_over_time(workload:electricity:usd_per_hour[1d]) * 24`.
 - **GPU-hours**: a GPU costs its price whether it works or not. The price includes electricity, so do not add the two.
-- **Waste** is the share of time in which the engine is idle, and all the time of a fake load. A GPU that is occupied
-  but idle uses almost no electricity: look at the price of the GPU.
+- **Waste** is the [time that is lost](diagnose.md#where-did-the-time-go), except for SMs that are empty while a kernel
+  runs, and all the time of a fake load. Without SM activity, it is the time in which the engine is idle. A GPU that is
+  occupied but idle uses almost no electricity: look at the price of the GPU.
 - GPUs without a workload are in the series without a workload label: idle capacity.
-- A job that waits in a collective counts as working. Its alerts (GpuStragglerStarved, GpuStragglerSlow,
-  GpuCommunicationBound) show that time is lost.
+- Time in which a rank waits for others is waste of that rank. Alerts (GpuStragglerStarved, GpuStragglerSlow,
+  GpuCollectiveStall) name the rank that the others wait for.
 
 """
 
