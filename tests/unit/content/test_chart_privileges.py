@@ -116,6 +116,7 @@ def test_only_the_sampler_may_read_other_processes() -> None:
     assert shared == {"sampler"}
     (mount,) = [each for each in exporter_["volumeMounts"] if each["name"] == "sampler"]
     assert mount["readOnly"] is True
+    assert sampler["args"][3:] == ["--client-uid", str(found["securityContext"]["runAsUser"])]
     settings = yaml.safe_load(only(made("profile"), "ConfigMap")["data"]["config.yaml"])
     assert sampler["args"][2] == settings["profile_socket"]
     assert settings["profile_dir"].startswith("/var/lib/gpu-exporter-profiles/")
