@@ -496,11 +496,9 @@ def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
         ): Device("mig", 0, spins, owner=rank("alpha"), instance="7"),
     }
     repairs = {
-        ("reset the GPU", reset): Device("ask-1", 1, [minutes(60, {**p.HEALTHY, m.RECOVERY: 1.0})]),
-        ("reboot the node", "Drain the node, then reboot it"): Device(
-            "ask-2", 2, [minutes(60, {**p.HEALTHY, m.RECOVERY: 2.0})]
-        ),
-        ("recovery action 9", unknown): Device("ask-9", 9, [minutes(60, {**p.HEALTHY, m.RECOVERY: 9.0})]),
+        ("reset the GPU", reset): Device("ask-1", 1, asked[1.0]),
+        ("reboot the node", "Drain the node, then reboot it"): Device("ask-2", 2, asked[2.0]),
+        ("recovery action 9", unknown): Device("ask-9", 9, asked[9.0]),
     }
     alerts = [
         {
