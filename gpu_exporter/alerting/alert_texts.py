@@ -28,7 +28,8 @@ def _part(words: str, label: str) -> str:
 
 
 _HARDWARE = (
-    "GPU {{ $labels.gpu }}{{ with $labels.GPU_I_ID }} (MIG instance {{ . }}){{ end }} on node {{ $labels.node }}"
+    "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}a GPU{{ end }}"
+    "{{ with $labels.GPU_I_ID }} (MIG instance {{ . }}){{ end }} on node {{ $labels.node }}"
     "{{ with $labels.UUID }}, UUID {{ . }}{{ end }}"
     f"{{{{ with {_query(m.INFO.name)} }}}}{_part('serial number ', 'serial')}{_part('PCI address ', 'pci_bus_id')}"
     f"{_part('', 'model')}{{{{ end }}}}"

@@ -24,6 +24,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from gpu_exporter.alerting.identity import LAST_OWNER
 from gpu_exporter.catalogue import time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
@@ -272,6 +273,12 @@ def blocks(fleet: Fleet, folder: Path, promtool: Path) -> None:
         assert isinstance(gpu, Gpu)
         labels = ",".join(f'{name}="{value}"' for name, value in gpu.labels(signal).items())
         by_name[signal.record] += [f"{signal.record}{{{labels}}} {value!r} {t:.3f}" for t, value in points]
+    for gpu in fleet.gpus:  # alerts on hardware read it, which no signal has
+        labels = ",".join(
+            f'{name}="{value}"' for name, value in (("cluster", gpu.cluster), ("UUID", gpu.UUID)) if value
+        )
+        times_of_all = (fleet.now - 60 * ago for ago in range(20, -1, -1))
+        by_name[LAST_OWNER] += [f"{LAST_OWNER}{{{labels}}} 1 {t:.3f}" for t in times_of_all]
     lines = [line for name, own in by_name.items() for line in (f"# TYPE {name} gauge", *own)]
     (folder / "fleet.om").write_text("\n".join([*lines, "# EOF\n"]))
     arguments = ["tsdb", "create-blocks-from", "openmetrics", str(folder / "fleet.om"), str(folder / "data")]

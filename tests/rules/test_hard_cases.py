@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_exporter.alerting import boards
+from gpu_exporter.alerting.alert_texts import RELATIVE
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles as p
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
@@ -63,7 +64,10 @@ def test_healthy_gpus_fire_no_alert(tmp_path: Path) -> None:
 
 
 def test_lost_gpus(tmp_path: Path) -> None:
-    """One or all, also if the only sign is that dcgm-exporter's series are absent. No other GPU has an alert."""
+    """One or all, also if the only sign is that dcgm-exporter's series are absent. No other GPU has an alert.
+
+    On so many nodes at once, it is a fault of the fleet, too.
+    """
     well, lost = [minutes(HELD)], [minutes(HELD / 2), minutes(HELD / 2, fault="lost")]
     devices: list[Device] = []
     found: list[Expect] = []
@@ -76,7 +80,8 @@ def test_lost_gpus(tmp_path: Path) -> None:
             devices += node(name, stories, generation, job=name)
             found.append(now_firing(name, "", firing(name, names, gone if is_gpu_exporter else {None})))
             found.append(never_fired(name, names))
-    found.append(no_other_node({device.node for device in devices}))
+    of_all = no_other_node({device.node for device in devices})
+    found.append(replace(of_all, samples=firing("", ["GpuFleetFault"], [None])))
     check(tmp_path, [Case("gone", devices, found)])
 
 
@@ -408,6 +413,9 @@ def test_annotations_of_an_alert_without_a_gpu(tmp_path: Path) -> None:
         "description": mode.advice,
         "runbook_url": boards.panel_link("gpulost"),
         "dashboard_url": "/d/gpu-gpu?var-cluster=$__all&var-node=some&var-gpu=.*",
+        "owner": "no workload known within the last hour",
+        "hardware": "a GPU on node some",
+        "links": RELATIVE,
     }
     where = {"node": "some", "job": "dcgm-exporter", "instance": "some:9400"}
     alert = {"exp_labels": {**where, **labels}, "exp_annotations": annotations}
@@ -451,6 +459,8 @@ def test_all_labels_and_annotations(tmp_path: Path) -> None:
                     "gpu": "3",
                     "UUID": device.uuid,
                     "modelName": "NVIDIA H200",
+                    "namespace": "research",
+                    "workload": "train",
                     "severity": "critical",
                     "domain": "health",
                     "action": "gpu_reset",
@@ -460,6 +470,9 @@ def test_all_labels_and_annotations(tmp_path: Path) -> None:
                     "description": mode.advice,
                     "runbook_url": boards.panel_link("gpueccuncorrectable"),
                     "dashboard_url": "/d/gpu-gpu?var-cluster=$__all&var-node=sick&var-gpu=3",
+                    "owner": "workload train, namespace research, pod train-worker-0",
+                    "hardware": f"GPU 3 on node sick, UUID {device.uuid}, NVIDIA H200",
+                    "links": RELATIVE,
                 },
             }
         ],
@@ -470,24 +483,35 @@ def test_all_labels_and_annotations(tmp_path: Path) -> None:
 def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
     """The MIG instance, the workload if it is known, and the recovery action in words."""
     spins = [minutes(60, on_board(p.ONE_THREAD))]
+    of_job = "workload {0}, namespace research, pod {0}-worker-0".format
+    reset = "Cordon the node, wait until the jobs on this GPU have ended, then reset the GPU"
+    unknown = "Drain the node, and look the number up in the documentation of the driver"
+    asked = {action: [minutes(60, {**p.HEALTHY, m.RECOVERY: action})] for action in (1.0, 2.0, 9.0)}
     fake = {
-        "GPU 2 on node spin (workload train)": Device("spin", 2, spins, owner=rank("train")),
-        "GPU 3 on node free": Device("free", 3, spins),
-        "GPU 0 (MIG instance 7) on node mig (workload alpha)": Device(
-            "mig", 0, spins, owner=rank("alpha"), instance="7"
-        ),
+        ("GPU 2 on node spin (workload train)", of_job("train")): Device("spin", 2, spins, owner=rank("train")),
+        ("GPU 3 on node free", "no workload known"): Device("free", 3, spins),
+        (
+            "GPU 0 (MIG instance 7) on node mig (workload alpha)",
+            of_job("alpha"),
+        ): Device("mig", 0, spins, owner=rank("alpha"), instance="7"),
     }
     repairs = {
-        "reset the GPU": Device("ask-1", 1, [minutes(60, {**p.HEALTHY, m.RECOVERY: 1.0})]),
-        "reboot the node": Device("ask-2", 2, [minutes(60, {**p.HEALTHY, m.RECOVERY: 2.0})]),
-        "recovery action 9": Device("ask-9", 9, [minutes(60, {**p.HEALTHY, m.RECOVERY: 9.0})]),
+        ("reset the GPU", reset): Device("ask-1", 1, asked[1.0]),
+        ("reboot the node", "Drain the node, then reboot it"): Device("ask-2", 2, asked[2.0]),
+        ("recovery action 9", unknown): Device("ask-9", 9, asked[9.0]),
     }
     alerts = [
         {
             "alertname": "GpuFakeLoad",
             "exp_alerts": [
-                expected_alert("GpuFakeLoad", device, BY_NAME["GpuFakeLoad"].summary.replace("{gpu}", gpu), FAKE_VALUE)
-                for gpu, device in fake.items()
+                expected_alert(
+                    "GpuFakeLoad",
+                    device,
+                    BY_NAME["GpuFakeLoad"].summary.replace("{gpu}", gpu),
+                    f"{BY_NAME['GpuFakeLoad'].advice}{FAKE_VALUE}",
+                    {"owner": owner},
+                )
+                for (gpu, owner), device in fake.items()
             ],
         },
         {
@@ -497,8 +521,13 @@ def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
                     "GpuRecoveryActionRequired",
                     device,
                     f"The driver asks for a repair of GPU {device.gpu} on node {device.node}: {words}",
+                    f"{first}. For the commands, see the section Fix of the runbook.",
+                    {
+                        "owner": "no workload known within the last hour",
+                        "hardware": f"GPU {device.gpu} on node {device.node}, UUID {device.uuid}, NVIDIA H200",
+                    },
                 )
-                for words, device in repairs.items()
+                for (words, first), device in repairs.items()
             ],
         },
     ]
@@ -508,7 +537,9 @@ def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
 FAKE_VALUE = " Average SM activity over 5 minutes: 0.8%."
 
 
-def expected_alert(name: str, device: Device, summary: str, value: str = "") -> Mapping[str, Mapping[str, str]]:
+def expected_alert(
+    name: str, device: Device, summary: str, description: str, more: Mapping[str, str]
+) -> Mapping[str, Mapping[str, str]]:
     """Return an alert on this device in promtool's format; only alerts on activity have owner and instance."""
     mode, owner = BY_NAME[name], {}
     if device.owner:
@@ -523,5 +554,5 @@ def expected_alert(name: str, device: Device, summary: str, value: str = "") -> 
     }
     return {
         "exp_labels": {**labels, **part, **owner, **fixed},
-        "exp_annotations": {"summary": summary, "description": mode.advice + value, **links},
+        "exp_annotations": {"summary": summary, "description": description, **links, **more, "links": RELATIVE},
     }

@@ -109,3 +109,28 @@ def test_causes_inhibit_their_effects(tmp_path: Path, hook: Hook) -> None:
         assert {path for path, _ in hook.received("GpuEccUncorrectable", "firing")} == {"/page"}
         notified = [each["labels"]["UUID"] for _, each in hook.received("GpuRowRemapPending", "firing")]
         assert set(notified) == {"GPU-old"}
+
+
+def test_a_fault_of_the_fleet_is_one_message(tmp_path: Path, hook: Hook) -> None:
+    """Its nodes are silent, but not for another fault, and not in another cluster."""
+    fault = {"node": "n1", "xid": "79"}
+    with alertmanager(tmp_path, hook) as running:
+        running.send([labels("GpuFleetFault", cluster="c", cause="GpuXidFatal", xid="79")])
+        until(lambda: hook.received("GpuFleetFault", "firing"), what="the page about the fleet")
+        nodes = [labels("GpuXidFatal", cluster="c", node=f"n{n}", UUID=f"GPU-{n}", xid="79") for n in range(40)]
+        others = [
+            labels("GpuXidFatal", **fault, cluster="d", UUID="GPU-of-d"),
+            labels("GpuXidFatal", **fault, UUID="GPU-of-none"),
+            labels("GpuXidFatal", cluster="c", node="n1", UUID="GPU-1b", xid="119"),
+            labels("GpuRowRemapFailed", cluster="c", node="n2", UUID="GPU-2b"),
+        ]
+        running.send([*nodes, *others])
+        uuids = {each["UUID"] for each in others}
+
+        def paged() -> set[str]:
+            found = hook.received("GpuXidFatal", "firing") + hook.received("GpuRowRemapFailed", "firing")
+            return {alert["labels"]["UUID"] for _, alert in found}
+
+        until(lambda: paged() >= uuids, what="the pages about other faults")
+        assert paged() == uuids
+        assert running.inhibited() == {("GpuXidFatal", each["UUID"]) for each in nodes}
