@@ -38,7 +38,7 @@ from gpu_exporter.sources.dcgm.inventory import (
     UUID,
     Inventory,
 )
-from gpu_exporter.sources.dcgm.plan import FieldQuery, Parts, plan
+from gpu_exporter.sources.dcgm.plan import FieldQuery, GpuParts, plan
 from gpu_exporter.sources.dcgm.profiling import ProfilingReads
 from gpu_exporter.sources.dcgm.session import XID, FieldTable, Session, XidWatches
 from gpu_exporter.sources.dcgm.values import NO_ANSWER, Entity, EntityGroup, FieldAnswer, gpu
@@ -299,7 +299,7 @@ class DcgmDevice(Device):
             if metric is m.MIG_DEVICE or metric in self._metrics
         }
         there = tuple(n for n, state in enumerate(self._layout.links) if state != LINK_NONE)
-        parts = Parts(there, labels, self._layout.mig, self._measures_links)
+        parts = GpuParts(there, labels, self._layout.mig, self._measures_links)
         self._plan = plan(self._series_of, self._board, self._metrics, parts, self._demand, self._hidden)
         self._refused = {}
         means = sampling_of_means(context.interval, self._demand)

@@ -121,7 +121,7 @@ def _requests(queries: Iterable[tuple[Pace, FieldQuery]], seconds: Mapping[Pace,
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GpuParts:
     """The parts of a GPU: the numbers of its NVLinks, its MIG instances with their labels, and its MIG mode.
 
     `measures_links`: whether profiling of each link does not compete with other profiling fields.
@@ -137,7 +137,7 @@ def plan(
     series_of: Callable[[Metric, Labels], Series],
     board: Entity,
     metrics: Iterable[Metric],
-    parts: Parts,
+    parts: GpuParts,
     demand: Demand = Demand.ALL,
     hidden: Collection[Metric] = (),
 ) -> FieldPlan:
@@ -172,7 +172,7 @@ def plan(
     return FieldPlan(tuple(plain), tuple(profiling), unsupported)
 
 
-def _places(metric: Metric, board: Entity, parts: Parts) -> Iterator[tuple[Labels, Entity, int]]:
+def _places(metric: Metric, board: Entity, parts: GpuParts) -> Iterator[tuple[Labels, Entity, int]]:
     """Yield the labels of each series of a metric, and the entity and field that have its values."""
     if metric.dcgm is None:
         return

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpu_exporter.http.proxies import TrustedProxies
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.kubernetes.writer import KubernetesWriter
 from gpu_exporter.model.errors import GpuExporterError
@@ -236,8 +237,15 @@ class Served:
 
     port = 9401
 
-    def __init__(self, where: Address, metrics: ControllerMetrics, hints: Hints, token_file: Path | None) -> None:
-        self.where, self.token_file, self.calls = where, token_file, list[str]()
+    def __init__(
+        self,
+        where: Address,
+        metrics: ControllerMetrics,
+        hints: Hints,
+        token_file: Path | None,
+        proxies: TrustedProxies,
+    ) -> None:
+        self.where, self.token_file, self.proxies, self.calls = where, token_file, proxies, list[str]()
 
     def start(self) -> None:
         self.calls.append("start")

@@ -16,7 +16,7 @@ from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.connection import CallThread
 from gpu_exporter.sources.dcgm.demand import Demand, sampling, sampling_of_means
 from gpu_exporter.sources.dcgm.device import identify
-from gpu_exporter.sources.dcgm.plan import Parts, plan
+from gpu_exporter.sources.dcgm.plan import GpuParts, plan
 from gpu_exporter.sources.dcgm.profiling import ProfilingReads
 from gpu_exporter.sources.dcgm.values import Entity, EntityGroup, FieldAnswer, answer, gpu, link
 from tests.support.tools import LIMIT, until
@@ -98,7 +98,7 @@ def _series(metric: Metric, labels: Labels) -> Series:
 
 def test_a_plan_keeps_profiling_apart() -> None:
     """Each field is requested once, at the pace of its fastest row; profiling has its own requests."""
-    asked = plan(_series, gpu(3), [m.SM_ACTIVE, m.POWER, m.ENERGY, m.ENERGY_JOULES, m.MIG_PENDING], Parts())
+    asked = plan(_series, gpu(3), [m.SM_ACTIVE, m.POWER, m.ENERGY, m.ENERGY_JOULES, m.MIG_PENDING], GpuParts())
     seconds = {request.fields: request.seconds for request in asked.plain_requests(sampling(0.5, Demand.ALL))}
     assert [request.fields for request in asked.profiling_requests(SECOND)] == [(1002,)]
     assert seconds[(155,)] == 0.5
@@ -109,11 +109,11 @@ def test_a_plan_keeps_profiling_apart() -> None:
 def test_a_plan_in_mig_mode() -> None:
     """Values of instances are not requested for the GPU, so that no sum counts a GPU twice."""
     part = Entity(EntityGroup.GPU_I, 9)
-    parts = Parts(instances={part: (("GPU_I_ID", "1"),)}, mig=True)
+    parts = GpuParts(instances={part: (("GPU_I_ID", "1"),)}, mig=True)
     asked = plan(_series, gpu(0), [m.SM_ACTIVE, m.FB_USED, m.POWER], parts)
     assert [question.entity for question in asked.profiling] == [part]
     assert {question.series.metric: question.entity for question in asked.plain} == {m.FB_USED: part, m.POWER: gpu(0)}
-    alone = plan(_series, gpu(0), [m.SM_ACTIVE], Parts(mig=True))
+    alone = plan(_series, gpu(0), [m.SM_ACTIVE], GpuParts(mig=True))
     assert alone.series == set()
 
 
@@ -121,7 +121,7 @@ def test_a_sum_is_dcgms_own_only_without_its_parts() -> None:
     """Its window differs from that of the parts; a pause of these ends, so it is no reason to use it. It is not watched
     before that is known."""
     rows = [m.NVLINK_TX, m.NVLINK_RX, m.NVLINK_BOTH]
-    asked = plan(_series, gpu(0), rows, Parts())
+    asked = plan(_series, gpu(0), rows, GpuParts())
     (own,) = asked.plain
     assert asked.plain_requests(SECOND) == []
     assert [request.fields for request in asked.sum_requests(SECOND)] == [(449,)]
@@ -133,14 +133,14 @@ def test_a_sum_is_dcgms_own_only_without_its_parts() -> None:
         return own.series in profiling.computed_sums(asked.plain, {}, 0.0)
 
     assert [computed(reason) for reason in ("", "paused", "not_supported")] == [True, True, False]
-    alone = plan(_series, gpu(0), [m.NVLINK_BOTH], Parts())
+    alone = plan(_series, gpu(0), [m.NVLINK_BOTH], GpuParts())
     assert [request.fields for request in alone.plain_requests(SECOND)] == [(449,)]
     assert ProfilingReads((), SECOND, 0.0, {}).computed_sums(alone.plain, {}, 0.0) == set()
 
 
 def test_pcie_throughput_is_never_asked_of_dcgm() -> None:
     """DCGM never answers, and the driver's call busy-waits."""
-    asked = plan(_series, gpu(0), [m.PCIE_TX, m.PCIE_TX_KB, m.PCIE_RX_KB], Parts())
+    asked = plan(_series, gpu(0), [m.PCIE_TX, m.PCIE_TX_KB, m.PCIE_RX_KB], GpuParts())
     assert asked.plain == ()
     assert asked.unsupported == {m.PCIE_TX_KB: "no_field", m.PCIE_RX_KB: "no_field"}
 
@@ -170,7 +170,7 @@ def test_values_of_links_are_those_of_the_gpu(
 ) -> None:
     """A host engine reads watched fields of links at each pass of its loop, so none is watched: of links that fields of
     the GPU do not know, errors are read live, and traffic, which is measured between two samples, not at all."""
-    asked = plan(_series, gpu(2), [metric], Parts(links=(index,), measures_links=measured))
+    asked = plan(_series, gpu(2), [metric], GpuParts(links=(index,), measures_links=measured))
     assert [query.key for query in (*asked.plain, *asked.profiling)] == ([place] if place else [])
     assert asked.unsupported == ({} if place else {metric: "not_supported"})
     watched = [*asked.plain_requests(SECOND), *asked.profiling_requests(SECOND)]
@@ -179,7 +179,7 @@ def test_values_of_links_are_those_of_the_gpu(
 
 def test_means_are_read_more_often_than_they_are_sampled() -> None:
     """So that none is missed. Their integral is exact over any time, and a costly one is sampled less often."""
-    asked = plan(_series, gpu(0), [m.SM_ACTIVE, m.GR_ENGINE_ACTIVE, m.LINK_TX], Parts(links=(0,)))
+    asked = plan(_series, gpu(0), [m.SM_ACTIVE, m.GR_ENGINE_ACTIVE, m.LINK_TX], GpuParts(links=(0,)))
     seconds = sampling_of_means(1.0, Demand.ALL)
     sampled = {request.fields: request.seconds for request in asked.profiling_requests(seconds)}
     assert sampled == {(1001,): 5.0, (1002,): 1.0, (1040,): 15.0}
@@ -192,7 +192,7 @@ def test_means_are_read_more_often_than_they_are_sampled() -> None:
 )
 def test_hidden_metrics_are_sampled_less_often(hidden: tuple[Metric, ...], seconds: dict[int, float]) -> None:
     """But for the temperature, by which the host engine's pace is judged."""
-    asked = plan(_series, gpu(0), [m.SM_CLOCK, m.GPU_TEMP, m.ENERGY], Parts(), hidden=hidden)
+    asked = plan(_series, gpu(0), [m.SM_CLOCK, m.GPU_TEMP, m.ENERGY], GpuParts(), hidden=hidden)
     requests = asked.plain_requests(sampling(1.0, Demand.ALL))
     assert {field: request.seconds for request in requests for field in request.fields} == seconds
 
@@ -201,7 +201,7 @@ Read = tuple[dict[Series, float], dict[Series, float], dict[Series, str]]
 
 
 def _profiling(since: float = 0.0) -> tuple[ProfilingReads, Series]:
-    asked = plan(_series, gpu(0), [m.SM_ACTIVE], Parts())
+    asked = plan(_series, gpu(0), [m.SM_ACTIVE], GpuParts())
     return ProfilingReads(asked.profiling, SECOND, since, {}), asked.profiling[0].series
 
 
