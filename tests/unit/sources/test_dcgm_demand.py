@@ -20,7 +20,7 @@ from gpu_exporter.sources.dcgm.demand import (
     sampling,
     sampling_of_means,
 )
-from gpu_exporter.sources.dcgm.plan import Parts, plan
+from gpu_exporter.sources.dcgm.plan import GpuParts, plan
 from gpu_exporter.sources.dcgm.values import gpu
 
 ALL, NO_EXTRAS, LESS_OFTEN = Demand
@@ -119,7 +119,7 @@ def _series(metric: Metric, labels: Labels) -> Series:
 def test_what_is_asked(demand: Demand, asked: set[Metric], fast: float, slow: float, mean: float) -> None:
     """Slow fields are given up first, and those that are not read have a reason."""
     metrics = [m.GPU_TEMP, m.ENERGY, m.SM_ACTIVE, m.VIDEO_CLOCK, m.LINK_TX]
-    planned = plan(_series, gpu(0), metrics, Parts(links=(0,)), demand)
+    planned = plan(_series, gpu(0), metrics, GpuParts(links=(0,)), demand)
     assert {query.series.metric for query in (*planned.plain, *planned.profiling)} == asked
     assert planned.unsupported == dict.fromkeys({*metrics} - asked, OVERLOADED)
     seconds, means = sampling(1.0, demand), sampling_of_means(1.0, demand)
