@@ -46,16 +46,22 @@ def test_alerts_reach_their_receivers(mode: FailureMode) -> None:
     assert routed.stdout.split() == [expected[mode.severity]]
 
 
-def test_inhibitions_require_uuid_or_node() -> None:
-    """Alertmanager treats two missing labels as equal, so both sides must have the compared label."""
+def test_inhibitions_require_a_place() -> None:
+    """Alertmanager treats two missing labels as equal, so both sides must have the compared label.
+
+    A fault of a fleet, and the remediation controller, concern a whole cluster.
+    """
     inhibitions = yaml.safe_load(CONFIG.read_text())["inhibit_rules"]
     assert len(inhibitions) > 4
     for each in inhibitions:
-        cluster, same = each["equal"]
+        cluster, *same = each["equal"]
         assert cluster == "cluster"
-        assert same in ("UUID", "node")
+        source = each["source_matchers"][0]
+        if "GpuFleetFault" in source or "GpuRemediation" in source:
+            continue
+        assert tuple(same) in (("UUID",), ("node",), ("namespace", "workload"))
         for side in ("source_matchers", "target_matchers"):
-            assert f'{same}=~".+"' in each[side]
+            assert f'{same[-1]}=~".+"' in each[side]
 
 
 @pytest.fixture
@@ -72,7 +78,7 @@ def labels(name: str, **more: str) -> dict[str, str]:
 
 
 def test_causes_inhibit_their_effects(tmp_path: Path, hook: Hook) -> None:
-    """Only on the same GPU or node. Alerts without UUID or node are never inhibited for lacking them."""
+    """Only on the same GPU or node, or in the same job. Alerts are never inhibited for lacking these labels."""
     with alertmanager(tmp_path, hook) as running:
         running.send(
             [
@@ -81,6 +87,9 @@ def test_causes_inhibit_their_effects(tmp_path: Path, hook: Hook) -> None:
                 labels("GpuThermalThrottling", node="well", UUID="GPU-hot"),
                 labels("GpuStragglerSlow", node="well", UUID="GPU-hot"),
                 labels("GpuStragglerSlow", node="well", UUID="GPU-cold"),
+                labels("GpuJobStalled", namespace="ml", workload="train"),
+                labels("GpuCollectiveStall", node="well", UUID="GPU-waits", namespace="ml", workload="train"),
+                labels("GpuCollectiveStall", node="well", UUID="GPU-elsewhere", namespace="ml", workload="other"),
                 labels("GpuExporterDown", node="silent"),
                 labels("GpuLost", node="silent", UUID="GPU-silent"),
                 labels("GpuTelemetryStale", node="well", UUID="GPU-stale"),
@@ -99,6 +108,7 @@ def test_causes_inhibit_their_effects(tmp_path: Path, hook: Hook) -> None:
         expected = {
             ("GpuThermalThrottling", "GPU-on-dead"),
             ("GpuStragglerSlow", "GPU-hot"),
+            ("GpuCollectiveStall", "GPU-waits"),
             ("GpuLost", "GPU-silent"),
             ("GpuRowRemapPending", "GPU-broken"),
             ("GpuMemoryHoarded", "GPU-idle"),
