@@ -27,7 +27,7 @@ def test_two_nodes_with_all_rules(name: str, tmp_path: Path) -> None:
     assert load.rule_seconds.keys() == {group["name"] for group in groups}
     assert set(load.rule_intervals.values()) == {2.0}
     own = {group["interval"] for group in groups if "interval" in group}
-    assert own == {"10s", "1m", f"{SLOW_SECONDS // 60}m", "1h"}
+    assert own == {"5s", "10s", "1m", f"{SLOW_SECONDS // 60}m", "1h"}
     assert load.passed(2), load
     assert load.scrapes >= 6
     assert load.recorded_series_per_gpu > 10

@@ -49,7 +49,8 @@ def test_simulated_gpus(top: Top) -> None:
     text = terminal.until(judged)
     lines = text.splitlines()
     assert "Simulated GPUs" in lines[1]
-    assert all(name in lines[2] for name in ("GPU", "HEALTH", "CLASS", "SM", "OWNER"))
+    assert "slows down job" in lines[2], "the incident"
+    assert all(name in lines[3] for name in ("GPU", "HEALTH", "CLASS", "SM", "OWNER"))
     assert len(lines) == 24
     assert "q quit" in lines[-1]
 
@@ -62,9 +63,9 @@ def test_simulated_gpus(top: Top) -> None:
     terminal.press("?")
     terminal.until(lambda text: "show or hide this help" in text and "clear the filter" in text)
     terminal.press("?s")
-    terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[3].startswith("▶ 1"))
+    terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[4].startswith("▶ 1"))
     terminal.press("\r")
-    advice = "-> If this GPU has a health alert"
+    advice = "-> Compare the power limits of the ranks"
     terminal.until(lambda text: "GpuStragglerSlow (warning)" in text and advice in text)
     terminal.press("\x1b[B\x1b[B")
     terminal.until(lambda text: "compute-bound (for" not in text)
@@ -130,7 +131,7 @@ def test_gpus_of_this_machine(top: Top, driver: FakeDriver) -> None:
     assert "Simulated" not in text
     terminal.press("\r")
     terminal.until(
-        lambda text: all(re.search(rf"{each.pid} +5.2G .*--rank={n}", text) for n, each in enumerate(programs))
+        lambda text: all(re.search(rf"{each.pid} +4.9Gi .*--rank={n}", text) for n, each in enumerate(programs))
     )
     for program in programs:
         program.communicate()
@@ -187,7 +188,7 @@ def test_hostile_names(top: Top) -> None:
         terminal.press("\r")
         terminal.until(lambda text: "COMMAND" in text)
         terminal.press("\x1b[F")
-        terminal.until(lambda text: re.search(r"^ +1 +1.0M", text, re.MULTILINE))
+        terminal.until(lambda text: re.search(r"^ +1 +977Ki", text, re.MULTILINE))
         assert "\x1b]0" not in terminal.screen.raw
         assert "\u202e" not in terminal.screen.raw
         terminal.press("q")
