@@ -52,7 +52,7 @@ MODES = (
         "{gpu} looks fully used but does almost no work",
         "Find the process (nvidia-smi, then ps) and ask its owner: it may be a kernel in a busy loop, a "
         "debugger, or a script that only keeps utilisation up. End it if nobody claims it.",
-        Inject(profiles.ONE_THREAD),
+        Inject(profiles.ONE_THREAD, alone=True),
         bottleneck_is("fake-load"),
         cause=Cause.UNDERFILLED,
         shows=bottlenecks.SM,

@@ -119,7 +119,8 @@ Values = Mapping[Metric, "float | Ramp | Wave"]
 class Inject:
     """The samples that make a mode fire: `values` replace those of a healthy GPU (see profiles.py).
 
-    `peers` are the values of the other ranks of its job, and with `everyone` the mode fires for them as well. `xid` is an
+    `peers` are the values of the other ranks of its job, and with `everyone` the mode fires for them as well. With `alone`,
+    the GPU has a job of its own, without other ranks. `xid` is an
     event that repeats. `fault` is a failure that no value shows: lost, wedged, reload (the driver is unloaded) or down (the exporter does
     not answer).
     `absent` metrics have no sample. `series` are the series of another exporter of the cluster or of training loops, by name
@@ -132,6 +133,7 @@ class Inject:
     fault: str = ""
     absent: tuple[Metric, ...] = ()
     everyone: bool = False
+    alone: bool = False
     series: Mapping[str, float | Ramp] = field(default_factory=dict)
     series_before: Mapping[str, float | Ramp] = field(default_factory=dict)
 

@@ -53,9 +53,10 @@ class Injected:
 
 
 class NodeInjection(NamedTuple):
-    """The GPUs of one node by index, faults that are not a value, and whether the node's exporter stops answering."""
+    """The GPUs of one node by index, those with their own job, faults, and whether the exporter stops answering."""
 
     gpus: Mapping[int, Injected]
+    alone: Collection[int]
     faults: tuple[ScriptedFault, ...]
     dead: bool
 
@@ -82,7 +83,8 @@ def _injection(node: str, wanted: Collection[tuple[int, FailureMode]], gpus: int
         for gpu, mode in wanted
         if mode.inject.fault in script.KINDS
     )
-    return NodeInjection(_gpus(wanted, gpus), faults, any(mode.inject.fault == DOWN for _, mode in wanted))
+    alone = {gpu for gpu, mode in wanted if mode.inject.alone}
+    return NodeInjection(_gpus(wanted, gpus), alone, faults, any(mode.inject.fault == DOWN for _, mode in wanted))
 
 
 def _place(

@@ -204,7 +204,7 @@ class SimulatedNode:
         """Return the seconds since the start. Raises SourceLost while the driver is reloaded."""
         now = self.clock()
         if script.last_end(self.reloads, script.RELOAD, now) > now:
-            raise SourceLost(f"{self.name}: the driver is being reloaded, as --faults says", "reloaded")
+            raise SourceLost(f"{self.name}: the driver is being reloaded, as --faults or --inject says", "reloaded")
         return now
 
     def loaded_at(self, now: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
@@ -54,6 +54,11 @@ def shared_node(job: str, notebook: str, gpus: int, seed: int) -> Sequence[PodPl
     training = [_training(job, index // POD_GPUS, seed) for index in range(gpus - 2 * unused)]
     idle = PodPlace((_pod(notebook, 0, "notebook", seed),), trains=False)
     return [*training, *[idle] * unused, *[FREE] * unused]
+
+
+def injected_node(job: str, alone: Collection[int], gpus: int, seed: int) -> Sequence[PodPlace]:
+    """Return the places of a node whose GPUs are one job, but for those that are `alone`."""
+    return [_training(f"{job}-gpu-{gpu}" if gpu in alone else job, 0, seed) for gpu in range(gpus)]
 
 
 def _training(job: str, rank: int, seed: int) -> PodPlace:
@@ -113,15 +118,17 @@ def fleet(
     gil_lock = Lock()
     sources = {}
     for number, (name, block) in enumerate(zip(names, block_of, strict=True)):
-        reloads = tuple(fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, name))
+        injection = injections.get(name)
+        of_node = (*faults, *injection.faults) if injection else faults
+        reloads = tuple(fault for fault in of_node if fault.kind == script.RELOAD and fault.node in (script.ANY, name))
         node = SimulatedNode(name, gpus, seed, workloads, schedules[block], idle, free, reloads, since_begin, sleep)
-        if name in injections:
-            places = whole_node(f"injected-{name}", 0, gpus, seed)
+        if injection:
+            places = injected_node(f"injected-{name}", injection.alone, gpus, seed)
         elif size[block] > 1:
             places = whole_node(f"train-{block:03}", block_of[:number].count(block), gpus, seed)
         else:
             places = shared_node(f"train-{block:03}", f"notebook-{block:03}", gpus, seed)
-        sources[name] = SimulatedSource(node, places, faults, gil_lock, injections.get(name), early_xid=not number)
+        sources[name] = SimulatedSource(node, places, of_node, gil_lock, injection, early_xid=not number)
     return sources
 
 
@@ -156,7 +163,7 @@ class SimulatedSource(Source):
         self.node = node
         self._places = places
         self._early_xid = early_xid
-        self._faults = (*faults, *injection.faults) if injection else tuple(faults)
+        self._faults = faults
         self._injection = injection
         self._asked_at: float | None = None
 

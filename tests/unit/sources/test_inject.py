@@ -221,6 +221,27 @@ def test_a_fault_begins_after_the_first_reads() -> None:
     assert up.count(True) == pytest.approx(SEEN_SECONDS, abs=3)
 
 
+def test_a_driver_is_unloaded_after_the_first_reads() -> None:
+    """On the node of the injection only, whichever GPU it names."""
+    now = 0.0
+    sources = fleet(FleetSettings(2, GPUS, inject=f"GpuSourceDown:node-001/{GPU}"), KNOWN, lambda: now)
+    now = SEEN_SECONDS - 1
+    for source in sources.values():
+        source.open()
+    now = SEEN_SECONDS + 1
+    sources[NODE].open()
+    with pytest.raises(SourceLost, match="--inject"):
+        sources["node-001"].open()
+
+
+def test_a_gpu_that_is_alone_has_a_job_of_its_own() -> None:
+    """The other GPUs remain one job, and a mode of a job has its peers."""
+    source = fleet(FleetSettings(1, GPUS, inject=f"GpuFakeLoad:{GPU},GpuStragglerSlow:2"), KNOWN)[NODE]
+    gpus = [source.attach(index, selected(MetricSet.DEFAULT)).gpu for index in range(GPUS)]
+    jobs = [owner.workload for gpu in gpus for owner in source.owners(gpu)]
+    assert jobs == ["injected-node-000", f"injected-node-000-gpu-{GPU}", "injected-node-000"]
+
+
 def test_modes_add_up_on_a_gpu() -> None:
     """A straggler with thermal throttling is both; its peers are those of a straggler."""
     names = modes_by_gpu(signals(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *SHORT)))
