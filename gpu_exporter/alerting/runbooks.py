@@ -334,12 +334,12 @@ def _without_prometheus(mode: FailureMode) -> str:
 
 
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
-    """Return links to alerts that explain this one, to those that it explains, and to other related ones."""
+    """Return the alerts that explain this one, those that it explains, and links to other related ones."""
     lines = []
     causes = {place: [each.name for each in modes if mode.name in each.explains.get(place, ())] for place in Place}
-    if where := _by_place(causes, link):
+    if where := _by_place(causes):
         lines.append(f"Check first, because these alerts explain this one: {where}.")
-    if where := _by_place(mode.explains, str):  # links would be too many
+    if where := _by_place(mode.explains):
         lines.append(f"This alert explains {where}.")
     related = {name for of_place in (*causes.values(), *mode.explains.values()) for name in of_place}
     same = [name for name in _same_fault(mode, modes) if name not in related]
@@ -354,9 +354,9 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
     return bullets(lines) if lines else UNRELATED
 
 
-def _by_place(modes: Mapping[Place, Sequence[str]], shown: Callable[[str], str]) -> str:
+def _by_place(modes: Mapping[Place, Sequence[str]]) -> str:
     """Return modes with where they are: on the same GPU A, B; in the same job C."""
-    return "; ".join(f"{PLACES[place]} {', '.join(map(shown, names))}" for place, names in modes.items() if names)
+    return "; ".join(f"{PLACES[place]} {', '.join(names)}" for place, names in modes.items() if names)
 
 
 def _same_fault(mode: FailureMode, modes: Sequence[FailureMode]) -> Iterator[str]:
