@@ -45,8 +45,11 @@ def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
 
 
 def _route() -> Mapping[str, Any]:
-    """Return the routes: info never notifies; one message per node for health and network, one per job for what slows
-    it down, one per cluster for metrics that an exporter is not told to collect."""
+    """Return the routes: info never notifies.
+
+    There is one message for each node about health and network, for each job about what slows it down, and for each
+    cluster about metrics that its exporters are not configured to collect.
+    """
     domain = [each.value for each in (Domain.BOTTLENECK, Domain.DISTRIBUTED)]
     return {
         "receiver": TICKET,

@@ -6,14 +6,14 @@ declare.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from textwrap import indent
 
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, MODES
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
-from gpu_exporter.catalogue.failure_modes.mode import Domain, Place, Scope
-from gpu_exporter.catalogue.failure_modes.relation import LABELS
+from gpu_exporter.catalogue.failure_modes.mode import Domain, Place
+from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
 _DOMAINS = "|".join(domain.value for domain in Domain)
@@ -25,6 +25,10 @@ ALL = Aggregate(
     f"{FIRING.record} or {_ALERTS}",
     _LABELS,
 )
+
+
+def _any(expressions: Iterable[str]) -> str:
+    return "\nor\n".join(expressions)
 
 
 def _selected(names: Sequence[str], place: Place) -> str:
@@ -62,7 +66,7 @@ NODES = Aggregate(
   {_PAGES}
   unless
   (
-{indent(f"{chr(10)}or{chr(10)}".join(_explained(FLEET_CAUSES)), "    ")}
+{indent(_any(_explained(FLEET_CAUSES)), "    ")}
   )
 ), "{CAUSE}", "$1", "alertname", "(.+)")""",
     (CAUSE, XID, "node"),
@@ -70,7 +74,7 @@ NODES = Aggregate(
 EXPLAINED = Aggregate(
     "incident:explained:alerts",
     "Firing alerts that another firing alert explains",
-    "\nor\n".join([*_explained([mode.name for mode in MODES]), _of_fleet()]),
+    _any([*_explained([mode.name for mode in MODES]), _of_fleet()]),
     _LABELS,
 )
 CAUSES = Aggregate(
@@ -79,12 +83,10 @@ CAUSES = Aggregate(
     f"{ALL.record} unless {EXPLAINED.record}",
     _LABELS,
 )
-# What the alerts of one incident share, as in `diagnosis/incidents.py`: its cause, and the label `place`, which is the
+# What the alerts of one incident share: its cause, and the label `place`, which is the
 # job that it slows down, or the node.
 KEY = ", ".join(("cluster", "alertname", "severity", CAUSE, XID, "place"))
-_OF_JOB = "|".join(
-    mode.name for mode in MODES if mode.scope is not Scope.DEVICE or mode.domain not in (Domain.HEALTH, Domain.NETWORK)
-)
+_OF_JOB = "|".join(mode.name for mode in MODES if is_of_job(mode))
 _CAUSES_OF_JOBS = f'{CAUSES.record}{{alertname=~"{_OF_JOB}", workload!=""}}'
 PLACES = Aggregate(
     "incident:place:alerts",
@@ -177,7 +179,7 @@ def _effects() -> Iterator[str]:
         ]
         # What several GPUs of an incident explain in their node or job is the same.
         total = "sum" if place is Place.GPU else "max"
-        joined = indent("\nor\n".join(terms), "  ")
+        joined = indent(_any(terms), "  ")
         if terms:
             yield f'label_replace({total} by ({KEY}) (\n{joined}\n), "within", "{place.value}", "", "")'
     same = f'{EXPLAINED.record}{{alertname=~"{"|".join(FLEET_CAUSES)}"}}'
@@ -189,8 +191,7 @@ def _effects() -> Iterator[str]:
 OPEN_EXPLAINED = Aggregate(
     "incident:open:explained",
     "Alerts that an incident explains",
-    _of_open(f"sum by ({KEY}) (\n{indent(f'{chr(10)}or{chr(10)}'.join(_effects()), '  ')}\n)")
-    + f"\nor\n0 * {OPEN.record}",
+    _of_open(f"sum by ({KEY}) (\n{indent(_any(_effects()), '  ')}\n)") + f"\nor\n0 * {OPEN.record}",
     _ROW,
 )
 # Read by an alert that must fire soon.

@@ -220,7 +220,8 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
         ("How it is detected", _detection(mode, limits or {})),
     )
     body = "".join(f"\n## {name}\n\n{text}" for name, text in sections)
-    title = f"# {mode.name}\n\n{summary(mode)}.\n\n"
+    text = summary(mode)
+    title = f"# {mode.name}\n\n{text}{'' if text.endswith('?') else '.'}\n\n"
     return banner.markdown(failure_modes.file_of(mode)) + title + _facts(mode) + body + "\n[All runbooks](README.md)\n"
 
 

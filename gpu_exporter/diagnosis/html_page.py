@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.conditions.evaluate import Points
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, Measurement, amount
@@ -131,7 +132,7 @@ def _document(content: _Content) -> Iterator[str]:
 
 
 def _incidents(content: _Content) -> Iterator[str]:
-    for text, severity in incident_words.lines(content.result.diagnoses, content.price):
+    for text, severity in incident_words.lines(of_diagnoses(content.result.diagnoses), content.price):
         if severity:
             yield f'<p class="finding {severity}"><b>{safe_text(text)}</b></p>\n'
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
-from gpu_exporter.diagnosis.incidents import Diagnoses, Incident, culprits, lost_gpus, of_diagnoses, slowed_down
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident
 from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
@@ -21,25 +21,23 @@ Since = Mapping[tuple[DeviceKey, str], float]
 
 
 def as_dicts(
-    diagnoses: Iterable[Diagnosis], price: float | None = None, since: Since | None = None
+    found: Iterable[DiagnosedIncident], price: float | None = None, since: Since | None = None
 ) -> list[dict[str, Any]]:
-    """Return the incidents of diagnosed GPUs for JSON, the most urgent first. `price` is in USD per GPU-hour."""
-    by_device = {diagnosis.device: diagnosis for diagnosis in diagnoses}
-    return [_as_dict(incident, by_device, price, since or {}) for incident in of_diagnoses(by_device.values())]
+    """Return incidents for JSON. `price` is in USD per GPU-hour."""
+    return [_as_dict(each, price, since or {}) for each in found]
 
 
-def _as_dict(incident: Incident, diagnoses: Diagnoses, price: float | None, since: Since) -> dict[str, Any]:
-    to_blame, hit = culprits(incident, diagnoses), slowed_down(incident, diagnoses)
-    lost = lost_gpus((*to_blame, *hit), diagnoses)
-    times = [since[device, incident.mode.name] for device in to_blame if (device, incident.mode.name) in since]
+def _as_dict(found: DiagnosedIncident, price: float | None, since: Since) -> dict[str, Any]:
+    incident, lost = found.incident, found.lost_gpus
+    keys = [(diagnosis.device, incident.mode.name) for diagnosis in found.culprits]
     return {
         "cause": incident.mode.name,
         "severity": incident.severity.value,
-        "words": sentence(incident, diagnoses),
-        "since": min(times, default=None),
-        "culprits": [_gpu(diagnoses[device]) for device in to_blame],
-        "hit": [_gpu(diagnoses[device]) for device in hit],
-        "jobs": list(_jobs(diagnoses[device] for device in (*to_blame, *hit))),
+        "words": sentence(found),
+        "since": min((since[key] for key in keys if key in since), default=None),
+        "culprits": [_gpu(diagnosis) for diagnosis in found.culprits],
+        "hit": [_gpu(diagnosis) for diagnosis in found.hit],
+        "jobs": list(_jobs((*found.culprits, *found.hit))),
         "explains": list(incident.explained),
         "lost_gpu_hours_per_hour": round(lost, 2),
         **({"lost_usd_per_hour": round(lost * price, 2)} if price is not None else {}),
@@ -48,12 +46,11 @@ def _as_dict(incident: Incident, diagnoses: Diagnoses, price: float | None, sinc
     }
 
 
-def sentence(incident: Incident, diagnoses: Diagnoses) -> str:
+def sentence(found: DiagnosedIncident) -> str:
     """Return what broke and where, as a sentence: GPU 3 on node-7 is throttled because it is too hot."""
-    to_blame = [diagnoses[device] for device in culprits(incident, diagnoses)]
-    where = places(to_blame)
-    words = summary(incident.mode, to_blame[0], where if len(to_blame) == 1 else f"each of {where}")
-    return printable(words, LONGEST_SENTENCE)
+    where = places(found.culprits)
+    subject = where if len(found.culprits) == 1 else f"each of {where}"
+    return printable(summary(found.incident.mode, found.culprits[0], subject), LONGEST_SENTENCE)
 
 
 def places(diagnoses: Sequence[Diagnosis]) -> str:
@@ -64,50 +61,43 @@ def places(diagnoses: Sequence[Diagnosis]) -> str:
     return ", ".join(f"{names_of(group)} on {node}" if node else names_of(group) for node, group in nodes.items())
 
 
-def lines(diagnoses: Sequence[Diagnosis], price: float | None = None) -> Iterator[tuple[str, str]]:
+def lines(found: Iterable[DiagnosedIncident], price: float | None = None) -> Iterator[tuple[str, str]]:
     """Yield each incident that has consequences in a few lines, with the value of its severity."""
-    by_device = {diagnosis.device: diagnosis for diagnosis in diagnoses}
-    for incident in of_diagnoses(diagnoses):
-        hit = slowed_down(incident, by_device)
-        if not _is_shown(incident, hit):
-            continue
-        yield f"Incident ({incident.severity.value}): {sentence(incident, by_device)}", incident.severity.value
-        yield f"    cause: {incident.mode.name}{_of_effects(incident)}", ""
-        if hit:
-            yield f"    also hit: {places([by_device[device] for device in hit])}", ""
-        lost = lost_gpus((*culprits(incident, by_device), *hit), by_device)
-        if lost >= LEAST_LOSS:
-            money = f" ({lost * price:,.2f} USD)" if price is not None else ""
-            yield f"    costs {lost:.1f} GPU-hours an hour{money}", ""
+    for each in filter(_is_shown, found):
+        incident = each.incident
+        explains = f", which explains {', '.join(incident.explained)}" if incident.effects else ""
+        yield f"Incident ({incident.severity.value}): {sentence(each)}", incident.severity.value
+        yield f"    cause: {incident.mode.name}{explains}", ""
+        if each.hit:
+            yield f"    also hit: {places(each.hit)}", ""
+        if each.lost_gpus >= LEAST_LOSS:
+            money = f" ({each.lost_gpus * price:,.2f} USD)" if price is not None else ""
+            yield f"    costs {each.lost_gpus:.1f} GPU-hours an hour{money}", ""
         yield f"    -> {incident.mode.advice}", ""
 
 
-def _is_shown(incident: Incident, hit: Sequence[DeviceKey]) -> bool:
+def _is_shown(found: DiagnosedIncident) -> bool:
     """Return whether an incident says more than its only finding."""
-    return bool(incident.effects or hit)
+    return bool(found.incident.effects or found.hit)
 
 
-def _of_effects(incident: Incident) -> str:
-    return f", which explains {', '.join(incident.explained)}" if incident.effects else ""
-
-
-def advice(diagnoses: Iterable[Diagnosis]) -> Mapping[tuple[DeviceKey, str], str]:
+def advice(found: Iterable[DiagnosedIncident]) -> Mapping[tuple[DeviceKey, str], str]:
     """Return what to do about findings instead of what their mode advises, by device and name of the mode.
 
     The cause of an incident says what to do for its effects, and `lines` has said it for the cause.
     """
-    by_device = {diagnosis.device: diagnosis for diagnosis in diagnoses}
-    causes: dict[tuple[DeviceKey, str], list[str]] = defaultdict(list)
+    explained: dict[tuple[DeviceKey, str], list[str]] = defaultdict(list)
     said: dict[tuple[DeviceKey, str], str] = {}
-    for incident in of_diagnoses(by_device.values()):
-        found = [finding.device for finding in incident.causes if finding.device]
-        if _is_shown(incident, slowed_down(incident, by_device)):
-            said |= {(device, incident.mode.name): "-> see the incident above" for device in found}
-        where = places([by_device[device] for device in culprits(incident, by_device)])
+    for each in found:
+        incident = each.incident
+        if _is_shown(each):
+            devices = [cause.device for cause in incident.causes if cause.device]
+            said |= {(device, incident.mode.name): "-> see the incident above" for device in devices}
+        cause = f"{incident.mode.name} of {places(each.culprits)}"
         for effect in incident.effects:
             if effect.device:
-                causes[effect.device, effect.mode.name].append(f"{incident.mode.name} of {where}")
-    return {**said, **{key: f"explained by {' and '.join(names)}" for key, names in causes.items()}}
+                explained[effect.device, effect.mode.name].append(cause)
+    return said | {key: f"explained by {' and '.join(causes)}" for key, causes in explained.items()}
 
 
 def _gpu(diagnosis: Diagnosis) -> dict[str, str]:

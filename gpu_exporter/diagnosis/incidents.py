@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
-from gpu_exporter.catalogue.failure_modes.relation import LABELS
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place, Severity
+from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
@@ -22,7 +22,11 @@ _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
 _SEVERITIES = list(Severity)
 # The ranks of a job wait for the cause of what explains this mode. A job that stands still has its own findings.
 WAITS_FOR_ALL = "GpuCommunicationBound"
-Diagnoses = Mapping[DeviceKey, Diagnosis]
+# What explains each mode, and in which place.
+_CAUSES = {
+    mode.name: tuple((cause, place) for cause, effects in EFFECTS.items() for place in effects.get(mode.name, ()))
+    for mode in MODES
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +90,22 @@ def _first(finding: PlacedMode, explaining: Mapping[int, Sequence[PlacedMode]]) 
 
 def _key(cause: PlacedMode) -> tuple[str, ...]:
     """Return what the causes of one incident share: the mode, and a job that it slows down, otherwise the node."""
-    of_job = cause.mode.scope is not Scope.DEVICE or cause.mode.domain not in (Domain.HEALTH, Domain.NETWORK)
-    place = (of_job and _labels(cause, Place.JOB)) or _labels(cause, Place.NODE) or _labels(cause, Place.GPU)
+    place = (
+        (is_of_job(cause.mode) and _labels(cause, Place.JOB)) or _labels(cause, Place.NODE) or _labels(cause, Place.GPU)
+    )
     return (cause.mode.name, *place)
 
 
-_Places = Mapping[tuple[Place, tuple[str, ...]], Sequence[PlacedMode]]
+_Index = Mapping[tuple[str, Place, tuple[str, ...]], Sequence[PlacedMode]]
 
 
-def _by_place(findings: Iterable[PlacedMode]) -> _Places:
-    at: dict[tuple[Place, tuple[str, ...]], list[PlacedMode]] = defaultdict(list)
+def _by_place(findings: Iterable[PlacedMode]) -> _Index:
+    """Return the findings by mode and place, so that no finding is compared with all others of a fleet."""
+    at: dict[tuple[str, Place, tuple[str, ...]], list[PlacedMode]] = defaultdict(list)
     for finding in findings:
         for place in Place:
-            if key := _labels(finding, place):
-                at[place, key].append(finding)
+            if labels := _labels(finding, place):
+                at[finding.mode.name, place, labels].append(finding)
     return at
 
 
@@ -111,65 +117,77 @@ def _labels(finding: PlacedMode, place: Place) -> tuple[str, ...]:
     return tuple(finding.labels.get(label, "") for label in ("cluster", *labels))
 
 
-def _explaining(finding: PlacedMode, at: _Places) -> Iterable[PlacedMode]:
+def _explaining(finding: PlacedMode, at: _Index) -> Iterator[PlacedMode]:
     """Yield the findings that explain one."""
-    for place in Place:
-        if key := _labels(finding, place):
-            for other in at[place, key]:
-                if place in EFFECTS[other.mode.name].get(finding.mode.name, ()):
-                    yield other
+    for cause, place in _CAUSES[finding.mode.name]:
+        yield from at.get((cause, place, _labels(finding, place)), ())
 
 
-def of_diagnoses(diagnoses: Iterable[Diagnosis]) -> tuple[Incident, ...]:
-    """Return the incidents of diagnosed GPUs."""
-    return incidents(
-        [
-            PlacedMode(match.mode, _where(diagnosis), diagnosis.device)
-            for diagnosis in diagnoses
-            for match in diagnosis.matches
-        ]
-    )
+@dataclass(frozen=True, slots=True)
+class DiagnosedIncident:
+    """An incident with the GPUs that cause it, and the others that it hits: its effects, and ranks that wait for it."""
+
+    incident: Incident
+    culprits: tuple[Diagnosis, ...]
+    hit: tuple[Diagnosis, ...]
+
+    @property
+    def lost_gpus(self) -> float:
+        """Return how many GPU-hours these GPUs lose per hour. One that does not answer loses all of its time."""
+        return sum(1.0 if each.is_down else lost(each.shares) for each in (*self.culprits, *self.hit))
 
 
-def _where(diagnosis: Diagnosis) -> Mapping[str, str]:
+def of_diagnoses(diagnoses: Iterable[Diagnosis]) -> tuple[DiagnosedIncident, ...]:
+    """Return the incidents of diagnosed GPUs, the most urgent first."""
+    by_device: dict[DeviceKey, Diagnosis] = {}
+    waiting: dict[tuple[str, ...], list[DeviceKey]] = defaultdict(list)
+    findings: list[PlacedMode] = []
+    for diagnosis in diagnoses:
+        device = diagnosis.device
+        by_device[device] = diagnosis
+        findings += _findings(diagnosis)
+        if diagnosis.identity.workload and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS:
+            waiting[_job(diagnosis)].append(device)
+    return tuple(_diagnosed(incident, by_device, waiting) for incident in incidents(findings))
+
+
+def _findings(diagnosis: Diagnosis) -> Iterator[PlacedMode]:
     device, identity = diagnosis.device, diagnosis.identity
-    return {
+    labels = {
         "cluster": device.cluster,
         "node": identity.node,
         "UUID": device.uuid,
         "namespace": identity.namespace,
         "workload": identity.workload,
     }
+    yield from (PlacedMode(match.mode, labels, device) for match in diagnosis.matches)
 
 
-def culprits(incident: Incident, diagnoses: Diagnoses) -> tuple[DeviceKey, ...]:
-    """Return the GPUs that cause an incident: of ranks that all are in a stall, those that wait for no other."""
-    devices = [finding.device for finding in incident.causes if finding.device]
+def _job(diagnosis: Diagnosis) -> tuple[str, ...]:
+    return diagnosis.device.cluster, diagnosis.identity.namespace, diagnosis.identity.workload
+
+
+def _diagnosed(
+    incident: Incident,
+    by_device: Mapping[DeviceKey, Diagnosis],
+    waiting: Mapping[tuple[str, ...], Sequence[DeviceKey]],
+) -> DiagnosedIncident:
+    """Return an incident with its GPUs. Of ranks that all are in a stall, those that wait for no other cause it."""
+    causes = [finding.device for finding in incident.causes if finding.device]
+    culprits = causes
     if incident.mode.cause is Cause.PEERS:
-        return tuple(device for device in devices if not _waits(diagnoses[device])) or tuple(devices)
-    return tuple(devices)
+        culprits = [device for device in causes if not _waits(by_device[device])] or causes
+    hit = [*causes, *(finding.device for finding in incident.effects if finding.device)]
+    if Place.JOB in EFFECTS[incident.mode.name].get(WAITS_FOR_ALL, ()):
+        for job in dict.fromkeys(_job(by_device[device]) for device in causes):
+            hit += waiting.get(job, ())
+    others = dict.fromkeys(hit).keys() - set(culprits)
+    return DiagnosedIncident(
+        incident,
+        tuple(by_device[device] for device in culprits),
+        tuple(by_device[device] for device in dict.fromkeys(hit) if device in others),
+    )
 
 
 def _waits(diagnosis: Diagnosis) -> bool:
     return diagnosis.bottleneck is not None and diagnosis.bottleneck.cause is Cause.PEERS
-
-
-def slowed_down(incident: Incident, diagnoses: Diagnoses) -> tuple[DeviceKey, ...]:
-    """Return the GPUs that an incident hits besides those that cause it: its effects, and ranks that wait for it."""
-    found = [finding.device for finding in (*incident.causes, *incident.effects) if finding.device]
-    if Place.JOB in EFFECTS[incident.mode.name].get(WAITS_FOR_ALL, ()):
-        jobs = {_labels(finding, Place.JOB) for finding in incident.causes} - {()}
-        found += [
-            device
-            for device, diagnosis in diagnoses.items()
-            if diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS
-            and _labels(PlacedMode(incident.mode, _where(diagnosis)), Place.JOB) in jobs
-        ]
-    to_blame = culprits(incident, diagnoses)
-    return tuple(each for each in dict.fromkeys(found) if each not in to_blame)
-
-
-def lost_gpus(devices: Iterable[DeviceKey], diagnoses: Diagnoses) -> float:
-    """Return how many GPU-hours these lose per hour. A GPU that does not answer loses all of its time."""
-    known = [diagnoses[device] for device in devices if device in diagnoses]
-    return sum(1.0 if diagnosis.is_down else lost(diagnosis.shares) for diagnosis in known)

@@ -15,6 +15,7 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import OfRanks
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey
@@ -116,7 +117,7 @@ def as_dict(
     """Return incidents and GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
     return {
         "absent": [{"node": gpus.node, "gpus": gpus.gpus, "why": gpus.why} for gpus in absent],
-        "incidents": incident_words.as_dicts(diagnoses, price),
+        "incidents": incident_words.as_dicts(of_diagnoses(diagnoses), price),
         "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if is_reported(diagnosis)],
     }
 
@@ -201,8 +202,9 @@ def lines(
 
     The worst come first. With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
     """
-    yield from (line for line, _ in incident_words.lines(diagnoses, price))
-    said = incident_words.advice(diagnoses)
+    incidents = of_diagnoses(diagnoses)
+    yield from (line for line, _ in incident_words.lines(incidents, price))
+    said = incident_words.advice(incidents)
     for group in groups(diagnoses, every=every):
         yield from _block(group, said, every=every, verbose=verbose)
 

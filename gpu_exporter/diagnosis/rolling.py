@@ -21,6 +21,7 @@ from gpu_exporter.conditions.evaluate import Points, holds
 from gpu_exporter.conditions.signal import Derived
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import (
@@ -168,7 +169,7 @@ class Watch:
         window = self._signals.recent()
         diagnoses = {each.device: each for each in diagnose(window) if each.device.uuid in listed}
         since = self._since(snapshot.at, diagnoses)
-        incidents = as_dicts(diagnoses.values(), since=since)
+        incidents = as_dicts(of_diagnoses(diagnoses.values()), since=since)
         self.current = Current(snapshot.at, diagnoses, since, _jobs(window, diagnoses), incidents)
 
     def _since(self, at: float, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[tuple[DeviceKey, str], float]:

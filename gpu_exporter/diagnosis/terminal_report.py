@@ -10,6 +10,7 @@ from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
@@ -55,13 +56,14 @@ def lines(
     """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
     width = min(max(width, NARROWEST), WIDEST)
     yield from _table(diagnoses, window, width, style)
-    incidents = list(incident_words.lines(diagnoses, price))
-    yield from [""] if incidents else []
-    for text, severity in incidents:
+    incidents = of_diagnoses(diagnoses)
+    told = list(incident_words.lines(incidents, price))
+    yield from [""] if told else []
+    for text, severity in told:
         indent = len(text) - len(text.lstrip())
         found = _wrapped(text, width, " " * indent, " " * (indent + 2))
         yield from (style(line, report.STYLES[severity]) if severity else line for line in found)
-    said = incident_words.advice(diagnoses)
+    said = incident_words.advice(incidents)
     for group in report.groups(diagnoses, every=every):
         yield ""
         for text, name, first, rest in _block(group, diagnoses, said, every=every, verbose=verbose):

@@ -11,6 +11,7 @@ from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts
+from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
 from gpu_exporter.diagnosis.report import is_reported
@@ -171,7 +172,7 @@ class Tracker:
             name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
             if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
-        self._incidents = as_dicts(self._diagnoses.values())
+        self._incidents = as_dicts(of_diagnoses(self._diagnoses.values()))
         self._judged_at = begun
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
 

@@ -772,13 +772,18 @@ def test_over_a_unix_socket(engine: Make, connect: Connect) -> None:
     assert of(connect(engine(unix=True)).attach(0, DEFAULT).read(ALL), m.GPU_TEMP) == [42]
 
 
+def until_settled(device: DcgmDevice) -> None:
+    """Read until the device watches nothing again, as it does a while after attaching."""
+    until(device, lambda _: device._settled)
+
+
 def test_calls_during_a_hang_fail_at_once(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call is stuck; all others are refused, so that no thread waits for it."""
     fake = engine(2)
     source = connect(fake)
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     for device in devices:
-        until(device, lambda _: device._settled)  # noqa: B023 - at once; nothing is watched again during the hang
+        until_settled(device)
     source.interval = 0.0  # so that no read shares the answers of the one before
     fake.signal(signal.SIGSTOP)
     for device in devices * 3:

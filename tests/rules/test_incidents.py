@@ -118,8 +118,8 @@ def _matches(matchers: Sequence[str], finding: PlacedMode) -> bool:
 
 
 def _parsed(matcher: str) -> tuple[str, str]:
-    name, wanted = re.fullmatch(r'(\w+)=~?"(.*)"', matcher).groups()  # type: ignore[union-attr]
-    return name, wanted
+    name, _, wanted = matcher.partition("=")
+    return name, wanted.lstrip("~").strip('"')
 
 
 def test_every_finding_is_in_an_incident() -> None:

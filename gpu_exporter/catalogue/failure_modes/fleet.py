@@ -99,9 +99,9 @@ and on ({_KEY}) (
             "If only the nodes of a rack or pool have the fault, cordon them, and repair what they share.",
             "If the nodes have nothing in common, repair them one by one.",
         ),
-        wrong="It lasts until fewer than three nodes have the fault. Meanwhile, Alertmanager notifies nobody of this "
-        "fault on single nodes, also if it begins on another one; other faults notify as usual. While Prometheus "
-        "collects its first hour of these rules, faults that already exist count as new. The total is the number of nodes with "
+        wrong="The alert lasts as long as three nodes have the fault. Until then, Alertmanager sends no messages about this "
+        "fault on single nodes, nor on nodes on which it begins later; it sends those about other faults. In the first hour "
+        "after these rules are loaded, faults that already exist count as new. The total is the number of nodes with "
         "GPUs within the last hour. Pools and racks are known only with kube-state-metrics and its option "
         "`--metric-labels-allowlist`.",
     ),

@@ -7,9 +7,7 @@ from gpu_exporter.catalogue import model_assumptions as a
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import (
-    SLOWED_JOB,
     STOPPED_JOB,
-    STRAGGLING_GPU,
     Domain,
     FailureMode,
     Inject,
@@ -17,6 +15,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Ramp,
     Scope,
     Severity,
+    slows_down,
 )
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN, TELEMETRY
 from gpu_exporter.conditions.signal import Signal
@@ -371,14 +370,7 @@ MODES = (
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
-        explains={
-            Place.GPU: (
-                "GpuNvlinkErrors",
-                "GpuNvlinkImbalance",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: SLOWED_JOB,
-        },
+        explains=slows_down("GpuNvlinkErrors", "GpuNvlinkImbalance"),
         meaning="Some NVLinks of this GPU are up and others are down.",
         impact="Collectives run at the speed of the slowest path, so the whole job on this GPU slows down. On NVSwitch "
         "systems, CUDA may refuse to start.",
@@ -472,13 +464,7 @@ MODES = (
         ),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
-        explains={
-            Place.GPU: (
-                "GpuThermalMarginLow",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: SLOWED_JOB,
-        },
+        explains=slows_down("GpuThermalMarginLow"),
         meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
         "five minutes, or the driver in more than half of them.",
         impact="The GPU is slower, and so is every job that has a rank on it.",
@@ -517,7 +503,7 @@ MODES = (
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
         cause=Cause.THROTTLED,
-        explains={Place.GPU: STRAGGLING_GPU, Place.JOB: SLOWED_JOB},
+        explains=slows_down(),
         meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",
@@ -701,15 +687,7 @@ MODES = (
             ),
             Compare(Over(s.UTIL, Fn.MEAN, 5 * MINUTE, bare=True), ">=", LINK_BUSY),
         ),
-        explains={
-            Place.GPU: (
-                "GpuPcieBound",
-                "GpuDataLoadingBound",
-                "GpuHostBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: SLOWED_JOB,
-        },
+        explains=slows_down("GpuPcieBound", "GpuDataLoadingBound", "GpuHostBound"),
         meaning="The PCIe link is narrower or slower than GPU and slot allow, while the GPU is busy. An idle link that "
         "saves power does not count.",
         impact="Everything between host and GPU is slower by the same factor: data loading, offloading, checkpoints, "
@@ -746,13 +724,7 @@ MODES = (
         "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
-        explains={
-            Place.GPU: (
-                "GpuPcieLinkDegraded",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: SLOWED_JOB,
-        },
+        explains=slows_down("GpuPcieLinkDegraded"),
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
         "the PCI Express specification allows; it grows with the number of lanes and the generation.",
         impact="Bandwidth falls and latency grows. A degraded link or a lost GPU often follows.",
@@ -791,13 +763,7 @@ MODES = (
             Compare(Over(s.NVLINK_CRC, Fn.INCREASE, HOUR), ">", LINK_ERRORS),
         ),
         keep=30 * MINUTE,
-        explains={
-            Place.GPU: (
-                "GpuNvlinkImbalance",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: SLOWED_JOB,
-        },
+        explains=slows_down("GpuNvlinkImbalance"),
         meaning="Place an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
         "once, or saw more than ten CRC errors.",
         impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "

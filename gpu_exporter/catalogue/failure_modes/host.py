@@ -14,9 +14,7 @@ from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import (
-    SLOWED_JOB,
     STARVED_GPU,
-    STRAGGLING_GPU,
     Domain,
     FailureMode,
     Inject,
@@ -24,6 +22,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Ramp,
     Severity,
     Values,
+    slows_down,
 )
 from gpu_exporter.conditions.tree import And, Calc, Compare, Limit, Or, Over, Unless
 from gpu_exporter.model.verdict import Action
@@ -95,6 +94,7 @@ _ABSENT = (
     "The alert needs `--host-evidence`, which is off by default. Without it, or without the permission to read the "
     "process, it is silent."
 )
+_LATE_DATA = slows_down("GpuJobDataBound", "GpuDataLoadingBound", "GpuHostBound", job=("GpuJobGoodputLow",))
 
 MODES = (
     FailureMode(
@@ -112,17 +112,7 @@ MODES = (
         And(HAS_GAPS, IS_THROTTLED),
         shows=mean(s.THROTTLED),
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                "GpuHostCpuStarved",
-                *STARVED_GPU,
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down("GpuHostCpuStarved", *STARVED_GPU, job=("GpuJobGoodputLow",)),
         meaning="The cgroup of the process has used up its CPU limit (`cpu.max`, or `cpu.cfs_quota_us` with cgroup v1) in "
         "a large part of the periods, and was stopped until the next period. Meanwhile nothing launches work on the GPU.",
         impact="The time in which the process is stopped is lost, although CPUs may be idle.",
@@ -151,17 +141,7 @@ MODES = (
         Unless(And(HAS_GAPS, SWAPS), IS_THROTTLED),
         shows=c.GR,
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                "GpuLoaderStorageBound",
-                *STARVED_GPU,
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down("GpuLoaderStorageBound", *STARVED_GPU, job=("GpuJobGoodputLow",)),
         meaning="Memory of the process or its workers is in swap, and they read it back all the time.",
         impact="Every access to such a page waits for storage, which is thousands of times slower than memory.",
         diagnosis=(
@@ -192,16 +172,7 @@ MODES = (
         Unless(And(HAS_GAPS, IS_STARVED), STOPPED),
         shows=LAUNCH_WAIT,
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                *STARVED_GPU,
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down(*STARVED_GPU, job=("GpuJobGoodputLow",)),
         meaning="The thread that launches work on the GPU is ready to run, but waits in the run queue of a CPU, because "
         "other threads use the CPUs that it may use.",
         impact="While it waits, nothing launches work on the GPU.",
@@ -232,18 +203,7 @@ MODES = (
         Inject({**_profile(active=8, blocked=0.0, cpu=0.1), m.HOST_WORKER_BLOCKED: Ramp(0, 6.8)}),
         Unless(And(WAITS, IS_BLOCKED), NOT_RUNNING),
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                "GpuJobDataBound",
-                "GpuDataLoadingBound",
-                "GpuHostBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=_LATE_DATA,
         meaning="The loader workers, or the main thread if it loads the data itself, are in uninterruptible sleep "
         "(state `D`), which is how Linux waits for a disk or a network file system.",
         impact="The GPU computes only as fast as the storage delivers data.",
@@ -277,18 +237,7 @@ MODES = (
         Unless(And(WAITS, WORKERS_BUSY, MAIN_WAITS, CPUS_FULL), KEPT_WAITING),
         shows=WORKER_CPU,
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                "GpuJobDataBound",
-                "GpuDataLoadingBound",
-                "GpuHostBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=_LATE_DATA,
         meaning="The main thread waits for the loader workers, and these use most of the CPUs that the job may use.",
         impact="The GPU computes only as fast as the CPUs prepare data. More workers do not help.",
         diagnosis=(
@@ -315,18 +264,7 @@ MODES = (
         Unless(And(WAITS, WORKERS_BUSY, MAIN_WAITS), Or(KEPT_WAITING, CPUS_FULL)),
         shows=WORKER_CPU,
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                "GpuJobDataBound",
-                "GpuDataLoadingBound",
-                "GpuHostBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=_LATE_DATA,
         meaning="The main thread waits for the loader workers, which are busy, while CPUs that the job may use are idle.",
         impact="The GPU waits although the machine could prepare more data.",
         diagnosis=(
@@ -424,18 +362,7 @@ MODES = (
         Inject({m.HOST_SHM_USED: 62e6, m.HOST_SHM_LIMIT: 64e6}),
         Compare(Over(s.SHM_USE), ">=", FULL_SHM),
         cause=Cause.CAPACITY,
-        explains={
-            Place.GPU: (
-                "GpuJobDataBound",
-                "GpuDataLoadingBound",
-                "GpuHostBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobStalled",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down("GpuJobDataBound", "GpuDataLoadingBound", "GpuHostBound", job=("GpuJobStalled",)),
         meaning="Loader workers pass batches to the main process in shared memory, and `/dev/shm` is nearly full. Docker "
         "and Kubernetes give a container only 64 MiB by default.",
         impact="When it is full, workers are killed by a bus error, and the job fails with `DataLoader worker is killed by "

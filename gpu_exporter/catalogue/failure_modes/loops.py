@@ -16,7 +16,6 @@ from gpu_exporter.catalogue.bottlenecks import mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import (
     SLOWED_JOB,
-    STRAGGLING_GPU,
     Domain,
     FailureMode,
     Inject,
@@ -24,6 +23,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Ramp,
     Scope,
     Severity,
+    slows_down,
 )
 from gpu_exporter.conditions.tree import Compare, Limit
 from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
@@ -258,17 +258,7 @@ job:pause_spread:ratio > 0.05""",
         keep=15 * MINUTE,
         requires=LOOP,
         cause=Cause.HOST,
-        explains={
-            Place.GPU: (
-                "GpuDataLoadingBound",
-                "GpuHostBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuJobGoodputLow",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down("GpuDataLoadingBound", "GpuHostBound", job=("GpuJobGoodputLow",)),
         meaning="The training loop on this GPU spends a large part of its time in its data loader, as it says itself.",
         impact="The GPU has nothing to do in the meantime. In a synchronous job, all other ranks wait, too.",
         diagnosis=(

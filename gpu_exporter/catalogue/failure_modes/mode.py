@@ -73,8 +73,7 @@ class Place(Enum):
     CLUSTER = "cluster"
 
 
-# What follows from a fault or a bottleneck of a GPU: on this GPU if it starves it, or makes it a straggler; in its job if
-# it slows it down, or stops it.
+# What follows on a GPU if its host starves it, or if other ranks wait for it; in a job if a rank slows it down or stops it.
 STARVED_GPU = (
     "GpuLoaderCpuBound",
     "GpuLaunchThreadSaturated",
@@ -93,6 +92,11 @@ STOPPED_JOB = (
     "GpuJobMfuDropped",
     "GpuAllocatedIdle",
 )
+
+
+def slows_down(*on_gpu: str, job: tuple[str, ...] = ()) -> Mapping[Place, tuple[str, ...]]:
+    """Return what a mode explains that makes a GPU slow, and so its job: besides, these modes on the GPU and in the job."""
+    return {Place.GPU: (*on_gpu, *STRAGGLING_GPU), Place.JOB: (*job, *SLOWED_JOB)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,14 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import SAME_ENGINE
 from gpu_exporter.catalogue.failure_modes.mode import (
-    SLOWED_JOB,
-    STRAGGLING_GPU,
     Domain,
     FailureMode,
     Inject,
-    Place,
     Ramp,
     Scope,
     Severity,
     Values,
+    slows_down,
 )
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Mark, Or, Over, PeerMedian, PeerShare
 from gpu_exporter.model.verdict import Action
@@ -62,21 +60,17 @@ MODES = (
         "(ibstat, rdma link, ethtool).",
         Inject({m.NIC_UP: 0.0}),
         Compare(Over(n.UP), "<", 1.0),
-        explains={
-            Place.GPU: (
-                "GpuNicFlapping",
-                "GpuNicSlowLink",
-                "GpuNicErrors",
-                "GpuLoaderStorageBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
+        explains=slows_down(
+            "GpuNicFlapping",
+            "GpuNicSlowLink",
+            "GpuNicErrors",
+            "GpuLoaderStorageBound",
+            job=(
                 "GpuNicSlowRail",
                 "GpuJobStalled",
                 "GpuCollectiveStall",
-                *SLOWED_JOB,
             ),
-        },
+        ),
         meaning="A network port nearest to this GPU was active and no longer is, or its card fell off the PCIe bus; or the "
         "GPU has no active port, although other GPUs of the node have one.",
         impact="NCCL has no path to other nodes, or takes a longer one: through the port of another GPU, or over TCP.",
@@ -107,17 +101,7 @@ MODES = (
         Inject({m.NIC_DOWNED: Ramp(0, 0.01)}),
         Compare(Over(n.DOWNED, Fn.INCREASE, HOUR), ">=", FLAPS),
         keep=30 * MINUTE,
-        explains={
-            Place.GPU: (
-                "GpuNicSlowLink",
-                "GpuNicErrors",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuNicSlowRail",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down("GpuNicSlowLink", "GpuNicErrors", job=("GpuNicSlowRail",)),
         meaning="The link of a network port nearest to this GPU went down several times within an hour, by the counter "
         "`link_downed` of the card.",
         impact="Each time, traffic stops for seconds. NCCL retries (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`), then the "
@@ -146,16 +130,7 @@ MODES = (
         "link up again.",
         Inject({m.NIC_RATE_SHARE: 0.5}),
         Compare(Over(n.RATE_SHARE), "<", FULL_RATE),
-        explains={
-            Place.GPU: (
-                "GpuLoaderStorageBound",
-                *STRAGGLING_GPU,
-            ),
-            Place.JOB: (
-                "GpuNicSlowRail",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down("GpuLoaderStorageBound", job=("GpuNicSlowRail",)),
         meaning="A link of a network port nearest to this GPU is slower than it was, or than that of other ports of the "
         "same kind of card in this node.",
         impact="A collective is as fast as its slowest link, so all nodes of a job wait for this one.",
@@ -188,13 +163,7 @@ MODES = (
             Compare(mean(n.RETRANSMITS), ">", RETRANSMITS),
         ),
         keep=15 * MINUTE,
-        explains={
-            Place.GPU: STRAGGLING_GPU,
-            Place.JOB: (
-                "GpuNicSlowRail",
-                *SLOWED_JOB,
-            ),
-        },
+        explains=slows_down(job=("GpuNicSlowRail",)),
         meaning="The network ports nearest to this GPU see errors of the link (symbol errors, recoveries, buffer overruns, "
         "receive errors), or retransmit packets all the time, because packets are lost, late or out of order.",
         impact="Each lost packet delays its connection until it is retransmitted. All ranks of the collective wait for it.",
@@ -233,7 +202,7 @@ MODES = (
         ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
-        explains={Place.GPU: STRAGGLING_GPU, Place.JOB: SLOWED_JOB},
+        explains=slows_down(),
         meaning="A rail is the network port, with its switch, through which the GPUs in the same place of all nodes "
         "communicate. All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
         "half of their traffic, although its GPU is as busy as theirs.",

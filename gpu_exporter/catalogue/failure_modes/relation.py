@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope
 
 # The labels that the alerts of a cause and of its effect share, besides the cluster. Both alerts must have the last one.
 LABELS: Mapping[Place, tuple[str, ...]] = {
@@ -36,6 +36,11 @@ def effects(modes: Sequence[FailureMode]) -> Mapping[str, Effects]:
     for name in found:
         _refuse_circle(name, found, (), done)
     return found
+
+
+def is_of_job(mode: FailureMode) -> bool:
+    """Return whether a cause on several GPUs is one incident for each job that it slows down; otherwise, for each node."""
+    return mode.scope is not Scope.DEVICE or mode.domain not in (Domain.HEALTH, Domain.NETWORK)
 
 
 def _of(mode: FailureMode) -> Effects:

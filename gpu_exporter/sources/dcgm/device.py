@@ -467,7 +467,7 @@ class DcgmDevice(Device):
         return {self._series_of(metric, of): float(value) for metric, of, value in values if metric in self._metrics}
 
     def _follow_layout(self, now: float) -> set[Series]:
-        """Follow MIG instances that come and go, and what is asked of the host engine; return the series that ended."""
+        """Watch other fields if MIG instances or the demand have changed; return the series that ended."""
         if now - self._layout_at < LIST_SECONDS:
             return set()
         self._layout_at = now

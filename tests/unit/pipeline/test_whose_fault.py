@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -229,15 +230,21 @@ class Row:
     expected: int | None = field(default=None)
 
 
-def lost(happens: Callable[[Node], None], through_hostengine: bool, reason: str, **more: object) -> Row:
+def lost(happens: Callable[[Node], None], through_hostengine: bool, reason: str, **more: Any) -> Row:
     """Return the row of a GPU that is gone."""
-    says = {"rules": ("GpuLost",), "check": 3, "action": "node_reboot", "remediation": "faulty", "severity": "page"}
-    return Row(happens, through_hostengine, reason, **{**says, **more})  # type: ignore[arg-type]
+    says: dict[str, Any] = {
+        "rules": ("GpuLost",),
+        "check": 3,
+        "action": "node_reboot",
+        "remediation": "faulty",
+        "severity": "page",
+    }
+    return Row(happens, through_hostengine, reason, **{**says, **more})
 
 
-def silent(happens: Callable[[Node], None], through_hostengine: bool, **more: object) -> Row:
+def silent(happens: Callable[[Node], None], through_hostengine: bool, **more: Any) -> Row:
     """Return the row of a node whose source does not answer."""
-    return Row(happens, through_hostengine, "source_lost", both=True, **more)  # type: ignore[arg-type]
+    return Row(happens, through_hostengine, "source_lost", both=True, **more)
 
 
 HOSTENGINE, LIBRARY = "the DCGM host engine has no values (version mismatch)", "the driver's library cannot be used"

@@ -123,7 +123,7 @@ def modes_by_gpu(evidence: Window) -> dict[str, set[str]]:
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
     """On its GPU, with only modes of the same incident; its peers have at most modes of the whole job."""
     evidence = signals(pages(f"{mode.name}:{GPU}", *SPECIAL.get(mode.name, SHORT)))
-    causes = {each.mode.name for each in of_diagnoses(diagnose(evidence))}
+    causes = {each.incident.mode.name for each in of_diagnoses(diagnose(evidence))}
     assert len(causes) <= 1, (
         f"what {mode.name} injects is more than one incident, {causes}; {CORRECT}, or its `explains`"
     )
