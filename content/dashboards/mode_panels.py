@@ -13,7 +13,7 @@ from content.dashboards.frame import ABSENT, GREEN, ORANGE, RED, TO_GPU, About, 
 from content.dashboards.graphs import NAMES, WIDE_NAMES, GraphStyle, lines
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
-from gpu_exporter.alerting.boards import Board, runbook
+from gpu_exporter.alerting.boards import Board, board_of, runbook
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import nic_signals
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
@@ -124,20 +124,21 @@ def _limits(mode: FailureMode, unit: str) -> Sequence[float]:
 
 
 def mode_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return one collapsed row per domain of the dashboard, with a panel for each of its modes.
+    """Return one collapsed row per domain of the dashboard, with a panel for each of its modes that belongs there.
 
     The row about the network begins with the names of the ports.
     """
+    shown_here = [mode for mode in modes if board_of(mode) is board]
     return [
         BoardRow(
             f"Signals behind the alerts: {domain.value}",
             [
                 *([_ports(board)] if domain is Domain.NETWORK else []),
-                *(mode_panel(board, mode) for mode in modes if mode.domain is domain),
+                *(mode_panel(board, mode) for mode in shown_here if mode.domain is domain),
             ],
             True,
         )
-        for domain in board.shows
+        for domain in dict.fromkeys((*board.shows, *(mode.domain for mode in shown_here)))
     ]
 
 

@@ -71,10 +71,10 @@ RUNBOOKS = Board("runbooks", "GPU / Runbooks", "What to do about each alert.", (
 BOARDS = (FLEET, NODE, GPU, JOB, COST, RUNBOOKS)
 
 
-def board_of(domain: Domain) -> Board:
-    """Return the dashboard with a row for this domain."""
-    (found,) = (board for board in BOARDS if domain in board.shows)
-    return found
+def board_of(mode: FailureMode) -> Board:
+    """Return the dashboard with the panel of a mode: that of its domain, or Fleet if it is found in alerts of nodes."""
+    (found,) = (board for board in BOARDS if mode.domain in board.shows)
+    return FLEET if mode.requires == "alerts" else found
 
 
 def runbook(mode: FailureMode) -> str:

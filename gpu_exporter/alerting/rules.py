@@ -325,7 +325,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
 
 def _dashboard(mode: FailureMode) -> str:
     """Return the address of its dashboard, for all values of a variable whose label the alert does not have."""
-    board = boards.FLEET if mode.requires == "alerts" else boards.board_of(mode.domain)
+    board = boards.board_of(mode)
     every = {label: boards.EVERY if label in board.single else "$__all" for label in SHOWN}
     return board.link(**{label: f'{{{{ or $labels.{label} "{value}" }}}}' for label, value in every.items()})
 

@@ -111,7 +111,7 @@ def panels_of(prometheus: Prometheus, exporter: Exporter, injected: Mapping[str,
         time.sleep(pause)
     shown, found = seen(sorted(pages, key=lambda page: page.at), {}), []
     for node, mode in injected.items():
-        name = board_of(mode.domain).name
+        name = board_of(mode).name
         variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
         complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
         # Variables list the whole fleet, and are not checked here.

@@ -256,10 +256,9 @@ def test_link_targets_exist(name: str) -> None:
 def test_alerts_link_to_their_board(mode: Any) -> None:
     """The dashboard of an alert has a panel with its name, and the variables of the link."""
     url = rules.alert(mode, {})["annotations"]["dashboard_url"]
-    content = BOARDS[boards.board_of(mode.domain).name]
-    linked = BOARDS["fleet"] if mode in failure_modes.fleet.MODES else content
-    assert url.startswith(f"/d/{linked['uid']}?var-cluster={{{{ or $labels.cluster")
-    assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in linked["templating"]["list"]}
+    content = BOARDS[boards.board_of(mode).name]
+    assert url.startswith(f"/d/{content['uid']}?var-cluster={{{{ or $labels.cluster")
+    assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in content["templating"]["list"]}
     (panel,) = [each for each in panels(content) if each["title"] == mode.name]
     asked = " ".join(target["expr"] for target in panel["targets"])
     assert all(signal.record in asked for signal in shown(mode))
