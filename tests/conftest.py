@@ -241,12 +241,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.location[0].startswith(IN_MAKE_TEST):
             item.add_marker(pytest.mark.slow)
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = dealt(items, lambda item: item.location[0], takes_long, workers)
+        items[:] = dealt(items, lambda item: item.location[0], takes_long, takes_longest, workers)
 
 
 def takes_long(item: pytest.Item) -> bool:
     """Return whether a test may take more than a moment."""
     return not item.location[0].startswith("tests/unit/") or item.get_closest_marker("slow") is not None
+
+
+def takes_longest(item: pytest.Item) -> bool:
+    """Return whether a test takes so long that a worker must begin with it."""
+    return item.get_closest_marker("slowest") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -58,6 +58,7 @@ def test_differences_with_another_interpreter() -> None:
 
 
 @pytest.mark.drift
+@pytest.mark.slowest
 def test_counts() -> None:
     """Neither instructions, nor bytes, nor modules have changed by more than 3 % since they were committed."""
     tables = load()

@@ -355,6 +355,7 @@ def test_a_row_names_the_files_that_are_edited() -> None:
 
 
 @pytest.mark.drift
+@pytest.mark.slowest
 def test_make_quick_passes(changed: tuple[Path, set[str]]) -> None:
     """The unit tests need nothing that the recipes do not name."""
     output = quick(changed[0], PARTS)

@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.harness import Parser, Target, run
 from tests.fuzz.targets import TARGETS
 
-INPUTS = 150
+INPUTS = 50
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+
 from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.e2e.release.conftest import TIME, make, run
@@ -43,6 +45,7 @@ def leave_traces(clone: Path) -> None:
     (clone / "README.md").write_text("changed")
 
 
+@pytest.mark.slowest
 def test_two_builds_are_identical(built: Path, origin: Path, tmp_path: Path) -> None:
     """In another folder, with another umask, clock and time zone, and beside traces of other work."""
     clone = tmp_path / "a folder with another name" / "two"
