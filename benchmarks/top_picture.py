@@ -39,7 +39,7 @@ FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.D
 FRAMES = (
     (("down",), "gpu-exporter top --source simulated: the worst first"),
     (("enter",), "Enter: everything about a GPU"),
-    (("esc", "s", "s", "/", *"comm", "enter"), "sorted by SM activity, filtered by /comm"),
+    (("esc", *"sss", "/", *"comm", "enter"), "sorted by SM activity, filtered by /comm"),
     (("?",), "?: help"),
 )
 FRAME_SECONDS = 4
@@ -84,7 +84,7 @@ def main() -> int:
     feed = SourceFeed(make_source(config), Tracker(20.0, banner=BANNERS["simulated"]))
     feed.start(threading.Event().set)
     time.sleep(chosen.seconds)
-    screen = Screen(UNICODE, SIZE, order="worst first")
+    screen = Screen(UNICODE, SIZE)
     frames = []
     for number, (keys, title) in enumerate(FRAMES):
         screen.lines(feed.view)

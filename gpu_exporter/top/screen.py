@@ -25,7 +25,7 @@ MOST_INCIDENTS = 3
 HELP = (
     ("up, down, j, k", "choose a GPU; also PgUp, PgDn, Home, End"),
     ("Enter, space", "show everything about the chosen GPU, or go back"),
-    ("s", "sort by the next of: index, worst first, loss, SM, power, temperature, memory, owner"),
+    ("s", "sort by the next of: worst first, index, loss, SM, power, temperature, memory, owner"),
     ("r", "reverse the order"),
     ("/", "show only GPUs whose index, model, owner, class, finding or process contains a text"),
     ("Esc", "clear the filter, or go back"),
@@ -54,8 +54,8 @@ def _by(name: str) -> Callable[[GpuRow], float]:
 
 
 ORDERS: dict[str, Callable[[GpuRow], object] | None] = {
-    "index": None,
     "worst first": _urgency,
+    "index": None,
     "loss": lambda row: -_lost(row),
     "SM": _by("sm_active"),
     "power": _by("power"),
@@ -71,7 +71,7 @@ class Screen:
 
     marks: Glyphs
     size: tuple[int, int] = (80, 24)
-    order: str = "index"
+    order: str = "worst first"
     chosen: int = field(default=0, init=False)
     offset: int = field(default=0, init=False)
     scroll: int = field(default=0, init=False)
@@ -81,6 +81,7 @@ class Screen:
     expanded: bool = field(default=False, init=False)
     help: bool = field(default=False, init=False)
     done: bool = field(default=False, init=False)
+    _pressed: bool = field(default=False, init=False)
     _shown: int = field(default=0, init=False)
     _key: DeviceKey | None = field(default=None, init=False)
 
@@ -88,6 +89,7 @@ class Screen:
 
     def press(self, key: str) -> None:
         """Handle a key: a character, or a name such as `up`."""
+        self._pressed = True
         if key == "ctrl-c" or (key == "q" and not self.typing):
             self.done = True
         elif self.typing:
@@ -150,15 +152,17 @@ class Screen:
         return [*(cut(spans, width) for spans in lines[: height - 1]), foot]
 
     def _choose(self, rows: Sequence[GpuRow]) -> None:
-        """Follow the chosen GPU when values change the order. A new order begins at its top."""
+        """Follow the chosen GPU when values change the order; the first place until a key is pressed."""
         keys = [row.key for row in rows]
         self.chosen = keys.index(self._key) if self._key in keys else min(self.chosen, max(0, len(rows) - 1))
-        self._key = keys[self.chosen] if keys else None
+        self._key = keys[self.chosen] if keys and self._pressed else None
 
     def _rows(self, view: View) -> list[GpuRow]:
-        wanted = self.filter.lower()
+        wanted, key = self.filter.lower(), ORDERS[self.order]
+        blamed = [(gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]]
         rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
-        key = ORDERS[self.order]
+        if key is _urgency:  # of the ranks that a hang hits, the one that others wait for is the first
+            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in blamed)
         if key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
         return rows[::-1] if self.reverse else rows

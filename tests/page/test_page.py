@@ -56,7 +56,7 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     slow = summary.get_by_role("listitem").filter(has_text="GPU 3")
     expect(slow).to_have_count(1)
     cause = r"Warning GPU 3 \(simulated/injected-node-000\): This GPU slows down job .*"
-    hit = "GPUs 0\N{EN DASH}2, 4\N{EN DASH}7 are slowed down by it"
+    hit = "also hit: GPUs 0\N{EN DASH}2, 4\N{EN DASH}7"
     expect(slow).to_contain_text(re.compile(f"{cause}; {hit}. Since .* What to do: "))
     expect(row(page, "GPU 3").locator(".owner")).to_have_text("Held by simulated/injected-node-000-0")
     expect(page.locator("#banner")).to_contain_text("These are not your GPUs: simulated")

@@ -85,7 +85,7 @@ function* sick(payload, now) {
   }
 }
 
-/** Say which GPUs a sick one slows down. */
+/** Say which GPUs a sick one hits. */
 function hitBy(gpu, payload) {
   return payload.incidents.filter((incident) => culprits(incident, payload).includes(gpu)).map((incident) => alsoHit(incident, payload)).join("");
 }
@@ -140,7 +140,7 @@ function idOf({ UUID: uuid, GPU_I_ID: instance }) {
 function alsoHit(incident, payload) {
   const ids = incident.hit.map(idOf);
   const gpus = payload.gpus.filter(({ id }) => ids.includes(id));
-  return gpus.length ? `; ${gpuNames(gpus)} ${gpus.length === 1 ? "is" : "are"} slowed down by it` : "";
+  return gpus.length ? `; also hit: ${gpuNames(gpus)}` : "";
 }
 
 function isSick(gpu) {

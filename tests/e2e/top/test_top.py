@@ -62,7 +62,7 @@ def test_simulated_gpus(top: Top) -> None:
 
     terminal.press("?")
     terminal.until(lambda text: "show or hide this help" in text and "clear the filter" in text)
-    terminal.press("?s")
+    terminal.press("?")
     terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[4].startswith("▶ 1"))
     terminal.press("\r")
     advice = "-> Compare the power limits of the ranks"

@@ -91,10 +91,21 @@ def test_the_filter() -> None:
 
 
 def test_worst_first() -> None:
-    """A GPU that is gone, then one that is unhealthy, then degraded."""
+    """A GPU that is gone, then one that is unhealthy, then degraded. The first one is chosen until a key is pressed."""
     gpus = (row(0), row(1, health="degraded"), row(2, health="unhealthy"), row(3, down="lost: it fell off the bus"))
-    screen = Screen(UNICODE, order="worst first")
-    assert names(text(screen, View(1000.0, gpus=gpus))) == ["3", "2", "1", "0"]
+    screen = Screen(UNICODE)
+    assert chosen(text(screen, View(1000.0, gpus=tuple(map(row, range(4)))))) == "0"
+    lines = text(screen, View(1001.0, gpus=gpus))
+    assert names(lines) == ["3", "2", "1", "0"]
+    assert chosen(lines) == "3"
+
+
+def test_who_others_wait_for_comes_first() -> None:
+    """All ranks of a job hang; the cause of the incident is one of them."""
+    gpus = tuple(map(row, range(4)))
+    culprit = {"UUID": gpus[2].key.uuid, "gpu": "2"}
+    incident = {"severity": "warning", "words": "a job makes no progress", "culprits": [culprit], "hit": []}
+    assert names(text(Screen(UNICODE), View(1000.0, gpus=gpus, incidents=(incident,)))) == ["2", "0", "1", "3"]
 
 
 def test_old_values_and_problems() -> None:
