@@ -19,9 +19,9 @@ TAG = "gpu-observability"
 COMMUNICATES = "communicating or waiting"
 # Red is a culprit or critical, orange a victim, degraded or a warning, green good, grey unknown. The others have no
 # meaning.
-RED, ORANGE, YELLOW, GREEN = "#e02f44", "#ff9830", "#fade2a", "#73bf69"
+RED, ORANGE, YELLOW, GREEN = "#e02f44", "#d87600", "#fade2a", "#73bf69"
 # A red for areas; text in it would be hard to read.
-DARK_RED = "#b01a30"
+DARK_RED = "#7a0016"
 BLUE, PURPLE, TEAL, GREY = "#5794f2", "#b877d9", "#4fb3bf", "#8e8e8e"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from content.dashboards import queries as q
-from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, PURPLE, About, BoardRow
+from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, About, BoardRow
 from content.dashboards.graphs import GraphStyle, Legend, coloured, dashed, hues, lines
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
@@ -13,12 +13,19 @@ from gpu_exporter.alerting import training_jobs as t
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import COST, JOB
 from gpu_exporter.catalogue import job_signals
+from gpu_exporter.catalogue.causes import COLOURS, Cause
 from gpu_exporter.catalogue.failure_modes import loops
 from gpu_exporter.reports.numbers import exact
 
 NEEDED = " Needs a step timer in the training loop, and `--job-socket`."
 RANK, RANK_PHASE, ONLY_JOB = "rank {{rank}} · {{node}}", "rank {{rank}} {{phase}}", "{{job_id}}"
-ACTIVITIES = {"training": GREEN, "evaluation": BLUE, "checkpoint": PURPLE, "compile": ORANGE, "other": GREY}
+ACTIVITIES = {
+    "training": GREEN,
+    "evaluation": BLUE,
+    "checkpoint": COLOURS[Cause.COPIES],
+    "compile": ORANGE,
+    "other": GREY,
+}
 WORST = 10
 # Shorter differences say nothing about a step.
 LEAST_SECONDS = 0.001

@@ -157,7 +157,7 @@ class Bottleneck:
 
     `cause` is None if the class blames nothing: what takes most of the GPU's time then says whether it works. No colour
     is green, because part of the time is lost in most classes. Orange is for GPUs that wait for others, and grey,
-    elsewhere, for what is unknown.
+    elsewhere, for what is unknown. Everybody can tell them apart, also who is colour-blind.
     """
 
     name: str
@@ -179,7 +179,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "idle",
         IDLES,
         "no kernel runs and no data is copied",
-        "#9c755f",
+        COLOURS[Cause.NO_PROCESS],
         Cause.HOST,
     ),
     Bottleneck(
@@ -193,7 +193,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "pcie-bound",
         Or(Compare(RX, ">=", FULL_PCIE), Compare(TX, ">=", FULL_PCIE)),
         "the PCIe link is saturated in one direction",
-        "#b877d9",
+        COLOURS[Cause.COPIES],
         Cause.COPIES,
     ),
     Bottleneck(
@@ -203,28 +203,28 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             Or(MOVES, TRAFFIC),
         ),
         "the GPU is 100 % utilised according to nvidia-smi, but the SMs are nearly idle and no data moves",
-        "#e02f44",
+        "#ce1638",
         Cause.UNDERFILLED,
     ),
     Bottleneck(
         "communicating",
         And(BUSY, PARTLY_FILLED, Or(TRAFFIC, SPINNING)),
         "the GPU exchanges data with other GPUs in a collective, or waits for them",
-        "#ffbf80",
+        "#fcb98b",
         Cause.PEERS,
     ),
     Bottleneck(
         "underfilled",
         And(BUSY, PARTLY_FILLED, Compare(DRAM, "<", BUSY_DRAM)),
         "kernels run without gaps, but each is too small to fill the SMs",
-        "#fade2a",
+        COLOURS[Cause.UNDERFILLED],
         Cause.UNDERFILLED,
     ),
     Bottleneck(
         "data-loading-bound",
         And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
         "the GPU is often idle, waiting for data that comes over PCIe",
-        "#5794f2",
+        "#5898fb",
         Cause.HOST,
     ),
     Bottleneck(
@@ -232,7 +232,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
         "the GPU is often idle, waiting for the CPU (launch-bound kernels, Python, preprocessing, small batches, "
         "checkpoints)",
-        "#3274d9",
+        COLOURS[Cause.HOST],
         Cause.HOST,
     ),
     Bottleneck(
@@ -243,7 +243,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             And(FILLED, Compare(TENSOR, "<", IDLE_TENSOR)),
         ),
         "the SMs compute, but not on the tensor cores",
-        "#c9b458",
+        "#c0ab51",
         Cause.USEFUL,
     ),
     Bottleneck(
@@ -260,7 +260,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             ),
         ),
         "memory bandwidth is the limit, or the SMs wait for scattered data",
-        "#1f7a8c",
+        "#005d6b",
         Cause.USEFUL,
     ),
     Bottleneck(
@@ -270,14 +270,14 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT), Compare(INT, ">=", BUSY_INT)),
         ),
         "the SMs are busy with arithmetic",
-        "#4fb3bf",
+        "#67cad3",
         Cause.USEFUL,
     ),
     Bottleneck(
         "mixed",
         Compare(SM, ">=", 0.0),
         "several things limit the GPU in turn, or none of the known limits is reached",
-        "#a352cc",
+        "#7a279f",
         None,
     ),
 )

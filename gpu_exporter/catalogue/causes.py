@@ -41,12 +41,12 @@ WORDS = {
 }
 # How the shares are drawn: orange waits for others, green is good.
 COLOURS = {
-    Cause.NO_PROCESS: "#9c755f",
-    Cause.THROTTLED: "#ee66cf",
-    Cause.PEERS: "#ff9830",
-    Cause.COPIES: "#b877d9",
-    Cause.HOST: "#3274d9",
-    Cause.UNDERFILLED: "#fade2a",
+    Cause.NO_PROCESS: "#9e7761",
+    Cause.THROTTLED: "#d64fb8",
+    Cause.PEERS: "#d87600",
+    Cause.COPIES: "#e7a4ff",
+    Cause.HOST: "#186ad2",
+    Cause.UNDERFILLED: "#f6de28",
     Cause.USEFUL: "#73bf69",
 }
 SHARES = tuple(Cause)[:7]
