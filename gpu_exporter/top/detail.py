@@ -25,7 +25,8 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs) -> list[Line]:
         why = (
             f"No data for {whole_duration(row.gone)}: it is gone, or its exporter or node is down." if row.gone else ""
         )
-        return [*lines, *wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")]
+        lines += wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")
+        return [*lines, *_findings(row, width)]
     lines += _class(row, now, width)
     lines += _findings(row, width)
     lines += _gauges(row, width, marks)
