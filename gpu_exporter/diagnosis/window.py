@@ -69,6 +69,11 @@ class DeviceIdentity:
     # Other processes that use its CPUs, in words.
     neighbours: tuple[str, ...] = ()
 
+    @property
+    def job(self) -> str:
+        """The workload with its namespace; empty if it is unknown."""
+        return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
+
     def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""
         return DeviceIdentity(
