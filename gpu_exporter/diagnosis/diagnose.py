@@ -61,7 +61,8 @@ class Diagnosis:
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
     """Return a diagnosis for each GPU and MIG instance, modes in triage order.
 
-    A mode matches as soon as its condition holds; only its alert waits. Modes that concern a whole fleet are left out.
+    A mode matches as soon as its condition holds; only its alert waits. It is only info where its alert is. Modes that
+    concern a whole fleet are left out.
     """
     judged = [
         _judged(mode, mode.condition, window)
@@ -75,11 +76,14 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
 
 @dataclass(frozen=True, slots=True)
 class _JudgedMode:
-    """A failure mode, its truth for each device, and the devices that have the signals that it requires."""
+    """A failure mode, its truth for each device, whether it is only info there (empty: never), and the devices that
+    have the signals that it requires.
+    """
 
     mode: FailureMode
     condition: Condition
     truths: bytes
+    lesser: bytes
     requires: Mapping[Signal, Container[Device]]
     can_be_unknown: bool
 
@@ -88,7 +92,8 @@ def _judged(mode: FailureMode, condition: Condition, window: Window) -> _JudgedM
     # The signal of an XID, which has extra labels, is missing until one occurs.
     can_be_unknown = not all(signal.extra_labels for signal in mode.needs)
     requires = {signal: window.by_device(signal) for signal in required_signals(condition)}
-    return _JudgedMode(mode, condition, truths(condition, window), requires, can_be_unknown)
+    lesser = truths(mode.lesser, window) if mode.lesser else b""
+    return _JudgedMode(mode, condition, truths(condition, window), lesser, requires, can_be_unknown)
 
 
 def _diagnosis(
@@ -101,7 +106,8 @@ def _diagnosis(
         if truth == FALSE or (is_down and each.mode.domain is not Domain.HEALTH):
             continue
         if truth == TRUE:
-            matches.append(Match(each.mode, because(each.condition, window, device)))
+            mode = each.mode.as_info if each.lesser and each.lesser[place] == TRUE else each.mode
+            matches.append(Match(mode, because(each.condition, window, device)))
         elif each.can_be_unknown:
             missing = tuple(signal for signal, devices in each.requires.items() if device not in devices)
             unknown[each.mode.name] = missing

@@ -224,7 +224,7 @@ def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
-        modes = tuple(match.mode.name for match in diagnosis.matches)
+        modes = tuple((match.mode.name, match.mode.severity) for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)
