@@ -357,7 +357,9 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
     columns = [signals.get(signal, {}) for signal in way.signals()]
-    by_device = {}
+    by_device: dict[DeviceKey, Points] = {}
+    if not all(columns):
+        return by_device
     for key in devices:
         if not all(key in column for column in columns):
             continue
