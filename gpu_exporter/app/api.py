@@ -18,6 +18,7 @@ from gpu_exporter.health import fitness
 from gpu_exporter.model.node_answer import VERSION, ActiveCheckAnswer, GpuAnswer, NodeAnswer, XidAnswer
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
+from gpu_exporter.reports.masking import Names
 from gpu_exporter.version import __version__
 
 OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
@@ -51,15 +52,15 @@ class Composed:
         return self._answer
 
 
-def gpus(snapshot: Snapshot) -> ApiAnswer:
+def gpus(snapshot: Snapshot, names: Names) -> ApiAnswer:
     """Return the identity, state, verdict and owners of each GPU, and how many expected GPUs are missing.
 
-    There are owners only if attribution is configured.
+    There are owners only if attribution is configured; `names` replaces theirs.
     """
     owners: dict[str, list[dict[str, str]]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric in OWNERS and series.gpu is not None:
-            owners[series.gpu.uuid].append(dict(series.labels))
+            owners[series.gpu.uuid].append(names.labels(dict(series.labels)))
     entries = [
         {
             **fitness.as_dict(verdict),
@@ -83,11 +84,14 @@ def shown(content: Callable[[], Mapping[str, Any]]) -> ApiAnswer:
     return ApiAnswer(body)
 
 
-def events(recent: Iterable[Mapping[str, Any]]) -> ApiAnswer:
-    """Return the events, newest first; the oldest ones are left out if the answer would be too large."""
+def events(recent: Iterable[Mapping[str, Any]], names: Names) -> ApiAnswer:
+    """Return the events, newest first; the oldest ones are left out if the answer would be too large.
+
+    `names` replaces those of processes, also in the kernel's messages.
+    """
     entries, size = [], 0
     for event in recent:
-        entry = json.dumps(event)
+        entry = json.dumps(names.event(event))
         size += len(entry) + 2
         if size > MOST_EVENTS_BYTES:
             break

@@ -14,6 +14,7 @@ from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.pipeline.pages import NO_METRICS_YET, Pages
 from gpu_exporter.pipeline.settings import PAGE_SECONDS
+from gpu_exporter.reports.masking import Names
 
 if TYPE_CHECKING:
     from gpu_exporter.live_page.thread import LiveNode
@@ -88,13 +89,9 @@ def no_check(uuid: str) -> Run | None:
 
 @dataclass(frozen=True, slots=True)
 class ProfileAccess:
-    """The profiles of a node's processes, which only `users` may see.
-
-    `ask` has one taken, with the arguments of a URL, for a user.
-    """
+    """The profiles of a node's processes. `ask` has one taken, with the arguments of a URL, for a user."""
 
     views: ProfileViews
-    users: frozenset[str]
     ask: Callable[[Mapping[str, Sequence[str]], str], Awaitable[Reply]]
 
 
@@ -104,7 +101,7 @@ class Endpoint:
 
     `live` is the node's live page; None if that is off. `boot_id` is that of the machine with the GPUs, "" if the
     exporter cannot know it. `profiles` is None if the node takes none. `last_check` returns the last active check of a
-    GPU by its UUID.
+    GPU by its UUID. Only `trusted_users`, and who has the token, may see profiles; for others, `names` replaces names.
     """
 
     node: str
@@ -115,10 +112,19 @@ class Endpoint:
     boot_id: str = ""
     profiles: ProfileAccess | None = None
     last_check: Callable[[str], Run | None] = no_check
+    trusted_users: frozenset[str] = frozenset()
+    names: Names = field(default_factory=lambda: Names(mask=False))
     since: Since = field(default_factory=Since, init=False)
-    gpus: Composed = field(default_factory=Composed, init=False)
+    # For clients that may see profiles, and for those that may not.
+    gpus: Mapping[bool, Composed] = field(default_factory=lambda: {True: Composed(), False: Composed()}, init=False)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS), init=False)
-    recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS), init=False)
+    recent: Mapping[bool, Composed] = field(
+        default_factory=lambda: {each: Composed(EVENTS_SECONDS) for each in (True, False)}, init=False
+    )
+
+    def names_for(self, *, trusted: bool) -> Names:
+        """Return what replaces names for a client that may see profiles, or may not."""
+        return Names(mask=False) if trusted else self.names
 
     @property
     def pages(self) -> Pages:

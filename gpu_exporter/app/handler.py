@@ -1,13 +1,27 @@
-"""The base of the exporter's handlers: it knows the nodes, and who has the token."""
+"""The base of the exporter's handlers: it knows the nodes, who has the token, and who may see profiles."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 
 from tornado.web import HTTPError
 
 from gpu_exporter.app.endpoint import Endpoint
 from gpu_exporter.http.handler import GuardedHandler
+from gpu_exporter.http.login import Refusal
+
+
+def user_of(authorization: str) -> str:
+    """Return the user of a header of basic authentication, which the guard has checked; empty if there is none."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[0]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
 
 
 class Handler(GuardedHandler):
@@ -35,3 +49,20 @@ class Handler(GuardedHandler):
         # A proxy on this machine forwards requests of others.
         addresses = (self.request.remote_ip or "", self.client)
         return token is not None and all(token.allows(authorization, address) for address in addresses)
+
+    @property
+    def user(self) -> str:
+        """The user who has logged in; empty without users in the web configuration."""
+        user = user_of(self.request.headers.get("Authorization", ""))
+        return user if user in self.settings["guard"].config.users else ""
+
+    def is_trusted(self, endpoint: Endpoint) -> bool:
+        """Return whether the client may see profiles, and with them lines of code and names that are masked."""
+        return self.user in endpoint.trusted_users or self.has_token()
+
+
+class TokenOrPassword(Handler):
+    """Requires no password of a request that has the token: whoever may read it may read other processes, too."""
+
+    async def login(self) -> Refusal | None:
+        return None if self.has_token() else await super().login()

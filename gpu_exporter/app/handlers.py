@@ -68,12 +68,13 @@ class GpusHandler(_OfSnapshot):
         snapshot = await self.latest(endpoint)
         if snapshot is None:
             return
+        trusted = self.is_trusted(endpoint)
         if endpoint.live:
             endpoint.live.asked()
-            compose = partial(api.shown, partial(endpoint.live.monitor.answer, snapshot))
+            compose = partial(api.shown, partial(endpoint.live.monitor.answer, snapshot, trusted=trusted))
         else:
-            compose = partial(api.gpus, snapshot)
-        answer = endpoint.gpus.get(snapshot, compose)
+            compose = partial(api.gpus, snapshot, endpoint.names_for(trusted=trusted))
+        answer = endpoint.gpus[trusted].get(snapshot, compose)
         await self.send_answer(answer)
 
     head = get
@@ -110,8 +111,9 @@ class EventsHandler(Handler):
 
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
-        log = endpoint.events
-        answer = endpoint.recent.get(None, lambda: api.events(log.recent() if log else ()))
+        log, trusted = endpoint.events, self.is_trusted(endpoint)
+        names = endpoint.names_for(trusted=trusted)
+        answer = endpoint.recent[trusted].get(None, lambda: api.events(log.recent() if log else (), names))
         await self.send(answer.body, JSON)
 
     head = get

@@ -34,6 +34,7 @@ from gpu_exporter.pipeline.composer import Context
 from gpu_exporter.pipeline.pages import Pages
 from gpu_exporter.pipeline.renderer import Renderer, Style, source_labels
 from gpu_exporter.pipeline.settings import CollectionSettings
+from gpu_exporter.reports.masking import Names
 from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
@@ -106,8 +107,10 @@ class Node:
             source.dead,
             live,
             boot_id=boot_id(config.procfs) if source.live and not is_remote(config, source.name) else "",
-            profiles=_access(profiles, config) if profiles else None,
+            profiles=_access(profiles) if profiles else None,
             last_check=checks.last if checks else no_check,
+            trusted_users=frozenset(config.profile_users),
+            names=Names(mask=config.mask_names),
         )
 
     @property
@@ -170,7 +173,7 @@ def _live(name: str, config: Config, health: NodeHealth, events: EventLog | None
     from gpu_exporter.live_page.monitor import LiveMonitor
     from gpu_exporter.live_page.thread import LiveNode
 
-    monitor = LiveMonitor(name, config.interval, events)
+    monitor = LiveMonitor(name, config.interval, events, mask_names=config.mask_names)
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
 
@@ -236,10 +239,10 @@ def _profiles(source: Source, config: Config, live: LiveNode | None, *, alone: b
     return profile_watch(source, config, live.monitor if live else None, alone=alone)
 
 
-def _access(profiles: ProfileWatch, config: Config) -> ProfileAccess:
+def _access(profiles: ProfileWatch) -> ProfileAccess:
     from gpu_exporter.app.profiles import ask
 
-    return ProfileAccess(profiles.views, frozenset(config.profile_users), partial(ask, profiles))
+    return ProfileAccess(profiles.views, partial(ask, profiles))
 
 
 def _active_checks(source: Source, config: Config) -> ActiveCheckWatch | None:

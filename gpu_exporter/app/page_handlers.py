@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError
 
-from gpu_exporter.app.handler import Handler
+from gpu_exporter.app.handler import Handler, TokenOrPassword
 from gpu_exporter.http.handler import TEXT
 from gpu_exporter.http.login import client_of
 from gpu_exporter.http.negotiation import accepts_gzip
@@ -101,14 +101,15 @@ class HistoryHandler(_Live):
     head = get
 
 
-class IncidentsHandler(_Live):
+class IncidentsHandler(TokenOrPassword, _Live):
     """The incidents of the node: what broke, who is hit, what it costs, and what to do first."""
 
     async def get(self, prefix: str) -> None:
         node = await self.live(prefix)
         if node is not None:
             self.set_header("Cache-Control", "no-store")
-            await self.send(node.monitor.incidents_json(), JSON)
+            trusted = self.is_trusted(self.endpoint(prefix))
+            await self.send(node.monitor.incidents_json(trusted=trusted), JSON)
 
     head = get
 
@@ -126,7 +127,7 @@ class StreamHandler(_Live):
         if self.request.method == "HEAD":
             await self.send(b"", EVENTS)
             return
-        listener = node.stream.add(client_of(self.client))
+        listener = node.stream.add(client_of(self.client), trusted=self.is_trusted(self.endpoint(prefix)))
         if isinstance(listener, str):
             await self.send(f"{listener}\n", TEXT, 503)
             return

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import math
 import re
 
 from gpu_exporter.app.endpoint import ProfileAccess
-from gpu_exporter.app.handler import Handler
+from gpu_exporter.app.handler import Handler, TokenOrPassword
 from gpu_exporter.app.lifecycle import is_cross_site
 from gpu_exporter.http.handler import TEXT
-from gpu_exporter.http.login import Refusal
 
 JSON, PPROF = "application/json", "application/octet-stream"
 OFF = "profiles are off: start the exporter with --profile (docs/profile.md)\n"
@@ -23,24 +20,7 @@ BAD_SECONDS = "seconds: must be a whole number\n"
 DEFAULT_SECONDS = "60"
 
 
-def user_of(authorization: str) -> str:
-    """Return the user of a header of basic authentication, which the guard has checked; empty if there is none."""
-    scheme, _, credentials = authorization.partition(" ")
-    if scheme.lower() != "basic":
-        return ""
-    try:
-        return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[0]
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-
-
 class _OfProfiles(Handler):
-    @property
-    def user(self) -> str:
-        """The user who has logged in; empty without users in the web configuration."""
-        user = user_of(self.request.headers.get("Authorization", ""))
-        return user if user in self.settings["guard"].config.users else ""
-
     async def profiles(self, prefix: str) -> ProfileAccess | None:
         """Return the profiles of a node; after an answer, None if there are none or the client may not see them."""
         endpoint = self.endpoint(prefix)
@@ -48,22 +28,18 @@ class _OfProfiles(Handler):
         profiles = endpoint.profiles
         if profiles is None:
             await self.send(OFF, TEXT, 404)
-        elif self.user not in profiles.users and not self.has_token():
+        elif not self.is_trusted(endpoint):
             await self.send(NOT_ALLOWED, TEXT, 403)
         else:
             return profiles
         return None
 
 
-class ProfilesHandler(_OfProfiles):
+class ProfilesHandler(TokenOrPassword, _OfProfiles):
     """The stored profiles, newest first; with `?id=` one of them with its stacks. POST takes one.
 
-    The token of --token-file, from this machine, allows both: whoever may read it may read other processes, too.
+    The token of --token-file, from this machine, allows both.
     """
-
-    async def login(self) -> Refusal | None:
-        """Require no password of a request that has the token."""
-        return None if self.has_token() else await super().login()
 
     async def get(self, prefix: str) -> None:
         profiles = await self.profiles(prefix)

@@ -63,7 +63,7 @@ def profile_watch(source: Source, config: Config, monitor: LiveMonitor | None, *
     store = ProfileStore(config.profile_dir, Bounds(config.profile_keep))
     rules = Rules(config.profile, config.profile_after)
     watch = ProfileWatch(rules, lambda: findings(monitor.current), sampler, store, files)
-    monitor.newest_profile = watch.views.newest
+    monitor.newest_profile, monitor.code_of = watch.views.newest, watch.views.lines
     return watch
 
 

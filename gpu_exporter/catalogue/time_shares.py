@@ -35,7 +35,7 @@ from gpu_exporter.conditions.formulas import (
     Positive,
     Recorded,
     WhereKnown,
-    result,
+    results,
 )
 from gpu_exporter.conditions.tree import And, Compare, Fn, Limit, Or, Over
 
@@ -116,6 +116,16 @@ TIME_SHARES: Mapping[Cause, Recorded] = {
 
 def time_shares(window: SignalWindow, device: Device) -> Mapping[Cause, float]:
     """Return the shares of a device's time by cause, which add up to 1; empty if they are unknown."""
-    shares = {cause: result(TIME_SHARES[cause], window, device) for cause in SHARES}
-    known = {cause: share for cause, share in shares.items() if share is not None}
-    return known if len(known) == len(SHARES) else {}
+    return all_time_shares(window).get(device, {})
+
+
+def all_time_shares(window: SignalWindow) -> Mapping[Device, Mapping[Cause, float]]:
+    """Return the shares of each device of which they are known."""
+    if "shares" not in window.memo:
+        columns = [results(TIME_SHARES[cause], window) for cause in SHARES]
+        known = (device for device in columns[0] if all(device in column for column in columns))
+        window.memo["shares"] = {
+            device: dict(zip(SHARES, [column[device] for column in columns], strict=True)) for device in known
+        }
+    shares: Mapping[Device, Mapping[Cause, float]] = window.memo["shares"]
+    return shares

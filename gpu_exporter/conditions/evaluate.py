@@ -103,21 +103,24 @@ def values(of: Term, window: SignalWindow) -> Mapping[Device, float]:
 def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | None]]:
     match of:
         case Over():
-            places = _places(window)
+            places, now, aggregate = _places(window), window.now, _AGGREGATES.get(of.fn)
             for device, points in window.by_device(of.signal).items():
                 if device in places:
-                    yield device, _signal_value(of, points, window.now)
+                    yield device, _signal_value(of, points, now, aggregate)
         case Calc():
             right = values(of.right, window)
             for device, number in values(of.left, window).items():
                 if device in right:
                     yield device, _calculated(of.operator, number, right[device])
         case PeerShare():
+            marks, engine = _marked(of.mark, window), values(Over(window.presence), window)
             for ranks in _jobs(window):
-                yield from _peer_shares(of, window, ranks)
+                yield from _peer_shares(ranks, marks, engine)
         case PeerMedian() | PeerMin() | PeerMean():
+            numbers = values(of.of, window)
+            marks, engine = _marked(of.mark, window), values(Over(window.presence), window)
             for ranks in _jobs(window):
-                yield from _peer_statistics(of, window, ranks)
+                yield from _peer_statistics(of, ranks, numbers, marks, engine)
         case OfBoard():
             yield from _of_board(of, window)
         case _:
@@ -137,20 +140,25 @@ def _until(points: Points, t: float) -> int:
     return len(points) if points[-1][0] <= t else bisect_right(points, t, key=itemgetter(0))
 
 
-def _signal_value(of: Over, points: Points, now: float) -> float | None:
-    last = latest(points, now)
-    if last is None or (of.whole and latest(points, now - of.window) is None):
+def _signal_value(
+    of: Over, points: Points, now: float, aggregate: Callable[[Sequence[float]], float] | None
+) -> float | None:
+    """Return the value of a signal of one device; `aggregate` is that of its function, if it has one."""
+    end = _until(points, now)
+    if not end or now - points[end - 1][0] >= LOOKBACK_SECONDS:
+        return None
+    if of.whole and latest(points, now - of.window) is None:
         return None
     if of.fn is Fn.LAST:
-        return last
-    within = points[_until(points, now - of.window) : _until(points, now)]
+        return points[end - 1][1]
+    within = points[_until(points, now - of.window) : end]
+    if aggregate:
+        return aggregate([number for _, number in within]) if within else None
     match of.fn:
         case Fn.PREDICT:
             return _predict(within, now, of.ahead)
         case Fn.INCREASE:
-            return last - min(number for _, number in within) if within else None
-        case Fn.MEAN | Fn.MIN | Fn.MAX | Fn.STDDEV:
-            return _AGGREGATES[of.fn]([number for _, number in within]) if within else None
+            return points[end - 1][1] - min(number for _, number in within) if within else None
         case _:
             raise no_case(of.fn)
 
@@ -187,8 +195,9 @@ def _jobs(window: SignalWindow) -> Iterable[Sequence[Device]]:
     return jobs.values()
 
 
-def _peer_shares(of: PeerShare, window: SignalWindow, ranks: Sequence[Device]) -> Iterator[tuple[Device, float]]:
-    marks, engine = _marked(of.mark, window), values(Over(window.presence), window)
+def _peer_shares(
+    ranks: Sequence[Device], marks: Collection[Device], engine: Collection[Device]
+) -> Iterator[tuple[Device, float]]:
     active = [rank for rank in ranks if rank in engine]
     total = sum(rank in marks for rank in active)
     if len(active) > 1:
@@ -197,9 +206,12 @@ def _peer_shares(of: PeerShare, window: SignalWindow, ranks: Sequence[Device]) -
 
 
 def _peer_statistics(
-    of: PeerMedian | PeerMin | PeerMean, window: SignalWindow, ranks: Sequence[Device]
+    of: PeerMedian | PeerMin | PeerMean,
+    ranks: Sequence[Device],
+    numbers: Mapping[Device, float],
+    marks: Collection[Device],
+    engine: Collection[Device],
 ) -> Iterator[tuple[Device, float]]:
-    numbers, marks, engine = values(of.of, window), _marked(of.mark, window), values(Over(window.presence), window)
     counted = [(rank, numbers[rank]) for rank in ranks if rank in marks and rank in numbers]
     if not counted:
         return
@@ -289,7 +301,7 @@ def holds(condition: Condition, window: SignalWindow, device: Device) -> bool | 
 
 def class_of(of: Classification, window: SignalWindow, device: Device) -> str | None:
     """Return the name of the first class whose condition is known to be true; None if none is, or if none counts."""
-    return _classes(of, window)[_places(window)[device]]
+    return classes(of, window)[_places(window)[device]]
 
 
 def truths(of: Condition, window: SignalWindow) -> bytes:
@@ -313,7 +325,7 @@ def _decided(of: Condition, window: SignalWindow) -> bytes:
         case Unless():
             return _joined(and_, [truths(of.condition, window), truths(of.other, window).translate(_UNLESS_TRUE)])
         case Is():
-            names = _classes(of.classification, window)
+            names = classes(of.classification, window)
             return bytes(UNKNOWN if name is None else TRUE if name == of.name else FALSE for name in names)
         case _:
             raise no_case(of)
@@ -342,7 +354,7 @@ def _joined(operator: Callable[[int, int], int], columns: Sequence[bytes]) -> by
     return joined.to_bytes(len(columns[0]), "little")
 
 
-def _classes(of: Classification, window: SignalWindow) -> Sequence[str | None]:
+def classes(of: Classification, window: SignalWindow) -> Sequence[str | None]:
     """Return for each device the first class whose condition is known to be true, unless none counts."""
     if of not in window.memo:
         columns = (truths(condition, window) for condition in of.conditions.values())

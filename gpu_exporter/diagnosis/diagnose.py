@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gpu_exporter.catalogue.bottlenecks import Bottleneck, bottleneck_is, classify
+from gpu_exporter.catalogue.bottlenecks import FILLS, Bottleneck, bottleneck_is, classified
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
 from gpu_exporter.catalogue.signals import UP
 from gpu_exporter.catalogue.time_shares import time_shares
-from gpu_exporter.conditions.evaluate import FALSE, TRUE, Device, TermValues, because, truths, value
+from gpu_exporter.conditions.evaluate import FALSE, TRUE, TermValues, because, truths, values
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Condition, Over, required_signals
 from gpu_exporter.diagnosis.scrape import DeviceKey
@@ -61,52 +61,69 @@ class Diagnosis:
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
     """Return a diagnosis for each GPU and MIG instance, modes in triage order.
 
-    A mode matches as soon as its condition holds; only its alert waits. Modes that concern a whole fleet are left out.
+    A mode matches as soon as its condition holds; only its alert waits. It is only info where its alert is. Modes that
+    concern a whole fleet are left out.
     """
-    judged = [
-        _judged(mode, mode.condition, window)
-        for mode in modes
-        if mode.condition is not None and mode.scope is not Scope.FLEET
-    ]
-
-    devices = enumerate(window.devices.items())
-    return tuple(_diagnosis(window, place, device, identity, judged) for place, (device, identity) in devices)
-
-
-@dataclass(frozen=True, slots=True)
-class _JudgedMode:
-    """A failure mode, its truth for each device, and the devices that have the signals that it requires."""
-
-    mode: FailureMode
-    condition: Condition
-    truths: bytes
-    requires: Mapping[Signal, Container[Device]]
-    can_be_unknown: bool
+    findings: list[list[Match]] = [[] for _ in window.devices]
+    unknown: list[dict[str, tuple[Signal, ...]]] = [{} for _ in window.devices]
+    up = values(Over(UP), window)
+    down = [up.get(device) == 0 for device in window.devices]
+    for mode in modes:
+        if mode.condition is not None and mode.scope is not Scope.FLEET:
+            _judge(mode, mode.condition, window, down, findings, unknown)
+    columns = (window.devices.items(), down, classified(window), truths(FILLS, window), findings, unknown)
+    return tuple(_diagnosis(window, *row) for row in zip(*columns, strict=True))
 
 
-def _judged(mode: FailureMode, condition: Condition, window: Window) -> _JudgedMode:
+def _judge(
+    mode: FailureMode,
+    condition: Condition,
+    window: Window,
+    down: Sequence[bool],
+    findings: Sequence[list[Match]],
+    unknown: Sequence[dict[str, tuple[Signal, ...]]],
+) -> None:
+    """Add a mode to the findings of the devices that it matches, and to what is unknown of others."""
+    column, only_health = truths(condition, window), mode.domain is Domain.HEALTH
+    lesser = truths(mode.lesser, window) if mode.lesser else bytes(len(column))
     # The signal of an XID, which has extra labels, is missing until one occurs.
     can_be_unknown = not all(signal.extra_labels for signal in mode.needs)
-    requires = {signal: window.by_device(signal) for signal in required_signals(condition)}
-    return _JudgedMode(mode, condition, truths(condition, window), requires, can_be_unknown)
+    lacking = _lacking(condition, window)
+    for place, (device, truth) in enumerate(zip(window.devices, column, strict=True)):
+        if truth == FALSE or (down[place] and not only_health):
+            continue
+        if truth == TRUE:
+            found = mode.as_info if lesser[place] == TRUE else mode
+            findings[place].append(Match(found, because(condition, window, device)))
+        elif can_be_unknown:
+            unknown[place][mode.name] = lacking(device)
+
+
+def _lacking(condition: Condition, window: Window) -> Callable[[DeviceKey], tuple[Signal, ...]]:
+    """Return what tells the signals that a condition requires and a device does not have."""
+    required = {signal: window.by_device(signal).keys() for signal in required_signals(condition)}
+    everywhere = window.devices.keys()
+    if any(devices and not devices >= everywhere for devices in required.values()):
+        return lambda device: tuple(signal for signal, devices in required.items() if device not in devices)
+    of_all = tuple(signal for signal, devices in required.items() if not devices)
+    return lambda device: of_all
 
 
 def _diagnosis(
-    window: Window, place: int, device: DeviceKey, identity: DeviceIdentity, judged: Iterable[_JudgedMode]
+    window: Window,
+    device: tuple[DeviceKey, DeviceIdentity],
+    is_down: bool,
+    bottleneck: Bottleneck | None,
+    fills: int,
+    matches: Sequence[Match],
+    unknown: Mapping[str, tuple[Signal, ...]],
 ) -> Diagnosis:
-    matches, unknown = [], {}
-    is_down = value(Over(UP), window, device) == 0
-    for each in judged:
-        truth = each.truths[place]
-        if truth == FALSE or (is_down and each.mode.domain is not Domain.HEALTH):
-            continue
-        if truth == TRUE:
-            matches.append(Match(each.mode, because(each.condition, window, device)))
-        elif each.can_be_unknown:
-            missing = tuple(signal for signal, devices in each.requires.items() if device not in devices)
-            unknown[each.mode.name] = missing
-    bottleneck = None if is_down else classify(window, device)
-    numbers = because(bottleneck_is(bottleneck.name), window, device) if bottleneck else {}
-    shares, room = ({}, None) if is_down else (time_shares(window, device), headroom(window, device))
-    of_roof = None if is_down or device.instance else position(window, device, identity.model)
-    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room, of_roof)
+    key, identity = device
+    if is_down:
+        return Diagnosis(key, identity, None, tuple(matches), unknown, {}, is_down)
+    numbers = because(bottleneck_is(bottleneck.name), window, key) if bottleneck else {}
+    found = Diagnosis(key, identity, bottleneck, tuple(matches), unknown, numbers, shares=time_shares(window, key))
+    if fills != TRUE:
+        return found
+    of_roof = None if key.instance else position(window, key, identity.model)
+    return replace(found, headroom=headroom(window, key), position=of_roof)

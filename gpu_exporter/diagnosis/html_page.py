@@ -103,6 +103,7 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         absent=[names.absent(gpus) for gpus in result.absent],
         source=names.source(result.source),
         profiles=(),
+        profile_lines={},
     )
     remarks = [
         report.phases_together(result),

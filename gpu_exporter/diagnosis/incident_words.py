@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident
@@ -18,6 +20,11 @@ from gpu_exporter.io.decoding import printable
 LONGEST_SENTENCE = 1000
 # When a mode was first found on a device, in Unix seconds.
 Since = Mapping[tuple[DeviceKey, str], float]
+# What the processes on GPUs do and where in their code, in lines, by UUID; only for those who may see profiles.
+Code = Mapping[str, Sequence[str]]
+NO_CODE: Code = {}
+# Causes that may be in the code of a job: those of faults and of networks are not.
+_IN_CODE = frozenset(mode.name for mode in MODES if mode.domain in (Domain.DISTRIBUTED, Domain.BOTTLENECK, Domain.COST))
 
 
 def as_dicts(
@@ -46,6 +53,16 @@ def _as_dict(found: DiagnosedIncident, price: float | None, since: Since) -> dic
     }
 
 
+def with_code(found: Iterable[Mapping[str, Any]], code: Code) -> list[dict[str, Any]]:
+    """Return incidents for JSON with what the processes on the GPUs that cause them do, where that is known."""
+    lines_of = ((each, _code(each["cause"], (gpu.get("UUID", "") for gpu in each["culprits"]), code)) for each in found)
+    return [{**each, "code": of_incident} if of_incident else dict(each) for each, of_incident in lines_of]
+
+
+def _code(cause: str, uuids: Iterable[str], code: Code) -> list[str]:
+    return [line for uuid in uuids for line in code.get(uuid, ())] if cause in _IN_CODE else []
+
+
 def sentence(found: DiagnosedIncident) -> str:
     """Return what broke and where, as a sentence: GPU 3 on node-7 is throttled because it is too hot."""
     where = places(found.culprits)
@@ -61,7 +78,9 @@ def places(diagnoses: Sequence[Diagnosis]) -> str:
     return ", ".join(f"{names_of(group)} on {node}" if node else names_of(group) for node, group in nodes.items())
 
 
-def lines(found: Iterable[DiagnosedIncident], price: float | None = None) -> Iterator[tuple[str, str]]:
+def lines(
+    found: Iterable[DiagnosedIncident], price: float | None = None, code: Code = NO_CODE
+) -> Iterator[tuple[str, str]]:
     """Yield each incident that has consequences in a few lines, with the value of its severity."""
     for each in filter(_is_shown, found):
         incident = each.incident
@@ -73,6 +92,8 @@ def lines(found: Iterable[DiagnosedIncident], price: float | None = None) -> Ite
         if each.lost_gpus >= LEAST_LOSS:
             money = f" ({each.lost_gpus * price:,.2f} USD)" if price is not None else ""
             yield f"    costs {each.lost_gpus:.1f} GPU-hours an hour{money}", ""
+        for line in _code(incident.mode.name, (diagnosis.device.uuid for diagnosis in each.culprits), code):
+            yield f"    {line}", ""
         yield f"    -> {incident.mode.advice}", ""
 
 
@@ -113,9 +134,4 @@ def _gpu(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _jobs(diagnoses: Iterable[Diagnosis]) -> Iterator[str]:
-    names = (
-        "/".join(filter(None, (each.identity.namespace, each.identity.workload)))
-        for each in diagnoses
-        if each.identity.workload
-    )
-    yield from dict.fromkeys(names)
+    yield from dict.fromkeys(each.identity.job for each in diagnoses if each.identity.job)

@@ -89,11 +89,12 @@ def _first(finding: PlacedMode, explaining: Mapping[int, Sequence[PlacedMode]]) 
 
 
 def _key(cause: PlacedMode) -> tuple[str, ...]:
-    """Return what the causes of one incident share: the mode, and a job that it slows down, otherwise the node."""
+    """Return what the causes of one incident share: the mode with its severity, and a job that it slows down, otherwise
+    the node."""
     place = (
         (is_of_job(cause.mode) and _labels(cause, Place.JOB)) or _labels(cause, Place.NODE) or _labels(cause, Place.GPU)
     )
-    return (cause.mode.name, *place)
+    return (cause.mode.name, cause.mode.severity.value, *place)
 
 
 _Index = Mapping[tuple[str, Place, tuple[str, ...]], Sequence[PlacedMode]]

@@ -1,9 +1,9 @@
-"""Replaces names in a diagnosis, so that its report can be passed on."""
+"""Replaces names in a diagnosis, so that others may read it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpu_exporter.diagnosis.diagnose import Diagnosis
@@ -11,37 +11,34 @@ from gpu_exporter.diagnosis.presence import Absent
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.reports.masking import Names, without_secrets
 
-# What each label of a process is called in place of its value.
-_KINDS = {
-    "process": "program",
-    "uid": "user",
-    "command": "command",
-    "pod_uid": "pod-uid",
-    "container_id": "container",
-    "hpc_job": "job",
-}
-
 
 class DiagnosisNames(Names):
     """Replaces the names in a diagnosis. Without `mask`, only secrets in command lines are replaced."""
 
     def uuid(self, text: str) -> str:
-        """Return a UUID, or a placeholder of the same form; what stands for a missing one may name a host."""
+        """Return a UUID, or a pseudonym of the same form; what stands for a missing one may name a host."""
         is_missing = text.startswith(UNIDENTIFIED)
-        return self.name("uuid", text, f"{UNIDENTIFIED}{{}}" if is_missing else "GPU-00000000-0000-0000-0000-{:012d}")
+        return self.name("uuid", text, f"{UNIDENTIFIED}{{:.8}}" if is_missing else "GPU-00000000-0000-0000-0000-{}")
 
     def source(self, text: str) -> str:
         """Return the name of a source; the address of an exporter is masked."""
         return self.name("exporter", text) if "://" in text else text
 
+    def owner(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Return a diagnosis in which the names of the owner and of processes are replaced."""
+        return replace(diagnosis, identity=self._owner(diagnosis.identity))
+
     def diagnosis(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return a diagnosis in which the names are replaced."""
-        device = diagnosis.device
-        cluster = self.name("cluster", device.cluster)
+        """Return a diagnosis in which all names are replaced, also those of the node and the GPU."""
+        device, identity = diagnosis.device, self._owner(diagnosis.identity)
         return replace(
             diagnosis,
-            device=device._replace(cluster=cluster, uuid=self.uuid(device.uuid)),
-            identity=self._identity(diagnosis.identity),
+            device=device._replace(cluster=self.name("cluster", device.cluster), uuid=self.uuid(device.uuid)),
+            identity=replace(
+                identity,
+                gpu=identity.gpu if identity.gpu.isdecimal() else self.uuid(identity.gpu),
+                node=self.name("node", identity.node),
+            ),
         )
 
     def absent(self, gpus: Absent) -> Absent:
@@ -50,22 +47,17 @@ class DiagnosisNames(Names):
         named = gpus.gpus if harmless else f"GPU {self.uuid(gpus.gpus.removeprefix('GPU '))}"
         return gpus._replace(node=self.name("node", gpus.node), gpus=named)
 
-    def _identity(self, identity: DeviceIdentity) -> DeviceIdentity:
+    def _owner(self, identity: DeviceIdentity) -> DeviceIdentity:
         return replace(
             identity,
-            gpu=identity.gpu if identity.gpu.isdecimal() else self.uuid(identity.gpu),
-            node=self.name("node", identity.node),
             namespace=self.name("namespace", identity.namespace),
             pod=self.name("pod", identity.pod),
             workload=self.name("workload", identity.workload),
             process=self._process(identity.process),
-            neighbours=tuple(self._neighbours(identity.neighbours)),
+            neighbours=tuple(self.name("neighbour", text) for text in identity.neighbours),
         )
 
     def _process(self, labels: Mapping[str, str]) -> Mapping[str, str]:
         if not self.mask:
             return {name: without_secrets(value) if name == "command" else value for name, value in labels.items()}
-        return {name: self.name(_KINDS[name], value) if name in _KINDS else value for name, value in labels.items()}
-
-    def _neighbours(self, texts: Iterable[str]) -> Iterable[str]:
-        return [self.name("neighbour", text) for text in texts]
+        return self.labels(labels)

@@ -49,14 +49,16 @@ def as_json(result: DiagnosisResult, price: float | None = None) -> dict[str, An
     about: dict[str, Any] = {"source": result.source, "watched_seconds": round(result.seconds, 1)}
     if result.profiles:
         about["profiles"] = list(result.profiles)
-    return {**about, **as_dict(result.diagnoses, result.absent, price)}
+    found = as_dict(result.diagnoses, result.absent, price)
+    return {**about, **found, "incidents": incident_words.with_code(found["incidents"], result.profile_lines)}
 
 
 def report_lines(result: DiagnosisResult, *, every: bool, verbose: bool, price: float | None) -> Iterator[str]:
     """Yield the whole report, one line for each statement. `every` and `verbose` are those of `lines`."""
     yield from (line for line, _ in beginning(result))
     # Without a GPU that can be judged, there is one empty line.
-    yield from list(lines(result.diagnoses, every=every, verbose=verbose, price=price)) or [""]
+    code = result.profile_lines
+    yield from list(lines(result.diagnoses, every=every, verbose=verbose, price=price, code=code)) or [""]
     yield from (line for line, _ in end(result, price))
 
 
@@ -72,7 +74,10 @@ def beginning(result: DiagnosisResult) -> Iterator[tuple[str, str]]:
 def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str]]:
     """Yield what is said after the GPUs, with its style: profiles, lost time, what to try, and the verdict."""
     lost_time = time_lines(result.diagnoses, price)
-    for line in (*result.profile_lines, *lost_time, *filter(None, [hint(result.diagnoses)])):
+    known = result.profile_lines
+    said = {text.strip() for text, _ in incident_words.lines(of_diagnoses(result.diagnoses), code=known)}
+    profiled = dict.fromkeys(line for of_gpu in known.values() for line in of_gpu if line not in said)
+    for line in filter(None, (*profiled, result.profile_problem, *lost_time, hint(result.diagnoses))):
         yield line, ""
     code = exit_code(result.diagnoses, result.absent)
     if code == 0 and has_headroom(result.diagnoses):
@@ -196,14 +201,19 @@ def _rounded(evidence: TermValues) -> dict[str, float]:
 
 
 def lines(
-    diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool = False, price: float | None = None
+    diagnoses: Sequence[Diagnosis],
+    *,
+    every: bool = False,
+    verbose: bool = False,
+    price: float | None = None,
+    code: incident_words.Code = incident_words.NO_CODE,
 ) -> Iterator[str]:
     """Yield the incidents, and a block for each group of GPUs with identical findings: class, modes, evidence, advice.
 
     The worst come first. With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
     """
     incidents = of_diagnoses(diagnoses)
-    yield from (line for line, _ in incident_words.lines(incidents, price))
+    yield from (line for line, _ in incident_words.lines(incidents, price, code))
     said = incident_words.advice(incidents)
     for group in groups(diagnoses, every=every):
         yield from _block(group, said, every=every, verbose=verbose)
@@ -214,7 +224,7 @@ def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
-        modes = tuple(match.mode.name for match in diagnosis.matches)
+        modes = tuple((match.mode.name, match.mode.severity) for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)

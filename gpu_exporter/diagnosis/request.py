@@ -95,6 +95,7 @@ def _name_neighbours(diagnoses: Iterable[Diagnosis], files: HostFiles) -> None:
 def _with_profiles(result: DiagnosisResult, request: DiagnosisRequest, scrapes: Sequence[Scrape]) -> DiagnosisResult:
     """Return a result with the profiles that the exporter has stored of the GPUs."""
     from gpu_exporter.diagnosis.stored_profiles import exporter_profiles, local_profiles
+    from gpu_exporter.profiling.views import lines_by_gpu
 
     remote, folder = request.remote, request.config.profile_dir
     stored = exporter_profiles(remote, scrapes) if remote else local_profiles(folder)
@@ -102,5 +103,6 @@ def _with_profiles(result: DiagnosisResult, request: DiagnosisRequest, scrapes: 
     return replace(
         result,
         profiles=[summary.to_json() for summary in stored.summaries],
-        profile_lines=stored.lines([(index, uuid) for uuid, index in gpus.items()], time.time()),
+        profile_lines=lines_by_gpu(stored.summaries, [(index, uuid) for uuid, index in gpus.items()], time.time()),
+        profile_problem=stored.problem,
     )

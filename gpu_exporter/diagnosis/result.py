@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ class DiagnosisResult:
 
     `source` is the kind of their source or its URL, which was watched for `seconds`; `recorded` is the recording, if it
     is one. `driver` is the version of the driver, if it is known. `profiles` are those of their processes as in JSON,
-    and `profile_lines` what these say. `clean` is False if a driver call is stuck.
+    `profile_lines` what these say, by UUID, and `profile_problem` why they are not shown. `clean` is False if a driver
+    call is stuck.
     """
 
     source: str
@@ -38,7 +39,8 @@ class DiagnosisResult:
     driver: str = ""
     recorded: RecordedScrapes | None = None
     profiles: Sequence[Mapping[str, Any]] = ()
-    profile_lines: Sequence[str] = ()
+    profile_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    profile_problem: str = ""
     clean: bool = True
 
     @property

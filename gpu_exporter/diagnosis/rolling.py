@@ -7,7 +7,7 @@ diagnoses its own snapshots so, as they come.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from gpu_exporter.conditions.signal import Derived
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts
 from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import (
@@ -144,6 +145,13 @@ class Current:
     # As in JSON.
     incidents: Sequence[Mapping[str, Any]] = ()
 
+    def masked(self, names: DiagnosisNames) -> Current:
+        """Return the same with other names of owners and processes."""
+        diagnoses = {device: names.owner(diagnosis) for device, diagnosis in self.diagnoses.items()}
+        jobs = {diagnoses[ranks[0].device].identity.job: ranks for ranks in self.jobs.values()}
+        incidents = as_dicts(of_diagnoses(diagnoses.values()), since=self.since)
+        return replace(self, diagnoses=diagnoses, jobs=jobs, incidents=incidents)
+
 
 class Watch:
     """Keeps the signals of the last WINDOW_SECONDS, and the diagnosis that was made of them last.
@@ -189,8 +197,7 @@ def _jobs(window: Window, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[s
     for device, diagnosis in diagnoses.items():
         identity = diagnosis.identity
         if identity.workload and not (identity.has_instances and not device.instance):
-            name = f"{identity.namespace}/{identity.workload}" if identity.namespace else identity.workload
-            jobs.setdefault(name, []).append(Rank(device, _state(window, diagnosis)))
+            jobs.setdefault(identity.job, []).append(Rank(device, _state(window, diagnosis)))
     return {name: ranks for name, ranks in jobs.items() if len(ranks) > 1}
 
 

@@ -74,16 +74,24 @@ class ValueReader:
         # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
         counts = by_name.get(m.XID_EVENTS.name, ()) if self.way.codes else ()
         counted = {sample.labels.get("UUID") for sample in counts}
-        clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(self.way.age_by, ())}
+        way = self.way
+        clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
+        is_selective = bool(way.where or way.any_of)
+        is_plain = not (way.codes or way.age_by or way.rate) and way.bit is None
         for sample in samples:
-            uuid = sample.labels.get("UUID")
-            if not uuid or uuid in counted or not self._matches(sample.labels):
+            _, labels, number = sample
+            uuid = labels.get("UUID")
+            if not uuid or uuid in counted or (is_selective and not self._matches(labels)):
                 continue
-            if not plausible(sample.value):  # some exporters write NaN for a missing value
+            if not plausible(number):  # some exporters write NaN for a missing value
                 continue
-            value = self._value(sample, at, clocks.get(_exporter(sample.labels)) if clocks else None)
+            value = (
+                number * way.scale
+                if is_plain
+                else self._value(sample, at, clocks.get(_exporter(labels)) if clocks else None)
+            )
             if value is not None and plausible(value):
-                key = key_of(sample.labels, per_instance=self.per_instance)
+                key = key_of(labels, per_instance=self.per_instance)
                 if key not in highest or value > highest[key]:
                     highest[key] = value
         for key, value in highest.items():
@@ -103,6 +111,7 @@ class ValueReader:
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
     def _value(self, sample: ScrapedSample, at: float, clock: float | None) -> float | None:
+        """Return the value of a sample that is not its number."""
         way = self.way
         if way.codes:  # how long a code has been shown is unknown, so every code counts
             return 1.0 if sample.value in way.codes else None
@@ -110,8 +119,6 @@ class ValueReader:
             return None if clock is None else clock - sample.value
         if way.bit is not None:
             return float((int(sample.value) >> way.bit) & 1)
-        if not way.rate:
-            return sample.value * way.scale
         key = frozenset(sample.labels.items())
         last = self._before.setdefault(key, Count(at, sample.value, False))
         elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)

@@ -32,7 +32,14 @@ def report_lines(
     yield from _sentences(report.beginning(result), width, style)
     yield ""
     yield from lines(
-        result.diagnoses, result.window, width=width, style=style, every=every, verbose=verbose, price=price
+        result.diagnoses,
+        result.window,
+        width=width,
+        style=style,
+        every=every,
+        verbose=verbose,
+        price=price,
+        code=result.profile_lines,
     )
     yield ""
     yield from _sentences(report.end(result, price), width, style)
@@ -52,12 +59,13 @@ def lines(
     every: bool = False,
     verbose: bool = False,
     price: float | None = None,
+    code: incident_words.Code = incident_words.NO_CODE,
 ) -> Iterator[str]:
     """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
     width = min(max(width, NARROWEST), WIDEST)
     yield from _table(diagnoses, window, width, style)
     incidents = of_diagnoses(diagnoses)
-    told = list(incident_words.lines(incidents, price))
+    told = list(incident_words.lines(incidents, price, code))
     yield from [""] if told else []
     for text, severity in told:
         indent = len(text) - len(text.lstrip())

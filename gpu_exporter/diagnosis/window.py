@@ -69,6 +69,11 @@ class DeviceIdentity:
     # Other processes that use its CPUs, in words.
     neighbours: tuple[str, ...] = ()
 
+    @property
+    def job(self) -> str:
+        """The workload with its namespace; empty if it is unknown."""
+        return "/".join(filter(None, (self.namespace, self.workload))) if self.workload else ""
+
     def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""
         return DeviceIdentity(
@@ -352,7 +357,9 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
     columns = [signals.get(signal, {}) for signal in way.signals()]
-    by_device = {}
+    by_device: dict[DeviceKey, Points] = {}
+    if not all(columns):
+        return by_device
     for key in devices:
         if not all(key in column for column in columns):
             continue

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_judged
+from gpu_exporter.diagnosis.incident_words import Code, with_code
+from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
 from gpu_exporter.diagnosis.rolling import Current, Watch
 from gpu_exporter.diagnosis.scrape import DeviceKey
@@ -143,10 +145,15 @@ def id_of(uuid: str, instance: str, index: int) -> str:
 class LiveMonitor:
     """Follows the snapshots of one node. One thread calls `take`, `watch` and `judge`; any may call the rest."""
 
-    def __init__(self, name: str, interval: float, events: EventLog | None = None) -> None:
+    def __init__(self, name: str, interval: float, events: EventLog | None = None, *, mask_names: bool = False) -> None:
         self.name, self._interval, self._events = name, interval, events
+        self._names = {True: DiagnosisNames(mask=False), False: DiagnosisNames(mask=mask_names)}
+        # The diagnosis of which names were replaced last, and the result.
+        self._masked = (Current(), Current())
         # Returns the id of the newest profile: empty if there is none yet, None if profiles are off.
         self.newest_profile: Callable[[], str | None] = lambda: None
+        # Returns what the processes on GPUs (index and UUID) do.
+        self.code_of: Callable[[Iterable[tuple[str, str]]], Code] = lambda gpus: {}
         self._watch, self.history = Watch(), LiveHistory(NAMES)
         self._verdicts: dict[str, tuple[str, float]] = {}
         # Of the history, which one thread writes while another reads it.
@@ -190,9 +197,26 @@ class LiveMonitor:
         """Make a new diagnosis, after the last snapshot was watched."""
         self._watch.judge(snapshot)
 
-    def answer(self, snapshot: Snapshot, problem: str = "") -> dict[str, Any]:
-        """Return everything about the GPUs of a snapshot for JSON. `problem` is why the snapshot is old."""
-        entries = self._entries(snapshot)
+    def _shown(self, *, trusted: bool) -> Current:
+        """Return the diagnosis that was made last, for a client that may see profiles, or may not."""
+        current = self.current
+        if trusted:
+            gpus = ((each.identity.gpu, each.device.uuid) for each in current.diagnoses.values())
+            return replace(current, incidents=with_code(current.incidents, self.code_of(gpus)))
+        names = self._names[trusted]
+        if not names.mask:
+            return current
+        if self._masked[0] is not current:
+            self._masked = current, current.masked(names)
+        return self._masked[1]
+
+    def answer(self, snapshot: Snapshot, problem: str = "", *, trusted: bool = False) -> dict[str, Any]:
+        """Return everything about the GPUs of a snapshot for JSON. `problem` is why the snapshot is old.
+
+        `trusted` clients may see profiles, so they get lines of code, and names that are masked for others.
+        """
+        current = self._shown(trusted=trusted)
+        entries = self._entries(snapshot, current, self._names[trusted])
         return {
             "at": snapshot.at,
             "source": snapshot.source,
@@ -203,18 +227,18 @@ class LiveMonitor:
             "interval": self._interval,
             "banner": "" if snapshot.live else f"These are not your GPUs: {snapshot.description or snapshot.source}",
             "problem": problem,
-            "judged_at": self.current.at or None,
+            "judged_at": current.at or None,
             "measurements": described(),
             "classes": [{"name": each.name, "words": each.means, "colour": each.colour} for each in BOTTLENECKS],
             "gpus": entries,
-            "jobs": self._jobs(),
-            "incidents": self.current.incidents,
+            "jobs": _jobs(current),
+            "incidents": current.incidents,
             "newest_profile": self.newest_profile(),
         }
 
-    def event(self, snapshot: Snapshot, problem: str = "") -> bytes:
+    def event(self, snapshot: Snapshot, problem: str = "", *, trusted: bool = False) -> bytes:
         """Return `answer` as JSON for open pages, without processes and owners if it would be too large."""
-        answer = self.answer(snapshot, problem)
+        answer = self.answer(snapshot, problem, trusted=trusted)
         body = json.dumps(answer).encode()
         if len(body) > MOST_EVENT_BYTES:
             for entry in answer["gpus"]:
@@ -223,19 +247,7 @@ class LiveMonitor:
             body = json.dumps(answer).encode()
         return body
 
-    def _jobs(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": name,
-                "ranks": [
-                    {"id": id_of(rank.device.uuid, rank.device.instance, 0), "state": rank.state.value}
-                    for rank in ranks
-                ],
-            }
-            for name, ranks in self.current.jobs.items()
-        ]
-
-    def _entries(self, snapshot: Snapshot) -> list[dict[str, Any]]:
+    def _entries(self, snapshot: Snapshot, current: Current, names: DiagnosisNames) -> list[dict[str, Any]]:
         """Return an entry for each GPU, and after it one for each of its MIG instances."""
         owners: dict[str, list[dict[str, str]]] = defaultdict(list)
         for series, _ in snapshot.samples:
@@ -249,15 +261,19 @@ class LiveMonitor:
             instances = sorted(instance for device, instance in found if device == uuid and instance)
             for instance in ("", *instances):
                 of_gpu = found.get((uuid, instance), Numbers())
-                entry = self._entry(status, verdict, instance, of_gpu)
-                entry["owners"] = [each for each in owners[uuid] if not instance or each.get("GPU_I_ID") == instance]
+                entry = self._entry(status, verdict, instance, of_gpu, current)
+                entry["processes"] = [names.labels(each) for each in of_gpu.processes.values()]
+                of_entry = (each for each in owners[uuid] if not instance or each.get("GPU_I_ID") == instance)
+                entry["owners"] = [names.labels(each) for each in of_entry]
                 entry["owner"] = _owner(entry["owners"], entry["processes"])
                 entry["xids"] = xids.get(uuid, []) if not instance else []
                 entries.append(entry)
         return entries
 
-    def _entry(self, status: GpuStatus, verdict: Verdict, instance: str, of_gpu: Numbers) -> dict[str, Any]:
-        gpu, current = status.gpu, self.current
+    def _entry(
+        self, status: GpuStatus, verdict: Verdict, instance: str, of_gpu: Numbers, current: Current
+    ) -> dict[str, Any]:
+        gpu = status.gpu
         device = DeviceKey("", gpu.uuid, instance)
         diagnosis = current.diagnoses.get(device) if status.up else None
         line = headline(status, verdict if not instance else None, diagnosis)
@@ -282,7 +298,6 @@ class LiveMonitor:
             "class_since": current.since.get((device, "")) if bottleneck else None,
             "measurements": {name: float(f"{value:.5g}") for name, value in of_gpu.values().items()},
             "limits": of_gpu.limits(),
-            "processes": list(of_gpu.processes.values()),
             "not_supported": [{"name": name, "why": why} for name, why in sorted(of_gpu.unsupported.items())],
             **self._of_diagnosis(diagnosis, device),
         }
@@ -306,9 +321,9 @@ class LiveMonitor:
                 of_gpu.append({name: event[name] for name in ("at", "xid", "name", "kind", "action", "meaning")})
         return by_gpu
 
-    def incidents_json(self) -> bytes:
+    def incidents_json(self, *, trusted: bool = False) -> bytes:
         """Return the incidents of the last diagnosis as JSON: see docs/api.md."""
-        current = self.current
+        current = self._shown(trusted=trusted)
         about = {"apiVersion": VERSION, "version": __version__, "node": self.name, "at": current.at or None}
         return json.dumps({**about, "incidents": current.incidents}).encode()
 
@@ -344,6 +359,18 @@ class LiveMonitor:
         }
         at = self.history.start + (POINTS - 1) * STEP_SECONDS
         return json.dumps({"at": at, "gpus": gpus}).encode()
+
+
+def _jobs(current: Current) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "ranks": [
+                {"id": id_of(rank.device.uuid, rank.device.instance, 0), "state": rank.state.value} for rank in ranks
+            ],
+        }
+        for name, ranks in current.jobs.items()
+    ]
 
 
 def _numbers(values: Sequence[float | None]) -> str:

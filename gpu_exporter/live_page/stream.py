@@ -18,11 +18,11 @@ SPREAD_SECONDS = 0.5
 
 class StreamListener:
     """One open page: what it has not been sent yet. A newer event of a kind replaces an older one. It is `replaced` if
-    it must close, in favour of a page of another client.
+    it must close, in favour of a page of another client. `trusted` clients may see profiles.
     """
 
-    def __init__(self, client: str) -> None:
-        self.client, self.replaced = client, False
+    def __init__(self, client: str, *, trusted: bool = False) -> None:
+        self.client, self.trusted, self.replaced = client, trusted, False
         self._pending: dict[str, bytes] = {}
         self._there = asyncio.Event()
 
@@ -52,7 +52,8 @@ class Stream:
     def __init__(self) -> None:
         self._listeners: dict[StreamListener, None] = {}  # the oldest one first
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._last: dict[str, bytes] = {}
+        # The newest `gpus` event for clients that may see profiles, and for those that may not.
+        self._last: dict[bool, bytes] = {}
 
     @property
     def is_open(self) -> bool:
@@ -60,11 +61,16 @@ class Stream:
         return bool(self._listeners)
 
     @property
+    def audiences(self) -> set[bool]:
+        """Whether there are open pages of clients that may see profiles, and of others."""
+        return {listener.trusted for listener in list(self._listeners)}
+
+    @property
     def has_posted(self) -> bool:
         """Whether the open pages have got the GPUs since the first of them was opened."""
-        return bool(self._last)
+        return self.audiences <= self._last.keys()
 
-    def add(self, client: str) -> StreamListener | str:
+    def add(self, client: str, *, trusted: bool = False) -> StreamListener | str:
         """Return a listener for a page that was opened, or why there are too many.
 
         If there are too many in all, the oldest page of the client with the most pages gives way to a client that has
@@ -79,9 +85,9 @@ class Stream:
                 return TOO_MANY
             self._replace(next(listener for listener in self._listeners if listener.client == greediest))
         self._loop = asyncio.get_running_loop()
-        listener = StreamListener(client)
-        for kind, event in self._last.items():
-            listener.offer(kind, event)
+        listener = StreamListener(client, trusted=trusted)
+        if trusted in self._last:
+            listener.offer("gpus", self._last[trusted])
         self._listeners[listener] = None
         return listener
 
@@ -93,13 +99,13 @@ class Stream:
     def remove(self, listener: StreamListener) -> None:
         """Forget a page that was closed."""
         self._listeners.pop(listener, None)
-        if not self._listeners:
-            self._last.clear()
+        for gone in self._last.keys() - self.audiences:
+            del self._last[gone]
 
-    def post(self, kind: str, body: bytes, at: float) -> None:
-        """Send an event to all open pages, from any thread."""
+    def post(self, kind: str, body: bytes, at: float, *, trusted: bool | None = None) -> None:
+        """Send an event to all open pages, or to those of clients that may see profiles or may not, from any thread."""
         event = b"event: %s\nid: %.3f\ndata: %s\n\n" % (kind.encode(), at, body)
-        self._call(lambda: self._offer(kind, event))
+        self._call(lambda: self._offer(kind, event, trusted))
 
     def _call(self, what: Callable[[], None]) -> None:
         loop = self._loop
@@ -109,9 +115,11 @@ class Stream:
             except RuntimeError:  # the server has stopped
                 self._loop = None
 
-    def _offer(self, kind: str, event: bytes) -> None:
-        if kind == "gpus":  # a page that opens now need not wait for the next one
-            self._last[kind] = event
+    def _offer(self, kind: str, event: bytes, trusted: bool | None) -> None:
+        if trusted is not None:  # a page that opens now need not wait for the next one
+            self._last[trusted] = event
         pause = SPREAD_SECONDS / max(len(self._listeners), 1)
         for place, listener in enumerate(self._listeners):
+            if trusted not in (None, listener.trusted):
+                continue
             asyncio.get_running_loop().call_later(place * pause, listener.offer, kind, event)

@@ -69,8 +69,9 @@ class LiveNode:
                 self.stream.post("point", self.monitor.point_json(), snapshot.at)
         elif not problem and self.stream.has_posted:
             return
-        if is_open:
-            self.stream.post("gpus", self.monitor.event(snapshot, problem), snapshot.at)
+        for trusted in self.stream.audiences:
+            event = self.monitor.event(snapshot, problem, trusted=trusted)
+            self.stream.post("gpus", event, snapshot.at, trusted=trusted)
 
     def _diagnose(self, snapshot: Snapshot, now: float, *, often: bool) -> None:
         due = now - self._judged_at >= (OPEN_JUDGED if often else QUIET_JUDGED)

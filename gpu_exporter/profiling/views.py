@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.profile_reason import ProfileReason
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.profiling.processes import Process
 from gpu_exporter.profiling.pyspy import SamplingFailure
-from gpu_exporter.profiling.records import ProcessStacks, StackKind, Summary, cause_shares
+from gpu_exporter.profiling.records import (
+    ProcessStacks,
+    ProfiledProcess,
+    StackKind,
+    Summary,
+    cause_shares,
+    in_words,
+)
 from gpu_exporter.profiling.store import ProfileStore
+from gpu_exporter.reports.numbers import percent
 from gpu_exporter.traces.pprof import LabelledStacks, Times, labelled
 
 # For how long a profile says what a GPU waits for.
 SHOWN_SECONDS = 3600.0
+# Of several processes on a GPU, so many are named.
+MOST_PROCESSES = 4
+MOST_LINE = 600
 
 
 class ProfileSeries:
@@ -89,6 +101,33 @@ def latest_of(summaries: Sequence[Summary], uuid: str, since: float) -> Summary 
     return None
 
 
+def lines_by_gpu(
+    summaries: Sequence[Summary], gpus: Iterable[tuple[str, str]], now: float
+) -> Mapping[str, Sequence[str]]:
+    """Return a line for each profiled process on these GPUs (index and UUID): what its main thread did most of the
+    time, and where. The keys are the UUIDs of GPUs with a profile.
+    """
+    found = {}
+    for index, uuid in gpus:
+        if summary := latest_of(summaries, uuid, now - SHOWN_SECONDS):
+            about = f"Profile of GPU {index}, {max(0, round((now - summary.at) / 60))} min ago"
+            processes = [process for process in summary.processes if uuid in process.gpus]
+            found[uuid] = [
+                printable(f"{about}: {_process(process)}", MOST_LINE) for process in processes[:MOST_PROCESSES]
+            ]
+            found[uuid] += [printable(f"{about}: {in_words(odd)}", MOST_LINE) for odd in summary.odd]
+    return found
+
+
+def _process(process: ProfiledProcess) -> str:
+    name = f"process {process.pid} ({printable(process.command, 80)}{f', rank {process.rank}' if process.rank else ''})"
+    if not process.causes:
+        return f"{name}: its main thread was not seen"
+    cause = process.causes[0]
+    where = f" at {printable(cause.lines[0].frame, 300)}" if cause.lines else ""
+    return f"{name} spent {percent(cause.share)} of the time {cause.words}{where}"
+
+
 MOST_LIST_BYTES = 1 << 20
 # A profile for pprof is merged of at most so many, and of stacks with at most so much text; the newest are kept.
 MOST_MERGED, MOST_MERGED_TEXT = 100, 16 << 20
@@ -104,6 +143,10 @@ class ProfileViews:
         """Return the id of the newest profile; empty if there is none. Reads no file."""
         summaries = self._store.summaries
         return summaries[-1].id if summaries else ""
+
+    def lines(self, gpus: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
+        """Return what the processes on GPUs do now, as `lines_by_gpu` does. Reads no file."""
+        return lines_by_gpu(self._store.summaries, gpus, time.time())
 
     def listed(self) -> bytes:
         """Return the profiles without stacks as JSON, the newest first; the oldest are left out at MOST_LIST_BYTES."""

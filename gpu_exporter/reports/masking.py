@@ -1,9 +1,11 @@
-"""Replaces names by placeholders, and secrets in command lines, so that a report can be passed on."""
+"""Replaces names by pseudonyms, and secrets in command lines, so that others may read them."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
 
 # `--api-key=x`, `--password x`, `TOKEN=x`, `https://user:x@host`.
 _NAMED = re.compile(
@@ -13,6 +15,17 @@ _IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)")
 # Values that look like a key, whatever they are named: long words of mixed characters, and known prefixes.
 _LOOKS_SECRET = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{8,}")
 HIDDEN = "***"
+# What a label that names something is called in its pseudonym; those of jobs share one with workloads.
+_KINDS = {
+    "process": "program",
+    "uid": "user",
+    "pod_uid": "pod-uid",
+    "container_id": "container",
+    "hpc_job": "workload",
+    "job_id": "workload",
+}
+# Labels of owners and processes that name nobody.
+_HARMLESS = frozenset({"pid", "rank", "step", "shares", "runtime", "GPU_I_ID", "memory", "sm"})
 
 
 def without_secrets(command: str) -> str:
@@ -22,18 +35,34 @@ def without_secrets(command: str) -> str:
 
 
 class Names:
-    """Replaces each name by a placeholder of its kind: pod-1, pod-2. The same name always gets the same one.
+    """Replaces each name by a pseudonym of its kind, such as pod-3f2a9c1b. It is the same on all nodes and at any time.
 
-    Without `mask`, names stay.
+    Without `mask`, names stay. A pseudonym is derived from the name alone: whoever guesses a name can check the guess.
     """
 
     def __init__(self, *, mask: bool) -> None:
         self.mask = mask
-        self._names: dict[str, dict[str, str]] = defaultdict(dict)
 
     def name(self, kind: str, text: str, form: str = "") -> str:
-        """Return a name, or its placeholder; in its `form`, `{}` is the number. Nothing is replaced by nothing."""
+        """Return a name, or its pseudonym; in its `form`, `{}` is replaced by 12 hexadecimal digits. Nothing is
+        replaced by nothing.
+        """
         if not (self.mask and text):
             return text
-        of_kind = self._names[kind]
-        return of_kind.setdefault(text, (form or f"{kind}-{{}}").format(len(of_kind) + 1))
+        digits = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+        return (form or f"{kind}-{{:.8}}").format(digits)
+
+    def labels(self, labels: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the labels of an owner or a process in which names are replaced. Unknown labels count as names."""
+        if not self.mask:
+            return dict(labels)
+        return {
+            label: value if label in _HARMLESS else self.name(_KINDS.get(label, label), value)
+            for label, value in labels.items()
+        }
+
+    def event(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an XID without the name of its process, which the kernel's message has, too."""
+        if not self.mask:
+            return event
+        return {**event, "process": self.name("program", event["process"]), "message": ""}

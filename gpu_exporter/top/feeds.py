@@ -16,6 +16,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.remote_scrapes import is_prometheus
+from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
 from gpu_exporter.events.event_log import EventLog
@@ -45,6 +46,8 @@ SHOWN = (
     m.HEALTH_STATE[0].name,
     m.HEALTH_REASON.name,
     m.UP.name,
+    m.PROFILES.name,
+    m.PROFILED_AT.name,
     m.RENDERED_AT.name,
     m.INTERVAL.name,
 )
@@ -118,7 +121,7 @@ class UrlFeed:
         self.view = View(origin=printable(remote.url, 200))
         self._remote = Remote(re.sub(r"/metrics/?$", "", remote.url), *remote.credentials)
         self._tracker, self._stopping = tracker, threading.Event()
-        self._answered = time.monotonic()
+        self._answered, self._profiled_at = time.monotonic(), 0.0
         self._changed: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
 
@@ -169,7 +172,20 @@ class UrlFeed:
         if not scrape.samples and not self.view.at:
             raise GpuExporterError(f"{self._remote.url}: exposes no metrics of GPUs; give the URL of a GPU exporter")
         if scrape.at > self.view.at:  # else it is the same collection
+            self._ask_for_profiles(scrape)
             self.view = replace(self._tracker.take(scrape), origin=self.view.origin)
         elif self.view.problem:
             self.view = replace(self.view, problem="")
         self._changed()
+
+    def _ask_for_profiles(self, scrape: Scrape) -> None:
+        """Ask for the profiles if there is a new one: only some users may see them."""
+        newest = max((sample.value for sample in scrape.samples if sample.name == m.PROFILED_AT.name), default=0.0)
+        if newest > self._profiled_at:
+            # Most exporters take no profiles.
+            from gpu_exporter.diagnosis.stored_profiles import exporter_profiles
+            from gpu_exporter.profiling.views import lines_by_gpu
+
+            self._profiled_at = newest
+            summaries = exporter_profiles(self._remote, [scrape]).summaries
+            self._tracker.code_of = lambda gpus: lines_by_gpu(summaries, gpus, time.time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,9 +181,10 @@ class Screen:
             old = f" The values are {whole_duration(age)} old." if view.at else ""
             text = f" {view.problem or 'No new values.'}"
             lines.append(padded((Span(fit(text, max(0, width - width_of(old))) + old),), width, "problem"))
-        return lines + [
-            _incident(each, width) for each in view.incidents[:MOST_INCIDENTS] if each["severity"] != "info"
-        ]
+        for each in view.incidents[:MOST_INCIDENTS]:
+            if each["severity"] != "info":
+                lines += _incident(each, width)
+        return lines
 
     def _foot(self) -> Line:
         width = self.size[0]
@@ -228,12 +229,14 @@ class Screen:
         return [*lines, (), *wrapped(ABOUT, width, "  ", first="  ")]
 
 
-def _incident(incident: Mapping[str, Any], width: int) -> Line:
-    """Return what broke, and how many other GPUs it slows down."""
+def _incident(incident: Mapping[str, Any], width: int) -> Iterator[Line]:
+    """Yield what broke, how many other GPUs it slows down, and where a process on its culprit is in its code."""
     others = len(incident["hit"])
     hit = f" ({others} other GPU{'s' * (others != 1)} hit)" if others else ""
     text = printable(f" {incident['words']}", width)
-    return (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, SEVERITY_STYLES[Severity(incident["severity"])]),)
+    yield (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, SEVERITY_STYLES[Severity(incident["severity"])]),)
+    for code in incident.get("code", ())[:1]:
+        yield cut((Span(f"   {code}", "dim"),), width)
 
 
 def _searched(row: GpuRow) -> str:

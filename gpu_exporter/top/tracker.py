@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
-from gpu_exporter.diagnosis.incident_words import as_dicts
+from gpu_exporter.diagnosis.incident_words import Code, as_dicts, with_code
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
@@ -124,6 +124,8 @@ class Tracker:
     def __init__(self, seconds: float, *, job: str = "", banner: str = "") -> None:
         self._rolling, self._banner = RollingWindow(seconds, job=job), banner
         self.command_of: Callable[[str], str] = lambda pid: ""
+        # Returns what the processes on GPUs (index and UUID) do, as far as the user may see profiles.
+        self.code_of: Callable[[Iterable[tuple[str, str]]], Code] = lambda gpus: {}
         self._taken, self._judged_at, self._pause = 0, 0.0, SOONEST
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._incidents: Sequence[Mapping[str, Any]] = ()
@@ -172,7 +174,8 @@ class Tracker:
             name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
             if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
-        self._incidents = as_dicts(of_diagnoses(self._diagnoses.values()))
+        gpus = ((each.identity.gpu, each.device.uuid) for each in self._diagnoses.values())
+        self._incidents = with_code(as_dicts(of_diagnoses(self._diagnoses.values())), self.code_of(gpus))
         self._judged_at = begun
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
 

@@ -106,7 +106,7 @@ class Fleet:
 PARTS = [part for share in TIME_SHARES.values() for part in parts(share)]
 CONDITIONS = [
     *(each.condition for each in BOTTLENECKS),
-    *(mode.condition for mode in MODES if mode.condition),
+    *(condition for mode in MODES for condition in mode.conditions),
     *(part for part in PARTS if isinstance(part, Condition)),
 ]
 TERMS = tuple(

@@ -22,6 +22,8 @@ from tests.rules.promtool import Expect, check
 SETS = 200
 # promtool refuses to load many more alerts into one query.
 AT_ONCE = 25
+# As they are where they are only info.
+LESSER = [mode.as_info for mode in MODES if mode.lesser]
 WHERE = ("cluster", "node", "UUID", "namespace", "workload")
 
 
@@ -35,7 +37,7 @@ def drawn(number: int) -> Sequence[PlacedMode]:
     """Draw alerts on the GPUs of two nodes, on which two jobs run; some lack the GPU, the node or the job."""
     chance = random.Random(number)
     found = {}
-    for mode in chance.sample(MODES, chance.randint(2, 12)):
+    for mode in chance.sample([*MODES, *LESSER], chance.randint(2, 12)):
         for gpu in chance.sample(range(4), chance.randint(1, 2)):
             where = {
                 "cluster": f"c{number}",

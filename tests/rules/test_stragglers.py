@@ -8,8 +8,12 @@ from pathlib import Path
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles as p
 from gpu_exporter.catalogue.failure_modes.mode import Values
+from gpu_exporter.diagnosis.diagnose import diagnose
+from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.window import Scrapes, seen
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import Device, Generation, minutes, rank
+from tests.unit.diagnosis.test_current import snapshots
 
 MANY = 16
 HELD, SHORTLY = 40.0, 18.0  # minutes; an alert on mere communication takes half an hour, one on a straggler ten minutes
@@ -112,6 +116,21 @@ def test_a_rank_that_its_own_power_limit_slows_down_is_a_fault(tmp_path: Path) -
     found = [({"workload": name, "gpu": "3", "severity": severity}, 1.0) for name, (_, severity) in CAPPED.items()]
     expression = f'group by (workload, gpu, severity) ({DISTRIBUTED[:-1]}, alertname="{SLOW}"}})'
     check(tmp_path, [Case("capped", devices, [Expect(expression, found)])])
+
+
+def test_diagnose_gives_it_the_severity_of_the_alert() -> None:
+    for name, (ranks, severity) in CAPPED.items():
+        scrapes = Scrapes()
+        for snapshot in snapshots([{**p.BOARD, **values} for values in ranks], name):
+            scrapes.take(snapshot)
+        diagnoses = diagnose(seen(scrapes.taken, {}))
+        found = {
+            each.identity.gpu: match.mode for each in diagnoses for match in each.matches if match.mode.name == SLOW
+        }
+        assert {gpu: mode.severity.value for gpu, mode in found.items()} == {"3": severity}, name
+        assert ("no fault" in found["3"].advice.partition(".")[0]) == (severity == "info")
+        (incident,) = of_diagnoses(diagnoses)
+        assert incident.incident.severity.value == severity
 
 
 def test_a_hanging_job_is_wasted(tmp_path: Path) -> None:

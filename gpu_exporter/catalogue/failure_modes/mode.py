@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpu_exporter.catalogue.causes import Cause
@@ -205,6 +205,11 @@ class FailureMode:
     def all_limits(self) -> tuple[Limit, ...]:
         """Return the limits of its conditions and of its expression for the fleet."""
         return tuple(dict.fromkeys((*(limit for each in self.conditions for limit in limits_of(each)), *self.limits)))
+
+    @property
+    def as_info(self) -> FailureMode:
+        """Return the mode as it is where `lesser` is true."""
+        return replace(self, severity=Severity.INFO, advice=f"{self.lesser_because} {self.advice}")
 
     @property
     def counted(self) -> bool:

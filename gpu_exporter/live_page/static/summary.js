@@ -30,7 +30,7 @@ function line(item, gpu, show) {
   const parts = [badge(item.tone, item.badge), " ", about, item.of ? ` (${item.of})` : "", `: ${item.words}.`];
   if (item.since) parts.push(` Since ${item.since}.`);
   if (item.action) parts.push(" ", element("strong", {}, "What to do: "), `${item.action}.`);
-  return element("li", {}, ...parts);
+  return element("li", {}, ...parts, ...(item.code ?? []).map((text) => element("p", { class: "where" }, text)));
 }
 
 /** Return one entry per GPU, not per MIG instance: the verdict is on the whole GPU. */
@@ -122,6 +122,7 @@ function* incidents(payload, now) {
       words: `${gpus.length > 1 ? words.replace("this GPU", "each GPU") : words}${alsoHit(incident, payload)}`,
       since: incident.since ? clock(incident.since, now) : "",
       action: firstSentence(incident.advice),
+      code: incident.code,
     };
   }
 }

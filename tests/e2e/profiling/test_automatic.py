@@ -97,6 +97,8 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
         assert stack.endswith(f"{line}: load_batch")
         one = json.loads(exporter.get(f"/api/v1/profiles?id={found['id']}", LOGIN)[1])
         assert any("load_batch" in stack for stack in one["stacks"][0]["stacks"])
+        for who, seen in ((LOGIN, True), (OTHER, False)):
+            assert (f"{line}: load_batch" in exporter.get("/api/v1/incidents", who)[1].decode()) == seen
         login = ("--user", "mia", "--password-file", str(secret(tmp_path)))
         ran = run("diagnose", "--for", "1s", "--url", f"http://127.0.0.1:{exporter.port}", *login)
         assert f"Profile of GPU 0, 0 min ago: process {job.pid} " in ran.stdout, ran

@@ -13,6 +13,9 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
+from gpu_exporter.reports.masking import Names
+
+CLEAR = Names(mask=False)
 
 
 def test_an_answer_is_composed_once_per_snapshot() -> None:
@@ -43,11 +46,11 @@ def test_events_are_composed_again_after_a_while(monkeypatch: pytest.MonkeyPatch
 def test_events_are_bounded() -> None:
     """The newest are kept."""
     recent = [{"xid": number, "message": "x" * 60_000} for number in range(300)]
-    body = api.events(recent).body
+    body = api.events(recent, CLEAR).body
     assert len(body) <= api.MOST_EVENTS_BYTES
     assert [event["xid"] for event in json.loads(body)["events"]] == list(range(17))
-    assert json.loads(api.events(recent[:2]).body) == {"events": recent[:2]}
-    assert api.events([]).body == b'{"events": []}'
+    assert json.loads(api.events(recent[:2], CLEAR).body) == {"events": recent[:2]}
+    assert api.events([], CLEAR).body == b'{"events": []}'
 
 
 def test_gpus_are_bounded() -> None:
@@ -57,7 +60,7 @@ def test_gpus_are_bounded() -> None:
         Sample(Series(m.POD_INFO, gpu, (("pod", f"{number}{'x' * 10_000}"),)), 1.0) for number in range(1000)
     )
     gpus, verdicts = (GpuStatus(gpu, True),), (Verdict(gpu),)
-    answer = api.gpus(Snapshot(1, "nvml", owners, gpus, verdicts=verdicts))
+    answer = api.gpus(Snapshot(1, "nvml", owners, gpus, verdicts=verdicts), CLEAR)
     assert answer == (b"", "the answer would have 9 MiB, more than 8 MiB; the GPUs have too many owners")
-    (entry,) = json.loads(api.gpus(Snapshot(1, "nvml", owners[:2], gpus, verdicts=verdicts)).body)["gpus"]
+    (entry,) = json.loads(api.gpus(Snapshot(1, "nvml", owners[:2], gpus, verdicts=verdicts), CLEAR).body)["gpus"]
     assert len(entry["owners"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -19,9 +20,9 @@ STRAGGLER = "ddp_straggler_slow_gpu"
 
 @pytest.fixture(scope="module")
 def straggler() -> tuple[tuple[Diagnosis, ...], Window]:
-    """A recorded job with a straggler, whose process is known."""
+    """A recorded job with a straggler, as if it were below its power limit, and its process were known."""
     window = seen(gather.RecordedScrapes(PACKAGED_RECORDINGS / "h200_x2_ddp.jsonl.gz", STRAGGLER), {}, job="train")
-    found = diagnose(window)
+    found = diagnose(window, [replace(mode, lesser=None) for mode in MODES])
     found[1].identity.process = {"pid": "4711", "command": "python train.py", "uid": "1000"}
     return found, window
 

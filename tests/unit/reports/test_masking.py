@@ -25,9 +25,31 @@ def test_secrets_in_command_lines(command: str, shown: str) -> None:
     assert without_secrets(command) == shown
 
 
-def test_placeholders() -> None:
-    """Each name of a kind has its own, always the same; a form has the number in its place."""
+def test_pseudonyms() -> None:
+    """They depend on nothing but the name, so all nodes and reports have the same ones."""
     names = Names(mask=True)
-    assert [names.name("pod", text) for text in ("a", "b", "a", "")] == ["pod-1", "pod-2", "pod-1", ""]
-    assert [names.name("uuid", text, "GPU-{:04d}") for text in ("a", "b", "a")] == ["GPU-0001", "GPU-0002", "GPU-0001"]
+    assert [names.name("pod", text) for text in ("a", "b", "a", "")] == [
+        "pod-433911c6",
+        "pod-a120d0ad",
+        "pod-433911c6",
+        "",
+    ]
+    assert names.name("uuid", "a", "GPU-{}") == "GPU-433911c6eb0d"
     assert Names(mask=False).name("pod", "a") == "a"
+
+
+def test_labels() -> None:
+    """A job has the same pseudonym whatever the label is called, and labels that nobody knows are masked, too."""
+    labels = {
+        "namespace": "ml",
+        "job_id": "4711",
+        "label_team": "red",
+        "rank": "3",
+        "pid": "7",
+        "memory": 1.0,
+        "uid": "",
+    }
+    masked = Names(mask=True).labels(labels)
+    assert masked["job_id"] == Names(mask=True).name("workload", "4711")
+    assert {name for name, text in masked.items() if text == labels[name]} == {"rank", "pid", "memory", "uid"}
+    assert Names(mask=False).labels(labels) == labels

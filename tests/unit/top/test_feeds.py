@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis import stored_profiles
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.stored_profiles import StoredProfiles
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.top.feeds import READ
+from gpu_exporter.http.client import Remote
+from gpu_exporter.top.feeds import READ, UrlFeed
 from gpu_exporter.top.tracker import Tracker
 from tests import ROOT
 
@@ -42,3 +46,18 @@ def test_implausible_values(value: str) -> None:
 
 def test_a_page_without_gpus() -> None:
     assert parsed("# TYPE go_threads gauge\ngo_threads 5\n", READ.__contains__) == []
+
+
+def test_profiles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each new one; most exporters take none."""
+    asked: list[float] = []
+
+    def answer(remote: Remote, scrapes: Sequence[Scrape]) -> StoredProfiles:
+        asked.append(scrapes[-1].at)
+        return StoredProfiles()
+
+    monkeypatch.setattr(stored_profiles, "exporter_profiles", answer)
+    feed = UrlFeed(Remote("http://127.0.0.1:1"), Tracker(20.0))
+    for at, taken in enumerate(([], [5.0], [5.0], [5.0, 7.0], [7.0], [float("nan")])):
+        feed._ask_for_profiles(Scrape(float(at), [ScrapedSample(m.PROFILED_AT.name, {}, value) for value in taken]))
+    assert asked == [1.0, 3.0]

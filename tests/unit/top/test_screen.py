@@ -164,3 +164,17 @@ def test_numbers() -> None:
     assert short(BY_NAME["memory_used"], 91 * 2**30) == "91Gi"
     assert (long(BY_NAME["pcie"], 98e9, None), short(BY_NAME["pcie"], 98e9)) == ("98 GB/s", "98G")
     assert short(BY_NAME["sm_active"], None) == "-"
+
+
+def test_the_line_of_code_is_below_its_incident() -> None:
+    """Only the first one; it is cut to the width."""
+    incident = {
+        "words": "GPU 0 waits",
+        "severity": "warning",
+        "hit": [],
+        "code": [f"at /a.py(3) {WIDE}", "at /b.py(4)"],
+    }
+    lines = text(Screen(UNICODE, (80, 24)), View(1000.0, gpus=(row(0),), incidents=(incident,)))
+    place = lines.index(" GPU 0 waits")
+    assert lines[place + 1].startswith("   at /a.py(3) 一")
+    assert "/b.py" not in "".join(lines)
