@@ -303,7 +303,7 @@ CLOCK_EVENTS: Mapping[int, Fault] = {
 MARGIN = _degraded(
     "low_thermal_margin",
     Action.NONE,
-    "its thermal margin is {value:.0f} °C, and at 0 °C it is throttled: check the cooling",
+    "its thermal margin is {value:.0f} °C: it slows down at 0 °C",
     "Thermal margin",
     "GpuThermalMarginLow",
 )

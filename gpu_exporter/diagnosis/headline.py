@@ -47,8 +47,8 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
     return Headline("ok", _sentence(text))
 
 
-def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU") -> str:
-    """Return what a failure mode says about a GPU, as a sentence.
+def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU", *, singled_out: bool = False) -> str:
+    """Return what a failure mode says about a GPU, as a sentence. `singled_out` GPUs cause what others have as well.
 
     Where that is a template of Prometheus, whose numbers are in the evidence, the meaning of the mode is used instead.
     """
@@ -56,7 +56,8 @@ def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU") -> s
         words = mode.meaning.split(". ")[0].removesuffix(".")
         return words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}"
     job = diagnosis.identity.workload or "that it belongs to"
-    return _sentence(mode.summary.replace("{gpu}", gpu).replace("{job}", job))
+    words = (singled_out and mode.singled_out) or mode.summary
+    return _sentence(words.replace("{gpu}", gpu).replace("{job}", job))
 
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:

@@ -67,7 +67,9 @@ def sentence(found: DiagnosedIncident) -> str:
     """Return what broke and where, as a sentence: GPU 3 on node-7 is throttled because it is too hot."""
     where = places(found.culprits)
     subject = where if len(found.culprits) == 1 else f"each of {where}"
-    return printable(summary(found.incident.mode, found.culprits[0], subject), LONGEST_SENTENCE)
+    singled_out = len(found.culprits) < len(found.incident.causes)
+    words = summary(found.incident.mode, found.culprits[0], subject, singled_out=singled_out)
+    return printable(words, LONGEST_SENTENCE)
 
 
 def places(diagnoses: Sequence[Diagnosis]) -> str:
@@ -102,23 +104,25 @@ def _is_shown(found: DiagnosedIncident) -> bool:
     return bool(found.incident.effects or found.hit)
 
 
-def advice(found: Iterable[DiagnosedIncident]) -> Mapping[tuple[DeviceKey, str], str]:
+def advice(found: Sequence[DiagnosedIncident]) -> Mapping[tuple[DeviceKey, str], str]:
     """Return what to do about findings instead of what their mode advises, by device and name of the mode.
 
     The cause of an incident says what to do for its effects, and `lines` has said it for the cause.
     """
+    shown = [each.incident for each in found if _is_shown(each)]
+    causes = [(cause.device, each.mode.name) for each in shown for cause in each.causes if cause.device]
+    return {**dict.fromkeys(causes, "-> see the incident above"), **explanations(found)}
+
+
+def explanations(found: Iterable[DiagnosedIncident]) -> Mapping[tuple[DeviceKey, str], str]:
+    """Return what explains a finding, by device and name of the mode: explained by GpuLost of GPU 3 on node-7."""
     explained: dict[tuple[DeviceKey, str], list[str]] = defaultdict(list)
-    said: dict[tuple[DeviceKey, str], str] = {}
     for each in found:
-        incident = each.incident
-        if _is_shown(each):
-            devices = [cause.device for cause in incident.causes if cause.device]
-            said |= {(device, incident.mode.name): "-> see the incident above" for device in devices}
-        cause = f"{incident.mode.name} of {places(each.culprits)}"
-        for effect in incident.effects:
+        cause = f"{each.incident.mode.name} of {places(each.culprits)}"
+        for effect in each.incident.effects:
             if effect.device:
                 explained[effect.device, effect.mode.name].append(cause)
-    return said | {key: f"explained by {' and '.join(causes)}" for key, causes in explained.items()}
+    return {key: f"explained by {' and '.join(causes)}" for key, causes in explained.items()}
 
 
 def _gpu(diagnosis: Diagnosis) -> dict[str, str]:

@@ -123,7 +123,7 @@ def _run_dumb(make: Callable[[], Feed]) -> bool:
             continue
         changed.clear()
         starter.check()
-        if starter.feed and starter.feed.view.judged:
+        if starter.feed and starter.feed.view.since:
             lines = ["".join(span.text for span in line).rstrip() for line in screen.lines(starter.feed.view)[:-1]]
             print("\n".join(lines).rstrip(), flush=True)
             due = time.monotonic() + DUMB_SECONDS

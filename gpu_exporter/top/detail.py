@@ -18,8 +18,8 @@ from gpu_exporter.top.table import HEALTH_STYLES, SEVERITY_STYLES, class_style
 VALUE, GAUGE = 26, 16
 
 
-def detail(row: GpuRow, now: float, width: int, marks: Glyphs) -> list[Line]:
-    """Return all lines about a GPU. The beginning is the most important."""
+def detail(row: GpuRow, now: float, width: int, marks: Glyphs, since: float = 0.0) -> list[Line]:
+    """Return all lines about a GPU. The beginning is the most important. `since` is the time of the first diagnosis."""
     lines = [cut(line, width) for line in _head(row, now)]
     if row.gone or row.down:
         why = (
@@ -27,7 +27,7 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs) -> list[Line]:
         )
         lines += wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")
         return [*lines, *_findings(row, width)]
-    lines += _class(row, now, width)
+    lines += _class(row, now, width, since)
     lines += _findings(row, width)
     lines += _gauges(row, width, marks)
     lines += _time(row, width)
@@ -41,14 +41,14 @@ def _head(row: GpuRow, now: float) -> Iterator[Line]:
     yield (Span(f"GPU {row.name}", "title"), Span("  " + "  ".join(about), "dim"), *owner)
 
 
-def _class(row: GpuRow, now: float, width: int) -> Iterator[Line]:
+def _class(row: GpuRow, now: float, width: int, first: float) -> Iterator[Line]:
     diagnosis = row.diagnosis
     if diagnosis is None:
         yield (Span("  no diagnosis yet", "dim"),)
     elif diagnosis.bottleneck is None:
         yield from wrapped(UNKNOWN_CLASS, width, "  ", "unknown", first="  ")
     else:
-        since = f" (for {whole_duration(now - row.class_since)})" if row.class_since else ""
+        since = f" ({lasted(row.class_since, now, first)})" if row.class_since else ""
         text = f"{diagnosis.bottleneck.name}{since}: {diagnosis.bottleneck.means}"
         yield from wrapped(text, width, "  ", class_style(row), first="  ")
     if row.reasons:
@@ -56,19 +56,27 @@ def _class(row: GpuRow, now: float, width: int) -> Iterator[Line]:
         yield from wrapped(text, width, "  ", HEALTH_STYLES.get(row.health, ""), first="  ")
 
 
+def lasted(begin: float, now: float, first: float) -> str:
+    """Return how long something lasts: for at least 20 s, if the first diagnosis, at the time `first`, found it."""
+    return f"for {'at least ' if begin <= first else ''}{whole_duration(now - begin)}"
+
+
 def _findings(row: GpuRow, width: int) -> Iterator[Line]:
     order = list(Severity)
     matches = row.diagnosis.matches if row.diagnosis else ()
     for match in sorted(matches, key=lambda each: order.index(each.mode.severity)):
-        yield from _finding(match, width)
+        yield from _finding(match, row.explained.get(match.mode.name, ""), width)
 
 
-def _finding(match: Match, width: int) -> Iterator[Line]:
+def _finding(match: Match, explained: str, width: int) -> Iterator[Line]:
     mode = match.mode
     numbers = ", ".join(evidence([match.because], set()))
     yield from wrapped(
         f"{mode.name} ({mode.severity.value}): {numbers}", width, "    ", SEVERITY_STYLES[mode.severity], first="  "
     )
+    if explained:
+        yield from wrapped(explained, width, "       ", first="    ")
+        return
     yield from wrapped(mode.advice, width, "       ", first="    -> ")
     yield (Span(f"    runbook: {runbook(mode)}", "dim"),)
 
@@ -98,7 +106,8 @@ def _time(row: GpuRow, width: int) -> Iterator[Line]:
     diagnosis = row.diagnosis
     if diagnosis and (shares := breakdown([diagnosis.shares])):
         yield from wrapped(f"time: {shares}", width, "        ", first="  ")
-    if diagnosis and diagnosis.headroom and not diagnosis.headroom.limited_by:
+    faulty = diagnosis and any(match.mode.severity is not Severity.INFO for match in diagnosis.matches)
+    if diagnosis and diagnosis.headroom and not diagnosis.headroom.limited_by and not faulty:
         text = f"at no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"
         yield from wrapped(text, width, "    ", first="  ")
 

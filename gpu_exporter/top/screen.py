@@ -12,7 +12,7 @@ from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
-from gpu_exporter.top.detail import detail
+from gpu_exporter.top.detail import detail, lasted
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
 from gpu_exporter.top.table import SEVERITY_STYLES, columns_for, heading, line
@@ -183,7 +183,7 @@ class Screen:
             lines.append(padded((Span(fit(text, max(0, width - width_of(old))) + old),), width, "problem"))
         for each in view.incidents[:MOST_INCIDENTS]:
             if each["severity"] != "info":
-                lines += _incident(each, width)
+                lines += _incident(each, view, width)
         return lines
 
     def _foot(self) -> Line:
@@ -204,7 +204,7 @@ class Screen:
             return [(), (Span(f"  {text or 'No GPU was found; `gpu-exporter doctor` says why.'}", "dim"),)]
         at = view.at or now
         if self.expanded:
-            lines = detail(rows[self.chosen], at, width, self.marks)
+            lines = detail(rows[self.chosen], at, width, self.marks, view.since)
             self.scroll = min(self.scroll, max(0, len(lines) - room))
             return lines[self.scroll :]
         columns = columns_for(width, rows)
@@ -218,7 +218,7 @@ class Screen:
         ]
         if room - len(lines) > LEAST_DETAIL:
             lines.append((Span(self.marks.rule * width, "dim"),))
-            lines += detail(rows[self.chosen], at, width, self.marks)
+            lines += detail(rows[self.chosen], at, width, self.marks, view.since)
         return lines
 
     def _help(self) -> list[Line]:
@@ -229,10 +229,14 @@ class Screen:
         return [*lines, (), *wrapped(ABOUT, width, "  ", first="  ")]
 
 
-def _incident(incident: Mapping[str, Any], width: int) -> Iterator[Line]:
-    """Yield what broke, how many other GPUs it slows down, and where a process on its culprit is in its code."""
-    others = len(incident["hit"])
-    hit = f" ({others} other GPU{'s' * (others != 1)} hit)" if others else ""
+def _incident(incident: Mapping[str, Any], view: View, width: int) -> Iterator[Line]:
+    """Yield what broke, how many other GPUs it hits, for how long, and where its culprit is in its code."""
+    others, begin = len(incident["hit"]), incident["since"]
+    about = [
+        *([f"{others} other GPU{'s' * (others != 1)} hit"] if others else []),
+        *([lasted(begin, view.at, view.since)] if begin else []),
+    ]
+    hit = f" ({', '.join(about)})" if about else ""
     text = printable(f" {incident['words']}", width)
     yield (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, SEVERITY_STYLES[Severity(incident["severity"])]),)
     for code in incident.get("code", ())[:1]:

@@ -28,7 +28,8 @@ class GpuRow:
     """One GPU or MIG instance at the last scrape. All texts are printable.
 
     `down` is why it does not answer, `gone` for how many seconds it has not been seen. A value that could not be read
-    is absent, and None in the history. `class_since` is when its class changed last (unix seconds).
+    is absent, and None in the history. `class_since` is when its class changed last (unix seconds). `explained` says of
+    findings, by their names, what explains them.
     """
 
     key: DeviceKey
@@ -46,6 +47,7 @@ class GpuRow:
     processes: tuple[ProcessRow, ...] = ()
     diagnosis: Diagnosis | None = None
     class_since: float | None = None
+    explained: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -63,8 +65,9 @@ class View:
     """All GPUs at one moment. `at` is the time of the last scrape (unix seconds), 0 before the first one.
 
     `origin` names the source, `banner` says that the values are replayed or simulated, and `problem` why there are no
-    newer ones. `interval` is the time between two collections. `judged` is false until there is a first diagnosis.
-    `incidents` are the most urgent ones, as in JSON.
+    newer ones. `interval` is the time between two collections. `since` is the time of the
+    first diagnosis, 0 before it: what was found then may have begun before. `incidents` are the most urgent ones, as in
+    JSON.
     """
 
     at: float = 0.0
@@ -73,6 +76,6 @@ class View:
     problem: str = ""
     missing: int = 0
     interval: float = 1.0
-    judged: bool = False
+    since: float = 0.0
     gpus: tuple[GpuRow, ...] = ()
     incidents: Sequence[Mapping[str, Any]] = ()

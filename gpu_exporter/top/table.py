@@ -67,7 +67,7 @@ def line(row: GpuRow, columns: Sequence[tuple[TableColumn, int]], width: int, ma
     mark = f"{marks.chosen} " if chosen else "  "
     if row.gone or row.down:
         why = f"gone: no data for {whole_duration(row.gone)}" if row.gone else row.down
-        spans = (Span(mark), Span(f"{fit(row.name, columns[0][1])} "), Span(why, "bad"))
+        spans = (Span(mark), Span(f"{fit(row.name, columns[0][1])} "), Span("! ", "bad"), Span(why, "bad"))
         return padded(spans, width, "chosen") if chosen else cut(spans, width)
     spans_of = [Span(mark)]
     for column, size in columns:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
-from gpu_exporter.diagnosis.incident_words import Code, as_dicts, with_code
+from gpu_exporter.diagnosis.incident_words import Code, as_dicts, explanations, with_code
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
@@ -126,9 +126,11 @@ class Tracker:
         self.command_of: Callable[[str], str] = lambda pid: ""
         # Returns what the processes on GPUs (index and UUID) do, as far as the user may see profiles.
         self.code_of: Callable[[Iterable[tuple[str, str]]], Code] = lambda gpus: {}
-        self._taken, self._judged_at, self._pause = 0, 0.0, SOONEST
+        self._taken, self._judged_at, self._pause, self._since = 0, 0.0, SOONEST, 0.0
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._incidents: Sequence[Mapping[str, Any]] = ()
+        self._found: dict[tuple[DeviceKey, str], float] = {}
+        self._explained: Mapping[tuple[DeviceKey, str], str] = {}
         self._hidden: set[DeviceKey] = set()
         self._classes: dict[DeviceKey, tuple[str, float]] = {}
         self._rows: dict[DeviceKey, GpuRow] = {}
@@ -156,7 +158,7 @@ class Tracker:
             banner=self._banner or facts.banner,
             missing=facts.missing,
             interval=facts.interval,
-            judged=bool(self._judged_at),
+            since=self._since,
             gpus=tuple(self._shown(window)),
             incidents=self._incidents,
         )
@@ -174,9 +176,13 @@ class Tracker:
             name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
             if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
+        names = [(device, match.mode.name) for device, each in self._diagnoses.items() for match in each.matches]
+        self._found = {name: self._found.get(name, window.now) for name in names}
         gpus = ((each.identity.gpu, each.device.uuid) for each in self._diagnoses.values())
-        self._incidents = with_code(as_dicts(of_diagnoses(self._diagnoses.values())), self.code_of(gpus))
-        self._judged_at = begun
+        incidents = of_diagnoses(self._diagnoses.values())
+        self._incidents = with_code(as_dicts(incidents, since=self._found), self.code_of(gpus))
+        self._explained = explanations(incidents)
+        self._judged_at, self._since = begun, self._since or window.now
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
 
     def _shown(self, window: Window) -> Iterable[GpuRow]:
@@ -223,6 +229,7 @@ class Tracker:
             owner=held.owner,
             processes=held.processes,
             diagnosis=self._diagnoses.get(device),
+            explained={mode: words for (each, mode), words in self._explained.items() if each == device},
             class_since=self._classes.get(device, ("", None))[1],
         )
 

@@ -137,6 +137,7 @@ MODES = (
         "the network.",
         Inject(profiles.ABSENT, profiles.HANGING, everyone=True),
         STALLS,
+        singled_out="Job {job} makes no progress: {gpu} never entered the collective in which the others wait",
         shows=c.GR,
         scope=Scope.JOB,
         cause=Cause.PEERS,

@@ -156,7 +156,7 @@ class FailureMode:
     scraped in addition.
 
     Texts: `summary` says what happened to which GPU or job; `{gpu}` and `{job}` are replaced by their labels, and
-    `{{ … }}` is a template of Prometheus. `advice` says what to do first; it is the alert's description. `annotations` are
+    `{{ … }}` is a template of Prometheus. `singled_out` says it where one of the GPUs is known to be the cause. `advice` says what to do first; it is the alert's description. `annotations` are
     more of the alert's. The runbook has
     `meaning` (what happened), `impact`, `diagnosis` (steps to the cause), `mitigation` (the fix) and `wrong` (when the
     alert fires although nothing is wrong, or is silent although something is).
@@ -184,6 +184,7 @@ class FailureMode:
     meaning: str = ""
     impact: str = ""
     wrong: str = ""
+    singled_out: str = ""
     diagnosis: tuple[str, ...] = ()
     mitigation: tuple[str, ...] = ()
     requires: str = ""

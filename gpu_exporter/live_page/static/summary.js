@@ -29,6 +29,7 @@ function line(item, gpu, show) {
     : item.target ? element("a", { href: `#${item.target}` }, item.name) : element("strong", {}, item.name);
   const parts = [badge(item.tone, item.badge), " ", about, item.of ? ` (${item.of})` : "", `: ${item.words}.`];
   if (item.since) parts.push(` Since ${item.since}.`);
+  if (item.cost) parts.push(` ${item.cost}.`);
   if (item.action) parts.push(" ", element("strong", {}, "What to do: "), `${item.action}.`);
   return element("li", {}, ...parts, ...(item.code ?? []).map((text) => element("p", { class: "where" }, text)));
 }
@@ -49,8 +50,8 @@ function title(payload, items) {
 
 /** Say what a heading about healthy GPUs must not hide. */
 function but(items) {
-  const jobs = items.filter((item) => item.target);
-  const stopped = jobs.filter((item) => item.badge === STOPPED).length;
+  const jobs = items.filter((item) => item.target || item.hits);
+  const stopped = jobs.filter((item) => item.badge === STOPPED || item.hits === STOPPED).length;
   const held = jobs.length - stopped;
   const gpus = items.length - jobs.length;
   const parts = [
@@ -72,22 +73,19 @@ function* sick(payload, now) {
   all.sort((a, b) => ORDER.indexOf(a.health) - ORDER.indexOf(b.health));
   for (const gpu of all) {
     const said = gpu.problems.map((problem) => problem.what);
+    const [own] = payload.incidents.filter((incident) => culprits(incident, payload).includes(gpu));
     yield {
       gpu,
       name: gpuName(gpu),
       of: gpu.owner,
       tone: healthTone(gpu.health),
       badge: sentence(gpu.health),
-      words: `${said.length ? said.join("; ") : unknown(gpu)}${hitBy(gpu, payload)}`,
+      words: `${said.length ? said.join("; ") : unknown(gpu)}${own ? alsoHit(own, payload) : ""}`,
       since: gpu.since ? clock(gpu.since, now) : "",
-      action: gpu.problems.length ? actionWords(gpu.action) : "",
+      cost: own ? cost(own) : "",
+      action: own ? advice(own) : gpu.problems.length ? actionWords(gpu.action) : "",
     };
   }
-}
-
-/** Say which GPUs a sick one hits. */
-function hitBy(gpu, payload) {
-  return payload.incidents.filter((incident) => culprits(incident, payload).includes(gpu)).map((incident) => alsoHit(incident, payload)).join("");
 }
 
 function unknown(gpu) {
@@ -112,16 +110,18 @@ function* incidents(payload, now) {
     const gpus = culprits(incident, payload);
     if (incident.severity === "info" || !gpus.length || gpus.some(isSick)) continue;
     const finding = gpus[0].findings.find(({ name }) => name === incident.cause);
-    const words = finding?.words ?? incident.words;
+    const words = gpus.length > 1 && finding ? finding.words.replace("this GPU", "each GPU") : incident.words.replace(`${gpuName(gpus[0])} on ${payload.node}`, "this GPU");
     yield {
       gpu: gpus[0],
       name: gpuNames(gpus),
       of: incident.jobs[0] ?? holder(gpus),
       tone: incident.severity === "critical" ? "bad" : "warn",
       badge: sentence(incident.severity),
-      words: `${gpus.length > 1 ? words.replace("this GPU", "each GPU") : words}${alsoHit(incident, payload)}`,
+      words: `${words}${alsoHit(incident, payload)}`,
       since: incident.since ? clock(incident.since, now) : "",
-      action: firstSentence(incident.advice),
+      cost: cost(incident),
+      action: advice(incident),
+      hits: incident.cause === STALL ? STOPPED : incident.hit.length && incident.jobs.length ? "Slow" : "",
       code: incident.code,
     };
   }
@@ -178,6 +178,11 @@ function holder(gpus) {
   return names.size === 1 ? [...names][0] : "";
 }
 
-function firstSentence(text) {
-  return text.split(/\.(?:\s|$)/)[0].replaceAll("`", "");
+/** Say what an incident costs. */
+function cost({ lost_gpu_hours_per_hour: lost }) {
+  return lost >= 0.5 ? `It costs ${lost.toFixed(1)} GPU-hours an hour` : "";
+}
+
+function advice(incident) {
+  return incident.advice.replace(/\.$/, "").replaceAll("`", "");
 }

@@ -76,6 +76,12 @@ def test_sorting() -> None:
     assert chosen(text(screen, view)) == "0"
 
 
+def test_what_was_there_at_the_first_diagnosis_may_be_older() -> None:
+    incident = {"words": "GPU 0 waits", "severity": "warning", "culprits": [], "hit": [], "since": 980.0}
+    lines = text(Screen(UNICODE), View(1000.0, since=980.0, gpus=(row(0),), incidents=(incident,)))
+    assert " GPU 0 waits (for at least 20 s)" in lines
+
+
 def test_the_filter() -> None:
     view = View(1000.0, gpus=(row(0, owner="ml/train-0"), row(1, owner="ml/serve-0"), row(2)))
     screen = Screen(UNICODE)
@@ -104,7 +110,7 @@ def test_who_others_wait_for_comes_first() -> None:
     """All ranks of a job hang; the cause of the incident is one of them."""
     gpus = tuple(map(row, range(4)))
     culprit = {"UUID": gpus[2].key.uuid, "gpu": "2"}
-    incident = {"severity": "warning", "words": "a job makes no progress", "culprits": [culprit], "hit": []}
+    incident = {"severity": "warning", "words": "a job makes no progress", "culprits": [culprit], "hit": [], "since": None}
     assert names(text(Screen(UNICODE), View(1000.0, gpus=gpus, incidents=(incident,)))) == ["2", "0", "1", "3"]
 
 
@@ -171,10 +177,12 @@ def test_the_line_of_code_is_below_its_incident() -> None:
     incident = {
         "words": "GPU 0 waits",
         "severity": "warning",
-        "hit": [],
+        "culprits": [],
+        "hit": [{"gpu": "1"}],
+        "since": 980.0,
         "code": [f"at /a.py(3) {WIDE}", "at /b.py(4)"],
     }
-    lines = text(Screen(UNICODE, (80, 24)), View(1000.0, gpus=(row(0),), incidents=(incident,)))
-    place = lines.index(" GPU 0 waits")
+    lines = text(Screen(UNICODE, (80, 24)), View(1000.0, since=970.0, gpus=(row(0),), incidents=(incident,)))
+    place = lines.index(" GPU 0 waits (1 other GPU hit, for 20 s)")
     assert lines[place + 1].startswith("   at /a.py(3) 一")
     assert "/b.py" not in "".join(lines)

@@ -57,7 +57,7 @@ def test_values_class_and_history() -> None:
     assert row.history["sm_active"] == (0.9, 0.9, 0.9)
     assert "temperature" not in row.values, "what was not read is absent"
     assert row.history["temperature"] == (None, None, None)
-    assert (row.class_since, view.judged, view.banner, view.missing) == (1000.0, True, "", 0)
+    assert (row.class_since, view.since, view.banner, view.missing) == (1000.0, 1000.0, "", 0)
 
 
 def test_a_gpu_is_lost_and_comes_back() -> None:
