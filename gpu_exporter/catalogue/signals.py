@@ -218,7 +218,7 @@ THERMAL_DISTANCE = Signal(
     "Slowdown threshold minus temperature",
     (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
     has_owner=False,
-    plain="thermal margin {}",
+    plain="distance to the slowdown temperature {}",
 )
 
 

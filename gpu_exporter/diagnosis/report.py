@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Headroom, Position
 from gpu_exporter.conditions.evaluate import TermValues
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import OfRanks
+from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.incidents import of_diagnoses
@@ -333,7 +333,7 @@ def evidence(by_gpu: Sequence[TermValues], printed: set[str], *, verbose: bool =
     """Return the values that are not `printed` yet, in words."""
     texts = []
     terms = dict.fromkeys(term for of_gpu in by_gpu for term in of_gpu)
-    for term in sorted(terms, key=lambda term: isinstance(term, OfRanks)):  # the others are about this GPU
+    for term in sorted(terms, key=lambda term: not isinstance(term, Over)):  # those of this GPU, then of other ranks
         if name_of(term) not in printed:
             printed.add(name_of(term))
             text = statement(term, [of_gpu[term] for of_gpu in by_gpu if term in of_gpu])
