@@ -62,6 +62,8 @@ def _number(text: str) -> float | None:
     try:
         if text.isdecimal():
             return int(text)
+        if text.replace(".", "", 1).isdecimal():
+            return float(text)
         number, _, timestamp = text.partition(" ")
         if "_" in number or number != number.strip() or (timestamp and not timestamp.isdecimal()):
             return None
