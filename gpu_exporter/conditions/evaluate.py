@@ -152,9 +152,9 @@ def _signal_value(
     if of.fn is Fn.LAST:
         return points[end - 1][1]
     within = points[_until(points, now - of.window) : end]
-    if aggregate:
-        return aggregate([number for _, number in within]) if within else None
     match of.fn:
+        case Fn.MEAN | Fn.MIN | Fn.MAX | Fn.STDDEV:
+            return aggregate([number for _, number in within]) if aggregate and within else None
         case Fn.PREDICT:
             return _predict(within, now, of.ahead)
         case Fn.INCREASE:

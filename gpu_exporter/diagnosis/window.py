@@ -36,12 +36,13 @@ FAMILIES = tuple(
     )
 )
 
-# Families of gpu-exporter that no diagnosis reads. Any other one may be all that an exporter says of a GPU.
-UNREAD = frozenset(metric.name for metric in m.METRICS if metric.name.startswith("gpu_")) - {
-    *FAMILIES,
-    m.RENDERED_AT.name,
-    m.PROFILES.name,
-}
+# Series of gpu-exporter that no diagnosis reads. Any other one may be all that an exporter says of a GPU.
+UNREAD = frozenset(
+    f"{metric.name}{suffix}"
+    for metric in m.METRICS
+    for suffix in ("", "_bucket", "_sum", "_count")
+    if metric.name.startswith("gpu_")
+) - {*FAMILIES, m.RENDERED_AT.name, m.PROFILES.name, m.PROFILED_AT.name}
 
 # The engine activity by its names: a GPU without an owner is not allocated if it has one of these.
 ENGINES = frozenset(way.name for way in ALLOCATED.definitions if isinstance(way, Read) and way.name != OWNERS_INFO)
