@@ -13,27 +13,28 @@ from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.reports.numbers import percent
 from gpu_exporter.traces.device_times import NS, DeviceTimes
 from gpu_exporter.traces.intervals import subtract, union
-from gpu_exporter.traces.kernel_classes import avoids_tensor_cores, kernel_class
+from gpu_exporter.traces.kernel_classes import avoids_tensor_cores, multiplies_vectors
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace, distinct
+from gpu_exporter.traces.operators import EventClasses
 from gpu_exporter.traces.result import Advice, IdleCause, RankResult
 
 # Advice that saves less of the span is not given.
 LEAST_SAVING = 0.01
 # A chain to fuse: so many kernels in a row on one stream, each at most this long.
 FEWEST_FUSED, LONGEST_FUSED_NS = 3, 50_000
-FUSABLE = ("elementwise", "normalization", "softmax", "reduction", "optimizer", "random")
+FUSABLE = ("elementwise", "cast", "copy", "normalization", "softmax", "reduction", "optimizer", "random")
 # Tensor cores multiply fp16 and TF32 matrices at least so much faster than the other cores fp32 ones (V100: 8).
 TENSOR_CORE_FACTOR = 8
 Finding = tuple[str, str, float, tuple[str, ...]]  # kind, text, seconds, frames
 
 
-def advice(trace: Trace, times: DeviceTimes, rank: RankResult) -> list[Advice]:
+def advice(trace: Trace, times: DeviceTimes, rank: RankResult, classes: EventClasses) -> list[Advice]:
     """Return the advice for one GPU."""
     causes = {cause.cause: cause for cause in rank.idle_causes}
     found = (
         *_of_causes(causes),
         *_of_communication(rank),
-        *_of_kernels(trace, times),
+        *_of_kernels(trace, times, classes),
         *_of_copies(trace, times, rank),
     )
     return [
@@ -136,11 +137,12 @@ def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult) -> Iterator[F
     )
 
 
-def _of_kernels(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
+def _of_kernels(trace: Trace, times: DeviceTimes, classes: EventClasses) -> Iterator[Finding]:
     """Yield advice on kernels: fusion, size and tensor cores."""
-    events = times.events.rows(times.events.kind == DeviceKind.COMPUTE)
+    computing = times.events.kind == DeviceKind.COMPUTE
+    events, classes = times.events.rows(computing), classes.chosen(computing)
     duration = events.end - events.start
-    chains, cost, saving = _chains(trace, events.stream, events.name, duration)
+    chains, cost, saving = _chains(events.stream, classes.among(FUSABLE), duration)
     if chains:
         yield (
             "fusion",
@@ -161,7 +163,11 @@ def _of_kernels(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
             lost / NS,
             (),
         )
-    names = [row for row in distinct(events.name).tolist() if avoids_tensor_cores(trace.names[row])]
+    names = [
+        row
+        for row in distinct(events.name).tolist()
+        if avoids_tensor_cores(trace.names[row]) and not multiplies_vectors(trace.names[row])
+    ]
     slow = float(duration[np.isin(events.name, names)].sum())
     if slow:
         yield (
@@ -173,14 +179,13 @@ def _of_kernels(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
         )
 
 
-def _chains(trace: Trace, stream: Column, name: Column, duration: Column) -> tuple[int, int, int]:
+def _chains(stream: Column, can_fuse: Column, duration: Column) -> tuple[int, int, int]:
     """Return the number of chains that can be fused, their time, and what is saved if only the longest kernel stays."""
-    if not len(name):
+    if not len(stream):
         return 0, 0, 0
-    fusable_names = [row for row in distinct(name).tolist() if kernel_class(trace.names[row]) in FUSABLE]
     order = np.argsort(stream, kind="stable")
     stream, duration = stream[order], duration[order]
-    fusable = np.isin(name[order], fusable_names) & (duration <= LONGEST_FUSED_NS)
+    fusable = can_fuse[order] & (duration <= LONGEST_FUSED_NS)
     new = np.concatenate(([True], (stream[1:] != stream[:-1]) | (fusable[1:] != fusable[:-1])))
     starts = np.flatnonzero(new)
     lengths = np.diff(np.concatenate((starts, [len(fusable)])))

@@ -15,6 +15,7 @@ from gpu_exporter.traces.idle import HostTimes, Launches, Share, attribute, fram
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
 from gpu_exporter.traces.model import DeviceKind, Trace
+from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
 from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, TraceVerdict
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
@@ -41,13 +42,14 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
             rank = position if trace.rank is None else trace.rank
             host = host_times(trace, launches.rows_of(times.events))
             causes = _causes(shares, stacks, times.span)
+            classes = event_classes(trace, times.events, launch_stacks(trace, times.events, stacks, launches), stacks)
             result = replace(
-                _measured(trace, rank, device, times, host, causes, collectives[position]),
+                _measured(trace, rank, device, times, host, causes, collectives[position], classes),
                 copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
             ranks.append(replace(result, memory=memory.get(device)))
-            tips.append(advice(trace, times, result))
+            tips.append(advice(trace, times, result, classes))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
     if not ranks:
         raise GpuExporterError(no_gpu_events(traces))
@@ -89,9 +91,10 @@ def _measured(
     host: HostTimes,
     causes: tuple[IdleCause, ...],
     collectives: tuple[CollectiveTime, ...],
+    event_classes: EventClasses,
 ) -> RankResult:
     busy, exposed = length(times.busy), times.exposed_communication(times.start, times.end)
-    classes, top = kernels(trace, times.events, MOST_KERNELS)
+    classes, top = kernels(trace, times.events, event_classes, MOST_KERNELS)
     properties = trace.devices.get(device)
     result = RankResult(
         rank=rank,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,15 +17,15 @@ from gpu_exporter.traces.analysis import no_gpu_events
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices
 from gpu_exporter.traces.frames import PYTHON_FRAME
 from gpu_exporter.traces.idle import Launches, attribute
-from gpu_exporter.traces.kernel_classes import kernel_class, short_name
-from gpu_exporter.traces.model import UNKNOWN, Trace
+from gpu_exporter.traces.kernel_classes import short_name
+from gpu_exporter.traces.model import Trace
+from gpu_exporter.traces.operators import event_classes, launch_stacks, operator_of
 from gpu_exporter.traces.stacks import Stacks
 
 # What time is summed by, as `trace top --by` names it.
 OPERATOR, KERNEL, CLASS, FRAME, CAUSE, IDLE_FRAME = "operator", "kernel", "class", "code", "cause", "idle-code"
 KEYS = (OPERATOR, KERNEL, CLASS, FRAME, CAUSE, IDLE_FRAME)
 NO_OPERATOR, NO_FRAME = "(no operator)", "(no Python frame)"
-_CALL = re.compile(r"^(?:cuda|cu|hip|nccl)[A-Z]|^(?:ProfilerStep|Optimizer\.|autograd::engine)|^<")
 
 
 @dataclass(frozen=True)
@@ -80,15 +79,13 @@ def _gpu(trace: Trace, times: DeviceTimes, stacks: Stacks, launches: Launches) -
     spent = events.end - events.start
     for row, total, count in _sums(events.name, spent):
         yield KERNEL, short_name(trace.names[row]), total, count
-        yield CLASS, kernel_class(trace.names[row]), total, count
-    calls = launches.rows_of(events)
-    known = calls != UNKNOWN
-    for thread in np.unique(trace.host_events.thread[calls[known]]).tolist():
-        stacks.timeline(thread)
-    of_event = np.where(known, stacks.of_event[calls], 0)
+    of_event = launch_stacks(trace, events, stacks, launches)
+    classes = event_classes(trace, events, of_event, stacks)
+    for row, total, count in _sums(classes.rows, spent):
+        yield CLASS, classes.names[row], total, count
     for stack, total, count in _sums(of_event, spent):
         names = stacks.names(stack)
-        yield OPERATOR, _operator(names), total, count
+        yield OPERATOR, operator_of(names) or NO_OPERATOR, total, count
         yield FRAME, _frame(names, stacks.responsible(stack)), total, count
 
 
@@ -104,11 +101,6 @@ def _sums(rows: np.ndarray, spent: np.ndarray) -> Iterator[tuple[int, int, int]]
     found = np.zeros(len(values), dtype=np.int64)
     np.add.at(found, inverse, spent)
     yield from zip(values.tolist(), found.tolist(), counts.tolist(), strict=True)
-
-
-def _operator(names: tuple[str, ...]) -> str:
-    """Return the innermost operator of a stack."""
-    return next((name for name in reversed(names) if not (PYTHON_FRAME.match(name) or _CALL.match(name))), NO_OPERATOR)
 
 
 def _frame(names: tuple[str, ...], responsible: str) -> str:
