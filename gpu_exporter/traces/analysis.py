@@ -16,9 +16,18 @@ from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
 from gpu_exporter.traces.model import DeviceKind, Trace
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
-from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, TraceVerdict
+from gpu_exporter.traces.result import (
+    Advice,
+    AnalysisResult,
+    CollectiveTime,
+    IdleCause,
+    RankResult,
+    Straggler,
+    TraceVerdict,
+)
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
+from gpu_exporter.traces.verdict import Thresholds, because, blamed, class_of, losses, outweighs
+from gpu_exporter.traces.waiting import Waits, by_step, longer, splits, waits_of, with_waiting
 
 MOST_FRAMES, MOST_KERNELS = 5, 20
 NO_FRAMES = "(no frames)"
@@ -30,7 +39,9 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
 
     A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
     """
-    collectives = collective_times(dict(enumerate(traces)))
+    collectives, divided = collective_times(dict(enumerate(traces))), splits(traces)
+    waits: list[Waits | None] = []
+    positions: list[int] = []  # of the file of each rank
     ranks: list[RankResult] = []
     tips: list[list[Advice]] = []
     folded: dict[int, Mapping[str, float]] = {}
@@ -46,16 +57,22 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
             result = replace(
                 _measured(trace, rank, device, times, host, causes, collectives[position], classes),
                 copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+                compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
+            split = divided[position]
+            waits.append(waits_of(trace, device, times, split) if split else None)
+            positions.append(position)
             ranks.append(replace(result, memory=memory.get(device)))
             tips.append(advice(trace, times, result, classes))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
     if not ranks:
         raise GpuExporterError(no_gpu_events(traces))
-    straggler = straggler_of(ranks, thresholds.straggler) if len(traces) > 1 else None
-    lost = losses(ranks)
-    verdict = TraceVerdict(class_of(lost, straggler, thresholds), because(ranks, lost, straggler), merged(tips))
+    ranks = with_waiting(ranks, waits, positions)
+    straggler = _straggler(traces, ranks, waits, positions, thresholds.straggler)
+    is_main = straggler is not None and outweighs(straggler, ranks)
+    trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
+    verdict = TraceVerdict(trace_class, because(ranks, losses(ranks), straggler, is_main), merged(tips))
     reasons: Counter[str] = Counter()
     for trace in traces:
         reasons.update(trace.dropped)
@@ -68,6 +85,28 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
         sum(trace.repaired for trace in traces),
         folded,
     )
+
+
+def _straggler(
+    traces: Sequence[Trace],
+    ranks: Sequence[RankResult],
+    waits: Sequence[Waits | None],
+    files: Sequence[int],
+    least: float,
+) -> Straggler | None:
+    """Return the rank that makes the others wait; None if the files have no common collectives or several GPUs."""
+    if len(ranks) != len(traces) or any(of_rank is None for of_rank in waits):
+        return None
+    tables = [
+        by_step(of_rank, [step.start for step in traces[file].steps if step.end > step.start], len(traces))
+        for of_rank, file in zip(waits, files, strict=True)
+        if of_rank is not None
+    ]
+    found = straggler_of(ranks, tables, least)
+    if found is None:
+        return None
+    slow = next(rank for rank in ranks if rank.rank == found.rank)
+    return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
 
 
 def no_gpu_events(traces: Sequence[Trace]) -> str:

@@ -76,6 +76,23 @@ class CollectiveTime:
     bus_bandwidth: float | None
     # The largest difference between the starts of one collective on two ranks; None with one file.
     skew_seconds: float | None
+    # Of `seconds`, what the rank that came last needed: the rest is waiting for it. None with one file.
+    transfer_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class WaitingFor:
+    """How long a GPU waited in collectives, without computing, for the rank that came last.
+
+    `cause` says what that rank did longer: a cause of its idle time, "compute" or "exposed_copies"; "" if that is not
+    known.
+    """
+
+    rank: int | None  # None if it is not among the files
+    seconds: float
+    share: float  # of the span
+    cause: str
+    frames: tuple[str, ...]  # of that rank
 
 
 @dataclass(frozen=True)
@@ -99,11 +116,16 @@ class RankResult:
     device_name: str = ""
     exposed_copy_seconds: float = 0.0
     copy_frames: tuple[str, ...] = ()  # what launched the copies, the most costly first
+    compute_frames: tuple[str, ...] = ()
     communication_frames: tuple[str, ...] = ()
     self_seconds: float = 0.0  # the median step, or the span, without exposed communication
     kernel_classes: tuple[Kernels, ...] = ()
     top_kernels: tuple[Kernels, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    # The two parts of the exposed communication; None if no other file has the same collectives.
+    exposed_transfer_seconds: float | None = None
+    exposed_waiting_seconds: float | None = None
+    waiting: tuple[WaitingFor, ...] = ()  # the longest first
     memory: MemoryResult | None = None  # None without `profile_memory=True`
 
 
@@ -129,11 +151,12 @@ class TraceVerdict:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that makes the others wait, by how many seconds per step."""
+    """The rank that makes the others wait, by how many seconds per step. `frames` are what it did longer."""
 
     rank: int
     kind: Literal["host", "gpu"]
     excess_seconds: float
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
