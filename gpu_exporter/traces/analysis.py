@@ -8,13 +8,24 @@ from dataclasses import replace
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.advice import advice, merged
+from gpu_exporter.traces.advice import advice, merged, of_straggler
 from gpu_exporter.traces.collectives import collective_times, rank_step, straggler_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
-from gpu_exporter.traces.idle import HostTimes, Launches, Share, attribute, frames_of, host_times, launch_frames
+from gpu_exporter.traces.idle import (
+    HostTimes,
+    Launches,
+    Share,
+    UserWaits,
+    attribute,
+    dependencies,
+    frames_of,
+    host_times,
+    launch_frames,
+    user_waits,
+)
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import DeviceKind, Trace
+from gpu_exporter.traces.model import UNKNOWN, DeviceKind, Trace, distinct
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
 from gpu_exporter.traces.result import (
     Advice,
@@ -43,7 +54,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
     waits: list[Waits | None] = []
     positions: list[int] = []  # of the file of each rank
     ranks: list[RankResult] = []
-    tips: list[list[Advice]] = []
+    measured: list[tuple[Trace, DeviceTimes, EventClasses, UserWaits | None]] = []
     folded: dict[int, Mapping[str, float]] = {}
     for position, trace in enumerate(traces):
         stacks, launches = Stacks(trace), Launches(trace)
@@ -52,7 +63,8 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
             shares = attribute(trace, times.events, times.busy, stacks, launches)
             rank = position if trace.rank is None else trace.rank
             host = host_times(trace, launches.rows_of(times.events))
-            causes = _causes(shares, stacks, times.span)
+            waited_for = dependencies(trace, times.events, times.busy, launches, MOST_FRAMES)
+            causes = _causes(shares, stacks, times.span, waited_for)
             classes = event_classes(trace, times.events, launch_stacks(trace, times.events, stacks, launches), stacks)
             result = replace(
                 _measured(trace, rank, device, times, host, causes, collectives[position], classes),
@@ -64,7 +76,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
             waits.append(waits_of(trace, device, times, split) if split else None)
             positions.append(position)
             ranks.append(replace(result, memory=memory.get(device)))
-            tips.append(advice(trace, times, result, classes))
+            measured.append((trace, times, classes, _user_waits(trace, times, shares, stacks, launches)))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
     if not ranks:
         raise GpuExporterError(no_gpu_events(traces))
@@ -72,7 +84,9 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
     straggler = _straggler(traces, ranks, waits, positions, thresholds.straggler)
     is_main = straggler is not None and outweighs(straggler, ranks)
     trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
-    verdict = TraceVerdict(trace_class, because(ranks, losses(ranks), straggler, is_main), merged(tips))
+    tips = [advice(trace, times, rank, *found) for rank, (trace, times, *found) in zip(ranks, measured, strict=True)]
+    text = because(ranks, losses(ranks), straggler, is_main)
+    verdict = TraceVerdict(trace_class, text, _merged(tips, ranks, straggler, is_main))
     reasons: Counter[str] = Counter()
     for trace in traces:
         reasons.update(trace.dropped)
@@ -162,15 +176,40 @@ def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, 
     return launch_frames(trace, times.events.rows(times.events.kind == kind), stacks, launches, MOST_FRAMES)
 
 
-def _causes(shares: Sequence[Share], stacks: Stacks, span: int) -> tuple[IdleCause, ...]:
-    """Return the idle time by cause, the largest first."""
+def _user_waits(
+    trace: Trace, times: DeviceTimes, shares: list[Share], stacks: Stacks, launches: Launches
+) -> UserWaits | None:
+    calls = launches.rows_of(times.events)
+    threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
+    return user_waits(trace, shares, stacks, threads, MOST_FRAMES)
+
+
+def _merged(
+    tips: Sequence[Sequence[Advice]], ranks: Sequence[RankResult], straggler: Straggler | None, is_main: bool
+) -> tuple[Advice, ...]:
+    """Return the advice for the job. If the others wait most of all for one rank, that comes first."""
+    if straggler is None:
+        return merged(tips)
+    first = of_straggler(straggler, ranks)
+    # What makes its host slow is counted once, by those who wait for it.
+    by_host = straggler.kind == "host"
+    slow = [straggler.frames[:1] if by_host and rank.rank == straggler.rank else () for rank in ranks]
+    others = merged(
+        [[one for one in of_rank if not at or one.frames[:1] != at] for of_rank, at in zip(tips, slow, strict=True)]
+    )
+    return (first, *others) if is_main else tuple(sorted((first, *others), key=lambda one: -one.saving_seconds))
+
+
+def _causes(shares: Sequence[Share], stacks: Stacks, span: int, waited_for: tuple[str, ...]) -> tuple[IdleCause, ...]:
+    """Return the idle time by cause, the largest first. `waited_for` is what launched work waited for."""
     by_cause: dict[TraceCause, list[Share]] = defaultdict(list)
     for share in shares:
         by_cause[share.cause].append(share)
     found = []
     for cause, of_cause in by_cause.items():
         total = sum(share.nanoseconds for share in of_cause)
-        found.append(IdleCause(cause.value, total / NS, total / span, frames_of(of_cause, stacks, MOST_FRAMES)))
+        frames = waited_for if cause is TraceCause.DEPENDENCY else frames_of(of_cause, stacks, MOST_FRAMES)
+        found.append(IdleCause(cause.value, total / NS, total / span, frames))
     return tuple(sorted(found, key=lambda cause: -cause.seconds))
 
 

@@ -122,6 +122,8 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     for one in result.verdict.advice:
         saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
         frame = f'<br><span class="frame">at {safe_text(one.frames[0])}</span>' if one.frames else ""
+        if one.kernels:
+            frame += f'<br><span class="frame">in {safe_text(", ".join(one.kernels))}</span>'
         yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{frame}</li>\n"
     yield "</ol>\n"
 

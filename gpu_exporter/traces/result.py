@@ -137,7 +137,8 @@ class Advice:
     text: str
     saving_seconds: float
     saving_ratio: float  # of the span
-    frames: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()  # what the advice rests on: code, the most costly first
+    kernels: tuple[str, ...] = ()  # or kernels and copies
 
 
 @dataclass(frozen=True)

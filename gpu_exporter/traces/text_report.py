@@ -191,6 +191,8 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
         yield f"  at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)}): {sentence(one.text)}"
         for frame in one.frames[:1]:
             yield f"    at {printable(frame, MOST_LINE)}"
+        if one.kernels:
+            yield f"    in {printable(', '.join(one.kernels), MOST_LINE)}"
 
 
 def _dropped(reasons: Mapping[str, int], repaired: int) -> Iterator[str]:
