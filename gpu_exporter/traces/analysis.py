@@ -84,7 +84,10 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
     straggler = _straggler(traces, ranks, waits, positions, thresholds.straggler)
     is_main = straggler is not None and outweighs(straggler, ranks)
     trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
-    tips = [advice(trace, times, rank, *found) for rank, (trace, times, *found) in zip(ranks, measured, strict=True)]
+    tips = [
+        advice(trace, times, rank, classes, waited)
+        for rank, (trace, times, classes, waited) in zip(ranks, measured, strict=True)
+    ]
     text = because(ranks, losses(ranks), straggler, is_main)
     verdict = TraceVerdict(trace_class, text, _merged(tips, ranks, straggler, is_main))
     reasons: Counter[str] = Counter()

@@ -145,7 +145,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"""
             (?:de|re|un)?(?:k|fake)?(?:de|re)?quant\w* (?:de)?quati[sz]e\w* (?:up|down)?cast\w* typecast
             typeconvert convert(?:er|ion)?\w* conversion qparams? sharedexponent scalingfactors?
-            (?:float|half|(?:fp|bf)\d+)to \d*2(?:float|half) (?:dynamic|static)(?:fp|int) fromamax
+            (?:float|half|(?:fp|bf)\d+)to \d+2(?:float|half) (?:dynamic|static)(?:fp|int) fromamax
             scalefrom amaxscale toDTYPE DTYPE(?:to|2)DTYPE DTYPEcopy
             """,
         ),
@@ -196,7 +196,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             filter clamp clip where select compare mask(?:ed)? triu tril lerp bcast broadcast\w* arange
             linspace transform(?:config|impl|kernel)? upsample\w* interp residual assign iota equal
             logical bitwise pointwiseapply\w* sign round floor ceil reciprocal square maximum minimum
-            addcmul addcdiv tensorop optensor subtensor\w*
+            mse huber addcmul addcdiv tensorop optensor subtensor\w*
             """,
         ),
     )
@@ -253,7 +253,7 @@ def kernel_class(name: str, operator: str = "") -> str:
         return found
     launched = _by_operator(operator)
     # A function for each element is no matrix product, although that operator launches it, such as for a bias.
-    may_be = _OF_ELEMENTS | {SOFTMAX_CLASS} if certainty is _Certainty.TEMPLATE else CLASS_NAMES - {OTHER_CLASS}
+    may_be = _OF_ELEMENTS if certainty is _Certainty.TEMPLATE else CLASS_NAMES - {OTHER_CLASS}
     return launched if launched in may_be else found
 
 
@@ -289,8 +289,8 @@ def _by_name(name: str) -> tuple[str, _Certainty]:
     if _RUNNER.fullmatch(kernel.base):
         if function := _of_arguments(kernel, CLASS_NAMES - {OTHER_CLASS}):
             return function, _Certainty.FUNCTION
-        said = map(_first, map(words, kernel.namespaces))
-        return next(filter(OTHER_CLASS.__ne__, said), OTHER_CLASS), _Certainty.NOTHING
+        areas = map(_first, map(words, kernel.namespaces))
+        return next(filter(OTHER_CLASS.__ne__, areas), OTHER_CLASS), _Certainty.NOTHING
     return next(filter(None, map(_LIBRARIES.get, kernel.namespaces)), OTHER_CLASS), _Certainty.NOTHING
 
 
