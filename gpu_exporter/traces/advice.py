@@ -7,7 +7,7 @@ each moment of idle time and each kernel counts for one advice only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -40,16 +40,20 @@ _UNIFIED = re.compile(r"unified memory|Managed", re.IGNORECASE)
 def advice(
     trace: Trace, times: DeviceTimes, rank: RankResult, classes: EventClasses, waits: UserWaits | None
 ) -> list[Advice]:
-    """Return the advice for one GPU. What rests on no code and no kernel is left out."""
+    """Return the advice for one GPU, but that on communication. What rests on no code and no kernel is left out."""
     causes = {cause.cause: cause for cause in rank.idle_causes}
     found = (
         *_of_causes(causes),
         *_of_waits(waits, len(rank.steps)),
-        *_of_communication(rank),
         *_of_kernels(trace, times, classes),
         *_of_copies(trace, times, rank),
         *_of_unified_memory(trace, times),
     )
+    return _kept(found, rank)
+
+
+def _kept(found: Iterable[Finding], rank: RankResult) -> list[Advice]:
+    """Return the advice that saves enough and rests on something."""
     return [
         Advice(kind, text, seconds, seconds / rank.span_seconds, frames, kernels)
         for kind, text, seconds, frames, kernels in found
@@ -146,21 +150,18 @@ def _of_waits(waits: UserWaits | None, steps: int) -> Iterator[Finding]:
     yield "synchronisation", text, waits.nanoseconds / NS, waits.frames, ()
 
 
-def _of_communication(rank: RankResult) -> Iterator[Finding]:
-    """Yield advice on transfers. Waiting for another rank is no reason to overlap communication."""
+def of_communication(rank: RankResult) -> list[Advice]:
+    """Return the advice on transfers. Waiting for another rank is no reason to overlap communication."""
     transfer = rank.exposed_transfer_seconds
     exposed = rank.exposed_communication_seconds if transfer is None else transfer
-    if exposed:
-        share = percent(exposed / max(rank.communication_seconds, 1e-12))
-        what = "runs while nothing computes" if transfer is None else "is transfer of data while nothing computes"
-        yield (
-            "overlap_communication",
-            f"{share} of the communication {what}: overlap it (gradient buckets, prefetch of FSDP), use larger"
-            " messages, or accumulate gradients.",
-            exposed,
-            rank.communication_frames,
-            tuple(of.name for of in rank.top_kernels if of.kernel_class == COMMUNICATION_CLASS)[:MOST_KERNELS],
-        )
+    share = percent(exposed / max(rank.communication_seconds, 1e-12))
+    what = "runs while nothing computes" if transfer is None else "is transfer of data while nothing computes"
+    text = (
+        f"{share} of the communication {what}: overlap it (gradient buckets, prefetch of FSDP), use larger messages, or"
+        " accumulate gradients."
+    )
+    kernels = [of.name for of in rank.top_kernels if of.kernel_class == COMMUNICATION_CLASS][:MOST_KERNELS]
+    return _kept([("overlap_communication", text, exposed, rank.communication_frames, tuple(kernels))], rank)
 
 
 def of_straggler(straggler: Straggler, ranks: Sequence[RankResult]) -> Advice:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.advice import advice, merged, of_straggler
+from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
 from gpu_exporter.traces.collectives import collective_times, rank_step, straggler_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
 from gpu_exporter.traces.idle import (
@@ -38,7 +38,15 @@ from gpu_exporter.traces.result import (
 )
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.verdict import Thresholds, because, blamed, class_of, losses, outweighs
-from gpu_exporter.traces.waiting import Waits, by_step, longer, splits, waits_of, with_waiting
+from gpu_exporter.traces.waiting import (
+    Communication,
+    Waits,
+    by_step,
+    communication_of,
+    divided,
+    longer,
+    with_waiting,
+)
 
 MOST_FRAMES, MOST_KERNELS = 5, 20
 NO_FRAMES = "(no frames)"
@@ -50,11 +58,10 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
 
     A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
     """
-    collectives, divided = collective_times(dict(enumerate(traces))), splits(traces)
-    waits: list[Waits | None] = []
-    positions: list[int] = []  # of the file of each rank
+    collectives = collective_times(dict(enumerate(traces)))
+    communication: list[Communication] = []
     ranks: list[RankResult] = []
-    measured: list[tuple[Trace, DeviceTimes, EventClasses, UserWaits | None]] = []
+    tips: list[list[Advice]] = []
     folded: dict[int, Mapping[str, float]] = {}
     for position, trace in enumerate(traces):
         stacks, launches = Stacks(trace), Launches(trace)
@@ -72,22 +79,21 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
                 compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
-            split = divided[position]
-            waits.append(waits_of(trace, device, times, split) if split else None)
-            positions.append(position)
+            communication.append(communication_of(trace, device, times))
             ranks.append(replace(result, memory=memory.get(device)))
-            measured.append((trace, times, classes, _user_waits(trace, times, shares, stacks, launches)))
+            tips.append(advice(trace, times, result, classes, _user_waits(trace, times, shares, stacks, launches)))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
     if not ranks:
         raise GpuExporterError(no_gpu_events(traces))
-    ranks = with_waiting(ranks, waits, positions)
-    straggler = _straggler(traces, ranks, waits, positions, thresholds.straggler)
+    straggler = None
+    if len(traces) > 1:
+        waits = divided(communication)
+        ranks = with_waiting(ranks, waits)
+        # Ranks with several GPUs cannot be told apart by waits of their GPUs.
+        straggler = _straggler(ranks, communication, waits, thresholds) if len(ranks) == len(traces) else None
     is_main = straggler is not None and outweighs(straggler, ranks)
     trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
-    tips = [
-        advice(trace, times, rank, classes, waited)
-        for rank, (trace, times, classes, waited) in zip(ranks, measured, strict=True)
-    ]
+    tips = [[*of_rank, *of_communication(rank)] for of_rank, rank in zip(tips, ranks, strict=True)]
     text = because(ranks, losses(ranks), straggler, is_main)
     verdict = TraceVerdict(trace_class, text, _merged(tips, ranks, straggler, is_main))
     reasons: Counter[str] = Counter()
@@ -105,21 +111,18 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
 
 
 def _straggler(
-    traces: Sequence[Trace],
     ranks: Sequence[RankResult],
+    communication: Sequence[Communication],
     waits: Sequence[Waits | None],
-    files: Sequence[int],
-    least: float,
+    thresholds: Thresholds,
 ) -> Straggler | None:
-    """Return the rank that makes the others wait; None if the files have no common collectives or several GPUs."""
-    if len(ranks) != len(traces) or any(of_rank is None for of_rank in waits):
-        return None
+    """Return the rank that makes the others wait; None if the ranks have no collectives in common."""
     tables = [
-        by_step(of_rank, [step.start for step in traces[file].steps if step.end > step.start], len(traces))
-        for of_rank, file in zip(waits, files, strict=True)
-        if of_rank is not None
+        by_step(of_rank, divided, len(ranks))
+        for of_rank, divided in zip(communication, waits, strict=True)
+        if divided is not None
     ]
-    found = straggler_of(ranks, tables, least)
+    found = straggler_of(ranks, tables, thresholds.straggler) if len(tables) == len(ranks) else None
     if found is None:
         return None
     slow = next(rank for rank in ranks if rank.rank == found.rank)

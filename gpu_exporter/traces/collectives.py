@@ -9,14 +9,14 @@ other in each collective, by a lead that was gained only once.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from gpu_exporter.traces.model import UNKNOWN, Column, Trace
+from gpu_exporter.traces.model import UNKNOWN, Column, Trace, distinct
 from gpu_exporter.traces.result import CollectiveTime, RankResult, Straggler
 
 NS = 1e9
@@ -40,61 +40,58 @@ BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
 
 
 @dataclass(frozen=True)
-class Call:
+class _Call:
     """One collective on one rank."""
 
-    event: int  # row of `Trace.device_events`
     start: int  # ns
     nanoseconds: int
     bytes: int
     ranks: int
 
 
-# Operation, group, number of the call, and how many have the same number before it: operations may be coalesced.
-_Key = tuple[str, str, int, int]
+_Key = tuple[str, str, int]  # operation, group, number of the call
 
 
 def collective_times(traces: Mapping[int, Trace]) -> dict[int, tuple[CollectiveTime, ...]]:
     """Return the collectives of each file, by its position. Skew assumes that the clocks of the hosts agree."""
-    calls = {file: calls_of(trace) for file, trace in traces.items()}
-    peers: dict[_Key, list[Call]] = defaultdict(list)
+    calls = {file: _calls(trace) for file, trace in traces.items()}
+    peers: dict[_Key, list[_Call]] = defaultdict(list)
     for of_file in calls.values():
         for key, call in of_file.items():
             peers[key].append(call)
     return {file: _grouped(of_file, peers) for file, of_file in calls.items()}
 
 
-def calls_of(trace: Trace) -> dict[_Key, Call]:
+def _calls(trace: Trace) -> dict[_Key, _Call]:
     """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
-    table, events = trace.collectives, trace.device_events
-    found: dict[_Key, Call] = {}
-    order, same = Counter[tuple[str, str]](), Counter[tuple[str, str, int]]()
+    table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace)
+    found: dict[_Key, _Call] = {}
+    order: dict[tuple[str, str], int] = defaultdict(int)
     for row in range(len(table)):
         event = table.event[row]
         operation = trace.names[table.operation[row]]
         group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
         number = int(table.sequence[row])
         order[operation, group] += 1
-        dtype = trace.names[table.dtype[row]] if table.dtype[row] != UNKNOWN else ""
-        size = max(int(table.elements_in[row]), int(table.elements_out[row]), 0) * BYTES.get(dtype.lower(), 0)
-        key = operation, group, order[operation, group] if number == UNKNOWN else number
-        found[(*key, same[key])] = Call(
-            int(event),
+        found[operation, group, order[operation, group] if number == UNKNOWN else number] = _Call(
             int(events.start[event]),
             int(events.end[event] - events.start[event]),
-            size,
+            int(sizes[row]),
             int(table.ranks[row]),
         )
-        same[key] += 1
     return found
 
 
-def is_point_to_point(operation: str) -> bool:
-    """Return whether an operation has only two ranks, which have different names for it."""
-    return operation.lower().startswith(("send", "recv", "isend", "irecv", "batch_isend"))
+def sizes_of(trace: Trace) -> Column:
+    """Return the bytes of each collective: those of the larger side; 0 if they are not known."""
+    table = trace.collectives
+    elements = np.maximum(np.maximum(table.elements_in, table.elements_out), 0)
+    widths = {row: BYTES.get(trace.names[row].lower(), 0) for row in distinct(table.dtype).tolist() if row != UNKNOWN}
+    found: Column = elements * np.array([widths.get(row, 0) for row in table.dtype.tolist()], dtype=np.int64)
+    return found
 
 
-def _grouped(calls: Mapping[_Key, Call], peers: Mapping[_Key, Sequence[Call]]) -> tuple[CollectiveTime, ...]:
+def _grouped(calls: Mapping[_Key, _Call], peers: Mapping[_Key, Sequence[_Call]]) -> tuple[CollectiveTime, ...]:
     by_group: dict[tuple[str, str], list[_Key]] = defaultdict(list)
     for key in calls:
         by_group[key[0], key[1]].append(key)
@@ -106,8 +103,8 @@ def _time(
     operation: str,
     group: str,
     keys: Sequence[_Key],
-    calls: Mapping[_Key, Call],
-    peers: Mapping[_Key, Sequence[Call]],
+    calls: Mapping[_Key, _Call],
+    peers: Mapping[_Key, Sequence[_Call]],
 ) -> CollectiveTime:
     chosen = [calls[key] for key in keys]
     skews = [max(call.start for call in peers[key]) - min(call.start for call in peers[key]) for key in keys]

@@ -21,7 +21,7 @@ from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, Trace
 from gpu_exporter.traces.operators import event_classes, launch_stacks, operator_of
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.waiting import Split, splits, waits_of
+from gpu_exporter.traces.waiting import Communication, Waits, communication_of, divided
 
 # What time is summed by, as `trace top --by` names it.
 OPERATOR, KERNEL, CLASS, FRAME, CAUSE, IDLE_FRAME = "operator", "kernel", "class", "code", "cause", "idle-code"
@@ -56,15 +56,23 @@ class TraceTotals:
 
 def totals(*traces: Trace) -> TraceTotals:
     """Return the totals of the traces of a job. Raises GpuExporterError if one has no GPU events."""
-    divided = splits(traces)
-    ranks = [position if trace.rank is None else trace.rank for position, trace in enumerate(traces)]
-    found = [_of_trace(trace, split, ranks) for trace, split in zip(traces, divided, strict=True)]
+    of_devices = [devices(trace) for trace in traces]
+    gpus = [(position, device) for position, of_trace in enumerate(of_devices) for device in of_trace]
+    numbers = [position if traces[position].rank is None else traces[position].rank for position, _ in gpus]
+    communication = [
+        communication_of(traces[position], device, of_devices[position][device]) for position, device in gpus
+    ]
+    waits = divided(communication) if len(traces) > 1 else [None] * len(gpus)
+    parts = {gpu: _Parts(*of_gpu, numbers) for gpu, *of_gpu in zip(gpus, communication, waits, strict=True)}
+    found = [
+        _of_trace(trace, of_trace, {device: parts[position, device] for device in of_trace})
+        for position, (trace, of_trace) in enumerate(zip(traces, of_devices, strict=True))
+    ]
     if len(found) == 1:
         return found[0]
-    gpus = sum(of.gpus for of in found)
 
     def mean(values: Iterable[float]) -> float:
-        return sum(value * of.gpus for value, of in zip(values, found, strict=True)) / gpus
+        return sum(value * of.gpus for value, of in zip(values, found, strict=True)) / len(gpus)
 
     nothing = Total(0.0, 0.0)
     by: dict[str, Mapping[str, Total]] = {}
@@ -77,11 +85,19 @@ def totals(*traces: Trace) -> TraceTotals:
         by[key] = dict(sorted(rows.items(), key=lambda item: -item[1].seconds))
     steps = min(of.steps for of in found)
     step, busy = mean(of.step_seconds for of in found), mean(of.busy_seconds for of in found)
-    return TraceTotals(steps, gpus, step, busy, by)
+    return TraceTotals(steps, len(gpus), step, busy, by)
 
 
-def _of_trace(trace: Trace, split: Split | None, ranks: Sequence[int]) -> TraceTotals:
-    of_devices = devices(trace)
+@dataclass(frozen=True)
+class _Parts:
+    """How the communication of a GPU divides. `ranks` are those that `Waits.last` refers to."""
+
+    communication: Communication
+    waits: Waits | None
+    ranks: Sequence[int | None]
+
+
+def _of_trace(trace: Trace, of_devices: Mapping[int, DeviceTimes], parts: Mapping[int, _Parts]) -> TraceTotals:
     if not of_devices:
         raise GpuExporterError(no_gpu_events([trace]))
     stacks, launches = Stacks(trace), Launches(trace)
@@ -89,8 +105,8 @@ def _of_trace(trace: Trace, split: Split | None, ranks: Sequence[int]) -> TraceT
     counts: dict[str, Counter[str]] = {key: Counter() for key in TITLES}
     for device, times in of_devices.items():
         for key, name, spent, count in (
-            *_gpu(trace, times, _spent(trace, device, times, split), stacks, launches),
-            *_waiting(trace, device, times, split, ranks),
+            *_gpu(trace, times, _spent(times, parts[device]), stacks, launches),
+            *_waiting(parts[device]),
             *_idle(trace, times, stacks, launches),
         ):
             seconds[key][name] += spent
@@ -106,26 +122,20 @@ def _of_trace(trace: Trace, split: Split | None, ranks: Sequence[int]) -> TraceT
     return TraceTotals(len(trace.steps), len(of_devices), span / NS / shares, busy / NS / shares, by)
 
 
-def _spent(trace: Trace, device: int, times: DeviceTimes, split: Split | None) -> Column:
+def _spent(times: DeviceTimes, parts: _Parts) -> Column:
     """Return the time of each event of a GPU, ns; of a collective, only the transfer."""
     spent = times.events.end - times.events.start
-    if split is None:
-        return spent
-    chosen = trace.device_events.device[split.event] == device
-    rows = np.searchsorted(np.flatnonzero(trace.device_events.device == device), split.event[chosen])
-    spent[rows] = split.transfer[chosen]
+    if parts.waits:
+        spent[parts.communication.event] = parts.waits.transfer
     return spent
 
 
-def _waiting(
-    trace: Trace, device: int, times: DeviceTimes, split: Split | None, ranks: Sequence[int]
-) -> Iterator[tuple[str, str, int, int]]:
-    if split is None:
+def _waiting(parts: _Parts) -> Iterator[tuple[str, str, int, int]]:
+    if parts.waits is None:
         return
-    waits = waits_of(trace, device, times, split)
-    for last, spent, count in _sums(waits.last, waits.exposed):
+    for last, spent, count in _sums(parts.waits.last, parts.waits.waiting):
         if spent:
-            yield WAITING, UNKNOWN_RANK if last == UNKNOWN else f"rank {ranks[last]}", spent, count
+            yield WAITING, UNKNOWN_RANK if last == UNKNOWN else f"rank {parts.ranks[last]}", spent, count
 
 
 def _gpu(

@@ -6,123 +6,160 @@ longer on another rank is waiting for that rank, at the beginning. No clocks are
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
-from gpu_exporter.traces.collectives import Call, calls_of, is_point_to_point
+from gpu_exporter.traces.collectives import sizes_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes
-from gpu_exporter.traces.intervals import covered, subtract, union
+from gpu_exporter.traces.idle import difference
+from gpu_exporter.traces.intervals import Intervals, covered, union
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace
 from gpu_exporter.traces.result import RankResult, WaitingFor
 
-_Key = tuple[str, str, int, int]
+# Operations of two ranks, each of which has its own name for it.
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend")
 
 
 @dataclass(frozen=True)
-class Split:
-    """The communication of a file, one row for each event, in order of their start."""
+class Communication:
+    """The communication of one GPU: what is needed to compare it with others. Columns have a row for each event."""
 
-    event: Column  # row of `Trace.device_events`
-    transfer: Column  # ns, the last part of the event
-    last: Column  # the position of the file whose rank came last, or UNKNOWN
+    groups: tuple[tuple[str, str], ...]  # operations and process groups, which `group` refers to
+    event: Column  # row of `DeviceTimes.events`
+    group: Column
+    number: Column  # of the collective in its group
+    repeat: Column  # how many have the same number before it: operations may be coalesced
+    start: Column  # ns
+    end: Column
+    bytes: Column  # 0 if unknown
+    ranks: Column  # of the group, or UNKNOWN
+    exposed: Intervals  # when the GPU communicated and did not compute
+    steps: tuple[int, ...]  # the starts of steps, ns
 
 
 @dataclass(frozen=True)
 class Waits:
-    """When one GPU waited in collectives. Columns of equal length."""
+    """How the communication of one GPU divides, in the order of `Communication`."""
 
-    start: Column  # ns
-    end: Column
-    last: Column  # the position of the file that it waited for, or UNKNOWN
-    exposed: Column  # ns, of which no kernel computed
-    exposed_transfer: int  # ns, in all
-
-
-def splits(traces: Sequence[Trace]) -> list[Split | None]:
-    """Return the communication of each file; None where none of it is in another file."""
-    calls = [_all_calls(trace) for trace in traces]
-    peers: dict[_Key, list[tuple[int, int]]] = defaultdict(list)  # durations and files
-    shortest: dict[tuple[str, int], int] = {}
-    for file, of_file in enumerate(calls):
-        for key, call in of_file.items():
-            peers[key].append((call.nanoseconds, file))
-            size = _kind(key, call)
-            shortest[size] = min(shortest.get(size, call.nanoseconds), call.nanoseconds)
-    return [_split(trace, of_file, peers, shortest) for trace, of_file in zip(traces, calls, strict=True)]
+    transfer: Column  # ns, the last part of the event
+    last: Column  # the position of the GPU that came last, or UNKNOWN
+    waiting: Column  # ns of the first part that no kernel hid
+    exposed_transfer: int  # ns in all, without what a kernel hid
 
 
-def _kind(key: _Key, call: Call) -> tuple[str, int]:
-    return "point to point" if is_point_to_point(key[0]) else key[0], call.bytes
+def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communication:
+    """Return the communication of one GPU.
 
-
-def _split(
-    trace: Trace,
-    calls: Mapping[_Key, Call],
-    peers: Mapping[_Key, Sequence[tuple[int, int]]],
-    shortest: Mapping[tuple[str, int], int],
-) -> Split | None:
-    rows: list[tuple[int, int, int]] = []
-    is_known = False
-    for key, call in calls.items():
-        of_call = peers[key]
-        if len(of_call) > 1 and not is_point_to_point(key[0]) and (call.ranks < 1 or len(of_call) <= call.ranks):
-            transfer, last = min(of_call)
-            is_known = True
-        else:  # nobody else recorded it: as fast as the fastest of its kind, for whoever it waited
-            transfer, last = shortest[_kind(key, call)] if call.bytes > 0 else call.nanoseconds, UNKNOWN
-        rows.append((call.event, transfer, last))
-    if not is_known:
-        return None
-    event, transfers, lasts = np.array(sorted(rows), dtype=np.int64).T
-    return Split(event, transfers, lasts)
-
-
-def _all_calls(trace: Trace) -> dict[_Key, Call]:
-    """Return all communication of a file. What has no arguments is numbered by its name, from the end of the trace.
-
-    The beginning is that of the window of the profiler, which is not the same for all ranks.
+    What has no arguments is numbered by its name, from the end of the trace: its beginning is that of the window of the
+    profiler, which is not the same for all ranks.
     """
-    found = dict(calls_of(trace))
-    events = trace.device_events
-    has_arguments = {call.event for call in found.values()}
-    numbers = Counter[int]()
-    for row in np.flatnonzero(events.kind == DeviceKind.COMMUNICATION)[::-1].tolist():
-        if row not in has_arguments:
-            name = int(events.name[row])
-            numbers[name] += 1
-            duration = int(events.end[row] - events.start[row])
-            found[trace.names[name], "", -numbers[name], 0] = Call(row, int(events.start[row]), duration, 0, UNKNOWN)
+    table, events = trace.collectives, times.events
+    all_rows = np.flatnonzero(trace.device_events.device == device)
+    position = {row: at for at, row in enumerate(all_rows.tolist())}
+    of_event = {position[event]: row for row, event in enumerate(table.event.tolist()) if event in position}
+    sizes = sizes_of(trace)
+    groups: dict[tuple[str, str], int] = {}
+    order, same = Counter[int](), Counter[tuple[int, int]]()
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    for at in np.flatnonzero(events.kind == DeviceKind.COMMUNICATION)[::-1].tolist():
+        row = of_event.get(at)
+        number, size, ranks = UNKNOWN, 0, UNKNOWN
+        name = trace.names[events.name[at]], ""
+        if row is not None:
+            group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
+            name, number = (trace.names[table.operation[row]], group), int(table.sequence[row])
+            size, ranks = int(sizes[row]), int(table.ranks[row])
+        key = groups.setdefault(name, len(groups))
+        order[key] += 1
+        number = -1 - order[key] if number == UNKNOWN else number
+        rows.append((at, key, number, same[key, number], size, ranks))
+        same[key, number] += 1
+    event, group_row, numbers, repeat, size_row, rank_row = np.array(rows[::-1], dtype=np.int64).reshape(-1, 6).T
+    return Communication(
+        tuple(groups),
+        event,
+        group_row,
+        numbers,
+        repeat,
+        events.start[event],
+        events.end[event],
+        size_row,
+        rank_row,
+        difference(times.communication, times.compute),
+        tuple(step.start for step in trace.steps if step.end > step.start),
+    )
+
+
+def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
+    """Return how the communication of each GPU of a job divides; None where no other GPU has the same collectives."""
+    names: dict[tuple[str, str], int] = {}
+    group = np.concatenate([_numbered(of.groups, names)[of.group] for of in gpus])
+    owner = np.repeat(np.arange(len(gpus)), [len(of.event) for of in gpus])
+    number, repeat, size, ranks = (
+        np.concatenate([getattr(of, name) for of in gpus]) for name in ("number", "repeat", "bytes", "ranks")
+    )
+    duration = np.concatenate([of.end - of.start for of in gpus])
+    pairs = np.array([name.lower().startswith(POINT_TO_POINT) for name, _ in names], dtype=bool)
+    # Of each collective, the shortest comes first: that is the rank that came last.
+    order = np.lexsort((owner, duration, repeat, number, group))
+    keys = np.stack((group, number, repeat))[:, order]
+    new = np.concatenate(([True], (keys[:, 1:] != keys[:, :-1]).any(axis=0))) if len(order) else np.zeros(0, dtype=bool)
+    first = order[np.flatnonzero(new)]
+    run = np.empty(len(order), dtype=np.int64)
+    run[order] = np.cumsum(new) - 1
+    count = np.bincount(run, minlength=len(first))[run]
+    is_known = (count > 1) & ~pairs[group] & ((ranks < 1) | (count <= ranks))
+    # Nobody else recorded the others: they are as fast as the fastest of their kind, for whoever they waited.
+    kind = np.where(pairs[group], -1, _operations(names)[group])
+    transfer = np.where(is_known, duration[first[run]], _shortest(kind, size, duration))
+    last = np.where(is_known, owner[first[run]], UNKNOWN)
+    found = []
+    for row, of in enumerate(gpus):
+        chosen = owner == row
+        known = is_known[chosen].any()
+        found.append(_waits(of, transfer[chosen], last[chosen]) if known else None)
     return found
 
 
-def waits_of(trace: Trace, device: int, times: DeviceTimes, split: Split) -> Waits:
-    """Return when a GPU waited in collectives."""
-    events = trace.device_events
-    chosen = events.device[split.event] == device
-    rows, last = split.event[chosen], split.last[chosen]
-    middle = events.end[rows] - split.transfer[chosen]
-    start = events.start[rows]
-    moved = union(middle, events.end[rows])
-    exposed = (middle - start) - covered(times.compute, start, middle)
-    return Waits(start, middle, last, exposed, subtract(moved, times.compute))
+def _numbered(groups: Sequence[tuple[str, str]], names: dict[tuple[str, str], int]) -> Column:
+    return np.array([names.setdefault(group, len(names)) for group in groups], dtype=np.int64)
 
 
-def by_last(waits: Waits, files: int) -> Column:
-    """Return the exposed seconds that a GPU waited for each file, and at the end for unknown ones."""
-    found: Column = np.bincount(waits.last % (files + 1), weights=waits.exposed, minlength=files + 1) / NS
-    return found
+def _operations(names: Mapping[tuple[str, str], int]) -> Column:
+    """Return for each operation and group a number of the operation."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(operation, len(numbers)) for operation, _ in names], dtype=np.int64)
 
 
-def by_step(waits: Waits, starts: Sequence[int], files: int) -> Column:
-    """Return the exposed seconds that a GPU waited for each file in each step, shape (steps, files)."""
-    step = np.clip(np.searchsorted(np.array(starts, dtype=np.int64), waits.end, side="right") - 1, 0, None)
-    found = np.zeros((max(1, len(starts)), files))
+def _shortest(kind: Column, size: Column, duration: Column) -> Column:
+    """Return the shortest duration of each kind and size; where the size is not known, the own duration."""
+    order = np.lexsort((duration, size, kind))
+    if not len(order):
+        return duration
+    keys = np.stack((kind, size))[:, order]
+    new = np.concatenate(([True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = duration[order[np.flatnonzero(new)]][np.cumsum(new) - 1]
+    return np.where(size > 0, found, duration)
+
+
+def _waits(of: Communication, transfer: Column, last: Column) -> Waits:
+    middle = of.end - transfer
+    moved = union(middle, of.end)
+    return Waits(transfer, last, covered(of.exposed, of.start, middle), int(covered(of.exposed, *moved).sum()))
+
+
+def by_step(of: Communication, waits: Waits, gpus: int) -> Column:
+    """Return the exposed seconds that a GPU waited for each GPU in each step, shape (steps, GPUs)."""
+    ends = of.end - waits.transfer
+    step = np.clip(np.searchsorted(np.array(of.steps, dtype=np.int64), ends, side="right") - 1, 0, None)
+    found = np.zeros((max(1, len(of.steps)), gpus))
     known = waits.last != UNKNOWN
-    np.add.at(found, (step[known], waits.last[known]), waits.exposed[known] / NS)
+    np.add.at(found, (step[known], waits.last[known]), waits.waiting[known] / NS)
     return found
 
 
@@ -130,29 +167,26 @@ def by_step(waits: Waits, starts: Sequence[int], files: int) -> Column:
 COMPUTE, COPIES = "compute", "exposed_copies"
 
 
-def with_waiting(ranks: Sequence[RankResult], waits: Sequence[Waits | None], files: Sequence[int]) -> list[RankResult]:
-    """Return the ranks with their communication divided. `files` has the position of the file of each."""
-    rank_of = {file: row for row, file in reversed(list(enumerate(files)))}
+def with_waiting(ranks: Sequence[RankResult], waits: Sequence[Waits | None]) -> list[RankResult]:
+    """Return the ranks with their communication divided."""
     return [
-        rank if of_rank is None else _divided(row, ranks, of_rank, rank_of)
-        for row, (rank, of_rank) in enumerate(zip(ranks, waits, strict=True))
+        rank if of_rank is None else _with_parts(rank, ranks, of_rank)
+        for rank, of_rank in zip(ranks, waits, strict=True)
     ]
 
 
-def _divided(row: int, ranks: Sequence[RankResult], waits: Waits, rank_of: Mapping[int, int]) -> RankResult:
-    rank = ranks[row]
+def _with_parts(rank: RankResult, ranks: Sequence[RankResult], waits: Waits) -> RankResult:
     transfer = waits.exposed_transfer / NS
     waiting = rank.exposed_communication_seconds - transfer
-    seconds = by_last(waits, len(rank_of))
+    seconds = np.bincount(waits.last % (len(ranks) + 1), weights=waits.waiting, minlength=len(ranks) + 1)
     # Collectives on several streams overlap: the parts add up to the time.
-    scale = waiting / seconds.sum() if seconds.sum() else 0.0
+    seconds *= waiting / seconds.sum() if seconds.sum() else 0.0
     found = []
-    for file, of_file in enumerate((seconds * scale).tolist()):
-        if of_file > 0:
-            last = rank_of.get(file)
-            cause, frames = ("", ()) if last is None else longer(ranks[last], [rank])
-            number = None if last is None else ranks[last].rank
-            found.append(WaitingFor(number, of_file, of_file / rank.span_seconds, cause, frames))
+    for row in np.flatnonzero(seconds > 0).tolist():
+        last = ranks[row] if row < len(ranks) else None
+        cause, frames = longer(last, [rank]) if last else ("", ())
+        share = float(seconds[row]) / rank.span_seconds
+        found.append(WaitingFor(last.rank if last else None, float(seconds[row]), share, cause, frames))
     return replace(
         rank,
         exposed_transfer_seconds=transfer,
