@@ -7,6 +7,7 @@ each moment of idle time and each kernel counts for one advice only.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -247,9 +248,11 @@ def _of_kernels(trace: Trace, times: DeviceTimes, classes: EventClasses) -> Iter
 def _names(trace: Trace, names: Column, weights: Column) -> tuple[str, ...]:
     """Return the names of the events with the largest weights in all."""
     rows, inverse = np.unique(names, return_inverse=True)
-    sums = np.bincount(inverse, weights=weights)
-    chosen = np.argsort(-sums, kind="stable")[:MOST_KERNELS]
-    return tuple(short_name(trace.names[rows[row]], MOST_NAME) for row in chosen.tolist() if sums[row] > 0)
+    sums = Counter[str]()
+    for row, weight in zip(rows.tolist(), np.bincount(inverse, weights=weights).tolist(), strict=True):
+        if weight > 0:
+            sums[short_name(trace.names[row], MOST_NAME)] += weight
+    return tuple(name for name, _ in sums.most_common(MOST_KERNELS))
 
 
 def _tensor_cores(trace: Trace, events: DeviceEvents, duration: Column) -> tuple[str, str, Column]:

@@ -36,6 +36,7 @@ from gpu_exporter.traces.result import (
     Straggler,
     TraceVerdict,
 )
+from gpu_exporter.traces.roofline import rates
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.verdict import Thresholds, because, blamed, class_of, losses, outweighs
 from gpu_exporter.traces.waiting import (
@@ -48,7 +49,7 @@ from gpu_exporter.traces.waiting import (
     with_waiting,
 )
 
-MOST_FRAMES, MOST_KERNELS = 5, 20
+MOST_FRAMES, MOST_KERNELS, MOST_OPERATORS = 5, 20, 20
 NO_FRAMES = "(no frames)"
 DEFAULTS = Thresholds()
 
@@ -76,6 +77,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
             result = replace(
                 _measured(trace, rank, device, times, host, causes, collectives[position], classes),
                 copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+                operators=rates(trace, times, launches, device_name(trace, device), MOST_OPERATORS),
                 compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
@@ -154,7 +156,6 @@ def _measured(
 ) -> RankResult:
     busy, exposed = length(times.busy), times.exposed_communication(times.start, times.end)
     classes, top = kernels(trace, times.events, event_classes, MOST_KERNELS)
-    properties = trace.devices.get(device)
     result = RankResult(
         rank=rank,
         device=device,
@@ -169,13 +170,19 @@ def _measured(
         steps=step_times(times, trace.steps, times.start, host),
         idle_causes=causes,
         file=trace.path,
-        device_name=properties.name if properties else "",
+        device_name=device_name(trace, device),
         exposed_copy_seconds=times.exposed_copies() / NS,
         kernel_classes=classes,
         top_kernels=top,
         collectives=collectives,
     )
     return replace(result, self_seconds=rank_step(result).self_seconds)
+
+
+def device_name(trace: Trace, device: int) -> str:
+    """Return the model of a GPU; "" if the file does not say it."""
+    properties = trace.devices.get(device)
+    return properties.name if properties else ""
 
 
 def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, launches: Launches) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from gpu_exporter.traces.exports import gpu_stacks
 from gpu_exporter.traces.intervals import covered, union
 from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, sentence
+from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, rate_words, sentence
 
 WIDTH, HEIGHT, BINS = 1000.0, 44, 500
 MOST_STEPS = 200
@@ -183,6 +183,7 @@ def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
                 + "\n"
             )
         yield from _kernels(rank)
+        yield from _operators(rank)
         yield from _memory(rank)
 
 
@@ -224,6 +225,22 @@ def _causes(rank: RankResult) -> Iterator[str]:
         rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
     yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
     yield from table(("cause", "share", "time"), rows, "Causes of idle time")
+
+
+def _operators(rank: RankResult) -> Iterator[str]:
+    rows = [
+        (
+            f'<span class="frame">{safe_text(rate_words(rate))}</span>',
+            fine_percent(rate.peak_ratio),
+            short_duration(rate.seconds),
+            str(rate.count),
+        )
+        for rate in rank.operators[:MOST_KERNELS]
+        if rate.peak_ratio is not None
+    ]
+    if rows:
+        yield "<h3>Operators that lost most time against the peak of the GPU</h3>\n"
+        yield from table(("operator", "of the peak", "time", "calls"), rows, f"Operators of rank {rank.rank}")
 
 
 def _waiting(rank: RankResult) -> Iterator[str]:

@@ -251,7 +251,7 @@ def kernel_class(name: str, operator: str = "") -> str:
     found, certainty = _by_name(name)
     if certainty is _Certainty.FUNCTION or found in _BY_NAME_ALONE or not operator:
         return found
-    launched = _by_operator(operator)
+    launched = operator_class(operator)
     # A function for each element is no matrix product, although that operator launches it, such as for a bias.
     may_be = _OF_ELEMENTS if certainty is _Certainty.TEMPLATE else CLASS_NAMES - {OTHER_CLASS}
     return launched if launched in may_be else found
@@ -263,7 +263,7 @@ def is_communication(name: str) -> bool:
 
 
 @cache
-def _by_operator(operator: str) -> str:
+def operator_class(operator: str) -> str:
     """Return the class that the name of an operator says, such as aten::native_layer_norm."""
     return _first(words(operator.rpartition("::")[2]))
 

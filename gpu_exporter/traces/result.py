@@ -96,6 +96,26 @@ class WaitingFor:
 
 
 @dataclass(frozen=True)
+class OperatorRate:
+    """How fast an operator ran with inputs of these shapes. Rates are of the least work that it must do.
+
+    `peak_ratio` is the time that it needs at the peak of the GPU, divided by its time; `bound` is what limits it then.
+    Both are unknown (None and "") for GPUs and data types without a peak, as is `lost_seconds`, the rest of the time.
+    """
+
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    count: int
+    seconds: float
+    flops_per_second: float  # 0 for operators that do little arithmetic
+    bytes_per_second: float
+    bound: Literal["compute", "memory", ""]
+    peak_ratio: float | None
+    lost_seconds: float | None
+
+
+@dataclass(frozen=True)
 class RankResult:
     """One GPU of one file."""
 
@@ -126,6 +146,7 @@ class RankResult:
     exposed_transfer_seconds: float | None = None
     exposed_waiting_seconds: float | None = None
     waiting: tuple[WaitingFor, ...] = ()  # the longest first
+    operators: tuple[OperatorRate, ...] = ()  # those that lost most first; empty without `record_shapes=True`
     memory: MemoryResult | None = None  # None without `profile_memory=True`
 
 

@@ -9,12 +9,13 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
-from gpu_exporter.traces.result import AnalysisResult, RankResult, WaitingFor
+from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
 from gpu_exporter.traces.verdict import waiting_words
 
 MOST_LINE, MOST_NAME = 160, 40
 LEAST_SHARE = 0.001
 MOST_CLASSES, MOST_CAUSES, MOST_FRAMES, MOST_KERNELS, MOST_COLLECTIVES = 8, 6, 2, 5, 5
+MOST_OPERATORS = 5
 # Of many ranks, only these are described in detail: the one with the most idle time, and the straggler.
 MOST_DETAILED = 2
 _COLUMNS = ("rank", "GPU", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels", "step")
@@ -33,6 +34,7 @@ def lines(result: AnalysisResult) -> Iterator[str]:
     for rank in _detailed(result):
         yield from _idle(rank)
         yield from _kernels(rank)
+        yield from _operators(rank)
         yield from _collectives(rank)
         yield from _waiting(rank)
         yield from _memory(rank)
@@ -105,6 +107,26 @@ def _kernels(rank: RankResult) -> Iterator[str]:
 def _part(share: float, seconds: float) -> str:
     """Return two columns: a share of the time, and this time."""
     return f"{fine_percent(share):>6}  {short_duration(seconds):>8}"
+
+
+def _operators(rank: RankResult) -> Iterator[str]:
+    rated = [rate for rate in rank.operators if rate.peak_ratio is not None]
+    if not rated:
+        return
+    yield ""
+    yield f"Operators of rank {rank.rank} that lost most time against the peak of the GPU"
+    for rate in rated[:MOST_OPERATORS]:
+        share = fine_percent(rate.peak_ratio or 0.0)
+        time, count = short_duration(rate.seconds), f"{rate.count:>6} x"
+        yield f"  {share:>6} of the peak  {time:>8}  {count}  {printable(rate_words(rate), MOST_LINE)}"
+
+
+def rate_words(rate: OperatorRate) -> str:
+    """Return an operator with its shapes and how fast it ran."""
+    shapes = " x ".join(str(list(shape)) for shape in rate.shapes)
+    speed = f"{rate.flops_per_second / 1e12:.3g} TFLOP/s, " if rate.flops_per_second else ""
+    limit = f", {rate.bound}-bound" if rate.bound else ""
+    return f"{rate.operator} {shapes} {rate.dtype}: {speed}{rate.bytes_per_second / 1e9:.3g} GB/s{limit}"
 
 
 def _collectives(rank: RankResult) -> Iterator[str]:
