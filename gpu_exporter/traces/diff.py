@@ -63,7 +63,10 @@ def totals(*traces: Trace) -> TraceTotals:
         communication_of(traces[position], device, of_devices[position][device]) for position, device in gpus
     ]
     waits = divided(communication) if len(traces) > 1 else [None] * len(gpus)
-    parts = {gpu: _Parts(*of_gpu, numbers) for gpu, *of_gpu in zip(gpus, communication, waits, strict=True)}
+    parts = {
+        gpu: _Parts(of_gpu, waits_of_gpu, numbers)
+        for gpu, of_gpu, waits_of_gpu in zip(gpus, communication, waits, strict=True)
+    }
     found = [
         _of_trace(trace, of_trace, {device: parts[position, device] for device in of_trace})
         for position, (trace, of_trace) in enumerate(zip(traces, of_devices, strict=True))

@@ -121,7 +121,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             novograd momentum optimizer\w* optim ema lookahead optimi[sz]e
             """,
         ),
-        (ELEMENTWISE_CLASS, r"m?rope rotary\w* rotated? neox gptj indexmul withindex"),
+        (ELEMENTWISE_CLASS, r"m?rope rotary\w* rotated? neox gptj indexmul withindex clamp(?:min|max)?"),
         (
             SORT_CLASS,
             r"""
@@ -196,7 +196,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             filter clamp clip where select compare mask(?:ed)? triu tril lerp bcast broadcast\w* arange
             linspace transform(?:config|impl|kernel)? upsample\w* interp residual assign iota equal
             logical bitwise pointwiseapply\w* sign round floor ceil reciprocal square maximum minimum
-            mse huber addcmul addcdiv tensorop optensor subtensor\w*
+            mse huber threshold addcmul addcdiv tensorop optensor subtensor\w*
             """,
         ),
     )

@@ -180,7 +180,8 @@ def _with_parts(rank: RankResult, ranks: Sequence[RankResult], waits: Waits) -> 
     waiting = rank.exposed_communication_seconds - transfer
     seconds = np.bincount(waits.last % (len(ranks) + 1), weights=waits.waiting, minlength=len(ranks) + 1)
     # Collectives on several streams overlap: the parts add up to the time.
-    seconds *= waiting / seconds.sum() if seconds.sum() else 0.0
+    total = float(seconds.sum())
+    seconds = seconds * (waiting / total if total else 0.0)
     found = []
     for row in np.flatnonzero(seconds > 0).tolist():
         last = ranks[row] if row < len(ranks) else None

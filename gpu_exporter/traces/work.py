@@ -18,7 +18,10 @@ from gpu_exporter.traces.collectives import BYTES
 from gpu_exporter.traces.kernel_classes import operator_class
 
 # Operators that do little arithmetic: memory is their limit.
-_MEMORY_BOUND = ("elementwise", "copy", "cast", "normalization", "softmax", "reduction")
+_MEMORY_BOUND = ("elementwise", "normalization", "softmax", "reduction")
+_COPIES = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::contiguous")
+# Operators whose output is larger than their inputs, by how much these do not say.
+_ENLARGING = ("aten::upsample", "aten::_upsample")
 BACKWARD_ATTENTION = 2.5
 # No tensor has more elements.
 MOST_ELEMENTS = 1 << 50
@@ -113,13 +116,18 @@ def _moved(name: str, inputs: Inputs) -> Work:
     if operator_class(name) == "reduction":
         return Work(0.0, read)
     largest = prod(max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in inputs.shapes), fillvalue=1))
-    return Work(0.0, read + largest * BYTES.get(inputs.types[0].lower(), 0))
+    # Of two types, the result has the wider one.
+    widths = [BYTES.get(kind.lower(), 0) for shape, kind in zip(inputs.shapes, inputs.types, strict=True) if shape]
+    return Work(0.0, read + largest * max(widths, default=0))
 
 
 @cache
 def has_work(name: str) -> bool:
     """Return whether the shapes of an operator say what it has to do."""
-    return name in _WORK or (name.startswith("aten::") and operator_class(name) in _MEMORY_BOUND)
+    if name in _WORK or name in _COPIES:
+        return True
+    is_aten = name.startswith("aten::") and not name.startswith(_ENLARGING)
+    return is_aten and operator_class(name) in _MEMORY_BOUND
 
 
 def work_of(name: str, inputs: Inputs) -> Work | None:
