@@ -87,7 +87,7 @@ def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
 @_limit("--max-regression", "5%", "How much longer than in the baseline a step may take.")
 @_limit("--least-share", "20%", "The share of the span that the largest loss must take to name the class.")
 @_limit("--compute-bound", "20%", "Below this share of lost time, a job is compute-bound.")
-@_limit("--straggler", "10%", "By how much of a step a rank must be slower than the others to be a straggler.")
+@_limit("--straggler", "10%", "For how much of a step the others must wait for a rank to be a straggler.")
 def analyze_command(
     files: tuple[Path, ...],
     as_json: bool,

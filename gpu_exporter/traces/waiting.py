@@ -178,7 +178,7 @@ def with_waiting(ranks: Sequence[RankResult], waits: Sequence[Waits | None]) -> 
 def _with_parts(rank: RankResult, ranks: Sequence[RankResult], waits: Waits) -> RankResult:
     transfer = waits.exposed_transfer / NS
     waiting = rank.exposed_communication_seconds - transfer
-    seconds = np.bincount(waits.last % (len(ranks) + 1), weights=waits.waiting, minlength=len(ranks) + 1)
+    seconds: Column = np.bincount(waits.last % (len(ranks) + 1), weights=waits.waiting, minlength=len(ranks) + 1)
     # Collectives on several streams overlap: the parts add up to the time.
     total = float(seconds.sum())
     seconds = seconds * (waiting / total if total else 0.0)
