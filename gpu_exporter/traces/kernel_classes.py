@@ -34,7 +34,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             deepep all(?:reduce|gather|2all|toall)(?:v|base)? a2a reducescatter sendrecv
             crossdevicereduce symmmem customar (?:one|two|[12])shot quickreduce rsag sendsignal
             barriertriton remotepush p2p pushpull pushsend pushrecv putsignal waitsignal halos?
-            internode intranode dpsk
+            internode intranode dpsk nvls
             """,
         ),
         (COPY_CLASS, r"memcpy\w* memset\w* rocclr repack chunkcat"),
@@ -42,7 +42,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             ATTENTION_CLASS,
             r"""
             flash flashattn\w* flashattention\w* (?:dot|self|cross)?attn\w* \w*attention fmha\w* mha mqa
-            gqa nsa sdpa mla hstu simplicial neighborhood sage kvcache
+            gqa nsa sdpa mla hstu simplicial neighborhood att sage kvcache
             (?:paged|batch|single)?decodewith\w* batchprefill\w* fwdgrouped\w* fwdkernelstage thdlse
             thdout dkdv\w* dkv splitdq bwd(?:kernel)?dq bwdpreprocess preprocessdo pa(?:prefill|decode)
             reshapeandcache merge(?:attn)?states? statemerge statesmerge
@@ -51,7 +51,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             SSM_CLASS,
             r"""
-            mamba\d? ssm ssu selective(?:scan|state) deltarule gateddelta gdn kda r?wkv\d* rwkv
+            mamba\d? ssm ssu selective(?:scan|state) deltarule gateddelta gdn gdr kda kkt r?wkv\d* rwkv
             retention gla gsa hgrn dplr wyrepr mesanet tokenshift recurrent segsum comba chunkwise
             chunkstate chunkscan statepassing chunkcumsum stateupdate
             """,
@@ -78,11 +78,12 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"""
             (?:[a-z]|gc|tiny|split|grouped|batched|fused)?gemm(?:ex|lt|k|sn|vx?|[vk]\w?)?
             (?:[a-z])?gemv\w* [sb]gmv matmul\w* batchmatmul batchedgemm mulmat matvec nvjet cijk einsum
-            marlin machete xdl xdlops splitk\w* fusedmoe fmoe moegemm wgmma
-            [a-z]?(?:syrk|trsm|trmm|herk|syr2k|symm) lora contraction projkernel (?:up|down|gate)proj
+            marlin machete xdl xdlops splitk(?:reduce\w*|parallel|serial)? fusedmoe fmoe moegemm wgmma
+            [a-z]?(?:syrk|trsm|trmm|herk|syr2k) [sdcz]symm lora contraction projkernel (?:up|down|gate)proj
             [wa]\d+[wa](?:fp)?\d+ t?gmm
             """,
         ),
+        (ELEMENTWISE_CLASS, r"(?:act|silu|gelu|swiglu)andmul"),
         (SSM_CLASS, r"chunk"),
         (
             MOE_CLASS,
@@ -101,7 +102,7 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             REDUCTION_CLASS,
             r"""
-            l[12p]norm\w* lpnorm globalnorm\w* gradnorm totalnorm normsquared segmentreduce
+            l[12p]norm lpnorm globalnorm\w* gradnorm totalnorm normsquared segmentreduce
             reducesegments?
             """,
         ),
@@ -191,10 +192,10 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             elementwise\w* elewise element pointwise\w* unary\w* binary\w* ternary vectorized map loop
             parallelfor foreach epilogue cwise\w* addv\d? add sub subtract mul multiply div divide neg
             negate abs exp exponential log sqrt rsqrt pow power sin cos tanh? (?:log)?sigmoid zeros?
-            mult plus minus scalar identity penalty \w*[gs]e?lu \w*[rg]elu silu swish swiglu geglu
+            mult plus minus scalar identity penalty \w*[eis]lu silu swish swiglu geglu
             \w*glu softplus mish act activation dactivation d?bias biasadd axpy axpby scal scaled? fill
             filter clamp clip where select compare mask(?:ed)? triu tril lerp bcast broadcast\w* arange
-            linspace transform(?:config|impl|kernel)? upsample\w* interp residual assign iota equal
+            linspace transform(?:config|impl|kernel)? up(?:sample|scale)\w* interp residual assign iota equal
             logical bitwise pointwiseapply\w* sign round floor ceil reciprocal square maximum minimum
             mse huber threshold addcmul addcdiv tensorop optensor subtensor\w*
             """,
