@@ -57,6 +57,9 @@ class TraceTotals:
 def totals(*traces: Trace) -> TraceTotals:
     """Return the totals of the traces of a job. Raises GpuExporterError if one has no GPU events."""
     of_devices = [devices(trace) for trace in traces]
+    for trace, of_trace in zip(traces, of_devices, strict=True):
+        if not of_trace:
+            raise GpuExporterError(no_gpu_events([trace]))
     gpus = [(position, device) for position, of_trace in enumerate(of_devices) for device in of_trace]
     numbers = [position if traces[position].rank is None else traces[position].rank for position, _ in gpus]
     communication = [
@@ -101,8 +104,6 @@ class _Parts:
 
 
 def _of_trace(trace: Trace, of_devices: Mapping[int, DeviceTimes], parts: Mapping[int, _Parts]) -> TraceTotals:
-    if not of_devices:
-        raise GpuExporterError(no_gpu_events([trace]))
     stacks, launches = Stacks(trace), Launches(trace)
     seconds: dict[str, Counter[str]] = {key: Counter() for key in TITLES}
     counts: dict[str, Counter[str]] = {key: Counter() for key in TITLES}

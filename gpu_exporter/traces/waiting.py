@@ -103,7 +103,7 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
         np.concatenate([getattr(of, name) for of in gpus]) for name in ("number", "repeat", "bytes", "ranks")
     )
     duration = np.concatenate([of.end - of.start for of in gpus])
-    pairs = np.array([name.lower().startswith(POINT_TO_POINT) for name, _ in names], dtype=bool)
+    pairs = _point_to_point(names, group, owner, len(gpus))
     # Of each collective, the shortest comes first: that is the rank that came last.
     order = np.lexsort((owner, duration, repeat, number, group))
     keys = np.stack((group, number, repeat))[:, order]
@@ -123,6 +123,19 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
         known = is_known[chosen].any()
         found.append(_waits(of, transfer[chosen], last[chosen]) if known else None)
     return found
+
+
+def _point_to_point(names: Mapping[tuple[str, str], int], group: Column, owner: Column, gpus: int) -> Column:
+    """Return whether each operation is of two ranks. A kernel for messages is, unless all run it equally often."""
+    counts = np.bincount(group * gpus + owner, minlength=len(names) * gpus).reshape(len(names), gpus)
+    unequal = counts.min(axis=1) != counts.max(axis=1)
+    return np.array(
+        [
+            name.lower().startswith(POINT_TO_POINT) or ("sendrecv" in name.lower() and unequal[row])
+            for row, (name, _) in enumerate(names)
+        ],
+        dtype=bool,
+    )
 
 
 def _numbered(groups: Sequence[tuple[str, str]], names: dict[tuple[str, str], int]) -> Column:

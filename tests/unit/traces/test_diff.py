@@ -269,8 +269,9 @@ def test_operator_and_code_of_a_launch(tmp_path: Path, frames: Sequence[str], op
 def test_a_trace_without_gpu_events(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 1, 2)]}))
-    with pytest.raises(GpuExporterError, match="no GPU events"):
-        totals(read(path))
+    for traces in ([path], [path, path], [trace(tmp_path / "gpu.json", 2), path]):
+        with pytest.raises(GpuExporterError, match=r"cpu\.json: no GPU events"):
+            totals(*map(read, traces))
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

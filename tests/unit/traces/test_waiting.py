@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.html_page import page
 from gpu_exporter.traces.kineto import read
 from gpu_exporter.traces.result import AnalysisResult, RankResult
+from gpu_exporter.traces.text_report import lines
 from tests.support.simulated_jobs import Jitter, Job
 from tests.support.traces import SyntheticTrace
 
@@ -98,6 +100,19 @@ def test_what_a_kernel_hides_is_not_exposed(tmp_path: Path) -> None:
 def test_collectives_say_how_much_is_transfer(tmp_path: Path) -> None:
     first, second = _ranks(tmp_path, [(20, 50, {"Seq": 1})], [(40, 30, {"Seq": 1})])
     assert [rank.collectives[0].transfer_seconds for rank in (first, second)] == pytest.approx([30 * US, 30 * US])
+
+
+@pytest.mark.parametrize(("others", "waited"), [(1, None), (2, 20.0)])
+def test_messages_without_arguments(tmp_path: Path, others: int, waited: float | None) -> None:
+    """An all-to-all, if all ranks run them equally often; otherwise nobody knows which belong together."""
+    traces = []
+    for starts in ([(20, 50), (90, 10)], [(40, 30), (90, 10)][:others]):
+        trace = SyntheticTrace()
+        trace.device(0, 10, launched=-20)
+        for start, duration in starts:
+            trace.device(start, duration, "ncclDevKernel_SendRecv", launched=-10, stream=9)
+        traces.append(trace)
+    assert _parts(_analyzed(tmp_path, *traces).ranks[0])[1] == waited
 
 
 def on(slow: int, time: float) -> Jitter:
@@ -189,3 +204,22 @@ def test_the_straggler_is_named_with_what_it_does_longer(tmp_path: Path) -> None
     assert {(of.rank, of.cause, of.frames[0]) for rank in result.ranks for of in rank.waiting} == {
         (2, "python", "train.py(9): augment")
     }
+
+
+def test_reports_divide_communication(tmp_path: Path) -> None:
+    """The text and the page have both parts for each rank, and for whom it waited."""
+    traces = [read(trace.write(tmp_path / f"{rank}.json")) for rank, trace in enumerate(Job(host=on(2, 5000)).traces())]
+    result = analyze(traces)
+    text = "\n".join(lines(result))
+    words = "rank 2, which spent longer running other code on the host"
+    assert "exposed transfer  exposed waiting" in text
+    assert f"For whom rank 0 waited in collectives\n    26 %     24 ms  {words}" in text
+    assert "x allreduce of group 0 on 4 ranks, 15.7 GB/s bus bandwidth, 12 ms of it transfer, starts differ" in text
+    html = page(traces, result)
+    assert "<h3>For whom it waited in collectives</h3>" in html
+    assert words in html
+    assert "exposed waiting" in html
+    # One rank says nothing about waiting.
+    alone = "\n".join(lines(analyze(traces[:1])))
+    assert "waiting" not in alone.splitlines()[3]
+    assert "For whom" not in alone
