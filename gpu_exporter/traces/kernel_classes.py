@@ -48,6 +48,8 @@ _WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             reshapeandcache merge(?:attn)?states? statemerge statesmerge
             """,
         ),
+        # What prepares the arguments of other kernels.
+        (OTHER_CLASS, r"tensormaps? gemmargs tmadesc\w* tmadescriptors? descriptors? updatescale"),
         (
             SSM_CLASS,
             r"""
