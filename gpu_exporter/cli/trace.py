@@ -87,7 +87,7 @@ def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
 @_limit("--max-regression", "5%", "How much longer than in the baseline a step may take.")
 @_limit("--least-share", "20%", "The share of the span that the largest loss must take to name the class.")
 @_limit("--compute-bound", "20%", "Below this share of lost time, a job is compute-bound.")
-@_limit("--straggler", "10%", "By how much of a step a rank must be slower than the others to be a straggler.")
+@_limit("--straggler", "10%", "For how much of a step the others must wait for a rank to be a straggler.")
 def analyze_command(
     files: tuple[Path, ...],
     as_json: bool,
@@ -146,6 +146,7 @@ def _print(result: AnalysisResult, as_json: bool) -> None:
 
 
 MOST_NAME, MOST_STALLS = 120, 3
+TRACE_ENDINGS = (".json", ".json.gz", ".sqlite")
 # `totals.KEYS`, which needs NumPy.
 BY = ("operator", "kernel", "class", "code", "cause", "idle-code")
 
@@ -155,19 +156,30 @@ BY = ("operator", "kernel", "class", "code", "cause", "idle-code")
 @click.argument("after", metavar="AFTER", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
 def diff_command(before: Path, after: Path, as_json: bool) -> int:
-    """Show what got slower between two traces of the same program: operators, kernels, code, causes of idle time.
+    """Show what changed between two traces of the same program: operators, kernels, code, waiting, causes of idle time.
 
-    Times are per step if both traces have steps. To compare several ranks or to fail a build, use
-    trace analyze --baseline.
+    BEFORE and AFTER are files, or folders with a file for each rank of a job. Times are per step if both have steps,
+    and means over the GPUs. To fail a build, use trace analyze --baseline.
     """
     require_numpy()
     from gpu_exporter.traces import diff
     from gpu_exporter.traces.diff import totals
 
-    first, second = read_all([before, after])
-    found = diff.diff(totals(first), totals(second))
+    first, second = _files(before), _files(after)
+    traces = read_all([*first, *second])
+    found = diff.diff(totals(*traces[: len(first)]), totals(*traces[len(first) :]))
     click.echo(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(diff.lines(found)))
     return 0
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or the traces in a folder. Raises click.BadParameter if it has none."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.name.endswith(TRACE_ENDINGS))
+    if not found:
+        raise click.BadParameter(f"{path} has no file that ends in {', '.join(TRACE_ENDINGS)}")
+    return found
 
 
 @click.command("top", cls=Command, error_code=COULD_NOT_TELL)

@@ -8,18 +8,48 @@ from dataclasses import replace
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.advice import advice, merged
+from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
 from gpu_exporter.traces.collectives import collective_times, rank_step, straggler_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
-from gpu_exporter.traces.idle import HostTimes, Launches, Share, attribute, frames_of, host_times, launch_frames
+from gpu_exporter.traces.idle import (
+    HostTimes,
+    Launches,
+    Share,
+    UserWaits,
+    attribute,
+    dependencies,
+    frames_of,
+    host_times,
+    launch_frames,
+    user_waits,
+)
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import DeviceKind, Trace
-from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, TraceVerdict
+from gpu_exporter.traces.model import UNKNOWN, DeviceKind, Trace, distinct
+from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
+from gpu_exporter.traces.result import (
+    Advice,
+    AnalysisResult,
+    CollectiveTime,
+    IdleCause,
+    RankResult,
+    Straggler,
+    TraceVerdict,
+)
+from gpu_exporter.traces.roofline import rates
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
+from gpu_exporter.traces.verdict import Thresholds, because, blamed, class_of, losses, outweighs
+from gpu_exporter.traces.waiting import (
+    Communication,
+    Waits,
+    by_step,
+    communication_of,
+    divided,
+    longer,
+    with_waiting,
+)
 
-MOST_FRAMES, MOST_KERNELS = 5, 20
+MOST_FRAMES, MOST_KERNELS, MOST_OPERATORS = 5, 20, 20
 NO_FRAMES = "(no frames)"
 DEFAULTS = Thresholds()
 
@@ -30,6 +60,7 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
     A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
     """
     collectives = collective_times(dict(enumerate(traces)))
+    communication: list[Communication] = []
     ranks: list[RankResult] = []
     tips: list[list[Advice]] = []
     folded: dict[int, Mapping[str, float]] = {}
@@ -40,20 +71,33 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
             shares = attribute(trace, times.events, times.busy, stacks, launches)
             rank = position if trace.rank is None else trace.rank
             host = host_times(trace, launches.rows_of(times.events))
-            causes = _causes(shares, stacks, times.span)
+            waited_for = dependencies(trace, times.events, times.busy, launches, MOST_FRAMES)
+            causes = _causes(shares, stacks, times.span, waited_for)
+            classes = event_classes(trace, times.events, launch_stacks(trace, times.events, stacks, launches), stacks)
             result = replace(
-                _measured(trace, rank, device, times, host, causes, collectives[position]),
+                _measured(trace, rank, device, times, host, causes, collectives[position], classes),
                 copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+                operators=rates(trace, times, launches, device_name(trace, device), MOST_OPERATORS),
+                compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
                 communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
             )
+            communication.append(communication_of(trace, device, times))
             ranks.append(replace(result, memory=memory.get(device)))
-            tips.append(advice(trace, times, result))
+            tips.append(advice(trace, times, result, classes, _user_waits(trace, times, shares, stacks, launches)))
             folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
     if not ranks:
         raise GpuExporterError(no_gpu_events(traces))
-    straggler = straggler_of(ranks, thresholds.straggler) if len(traces) > 1 else None
-    lost = losses(ranks)
-    verdict = TraceVerdict(class_of(lost, straggler, thresholds), because(ranks, lost, straggler), merged(tips))
+    straggler = None
+    if len(traces) > 1:
+        waits = divided(communication)
+        ranks = with_waiting(ranks, waits)
+        # Ranks with several GPUs cannot be told apart by waits of their GPUs.
+        straggler = _straggler(ranks, communication, waits, thresholds) if len(ranks) == len(traces) else None
+    is_main = straggler is not None and outweighs(straggler, ranks)
+    trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
+    tips = [[*of_rank, *of_communication(rank)] for of_rank, rank in zip(tips, ranks, strict=True)]
+    text = because(ranks, losses(ranks), straggler, is_main)
+    verdict = TraceVerdict(trace_class, text, _merged(tips, ranks, straggler, is_main))
     reasons: Counter[str] = Counter()
     for trace in traces:
         reasons.update(trace.dropped)
@@ -66,6 +110,25 @@ def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> Analy
         sum(trace.repaired for trace in traces),
         folded,
     )
+
+
+def _straggler(
+    ranks: Sequence[RankResult],
+    communication: Sequence[Communication],
+    waits: Sequence[Waits | None],
+    thresholds: Thresholds,
+) -> Straggler | None:
+    """Return the rank that makes the others wait; None if the ranks have no collectives in common."""
+    tables = [
+        by_step(of_rank, divided, len(ranks))
+        for of_rank, divided in zip(communication, waits, strict=True)
+        if divided is not None
+    ]
+    found = straggler_of(ranks, tables, thresholds.straggler) if len(tables) == len(ranks) else None
+    if found is None:
+        return None
+    slow = next(rank for rank in ranks if rank.rank == found.rank)
+    return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
 
 
 def no_gpu_events(traces: Sequence[Trace]) -> str:
@@ -89,10 +152,10 @@ def _measured(
     host: HostTimes,
     causes: tuple[IdleCause, ...],
     collectives: tuple[CollectiveTime, ...],
+    event_classes: EventClasses,
 ) -> RankResult:
     busy, exposed = length(times.busy), times.exposed_communication(times.start, times.end)
-    classes, top = kernels(trace, times.events, MOST_KERNELS)
-    properties = trace.devices.get(device)
+    classes, top = kernels(trace, times.events, event_classes, MOST_KERNELS)
     result = RankResult(
         rank=rank,
         device=device,
@@ -107,7 +170,7 @@ def _measured(
         steps=step_times(times, trace.steps, times.start, host),
         idle_causes=causes,
         file=trace.path,
-        device_name=properties.name if properties else "",
+        device_name=device_name(trace, device),
         exposed_copy_seconds=times.exposed_copies() / NS,
         kernel_classes=classes,
         top_kernels=top,
@@ -116,19 +179,50 @@ def _measured(
     return replace(result, self_seconds=rank_step(result).self_seconds)
 
 
+def device_name(trace: Trace, device: int) -> str:
+    """Return the model of a GPU; "" if the file does not say it."""
+    properties = trace.devices.get(device)
+    return properties.name if properties else ""
+
+
 def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, launches: Launches) -> tuple[str, ...]:
     return launch_frames(trace, times.events.rows(times.events.kind == kind), stacks, launches, MOST_FRAMES)
 
 
-def _causes(shares: Sequence[Share], stacks: Stacks, span: int) -> tuple[IdleCause, ...]:
-    """Return the idle time by cause, the largest first."""
+def _user_waits(
+    trace: Trace, times: DeviceTimes, shares: list[Share], stacks: Stacks, launches: Launches
+) -> UserWaits | None:
+    calls = launches.rows_of(times.events)
+    threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
+    return user_waits(trace, shares, stacks, threads, MOST_FRAMES)
+
+
+def _merged(
+    tips: Sequence[Sequence[Advice]], ranks: Sequence[RankResult], straggler: Straggler | None, is_main: bool
+) -> tuple[Advice, ...]:
+    """Return the advice for the job. If the others wait most of all for one rank, that comes first."""
+    if straggler is None:
+        return merged(tips)
+    first = of_straggler(straggler, ranks)
+    # What makes its host slow is counted once, by those who wait for it.
+    by_host = straggler.kind == "host"
+    slow = [straggler.frames[:1] if by_host and rank.rank == straggler.rank else () for rank in ranks]
+    others = merged(
+        [[one for one in of_rank if not at or one.frames[:1] != at] for of_rank, at in zip(tips, slow, strict=True)]
+    )
+    return (first, *others) if is_main else tuple(sorted((first, *others), key=lambda one: -one.saving_seconds))
+
+
+def _causes(shares: Sequence[Share], stacks: Stacks, span: int, waited_for: tuple[str, ...]) -> tuple[IdleCause, ...]:
+    """Return the idle time by cause, the largest first. `waited_for` is what launched work waited for."""
     by_cause: dict[TraceCause, list[Share]] = defaultdict(list)
     for share in shares:
         by_cause[share.cause].append(share)
     found = []
     for cause, of_cause in by_cause.items():
         total = sum(share.nanoseconds for share in of_cause)
-        found.append(IdleCause(cause.value, total / NS, total / span, frames_of(of_cause, stacks, MOST_FRAMES)))
+        frames = waited_for if cause is TraceCause.DEPENDENCY else frames_of(of_cause, stacks, MOST_FRAMES)
+        found.append(IdleCause(cause.value, total / NS, total / span, frames))
     return tuple(sorted(found, key=lambda cause: -cause.seconds))
 
 

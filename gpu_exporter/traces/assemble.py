@@ -19,6 +19,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
+    Shapes,
     Trace,
     TraceStep,
     contained,
@@ -40,6 +41,7 @@ class Parts:
     collectives: Sequence[Collectives] = ()
     memory: Sequence[MemoryEvents] = ()
     out_of_memory: Sequence[MemoryEvents] = ()
+    shapes: Sequence[Shapes] = ()
 
 
 def assemble(
@@ -79,12 +81,18 @@ def assemble(
         distributed=distributed,
         dropped=reasons,
         repaired=repaired,
+        shapes=_shapes(parts.shapes, base),
     )
 
 
 def _by_time(parts: Sequence[MemoryEvents], base: int) -> MemoryEvents:
     table = MemoryEvents.joined(parts)
     return replace(table, time=table.time + base).rows(np.argsort(table.time, kind="stable"))
+
+
+def _shapes(parts: Sequence[Shapes], base: int) -> Shapes:
+    table = Shapes.joined(parts)
+    return replace(table, start=table.start + base, end=table.end + base)
 
 
 def _sorted_host(parts: Sequence[HostEvents], base: int) -> HostEvents:

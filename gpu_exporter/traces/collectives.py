@@ -1,10 +1,10 @@
 """Collective operations: bus bandwidth and, across ranks, by how much their starts differ and who makes others wait.
 
-In synchronous training every step takes equally long on all ranks, so steps do not tell who is slow. What a rank needs
-itself does: the longer of its self time on the GPU, which is the step without the communication that nothing hides, and
-of the time of its host. The GPU alone does not tell: hosts do not wait in collectives, so where both launch too slowly
-for their GPUs, the GPU of the host that leads waits for the other in each collective, by a lead that was gained only
-once.
+A straggler makes the others wait in collectives, in most steps, and needs longer itself. In synchronous training every
+step takes equally long on all ranks, so what a rank needs itself is the longer of its self time on the GPU, which is
+the step without the communication that nothing hides, and of the time of its host. Waiting alone does not tell: hosts
+do not wait in collectives, so where both launch too slowly for their GPUs, the GPU of the host that leads waits for the
+other in each collective, by a lead that was gained only once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpu_exporter.traces.model import UNKNOWN, Trace
+import numpy as np
+
+from gpu_exporter.traces.model import UNKNOWN, Column, Trace, distinct
 from gpu_exporter.traces.result import CollectiveTime, RankResult, Straggler
 
 NS = 1e9
@@ -62,7 +64,7 @@ def collective_times(traces: Mapping[int, Trace]) -> dict[int, tuple[CollectiveT
 
 def _calls(trace: Trace) -> dict[_Key, _Call]:
     """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
-    table, events = trace.collectives, trace.device_events
+    table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace)
     found: dict[_Key, _Call] = {}
     order: dict[tuple[str, str], int] = defaultdict(int)
     for row in range(len(table)):
@@ -71,11 +73,21 @@ def _calls(trace: Trace) -> dict[_Key, _Call]:
         group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
         number = int(table.sequence[row])
         order[operation, group] += 1
-        dtype = trace.names[table.dtype[row]] if table.dtype[row] != UNKNOWN else ""
-        size = max(int(table.elements_in[row]), int(table.elements_out[row]), 0) * BYTES.get(dtype.lower(), 0)
         found[operation, group, order[operation, group] if number == UNKNOWN else number] = _Call(
-            int(events.start[event]), int(events.end[event] - events.start[event]), size, int(table.ranks[row])
+            int(events.start[event]),
+            int(events.end[event] - events.start[event]),
+            int(sizes[row]),
+            int(table.ranks[row]),
         )
+    return found
+
+
+def sizes_of(trace: Trace) -> Column:
+    """Return the bytes of each collective: those of the larger side; 0 if they are not known."""
+    table = trace.collectives
+    elements = np.maximum(np.maximum(table.elements_in, table.elements_out), 0)
+    widths = {row: BYTES.get(trace.names[row].lower(), 0) for row in distinct(table.dtype).tolist() if row != UNKNOWN}
+    found: Column = elements * np.array([widths.get(row, 0) for row in table.dtype.tolist()], dtype=np.int64)
     return found
 
 
@@ -112,6 +124,9 @@ def _time(
         sum(call.bytes for call in chosen),
         median(rates) if rates else None,
         max(skews) / NS if any(len(peers[key]) > 1 for key in keys) else None,
+        sum(min(of.nanoseconds for of in peers[key]) for key in keys) / NS
+        if any(len(peers[key]) > 1 for key in keys)
+        else None,
     )
 
 
@@ -125,6 +140,8 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 # The first step of a trace often has the cost of the profiler's start.
 FEWEST_STEPS = 3
+# A straggler makes the others wait longest in at least this share of the steps.
+CONSISTENT = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -142,18 +159,53 @@ class RankStep:
         return max(self.self_seconds, self.host_seconds)
 
 
-def straggler_of(ranks: Sequence[RankResult], least: float) -> Straggler | None:
-    """Return the rank whose own time exceeds the median of the others by at least `least` of a step."""
+def straggler_of(ranks: Sequence[RankResult], waits: Sequence[Column], least: float) -> Straggler | None:
+    """Return the rank that makes the others wait, by at least `least` of a step, in most steps.
+
+    `waits` has for each rank the exposed seconds that it waited for each rank, shape (steps, ranks).
+    """
     if len(ranks) < 2:
         return None
+    count = min(len(of_rank) for of_rank in waits)
+    first = 1 if count > FEWEST_STEPS else 0
+    # Ranks that wait, steps, ranks that came last.
+    by_step = _rooted(np.stack([of_rank[len(of_rank) - count + first :] for of_rank in waits]))
     steps = [rank_step(rank) for rank in ranks]
-    slow = max(range(len(ranks)), key=lambda row: steps[row].own_seconds)
-    others = [step for row, step in enumerate(steps) if row != slow]
-    excess = steps[slow].own_seconds - median(step.own_seconds for step in others)
-    if excess < least * median(step.seconds for step in steps) or excess <= 0:
+    others = len(ranks) - 1
+    blamed = by_step.sum(axis=0) / others
+    slow = int(np.median(blamed, axis=0).argmax())
+    wait = float(np.median(blamed[:, slow]))
+    waiting = (np.median(by_step[:, :, slow], axis=1) >= wait / 2).sum()
+    material = least * median(step.seconds for step in steps)
+    if wait <= 0 or wait < material or waiting < min(2, others):
         return None
-    on_gpu = steps[slow].gpu_seconds - median(step.gpu_seconds for step in others)
-    return Straggler(ranks[slow].rank, "gpu" if on_gpu >= excess / 2 else "host", excess)
+    if (blamed.argmax(axis=1) == slow).mean() < CONSISTENT:
+        return None
+    other_steps = [step for row, step in enumerate(steps) if row != slow]
+    excess = steps[slow].own_seconds - median(step.own_seconds for step in other_steps)
+    if excess < wait / 2:
+        return None
+    on_gpu = steps[slow].gpu_seconds - median(step.gpu_seconds for step in other_steps)
+    return Straggler(ranks[slow].rank, "gpu" if on_gpu >= excess / 2 else "host", wait)
+
+
+def _rooted(by_step: Column) -> Column:
+    """Return waits for the ranks with which they began: who comes last because it waited for another is not blamed.
+
+    Such as the rest of a tensor-parallel group, which comes as late to the collectives of all as its slowest rank.
+    """
+    found = np.zeros_like(by_step)
+    for waiting, step, last in np.argwhere(by_step > 0).tolist():
+        seconds, passed = by_step[waiting, step, last], {waiting}
+        root = last
+        while root not in passed:
+            passed.add(root)
+            before = int(by_step[root, step].argmax())
+            if before in passed or by_step[root, step, before] < seconds / 2:
+                break
+            root = before
+        found[waiting, step, root] += seconds
+    return found
 
 
 def rank_step(rank: RankResult) -> RankStep:

@@ -25,6 +25,7 @@ _UNESCAPED = re.compile(r'(?<!\\)(?:\\\\)*"')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')
 _DECODER = json.JSONDecoder()
+_RAW = ("Input Dims", "Input type", "Concrete Inputs")
 
 
 class Args(msgspec.Struct, gc=False):
@@ -47,6 +48,10 @@ class Args(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(default=UNKNOWN, name="Device Id")
     allocated: Any = msgspec.field(default=UNKNOWN, name="Total Allocated")
     reserved: Any = msgspec.field(default=UNKNOWN, name="Total Reserved")
+    # Of operators; as text, because most of them are not needed.
+    dimensions: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
 
 
 class TraceEvent(msgspec.Struct, gc=False):
@@ -182,6 +187,8 @@ def _lenient(content: Any) -> TraceEvent | None:
         return None
     if not isinstance(content.get("args"), dict):
         content.pop("args", None)
+    for name in _RAW:
+        content.get("args", {}).pop(name, None)
     try:
         return msgspec.convert(content, TraceEvent, strict=False)
     except (msgspec.ValidationError, RecursionError, ValueError, OverflowError):

@@ -9,7 +9,8 @@ import numpy as np
 from gpu_exporter.traces.device_times import NS
 from gpu_exporter.traces.idle import Launches
 from gpu_exporter.traces.kernel_classes import short_name
-from gpu_exporter.traces.model import UNKNOWN, Trace
+from gpu_exporter.traces.model import Trace
+from gpu_exporter.traces.operators import launch_stacks
 from gpu_exporter.traces.pprof import profile
 from gpu_exporter.traces.result import AnalysisResult
 from gpu_exporter.traces.stacks import Stacks
@@ -23,11 +24,8 @@ def gpu_stacks(trace: Trace, device: int) -> dict[str, float]:
     Kernels may overlap, so the sum may exceed the span.
     """
     events = trace.device_events.rows(trace.device_events.device == device)
-    stacks, calls = Stacks(trace), Launches(trace).rows_of(events)
-    known = calls != UNKNOWN
-    for thread in np.unique(trace.host_events.thread[calls[known]]).tolist():
-        stacks.timeline(thread)
-    of_event = np.where(known, stacks.of_event[calls], 0).astype(np.int64)
+    stacks = Stacks(trace)
+    of_event = launch_stacks(trace, events, stacks, Launches(trace))
     width = len(trace.names) + 1
     keys, inverse = np.unique(of_event * width + events.name, return_inverse=True)
     spent = np.bincount(inverse, weights=events.end - events.start)

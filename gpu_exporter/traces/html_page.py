@@ -20,7 +20,7 @@ from gpu_exporter.traces.exports import gpu_stacks
 from gpu_exporter.traces.intervals import covered, union
 from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
 from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.text_report import failure_words, memory_words, sentence
+from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, rate_words, sentence
 
 WIDTH, HEIGHT, BINS = 1000.0, 44, 500
 MOST_STEPS = 200
@@ -122,12 +122,16 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     for one in result.verdict.advice:
         saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
         frame = f'<br><span class="frame">at {safe_text(one.frames[0])}</span>' if one.frames else ""
+        if one.kernels:
+            frame += f'<br><span class="frame">in {safe_text(", ".join(one.kernels))}</span>'
         yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{frame}</li>\n"
     yield "</ol>\n"
 
 
 def _ranks(result: AnalysisResult) -> Iterator[str]:
-    head = ("rank", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels")
+    divided = any(rank.exposed_waiting_seconds is not None for rank in result.ranks)
+    exposed = ("exposed transfer", "exposed waiting") if divided else ("exposed",)
+    head = ("rank", "span", "busy", "idle", "compute", "communication", *exposed, "copies", "kernels")
     rows = [
         (
             safe_text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
@@ -136,7 +140,7 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
             fine_percent(rank.idle_ratio),
             short_duration(rank.compute_seconds),
             short_duration(rank.communication_seconds),
-            short_duration(rank.exposed_communication_seconds),
+            *exposed_times(rank, divided),
             short_duration(rank.copy_seconds),
             str(rank.kernels),
         )
@@ -167,6 +171,7 @@ def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
     for number, rank in enumerate(sorted(result.ranks, key=lambda each: -each.idle_ratio)):
         yield f"<h2>Rank {rank.rank}, GPU {rank.device}</h2>\n"
         yield from _causes(rank)
+        yield from _waiting(rank)
         if number < MOST_FLAMES:
             idle = result.idle_stacks.get(rank.rank, {})
             if idle:
@@ -178,6 +183,7 @@ def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
                 + "\n"
             )
         yield from _kernels(rank)
+        yield from _operators(rank)
         yield from _memory(rank)
 
 
@@ -219,6 +225,35 @@ def _causes(rank: RankResult) -> Iterator[str]:
         rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
     yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
     yield from table(("cause", "share", "time"), rows, "Causes of idle time")
+
+
+def _operators(rank: RankResult) -> Iterator[str]:
+    rows = [
+        (
+            f'<span class="frame">{safe_text(rate_words(rate))}</span>',
+            fine_percent(rate.peak_ratio),
+            short_duration(rate.seconds),
+            str(rate.count),
+        )
+        for rate in rank.operators[:MOST_KERNELS]
+        if rate.peak_ratio is not None
+    ]
+    if rows:
+        yield "<h3>Operators that lost most time against the peak of the GPU</h3>\n"
+        yield from table(("operator", "of the peak", "time", "calls"), rows, f"Operators of rank {rank.rank}")
+
+
+def _waiting(rank: RankResult) -> Iterator[str]:
+    if not rank.waiting:
+        return
+    rows = []
+    for waiting in rank.waiting[:MOST_CAUSES]:
+        frames = "".join(f'<br><span class="frame">{safe_text(frame)}</span>' for frame in waiting.frames[:1])
+        rows.append(
+            (f"{safe_text(for_whom(waiting))}{frames}", fine_percent(waiting.share), short_duration(waiting.seconds))
+        )
+    yield "<h3>For whom it waited in collectives</h3>\n"
+    yield from table(("rank", "share", "time"), rows, f"Waiting of rank {rank.rank}")
 
 
 def _kernels(rank: RankResult) -> Iterator[str]:

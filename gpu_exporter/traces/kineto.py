@@ -55,6 +55,7 @@ def _trace(path: Path, header: bytes, decoder: Decoder, columns: TraceColumns, d
         columns.collectives,
         columns.memory,
         columns.out_of_memory,
+        columns.shapes,
     )
     return assemble(
         str(path),

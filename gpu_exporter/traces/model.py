@@ -117,6 +117,17 @@ class Collectives(EventTable):
 
 
 @dataclass(frozen=True)
+class Shapes(EventTable):
+    """Calls of operators with the shapes of their inputs, from `record_shapes=True`."""
+
+    start: Column = field(metadata=INT64)  # ns
+    end: Column = field(metadata=INT64)  # ns
+    name: Column = field(metadata=INT32)  # row of `Trace.names`
+    thread: Column = field(metadata=INT32)  # row of `Trace.threads`
+    inputs: Column = field(metadata=INT32)  # row of `Trace.names`: JSON of [dimensions, types, values] of each input
+
+
+@dataclass(frozen=True)
 class MemoryEvents(EventTable):
     """Allocations (`bytes` > 0) and frees (< 0) of the framework, from `profile_memory=True`."""
 
@@ -194,6 +205,7 @@ class Trace:
     dropped: Mapping[str, int]
     repaired: int = 0  # events that were not valid JSON and are read all the same
     out_of_memory: MemoryEvents = field(default_factory=MemoryEvents.empty)  # allocations that failed
+    shapes: Shapes = field(default_factory=Shapes.empty)
 
     @property
     def dropped_events(self) -> int:

@@ -76,6 +76,43 @@ class CollectiveTime:
     bus_bandwidth: float | None
     # The largest difference between the starts of one collective on two ranks; None with one file.
     skew_seconds: float | None
+    # Of `seconds`, what the rank that came last needed: the rest is waiting for it. None with one file.
+    transfer_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class WaitingFor:
+    """How long a GPU waited in collectives, without computing, for the rank that came last.
+
+    `cause` says what that rank did longer: a cause of its idle time, "compute" or "exposed_copies"; "" if that is not
+    known.
+    """
+
+    rank: int | None  # None if it is not among the files
+    seconds: float
+    share: float  # of the span
+    cause: str
+    frames: tuple[str, ...]  # of that rank
+
+
+@dataclass(frozen=True)
+class OperatorRate:
+    """How fast an operator ran with inputs of these shapes. Rates are of the least work that it must do.
+
+    `peak_ratio` is the time that it needs at the peak of the GPU, divided by its time; `bound` is what limits it then.
+    Both are unknown (None and "") for GPUs and data types without a peak, as is `lost_seconds`, the rest of the time.
+    """
+
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    count: int
+    seconds: float
+    flops_per_second: float  # 0 for operators that do little arithmetic
+    bytes_per_second: float
+    bound: Literal["compute", "memory", ""]
+    peak_ratio: float | None
+    lost_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -99,11 +136,17 @@ class RankResult:
     device_name: str = ""
     exposed_copy_seconds: float = 0.0
     copy_frames: tuple[str, ...] = ()  # what launched the copies, the most costly first
+    compute_frames: tuple[str, ...] = ()
     communication_frames: tuple[str, ...] = ()
     self_seconds: float = 0.0  # the median step, or the span, without exposed communication
     kernel_classes: tuple[Kernels, ...] = ()
     top_kernels: tuple[Kernels, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    # The two parts of the exposed communication; None if no other file has the same collectives.
+    exposed_transfer_seconds: float | None = None
+    exposed_waiting_seconds: float | None = None
+    waiting: tuple[WaitingFor, ...] = ()  # the longest first
+    operators: tuple[OperatorRate, ...] = ()  # those that lost most first; empty without `record_shapes=True`
     memory: MemoryResult | None = None  # None without `profile_memory=True`
 
 
@@ -115,7 +158,8 @@ class Advice:
     text: str
     saving_seconds: float
     saving_ratio: float  # of the span
-    frames: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()  # what the advice rests on: code, the most costly first
+    kernels: tuple[str, ...] = ()  # or kernels and copies
 
 
 @dataclass(frozen=True)
@@ -129,11 +173,12 @@ class TraceVerdict:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that makes the others wait, by how many seconds per step."""
+    """The rank that makes the others wait, by how many seconds per step. `frames` are what it did longer."""
 
     rank: int
     kind: Literal["host", "gpu"]
     excess_seconds: float
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

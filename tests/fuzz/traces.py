@@ -14,7 +14,7 @@ from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.text_report import lines
 from tests.fuzz.harness import Command, Parser, Target
-from tests.support.traces import SyntheticTrace
+from tests.support.traces import MAIN, SyntheticTrace
 
 TOKENS = (b'},{"ph":"X","cat":"kernel","name":"', b'"ts":', b'"dur":', b'"args":{', b"]}", b'"traceEvents":[', b"N/A")
 
@@ -37,6 +37,8 @@ def _traces() -> Sequence[bytes]:
     trace.step(1, 0, 1000)
     for number in range(5):
         trace.host("train.py(3): main", number * 100, 90)
+        shapes = {"Input Dims": [[8, 8], [8, 8]], "Input type": ["float"] * 2, "Concrete Inputs": ["", ""]}
+        trace.host("aten::mm", number * 100 + 2, 20, "cpu_op", MAIN, **shapes)
         trace.device(number * 100 + 20, 50, launched=number * 100 + 5)
     trace.device(500, 40, "ncclDevKernel_AllReduce", args={"Collective name": "allreduce", "dtype": "Float", "Seq": 5})
     memory = {"ph": "i", "name": "[memory]", "ts": 5, "pid": 1, "tid": 1, "args": {"Addr": 1, "Bytes": 5}}
