@@ -118,10 +118,17 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     timed = q.with_runbooks(q.with_order(since, _by_urgency(modes)), modes)
     queries = [
         Query(_with_culprit(board, q.selected(board, i.OPEN_GPUS)), "", "short", "GPUs"),
-        Query(timed, "", "dateTimeFromNow", "active since"),
+        Query(f'label_replace({timed}, "first", "$1", "alertname", "(.*)")', "", "dateTimeFromNow", "active since"),
     ]
-    columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", *NUMBERS]
-    return merged("Incidents", about, queries, columns, (width, height), _overrides(queries), empty="no incidents")
+    columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", *NUMBERS, "first"]
+    steps = {mode.name: (first_step(mode), "text") for mode in modes}
+    overrides = [*_overrides(queries), override("first", texts(steps))]
+    return merged("Incidents", about, queries, columns, (width, height), overrides, empty="no incidents")
+
+
+def first_step(mode: FailureMode) -> str:
+    """Return the first sentence of what to do about a mode."""
+    return mode.advice.partition(". ")[0].removesuffix(".").replace("`", "")
 
 
 def _with_culprit(board: Board, incidents: str) -> str:

@@ -85,7 +85,7 @@ def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
 
 CRITICAL, WARNING = (f"{each.value} alerts" for each in (Severity.CRITICAL, Severity.WARNING))
 # Rows of the grid: the numbers, and up to the end of the first screen below them.
-TILES, FIRST_SCREEN = 3, 18
+TILES, INCIDENTS, FIRST_SCREEN = 3, 9, 18
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -95,7 +95,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "Is anything wrong?",
             [
                 *_numbers(),
-                incidents(BOARD, modes, 14, FIRST_SCREEN),
+                incidents(BOARD, modes, 24, INCIDENTS),
                 _teams(),
                 _nodes(),
             ],
@@ -232,9 +232,9 @@ def _teams() -> object:
             shares=[SHARE_OF_COST],
             steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
         ),
-        width=10,
+        width=12,
         sort="wasted per hour",
-        height=8,
+        height=FIRST_SCREEN - INCIDENTS,
     )
 
 
@@ -329,9 +329,9 @@ def _nodes() -> object:
                 "hottest GPU": [ColourStep(None, "text"), HOT],
             },
         ),
-        width=10,
+        width=12,
         sort=(CRITICAL, "throttled", WARNING),
-        height=FIRST_SCREEN - 8,
+        height=FIRST_SCREEN - INCIDENTS,
     )
 
 

@@ -40,7 +40,7 @@ LINKED_COLUMNS = {
         "targetBlank": True,
     },
 }
-TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job"}
+TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job", "first": "what to do first"}
 # Labels that are numbers. An empty one would become 0, so each row must have them.
 NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
@@ -50,7 +50,16 @@ NATURAL = ("batch", "gpu", "node", LABEL)
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
 WIDTHS = {
     **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
-    **{"GPUs": 52, "active since": 122, "health": 90, "state": 275, "cause": 250},
+    **{
+        "nodes": 56,
+        "explains": 72,
+        "first": 430,
+        "GPUs": 52,
+        "active since": 122,
+        "health": 90,
+        "state": 275,
+        "cause": 250,
+    },
     **{"critical alerts": 112, "warning alerts": 112, "hottest GPU": 96},
     **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
 }

@@ -104,15 +104,14 @@ def test_named_alerts_exist() -> None:
 
 
 def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
-    """The table of incidents is as high as those of namespaces and nodes beside it, and all are in view to the end."""
+    """The table of incidents is as wide as those of namespaces and nodes below it, and all are in view to the end."""
     grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["fleet"]["panels"]}
     alerts = grids["Incidents"]
     teams, nodes = grids["Namespaces by waste"], grids["Nodes"]
-    assert teams["x"] == nodes["x"] == alerts["w"]
-    assert teams["y"] == alerts["y"]
-    assert nodes["y"] == teams["y"] + teams["h"]
-    assert nodes["y"] + nodes["h"] == alerts["y"] + alerts["h"] == 1 + fleet.TILES + fleet.FIRST_SCREEN
-    assert alerts["y"] + alerts["h"] < UNITS + 0.5
+    assert (alerts["x"], alerts["w"]) == (teams["x"], teams["w"] + nodes["w"])
+    assert teams["y"] == nodes["y"] == alerts["y"] + alerts["h"]
+    assert nodes["y"] + nodes["h"] == teams["y"] + teams["h"] == 1 + fleet.TILES + fleet.FIRST_SCREEN
+    assert nodes["y"] + nodes["h"] < UNITS + 0.5
 
 
 def test_panels_fill_the_place_beside_a_higher_one() -> None:
