@@ -127,7 +127,8 @@ would look like those of its user. `node` is the node, `instance` the node and p
 of the labels of the user (`serviceMonitor.exportedLabels`), because public dashboards read those. A Prometheus
 with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
 
-For a Prometheus without the operator:
+For a Prometheus without the operator, with a job for the exporters and, if `remediation.enabled`, one for the controller.
+Both select pods by the label `app.kubernetes.io/component`, because all pods of a release share the other labels:
 
 ```yaml
 scrape_configs:
@@ -135,10 +136,22 @@ scrape_configs:
     honor_labels: true
     kubernetes_sd_configs: [{{role: pod}}]
     relabel_configs:
-      - {{source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_name], regex: gpu-exporter, action: keep}}
+      - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_part_of, __meta_kubernetes_pod_label_app_kubernetes_io_component]
+        regex: gpu-exporter;exporter
+        action: keep
       - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: metrics, action: keep}}
       - {{source_labels: [__meta_kubernetes_pod_node_name], target_label: node}}
       - {{source_labels: [__meta_kubernetes_pod_node_name], regex: (.+), target_label: instance, replacement: "$1:9400"}}
+  - job_name: gpu-remediation
+    honor_labels: true
+    kubernetes_sd_configs: [{{role: pod}}]
+    relabel_configs:
+      - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_part_of, __meta_kubernetes_pod_label_app_kubernetes_io_component]
+        regex: gpu-exporter;remediation
+        action: keep
+      - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: http, action: keep}}
+      - {{source_labels: [__meta_kubernetes_namespace], target_label: namespace}}
+      - {{source_labels: [__meta_kubernetes_pod_name], target_label: pod}}
 ```
 
 ## With dcgm-exporter or GPU operator

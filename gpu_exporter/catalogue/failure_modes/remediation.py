@@ -78,8 +78,9 @@ MODES = (
         impact="Nodes with unhealthy GPUs are not cordoned, and repaired nodes do not return to service. Nothing is "
         "undone: cordoned nodes stay cordoned.",
         diagnosis=(
-            "Run `kubectl -n NAMESPACE get pods,lease -l app.kubernetes.io/component=remediation`, and read the log of "
-            "both pods. Each failure is one line that says what is missing.",
+            "Run `kubectl -n NAMESPACE get pods -l app.kubernetes.io/part-of=gpu-exporter,app.kubernetes.io/component=remediation`, "
+            "and read the log of each pod: a failure is one line that says what is missing. `kubectl -n NAMESPACE get lease` "
+            "shows which of them holds the Lease.",
             "Query `gpu_remediation_errors_total`: the label `reason` names the failures, such as `forbidden` or "
             "`timeout`.",
         ),
