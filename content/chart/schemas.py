@@ -43,6 +43,7 @@ BOOL: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+PORTS = listed(PORT)
 TEXTS = listed(TEXT)
 # Objects of Kubernetes with so many keys that Kubernetes itself has to check them.
 OBJECT: Schema = {"type": "object"}

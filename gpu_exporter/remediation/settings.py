@@ -215,6 +215,7 @@ class Notify:
 class Settings:
     """All settings. `namespace` is that of the Lease; `gpu_resources` are further names of resources that are GPUs.
 
+    `events`: whether to write Events about nodes.
     `web_trusted_proxies` are those of the exporter: addresses and networks of proxies whose X-Forwarded-For counts.
     """
 
@@ -229,6 +230,7 @@ class Settings:
     breaker: Breaker = Breaker()
     notify: Notify = field(default_factory=Notify)
     web_trusted_proxies: tuple[str, ...] = ()
+    events: bool = True
 
     @property
     def proxies(self) -> TrustedProxies:

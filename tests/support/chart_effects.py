@@ -61,6 +61,8 @@ POD = f"{SPEC} template spec"
 EXPORTER = f"{POD} containers exporter"
 CONFIG = f"ConfigMap:{NAME} data config.yaml"
 KUBELET = {"attribution": {"enabled": True}}
+API = {"attribution": {"enabled": True, "pods": True}}
+ENGINE = {"dcgm": {"enabled": True, "hostEngine": "dcgm"}}
 POD_LABEL = {"matchLabels": {"app": "prometheus"}}
 MONITORED = {"serviceMonitor": {"enabled": True}}
 MONITOR = "ServiceMonitor spec endpoints 0"
@@ -223,6 +225,12 @@ ACCESS: Mapping[str, Effect] = {
         [{"port": 53}],
         {"networkPolicy": {"enabled": True}},
     ),
+    "networkPolicy.apiServerPorts": Effect(
+        [7443], "NetworkPolicy spec egress 0 ports 0 port", 7443, {**API, "networkPolicy": {"enabled": True}}
+    ),
+    "networkPolicy.dnsPorts": Effect(
+        [5353], "NetworkPolicy spec egress 1 ports 0 port", 5353, {**ENGINE, "networkPolicy": {"enabled": True}}
+    ),
 }
 TLS = {"insecureSkipVerify": True}
 DROP = {"action": "labeldrop", "regex": "a"}
@@ -293,6 +301,8 @@ MONITORING: Mapping[str, Effect] = {
 CONTROLLER = {"remediation": {"enabled": True}}
 CONTROLLERS = f"Deployment:{NAME}-remediation spec"
 CONTROLLER_CONFIG = f"ConfigMap:{NAME}-remediation data remediation.yaml"
+CONTROLLER_POLICY = f"NetworkPolicy:{NAME}-remediation spec"
+POLICED = {**CONTROLLER, "networkPolicy": {"enabled": True}}
 CORDON = [{"name": "a", "mode": "cordon"}]
 REMEDIATION: Mapping[str, Effect] = {
     "remediation.enabled": Effect(True, f"{CONTROLLERS} replicas", 2),
@@ -301,6 +311,28 @@ REMEDIATION: Mapping[str, Effect] = {
     "remediation.config": Effect({"interval": "1m"}, f"{CONTROLLER_CONFIG} interval", "1m", CONTROLLER),
     "remediation.secret": Effect(
         "keys", f"{CONTROLLERS} template spec volumes secret secret secretName", "keys", CONTROLLER
+    ),
+    "remediation.events": Effect(False, f"{CONTROLLER_CONFIG} events", False, CONTROLLER),
+    "remediation.priorityClassName": Effect(
+        "high", f"{CONTROLLERS} template spec priorityClassName", "high", CONTROLLER
+    ),
+    "remediation.nodeSelector": Effect(
+        {"pool": "infra"}, f"{CONTROLLERS} template spec nodeSelector pool", "infra", CONTROLLER
+    ),
+    "remediation.affinity": Effect(
+        {"podAntiAffinity": {}}, f"{CONTROLLERS} template spec affinity podAntiAffinity", {}, CONTROLLER
+    ),
+    "remediation.tolerations": Effect(
+        [{"operator": "Exists"}], f"{CONTROLLERS} template spec tolerations", [{"operator": "Exists"}], CONTROLLER
+    ),
+    "remediation.podLabels": Effect({"team": "sre"}, f"{CONTROLLERS} template metadata labels team", "sre", CONTROLLER),
+    "remediation.podAnnotations": Effect({"a": "b"}, f"{CONTROLLERS} template metadata annotations a", "b", CONTROLLER),
+    "remediation.podDisruptionBudget.enabled": Effect(False, "PodDisruptionBudget kind", ABSENT, CONTROLLER),
+    "remediation.networkPolicy.from": Effect(
+        [{"podSelector": POD_LABEL}], f"{CONTROLLER_POLICY} ingress 0 from", [{"podSelector": POD_LABEL}], POLICED
+    ),
+    "remediation.networkPolicy.egress": Effect(
+        [{"ports": [{"port": 514}]}], f"{CONTROLLER_POLICY} egress 2 ports 0 port", 514, POLICED
     ),
     "remediation.resources": Effect(
         {"limits": {"memory": "1Gi"}},

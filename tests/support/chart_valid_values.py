@@ -77,4 +77,20 @@ VALID: Mapping[str, Values] = {
     "limits at their ends": rule(limits={"busySm": 1, "idleEngine": 0, "alike": 7.5, "heldMemory": 1e12}),
     "taints": rule(toleratedTaints=["dedicated", "kubernetes.azure.com/scalesetpriority"]),
     "labels of alerts": rule(alertLabels={"_team": "any text, also {braces}", "A1": ""}),
+    "controller with the password of exporters": {
+        "web": {"tlsSecret": "tls", "config": {"basic_auth_users": {USER: HASH}}},
+        "remediation": {
+            "enabled": True,
+            "secret": "keys",
+            "config": {
+                "breaker": {"nodes": 4, "share": 0.1},
+                "exporters": {
+                    "server_name": "gpus.example",
+                    "ca_file": "/etc/gpu-exporter-secret/ca.crt",
+                    "user": USER,
+                    "password_file": "/etc/gpu-exporter-secret/password",
+                },
+            },
+        },
+    },
 }

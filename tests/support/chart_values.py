@@ -304,4 +304,59 @@ MONITORING: Sequence[tuple[Values, str]] = [
     (rule(modes={"GpuLost": {"hold": "soon"}}), "at '/prometheusRule/modes/GpuLost/hold': 'soon'"),
     ({"dashboards": {"boards": {"fleat": True}}}, f"at '/dashboards/boards': {UNKNOWN} 'fleat' not allowed"),
 ]
-INVALID = [*NAMES, *EXPORTER, *PODS, *WEB, *MONITORING]
+
+
+def remediation(beside: Values | None = None, **values: Any) -> Values:
+    """Return values with the remediation controller."""
+    return {"remediation": {"enabled": True, **values}, **(beside or {})}
+
+
+USERS: Values = {"web": {"config": {"basic_auth_users": {USER: HASH}}}}
+SECURE: Values = {"web": {"tlsSecret": "tls"}}
+LOGIN: Values = {"user": "mia", "password_file": "/etc/gpu-exporter-secret/password"}
+REMEDIATION: Sequence[tuple[Values, str]] = [
+    (remediation(pools=[]), "remediation.pools is empty, so no node belongs to the controller: name a pool, such as"),
+    (remediation(pools=None), "remediation.pools is empty, so no node belongs to the controller: name a pool, such as"),
+    (remediation(pools=[{"name": "a"}, {"name": "a"}]), "remediation.pools: two pools have the name a: rename one"),
+    (remediation(pools=[{"name": "a", "mode": "drian"}]), "at '/remediation/pools/0/mode': value must be one of 'off'"),
+    (
+        remediation(pools=[{"name": "a", "active_check": True}]),
+        "remediation.pools: active_check of pool a needs xids.keep=node",
+    ),
+    (remediation({"config": {"source": "simulated"}}), "config.source: simulated shows no GPUs of the node"),
+    (remediation(config={"intervall": "5s"}), f"at '/remediation/config': {UNKNOWN} 'intervall' not allowed"),
+    (remediation(config={"breaker": {"node": 3}}), f"at '/remediation/config/breaker': {UNKNOWN} 'node' not allowed"),
+    (remediation(config={"lease": "own"}), f"at '/remediation/config': {UNKNOWN} 'lease' not allowed"),
+    (
+        remediation(SECURE),
+        "remediation.config.exporters.server_name is empty, but the exporters serve TLS: set it to a name",
+    ),
+    (
+        remediation({"web": {"existingSecret": "own", "scheme": "https"}}),
+        "remediation.config.exporters.server_name is empty, but the exporters serve TLS",
+    ),
+    (
+        remediation(
+            tls(client_auth_type="RequireAndVerifyClientCert", client_ca_file="ca.crt"),
+            config={"exporters": {"server_name": "gpus"}},
+        ),
+        "web.config.tls_server_config.client_auth_type: the remediation controller has no client certificate",
+    ),
+    (
+        remediation(USERS),
+        "remediation.config.exporters: web.config.basic_auth_users demands a password, which the controller does not",
+    ),
+    (
+        remediation(USERS, secret="keys", config={"exporters": LOGIN}),
+        "remediation.config.exporters.user: mia is no user of web.config.basic_auth_users: add the user there",
+    ),
+    (
+        remediation(USERS, config={"exporters": {**LOGIN, "user": USER}}),
+        "remediation.config.exporters.password_file: /etc/gpu-exporter-secret/password does not exist without",
+    ),
+    (
+        remediation(config={"webhook_token_file": "/etc/gpu-exporter-secret/token"}),
+        "remediation.config.webhook_token_file: /etc/gpu-exporter-secret/token does not exist without",
+    ),
+]
+INVALID = [*NAMES, *EXPORTER, *PODS, *WEB, *MONITORING, *REMEDIATION]

@@ -7,6 +7,9 @@
 {{- include "gpu-exporter.checkPods" . }}
 {{- include "gpu-exporter.checkInterval" . }}
 {{- include "gpu-exporter.checkMonitors" . }}
+{{- if .Values.remediation.enabled }}
+{{- include "gpu-exporter.checkRemediation" . }}
+{{- end }}
 {{- end }}
 
 {{- define "gpu-exporter.checkImage" -}}
@@ -162,4 +165,48 @@
 {{- $sum = addf $sum (mulf (float64 (regexFind "[0-9.]+" .)) (get $units (regexFind "[a-z]+" .))) }}
 {{- end }}
 {{- $sum }}
+{{- end }}
+
+{{/* What would leave every node unknown to the controller. */}}
+{{- define "gpu-exporter.checkRemediation" -}}
+{{- $config := fromYaml (include "gpu-exporter.remediationConfig" .) }}
+{{- $exporters := $config.exporters }}
+{{- $secret := "/etc/gpu-exporter-secret/" }}
+{{- if not $config.pools }}
+{{- fail "remediation.pools is empty, so no node belongs to the controller: name a pool, such as [{name: all, mode: observe}]" }}
+{{- end }}
+{{- $names := list }}
+{{- range $config.pools }}
+{{- if has .name $names }}
+{{- fail (printf "remediation.pools: two pools have the name %s: rename one" .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- if and .active_check (ne $.Values.xids.keep "node") }}
+{{- fail (printf "remediation.pools: active_check of pool %s needs xids.keep=node: otherwise the exporter does not see the results of active checks, and no node returns to service" .name) }}
+{{- end }}
+{{- end }}
+{{- if has (toString .Values.config.source) (list "simulated" "replay") }}
+{{- fail (printf "config.source: %s shows no GPUs of the node, so the remediation controller would know nothing about it: remove config.source, or set remediation.enabled=false" .Values.config.source) }}
+{{- end }}
+{{- $web := fromYaml (include "gpu-exporter.webConfig" .) }}
+{{- $users := default (dict) (get $web "basic_auth_users") }}
+{{- $clients := toString (get (default (dict) (get $web "tls_server_config")) "client_auth_type") }}
+{{- if has $clients (list "RequireAnyClientCert" "RequireAndVerifyClientCert") }}
+{{- fail (printf "web.config.tls_server_config.client_auth_type: the remediation controller has no client certificate, which %s demands: use VerifyClientCertIfGiven with a password, or set remediation.enabled=false" $clients) }}
+{{- end }}
+{{- if and (eq $exporters.scheme "https") (not $exporters.server_name) }}
+{{- fail "remediation.config.exporters.server_name is empty, but the exporters serve TLS: set it to a name in their certificate, because the controller asks them at the addresses of their pods, and ca_file to its authority, such as /etc/gpu-exporter-secret/ca.crt of remediation.secret" }}
+{{- end }}
+{{- if and $users (not (and $exporters.user $exporters.password_file)) }}
+{{- fail "remediation.config.exporters: web.config.basic_auth_users demands a password, which the controller does not have: set user and password_file, such as /etc/gpu-exporter-secret/password of remediation.secret" }}
+{{- end }}
+{{- if and $users (not (hasKey $users $exporters.user)) }}
+{{- fail (printf "remediation.config.exporters.user: %s is no user of web.config.basic_auth_users: add the user there" $exporters.user) }}
+{{- end }}
+{{- $files := dict "exporters.ca_file" $exporters.ca_file "exporters.password_file" $exporters.password_file "webhook_token_file" $config.webhook_token_file "notify.token_file" ($config.notify).token_file }}
+{{- range $key, $file := $files }}
+{{- if and (hasPrefix $secret (toString $file)) (not $.Values.remediation.secret) }}
+{{- fail (printf "remediation.config.%s: %s does not exist without remediation.secret: set it to the Secret that has this file" $key $file) }}
+{{- end }}
+{{- end }}
 {{- end }}

@@ -311,15 +311,13 @@ xids.yaml: |
 
 {{/* Node labels, one of which a node must have. */}}
 {{- define "gpu-exporter.affinity" -}}
-{{- $nfd := list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
-{{- $operator := list "nvidia.com/gpu.present" }}
-{{- $labels := dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator) "any" (list) }}
+{{- $labels := fromYaml (include "gpu-exporter.gpuLabels" .) }}
 {{- $terms := list }}
 {{- range get $labels .Values.nodes }}
 {{- $terms = append $terms (dict "matchExpressions" (list (dict "key" . "operator" "In" "values" (list "true")))) }}
 {{- end }}
 {{- if eq .Values.nodes "auto" }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" "cloud.google.com/gke-accelerator" "operator" "Exists"))) }}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" $labels.gke "operator" "Exists"))) }}
 {{- end }}
 {{- $affinity := deepCopy .Values.affinity }}
 {{- if $terms }}
@@ -327,4 +325,59 @@ xids.yaml: |
 {{- $affinity = merge $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $required)) }}
 {{- end }}
 {{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{/* Labels of nodes with GPUs, by the value `nodes`; `gke` is a label with any value. */}}
+{{- define "gpu-exporter.gpuLabels" -}}
+{{- $nfd := list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
+{{- $operator := list "nvidia.com/gpu.present" }}
+{{- dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator) "any" (list) "gke" "cloud.google.com/gke-accelerator" | toYaml }}
+{{- end }}
+
+{{/* The controller's affinity: it prefers nodes without GPUs, because those with GPUs may be drained. */}}
+{{- define "gpu-exporter.remediationAffinity" -}}
+{{- $labels := fromYaml (include "gpu-exporter.gpuLabels" .) }}
+{{- $without := list (dict "key" $labels.gke "operator" "DoesNotExist") }}
+{{- range $labels.auto }}
+{{- $without = append $without (dict "key" . "operator" "NotIn" "values" (list "true")) }}
+{{- end }}
+{{- $preferred := list (dict "weight" 100 "preference" (dict "matchExpressions" $without)) }}
+{{- $own := dict "nodeAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) }}
+{{- toYaml (merge (deepCopy .Values.remediation.affinity) $own) }}
+{{- end }}
+
+{{/* The controller's settings: those of the chart, overridden by the user's. */}}
+{{- define "gpu-exporter.remediationConfig" -}}
+{{- $namespace := include "gpu-exporter.namespace" . }}
+{{- $terms := list }}
+{{- range $key, $value := fromYaml (include "gpu-exporter.selector" .) }}
+{{- $terms = append $terms (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- $exporters := dict "namespace" $namespace "selector" (join "," $terms) "port" (int .Values.port) "scheme" (include "gpu-exporter.scheme" .) }}
+{{- $own := dict "namespace" $namespace "lease" (include "gpu-exporter.remediationName" .) "address" ":9401" "pools" .Values.remediation.pools "exporters" $exporters "events" .Values.remediation.events }}
+{{- with .Values.attribution.resourceNames }}{{ $_ := set $own "gpu_resources" . }}{{ end }}
+{{- with .Values.web.trustedProxies }}{{ $_ := set $own "web_trusted_proxies" . }}{{ end }}
+{{- toYaml (mergeOverwrite $own (deepCopy .Values.remediation.config)) }}
+{{- end }}
+
+{{- define "gpu-exporter.remediationName" -}}
+{{- printf "%s-remediation" (include "gpu-exporter.fullname" .) }}
+{{- end }}
+
+{{/* A rule of egress to these ports: (list ports protocols) */}}
+{{- define "gpu-exporter.egress" -}}
+{{- $ports := list }}
+{{- range $protocol := index . 1 }}
+{{- range $port := index $ 0 }}{{ $ports = append $ports (dict "port" (int $port) "protocol" $protocol) }}{{ end }}
+{{- end }}
+{{- dict "ports" $ports | toYaml }}
+{{- end }}
+
+{{/* The API server, behind whatever address. */}}
+{{- define "gpu-exporter.egressApi" -}}
+{{- include "gpu-exporter.egress" (list (default (list 443 6443) .Values.networkPolicy.apiServerPorts) (list "TCP")) }}
+{{- end }}
+
+{{- define "gpu-exporter.egressDns" -}}
+{{- include "gpu-exporter.egress" (list (default (list 53) .Values.networkPolicy.dnsPorts) (list "UDP" "TCP")) }}
 {{- end }}
