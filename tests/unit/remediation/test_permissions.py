@@ -24,6 +24,7 @@ REQUESTED = {
     ("", "", "pods/eviction", "", "create"),
     ("", "", "pods/status", "", "patch"),
     ("", "policy", "poddisruptionbudgets", "", "list"),
+    ("", "batch", "jobs", "", "get"),
     (NAMESPACE, "", "pods", "", "list"),
     (NAMESPACE, "coordination.k8s.io", "leases", "", "create"),
     (NAMESPACE, "coordination.k8s.io", "leases", OWN, "get patch"),
@@ -31,7 +32,7 @@ REQUESTED = {
 }
 
 
-EVICTS = ("pods/eviction", "pods/status", "poddisruptionbudgets")
+EVICTS = ("pods/eviction", "pods/status", "poddisruptionbudgets", "jobs")
 
 
 @pytest.mark.parametrize(
