@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.chart import HASH, USER, Values
+from tests.support.chart import BASIC_AUTH, HASH, USER, Values
 
 CERTIFICATE = {"cert_file": "/tls.crt", "key_file": "/tls.key"}
 
@@ -187,6 +187,167 @@ PODS: Sequence[tuple[Values, str]] = [
     ({"extraManifests": [{"kind": "Secret"}]}, "at '/extraManifests/0': missing property 'apiVersion'"),
     ({"networkPolicy": {"from": [{"podSelecter": {}}]}}, f"at '/networkPolicy/from/0': {UNKNOWN} 'podSelecter'"),
 ]
+
+
+def term(**expression: Any) -> Values:
+    """Return values with required node affinity of one expression."""
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+def rolling(**update: Any) -> Values:
+    return {"updateStrategy": {"rollingUpdate": update}}
+
+
+CONTAINER: Values = {"name": "a", "image": "b"}
+MOUNT: Values = {"name": "own", "mountPath": "/own"}
+# What a schema cannot express: Kubernetes' own rules, after the values are merged.
+SEMANTIC: Sequence[tuple[Values, str]] = [
+    (
+        {"securityContext": {"privileged": True, "allowPrivilegeEscalation": False}},
+        "securityContext: privileged is true, which Kubernetes refuses beside allowPrivilegeEscalation false: remove",
+    ),
+    (
+        {"kernelLog": {"mode": "kmsg"}, "securityContext": {"allowPrivilegeEscalation": False}},
+        "securityContext: privileged is true, which Kubernetes refuses",
+    ),
+    (
+        {
+            "extraContainers": [
+                {**CONTAINER, "securityContext": {"privileged": True, "allowPrivilegeEscalation": False}}
+            ]
+        },
+        "extraContainers: a: securityContext: privileged is true",
+    ),
+    (
+        {"securityContext": {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}},
+        "securityContext.capabilities.add: CAP_SYS_ADMIN: Kubernetes names it SYS_ADMIN",
+    ),
+    (
+        {"podSecurityContext": {"runAsUser": 0, "runAsNonRoot": True}},
+        "podSecurityContext: runAsNonRoot is true, so kubelet refuses runAsUser 0: remove one of them",
+    ),
+    (
+        {"initContainers": [{**CONTAINER, "securityContext": {"runAsUser": 0}}]},
+        "initContainers: a: securityContext: runAsNonRoot is true, so kubelet refuses runAsUser 0",
+    ),
+    (
+        {"podSecurityContext": {"seccompProfile": {"type": "Localhost"}}},
+        "podSecurityContext.seccompProfile: localhostProfile belongs to type Localhost, and to no other: correct",
+    ),
+    (
+        {"resources": {"limits": {"memory": "64Mi"}}},
+        "resources: the request of memory, 96Mi, must not exceed the limit, 64Mi: change resources.requests.memory or",
+    ),
+    (
+        {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}},
+        "resources: the request of cpu, 1500m, must not exceed the limit, 1: change",
+    ),
+    (
+        {"resources": {"requests": {"hugepages-2Mi": "4Mi"}}},
+        "resources.requests: hugepages-2Mi needs a limit of the same amount: set resources.limits.hugepages-2Mi",
+    ),
+    (
+        {"remediation": {"resources": {"requests": {"memory": "1G"}}}},
+        "remediation.resources: the request of memory, 1G, must not exceed the limit, 256Mi",
+    ),
+    (
+        rolling(maxSurge=1),
+        "updateStrategy.rollingUpdate: Kubernetes refuses maxSurge 1 beside maxUnavailable 1: set one of them to 0",
+    ),
+    (
+        rolling(maxUnavailable=0),
+        "updateStrategy.rollingUpdate: maxUnavailable is 0, so no pod could ever be replaced: set it to 1, or set maxS",
+    ),
+    (
+        {**rolling(maxSurge=1, maxUnavailable=0), "hostNetwork": True, "port": 9445},
+        "updateStrategy.rollingUpdate.maxSurge: with hostNetwork, two pods of a node cannot listen on one port",
+    ),
+    (
+        {"tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": 60}]},
+        "tolerations: tolerationSeconds needs the effect NoExecute: set it, or remove tolerationSeconds",
+    ),
+    (
+        {"remediation": {"tolerations": [{"effect": "NoSchedule"}]}},
+        "remediation.tolerations: one has no key: set the key of a taint",
+    ),
+    (
+        term(key="gpu", operator="In"),
+        "affinity.nodeAffinity: operator In of key gpu takes one value or more: correct its values",
+    ),
+    (
+        term(key="gpu", operator="Exists", values=["true"]),
+        "affinity.nodeAffinity: operator Exists of key gpu takes no values: correct its values",
+    ),
+    (
+        term(key="gpus", operator="Gt", values=["many"]),
+        "affinity.nodeAffinity: operator Gt of key gpus takes one whole number: correct its values",
+    ),
+    (term(key="gpu", operator="Is"), "is not an expression: give it a key, and one of the operators In, NotIn, Exists"),
+    (
+        {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": {}}]}}},
+        "affinity.podAffinity: a term has no topologyKey: set it, such as to kubernetes.io/hostname",
+    ),
+    (
+        {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"preference": {}}]}}},
+        "affinity.nodeAffinity: a preference needs a weight from 1 to 100: set weight",
+    ),
+    (
+        {"extraVolumes": [{"name": "config", "emptyDir": {}}]},
+        "extraVolumes: there is another volume with the name config in the chart: choose another name",
+    ),
+    (
+        {"extraVolumes": [{"name": "own", "emptyDir": {}}] * 2},
+        "extraVolumes: there is another volume with the name own: choose another name",
+    ),
+    ({"extraVolumeMounts": [MOUNT]}, "extraVolumeMounts: there is no volume own: add it to extraVolumes"),
+    (
+        {"extraContainers": [{**CONTAINER, "volumeMounts": [MOUNT]}]},
+        "extraContainers: a: volumeMounts: there is no volume own: add it to extraVolumes",
+    ),
+    (
+        {"extraVolumeMounts": [{"name": "config", "mountPath": "/etc/gpu-exporter"}]},
+        "extraVolumeMounts: something else is mounted at /etc/gpu-exporter: choose another mountPath",
+    ),
+    (
+        {"initContainers": [CONTAINER], "extraContainers": [CONTAINER]},
+        "extraContainers: there is another container with the name a: choose another name",
+    ),
+    (
+        {"extraContainers": [{**CONTAINER, "name": "exporter"}]},
+        "extraContainers: there is another container with the name exporter",
+    ),
+    (
+        {"xids": {"keep": "node", "path": "/var/lib/../gpu"}},
+        "xids.path: /var/lib/../gpu: Kubernetes refuses `..` and colons in the paths of volumes",
+    ),
+    (
+        {"extraEnv": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        "extraEnv: A has both value and valueFrom: keep one",
+    ),
+    (
+        {"extraEnvFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]},
+        "extraEnvFrom: an item needs one of configMapRef and secretRef: make one item of each",
+    ),
+    (
+        {"networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
+        "networkPolicy.from: Kubernetes refuses selectors beside an ipBlock: make two items of them",
+    ),
+    (
+        {"networkPolicy": {"egress": [{"to": [{}]}]}},
+        "networkPolicy.egress: a peer is empty: give it an ipBlock or a selector",
+    ),
+    (
+        {"networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.1"}}]}},
+        f"at '/networkPolicy/from/0/ipBlock/cidr': '10.0.0.1' {PATTERN}",
+    ),
+    ({"dnsConfig": {"nameservers": ["10.0.0.1"] * 4}}, "at '/dnsConfig/nameservers': maxItems: got 4, want 3"),
+    ({"resources": {"claims": [{"name": "gpu"}]}}, f"at '/resources': {UNKNOWN} 'claims' not allowed"),
+    (
+        {"extraEnv": [{"name": "A", "valueFrom": {"fieldRef": {}}}]},
+        "at '/extraEnv/0/valueFrom/fieldRef': missing property 'fieldPath'",
+    ),
+]
 WEB: Sequence[tuple[Values, str]] = [
     ({"web": {"config": {"basic_auth_user": {}}}}, f"at '/web/config': {UNKNOWN} 'basic_auth_user' not allowed"),
     (tls(certfile="/a"), f"at '/web/config/tls_server_config': {UNKNOWN} 'certfile' not allowed"),
@@ -267,6 +428,18 @@ MONITORING: Sequence[tuple[Values, str]] = [
     (
         endpoint(interval="5s"),
         "serviceMonitor.scrapeTimeout: 10s is longer than serviceMonitor.interval 5s, which Prometheus refuses: use at",
+    ),
+    (
+        endpoint(basicAuth=BASIC_AUTH, authorization={"credentials": {"name": "a", "key": "b"}}),
+        "serviceMonitor: basicAuth and authorization: Prometheus Operator accepts one of them: remove the other",
+    ),
+    (
+        endpoint(relabelings=[{"sourceLabels": ["a"], "action": "lowercase"}]),
+        "serviceMonitor.relabelings: action lowercase needs targetLabel: set it",
+    ),
+    (
+        endpoint(metricRelabelings=[{"sourceLabels": ["a"], "targetLabel": "b", "action": "HashMod"}]),
+        "serviceMonitor.metricRelabelings: action hashmod needs modulus: set it",
     ),
     (endpoint(job="node"), f"at '/serviceMonitor/job': 'node' {PATTERN}"),
     (endpoint(labels={"release": "my release"}), f"at '/serviceMonitor/labels/release': 'my release' {PATTERN}"),
@@ -359,4 +532,4 @@ REMEDIATION: Sequence[tuple[Values, str]] = [
         "remediation.config.webhook_token_file: /etc/gpu-exporter-secret/token does not exist without",
     ),
 ]
-INVALID = [*NAMES, *EXPORTER, *PODS, *WEB, *MONITORING, *REMEDIATION]
+INVALID = [*NAMES, *EXPORTER, *PODS, *SEMANTIC, *WEB, *MONITORING, *REMEDIATION]

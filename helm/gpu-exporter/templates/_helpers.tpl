@@ -197,7 +197,7 @@ runAsUser: 0
 {{- if eq .Values.kernelLog.mode "file" }}
 {{- $_ := set $own "supplementalGroups" (list (int .Values.kernelLog.group)) }}
 {{- end }}
-{{- range $key, $value := .Values.podSecurityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- include "gpu-exporter.override" (list $own .Values.podSecurityContext) }}
 {{- toYaml $own }}
 {{- end }}
 
@@ -205,15 +205,24 @@ runAsUser: 0
 {{- $own := dict "readOnlyRootFilesystem" true }}
 {{- if eq .Values.kernelLog.mode "kmsg" }}
 {{- $_ := set $own "privileged" true }}
-{{- else }}
+{{- else if not .Values.securityContext.privileged }}
 {{- $_ := set $own "allowPrivilegeEscalation" false }}
 {{- $_ := set $own "capabilities" (dict "drop" (list "ALL")) }}
 {{- if .Values.dcgm.profiling }}
 {{- $_ := set $own.capabilities "add" (list "SYS_ADMIN") }}
 {{- end }}
 {{- end }}
-{{- range $key, $value := .Values.securityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- include "gpu-exporter.override" (list $own .Values.securityContext) }}
 {{- toYaml $own }}
+{{- end }}
+
+{{/* Overrides a security context by the user's; kubelet refuses uid 0 with runAsNonRoot: (list context user's) */}}
+{{- define "gpu-exporter.override" -}}
+{{- $context := index . 0 }}
+{{- range $key, $value := index . 1 }}{{ $_ := set $context $key $value }}{{ end }}
+{{- if and (hasKey (index . 1) "runAsUser") (eq (int $context.runAsUser) 0) (not (hasKey (index . 1) "runAsNonRoot")) }}
+{{- $_ := set $context "runAsNonRoot" false }}
+{{- end }}
 {{- end }}
 
 {{/* The web configuration: the user's, with the certificate of web.tlsSecret unless it names another one. */}}
