@@ -5,7 +5,7 @@
 # The base image is pinned; Dependabot updates both lines.
 FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36 AS build
 WORKDIR /src
-COPY pyproject.toml setup.cfg README.md LICENSE ./
+COPY pyproject.toml setup.cfg setup.py README.md LICENSE ./
 COPY gpu_exporter gpu_exporter
 # What gpu_exporter/bundled links to.
 COPY compose.yaml ./
