@@ -30,7 +30,8 @@ The labels are those by which your Prometheus selects its ServiceMonitors and ru
 of `serviceMonitor.enabled`; its values mean the same.
 
 If `gpu-exporter doctor` in the pod finds no GPU, set `gpuAccess.mode`: `runtimeClass` if the cluster has a runtime class
-`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI.
+`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI. For GKE, EKS, AKS, OpenShift, Talos, k3s and kubeadm there
+are [presets](../../docs/kubernetes-platforms.md), such as `--values helm/gpu-exporter/presets/gke.yaml`.
 
 ## Which pod uses a GPU?
 
@@ -68,6 +69,7 @@ while it is on:
 | `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |
 | `xids.keep: node` | writable hostPath, uid 0 |
 | `gpuAccess.mode: volumeMounts` | hostPath of /dev/null |
+| `gpuAccess.mode: hostPath` | `privileged`, because nothing else opens the device files; read-only hostPath of the driver |
 | `dcgm.profiling` | SYS_ADMIN, uid 0; not with a remote host engine |
 | `hostNetwork` | the node's network |
 

@@ -145,8 +145,9 @@ ATTRIBUTION = (
     Value("kernelLog.group", 4, COUNT, "Group that may read that file; 4 is adm."),
 )
 GPUS = (
-    Value("gpuAccess.mode", "env", one_of("env", "runtimeClass", "cdi", "volumeMounts", "none"), "How the container gets access to the GPUs. It never requests `nvidia.com/gpu`, which would take a GPU from a workload. `env`: the node's default runtime is NVIDIA's; `runtimeClass`: the runtime class `gpuAccess.runtimeClassName`; `cdi`: an annotation; `volumeMounts`: for nodes that ignore the environment variable of unprivileged pods (*hostPath*); `none`: with a remote DCGM."),
+    Value("gpuAccess.mode", "env", one_of("env", "runtimeClass", "cdi", "volumeMounts", "hostPath", "none"), "How the container gets access to the GPUs. It never requests `nvidia.com/gpu`, which would take a GPU from a workload. `env`: the node's default runtime is NVIDIA's; `runtimeClass`: the runtime class `gpuAccess.runtimeClassName`; `cdi`: an annotation; `volumeMounts`: for nodes that ignore the environment variable of unprivileged pods (*hostPath*); `hostPath`: for nodes without NVIDIA's runtime, such as GKE's (*privileged, hostPath*); `none`: with a remote DCGM. See [which platform needs which](../../docs/kubernetes-platforms.md)."),
     Value("gpuAccess.runtimeClassName", "nvidia", schemas.DOMAIN, "For `gpuAccess.mode: runtimeClass`."),
+    Value("gpuAccess.hostPath", "/home/kubernetes/bin/nvidia", schemas.FOLDER, "Folder of the node with the driver, whose libraries are in `lib64`, for `gpuAccess.mode: hostPath`. The default is that of GKE."),
     Value("gpuAccess.visibleDevices", "all", schemas.VISIBLE_DEVICES, "`NVIDIA_VISIBLE_DEVICES`."),
     Value("gpuAccess.driverCapabilities", "utility", schemas.CAPABILITIES, "`NVIDIA_DRIVER_CAPABILITIES`; NVML needs only `utility`."),
     Value("gpuAccess.cdiDevice", "nvidia.com/gpu=all", schemas.CDI_DEVICE, "Device for `gpuAccess.mode: cdi`."),
@@ -156,7 +157,7 @@ GPUS = (
     Value("dcgm.profiling", False, BOOL, "Whether DCGM in the container may read profiling metrics (*SYS_ADMIN, uid 0*)."),
 )
 PODS = (
-    Value("nodes", "auto", one_of("auto", "nfd", "gpuOperator", "any"), "Nodes to run on. `auto`: those with NFD's label of NVIDIA's PCI vendor, GPU operator's `nvidia.com/gpu.present` or GKE's accelerator label. `any`: only `nodeSelector` and `affinity` decide."),
+    Value("nodes", "auto", one_of("auto", "nfd", "gpuOperator", "any"), "Nodes to run on. `auto`: those with NFD's label of NVIDIA's PCI vendor, GPU operator's `nvidia.com/gpu.present`, or a label that GKE, AKS or Karpenter on AWS gives nodes with NVIDIA GPUs. `any`: only `nodeSelector` and `affinity` decide."),
     Value("nodeSelector", {}, schemas.LABELS, "Labels that nodes must have in addition."),
     Value("affinity", {}, schemas.AFFINITY, "Affinity, merged with the node affinity that `nodes` creates; required node affinity of your own replaces that."),
     Value("tolerations", [{"operator": "Exists"}], schemas.TOLERATIONS, "Tolerations. With the default, the exporter also runs, and stays, on nodes that are tainted because they are broken."),

@@ -142,6 +142,9 @@ GPUS: Mapping[str, Effect] = {
     "gpuAccess.runtimeClassName": Effect(
         "gpu", f"{POD} runtimeClassName", "gpu", {"gpuAccess": {"mode": "runtimeClass"}}
     ),
+    "gpuAccess.hostPath": Effect(
+        "/opt/nvidia", f"{POD} volumes driver hostPath path", "/opt/nvidia", {"gpuAccess": {"mode": "hostPath"}}
+    ),
     "gpuAccess.visibleDevices": Effect("0", f"{EXPORTER} env NVIDIA_VISIBLE_DEVICES value", "0"),
     "gpuAccess.driverCapabilities": Effect("all", f"{EXPORTER} env NVIDIA_DRIVER_CAPABILITIES value", "all"),
     "gpuAccess.cdiDevice": Effect(

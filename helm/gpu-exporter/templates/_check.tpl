@@ -253,7 +253,7 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- range $path := list "attribution.podResourcesPath" "slurm.jobMappingPath" "jobSocket.path" "ncclInspector.path" "xids.path" "kernelLog.path" }}
+{{- range $path := list "attribution.podResourcesPath" "slurm.jobMappingPath" "jobSocket.path" "ncclInspector.path" "xids.path" "kernelLog.path" "gpuAccess.hostPath" }}
 {{- $folder := toString (index $.Values (splitList "." $path | first) (splitList "." $path | last)) }}
 {{- if or (has ".." (splitList "/" $folder)) (contains ":" $folder) }}
 {{- fail (printf "%s: %s: Kubernetes refuses `..` and colons in the paths of volumes: write the path without them" $path $folder) }}

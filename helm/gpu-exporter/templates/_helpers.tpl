@@ -154,7 +154,7 @@ runAsUser: 0
 
 {{/* Whether a feature mounts a part of the node. */}}
 {{- define "gpu-exporter.hostPath" -}}
-{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath .Values.ncclInspector.path (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
+{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath .Values.ncclInspector.path (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (has .Values.gpuAccess.mode (list "volumeMounts" "hostPath")) }}hostPath{{ end }}
 {{- end }}
 
 {{/* A name for objects that belong to no namespace. */}}
@@ -171,7 +171,7 @@ runAsUser: 0
 {{- if .Values.hostEvidence.enabled }}hostEvidence.enabled {{ end }}
 {{- if .Values.profile.enabled }}profile.enabled {{ end }}
 {{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
-{{- if eq .Values.gpuAccess.mode "volumeMounts" }}gpuAccess.mode {{ end }}
+{{- if has .Values.gpuAccess.mode (list "volumeMounts" "hostPath") }}gpuAccess.mode {{ end }}
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
 {{- end }}
 
@@ -203,7 +203,7 @@ runAsUser: 0
 
 {{- define "gpu-exporter.securityContext" -}}
 {{- $own := dict "readOnlyRootFilesystem" true }}
-{{- if eq .Values.kernelLog.mode "kmsg" }}
+{{- if or (eq .Values.kernelLog.mode "kmsg") (eq .Values.gpuAccess.mode "hostPath") }}
 {{- $_ := set $own "privileged" true }}
 {{- else if not .Values.securityContext.privileged }}
 {{- $_ := set $own "allowPrivilegeEscalation" false }}
@@ -320,13 +320,9 @@ xids.yaml: |
 
 {{/* Node labels, one of which a node must have. */}}
 {{- define "gpu-exporter.affinity" -}}
-{{- $labels := fromYaml (include "gpu-exporter.gpuLabels" .) }}
 {{- $terms := list }}
-{{- range get $labels .Values.nodes }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" . "operator" "In" "values" (list "true")))) }}
-{{- end }}
-{{- if eq .Values.nodes "auto" }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" $labels.gke "operator" "Exists"))) }}
+{{- range get (fromYaml (include "gpu-exporter.gpuLabels" .)) .Values.nodes }}
+{{- $terms = append $terms (dict "matchExpressions" (list .)) }}
 {{- end }}
 {{- $affinity := deepCopy .Values.affinity }}
 {{- if $terms }}
@@ -336,19 +332,26 @@ xids.yaml: |
 {{- with $affinity }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* Labels of nodes with GPUs, by the value `nodes`; `gke` is a label with any value. */}}
+{{/* Labels of nodes with GPUs as expressions, by the value `nodes`. */}}
 {{- define "gpu-exporter.gpuLabels" -}}
-{{- $nfd := list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
-{{- $operator := list "nvidia.com/gpu.present" }}
-{{- dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator) "any" (list) "gke" "cloud.google.com/gke-accelerator" | toYaml }}
+{{- $nfd := list }}
+{{- range list "pci-10de" "pci-0302_10de" "pci-0300_10de" }}
+{{- $nfd = append $nfd (dict "key" (printf "feature.node.kubernetes.io/%s.present" .) "operator" "In" "values" (list "true")) }}
+{{- end }}
+{{- $operator := list (dict "key" "nvidia.com/gpu.present" "operator" "In" "values" (list "true")) }}
+{{- $clouds := list (dict "key" "cloud.google.com/gke-accelerator" "operator" "Exists") }}
+{{- range list "kubernetes.azure.com/accelerator" "karpenter.k8s.aws/instance-gpu-manufacturer" }}
+{{- $clouds = append $clouds (dict "key" . "operator" "In" "values" (list "nvidia")) }}
+{{- end }}
+{{- dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator $clouds) "any" (list) | toYaml }}
 {{- end }}
 
 {{/* The controller's affinity: it prefers nodes without GPUs, because those with GPUs may be drained. */}}
 {{- define "gpu-exporter.remediationAffinity" -}}
-{{- $labels := fromYaml (include "gpu-exporter.gpuLabels" .) }}
-{{- $without := list (dict "key" $labels.gke "operator" "DoesNotExist") }}
-{{- range $labels.auto }}
-{{- $without = append $without (dict "key" . "operator" "NotIn" "values" (list "true")) }}
+{{- $without := list }}
+{{- range (fromYaml (include "gpu-exporter.gpuLabels" .)).auto }}
+{{- $not := ternary (dict "operator" "DoesNotExist") (dict "operator" "NotIn" "values" .values) (eq .operator "Exists") }}
+{{- $without = append $without (merge $not (dict "key" .key)) }}
 {{- end }}
 {{- $preferred := list (dict "weight" 100 "preference" (dict "matchExpressions" $without)) }}
 {{- $own := dict "nodeAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) }}
