@@ -72,6 +72,7 @@ while it is on:
 | `gpuAccess.mode: hostPath` | `privileged`, because nothing else opens the device files; read-only hostPath of the driver |
 | `dcgm.profiling` | SYS_ADMIN, uid 0; not with a remote host engine |
 | `hostNetwork` | the node's network |
+| `hostPort` | a port of the node |
 
 ## Priority class
 

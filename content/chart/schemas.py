@@ -40,6 +40,7 @@ def keyed(keys: str, values: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 BOOL: Schema = {"type": "boolean"}
+MAYBE: Schema = {"type": ["boolean", "null"]}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
@@ -202,7 +203,9 @@ _SOURCE: Schema = {
 VARIABLES = listed(closed({"name": text("[^=]+"), "value": TEXT, "valueFrom": _SOURCE}, "name"))
 _REFERENCE = closed({"name": text(_DOMAIN), "optional": BOOL}, "name")
 VARIABLE_SOURCES = listed(closed({"prefix": text("[^=]*"), "configMapRef": _REFERENCE, "secretRef": _REFERENCE}))
-PULL_SECRETS = listed(closed({"name": text(_DOMAIN)}, "name"))
+PULL_SECRETS = listed(
+    {**closed({"name": text(_DOMAIN)}, "name"), "type": ["object", "string"], "pattern": f"^{_DOMAIN}$"}
+)
 CONTAINERS = listed({"type": "object", "required": ["name", "image"]})
 VOLUMES = listed({"type": "object", "required": ["name"]})
 MOUNTS = listed(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from content.chart import exporter_schemas, schemas
-from content.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, listed, one_of
+from content.chart.schemas import BOOL, COUNT, MAYBE, SPAN, TEXT, TEXTS, Schema, listed, one_of
 from gpu_exporter.alerting.allocation import TOLERATED_TAINTS
 from gpu_exporter.alerting.boards import BOARDS
 from gpu_exporter.alerting.levels import RuleLevel
@@ -87,7 +87,7 @@ def _deprecated(path: str, successor: str, default: Any, schema: Schema) -> Valu
 def _of_pod_monitor(value: Value) -> Iterator[Value]:
     """Yield the value of the PodMonitor that means the same; nothing for what only a ServiceMonitor has."""
     name = value.path.removeprefix("serviceMonitor.")
-    if name not in ("enabled", "targetLabels", "jobLabel") and not value.successor:
+    if name not in ("enabled", "targetLabels", "jobLabel", "bearerTokenFile") and not value.successor:
         schema = schemas.POD_TLS_CONFIG if name == "tlsConfig" else value.schema
         yield Value(f"podMonitor.{name}", value.default, schema, f"As `{value.path}`.")
 
@@ -99,12 +99,13 @@ IMAGE = (
     Value("image.tag", "", schemas.TAG, "Tag; empty for the chart's appVersion."),
     Value("image.digest", "", schemas.DIGEST, "Digest, `sha256:…`; it takes precedence over the tag."),
     Value("image.pullPolicy", "IfNotPresent", one_of("Always", "IfNotPresent", "Never"), "When to pull the image."),
-    Value("imagePullSecrets", [], schemas.PULL_SECRETS, "Secrets for the registry, such as `[{name: registry}]`."),
+    Value("imagePullSecrets", [], schemas.PULL_SECRETS, "Secrets for the registry, by name: `[registry]`, or `[{name: registry}]`."),
 )
 NAMES = (
     Value("nameOverride", "", schemas.NAME, "Replaces the chart's name."),
     Value("fullnameOverride", "", schemas.NAME, "Replaces the names of release and chart."),
     Value("namespaceOverride", "", schemas.NAME, "Replaces the release's namespace."),
+    Value("releaseLabel", False, BOOL, "Whether all objects have the label `release` with the name of the release, by which some Prometheus select their monitors and rules."),
     Value("commonLabels", {}, schemas.LABELS, "Labels of all objects."),
     Value("commonAnnotations", {}, schemas.ANNOTATIONS, "Annotations of all objects."),
 )
@@ -166,6 +167,8 @@ PODS = (
     Value("minReadySeconds", 0, COUNT, "How long a new pod must be ready before the next one is replaced."),
     Value("revisionHistoryLimit", 10, COUNT, "Number of old revisions to keep."),
     Value("terminationGracePeriodSeconds", 30, COUNT, "Time until Kubernetes kills the container; the exporter ends within 2 s."),
+    Value("hostPort", 0, {"type": "integer", "minimum": 0, "maximum": 65535}, "Port of the node that is forwarded to the exporter (*host port*); 0 for none."),
+    Value("hostUsers", None, MAYBE, "False runs the pods in a user namespace of their own, in which uid 0 is no root of the node. Kubernetes refuses that with features that need *hostPID* or the node's network. Empty for the cluster's default."),
     Value("hostNetwork", False, BOOL, "Whether to listen on the node's address (*host namespace*); choose a `port` that is free on every node."),
     Value("dnsConfig", {}, schemas.DNS_CONFIG, "Name servers, search domains and options of the resolver, such as `{options: [{name: ndots, value: \"1\"}]}`."),
     Value("hostAliases", [], schemas.HOST_ALIASES, "Entries of /etc/hosts, such as `[{ip: 10.0.0.7, hostnames: [dcgm.example]}]`."),
@@ -187,9 +190,17 @@ ACCESS = (
     Value("serviceAccount.create", True, BOOL, "Whether to create a service account."),
     Value("serviceAccount.name", "", schemas.DOMAIN, "Name of the service account; empty for the full name of the release, or `default` if none is created."),
     Value("serviceAccount.annotations", {}, schemas.ANNOTATIONS, "Annotations of the service account."),
+    Value("serviceAccount.automountToken", None, MAYBE, "Whether the pods have the token of their service account; empty: only if a feature needs it. True is for containers of your own."),
     Value("rbac.create", True, BOOL, "Whether to grant the service account what `attribution.pods`, `attribution.podLabels` and `attribution.dra` need; without these it has no rights, and the pods no token."),
     Value("openShift.scc", False, BOOL, "Whether to create a SecurityContextConstraints with what the features need, and no more, that only the service account may use. The pods then demand it."),
-    Value("service.annotations", {}, schemas.ANNOTATIONS, "Annotations of the headless service."),
+    Value("service.type", "ClusterIP", one_of("ClusterIP", "NodePort", "LoadBalancer"), "Type of the Service. Through a Service that is not headless, a client reaches any one of the exporters."),
+    Value("service.headless", True, BOOL, "Whether a Service of type ClusterIP has no address of its own, but those of all pods."),
+    Value("service.nodePort", 0, {"type": "integer", "minimum": 0, "maximum": 65535}, "Port of the nodes, for the types NodePort and LoadBalancer; 0: Kubernetes chooses one."),
+    Value("service.internalTrafficPolicy", "", one_of("", "Cluster", "Local"), "`Local`: clients reach only the exporter of their own node."),
+    Value("service.ipFamilyPolicy", "", one_of("", "SingleStack", "PreferDualStack", "RequireDualStack"), "Whether the Service has addresses of both IP families; empty for the cluster's default."),
+    Value("service.ipFamilies", [], {**listed(one_of("IPv4", "IPv6")), "uniqueItems": True}, "IP families of the Service, the preferred one first; empty for the cluster's."),
+    Value("service.labels", {}, schemas.LABELS, "Labels of the Service."),
+    Value("service.annotations", {}, schemas.ANNOTATIONS, "Annotations of the Service."),
     Value("web.config", {}, exporter_schemas.WEB_CONFIG, "TLS, passwords and headers, in the form of docs/security.md; stored as a Secret."),
     Value("web.tlsSecret", "", schemas.DOMAIN, "Secret with `tls.crt`, `tls.key` and, if needed, `ca.crt`, mounted at /etc/gpu-exporter/tls. It turns TLS on; certificate and key in `web.config` take precedence."),
     Value("web.existingSecret", "", schemas.DOMAIN, "Secret with a `web.yml` to use instead of `web.config`. With `web.tlsSecret`, it has to name the files itself."),
@@ -222,8 +233,14 @@ SERVICE_MONITOR = (
     Value("serviceMonitor.tlsConfig", {}, schemas.TLS_CONFIG, "With TLS: how Prometheus verifies the certificate, such as `{ca: {secret: {name: tls, key: ca.crt}}, serverName: gpu-exporter}`."),
     Value("serviceMonitor.basicAuth", {}, schemas.BASIC_AUTH, "With a password: the Secret that has it, such as `{username: {name: login, key: user}, password: {name: login, key: password}}`."),
     Value("serviceMonitor.authorization", {}, schemas.AUTHORIZATION, "With an authenticating proxy: credentials."),
+    Value("serviceMonitor.oauth2", {}, schemas.OBJECT, "With an authenticating proxy: OAuth 2.0, in the form of Prometheus Operator."),
+    Value("serviceMonitor.bearerTokenFile", "", schemas.NO_FOLDER, "With an authenticating proxy such as kube-rbac-proxy: a file of Prometheus with its token."),
     Value("serviceMonitor.proxyUrl", "", schemas.URL, "Proxy through which Prometheus scrapes."),
     Value("serviceMonitor.sampleLimit", 0, COUNT, "A scrape with more samples fails; 0 for no limit."),
+    Value("serviceMonitor.targetLimit", 0, COUNT, "With more targets, no scrape succeeds; 0 for no limit."),
+    Value("serviceMonitor.labelLimit", 0, COUNT, "A scrape with a series of more labels fails; 0 for no limit."),
+    Value("serviceMonitor.labelNameLengthLimit", 0, COUNT, "A scrape with a longer name of a label fails; 0 for no limit."),
+    Value("serviceMonitor.labelValueLengthLimit", 0, COUNT, "A scrape with a longer value of a label fails; 0 for no limit."),
     Value("serviceMonitor.relabelings", [], schemas.RELABELINGS, "Relabelings, after those of the chart."),
     Value("serviceMonitor.metricRelabelings", [], schemas.RELABELINGS, "Metric relabelings, which drop or rename series."),
 )
@@ -250,6 +267,7 @@ RULES = (
     Value("prometheusRule.domains", [domain.value for domain in Domain], listed(one_of(*(domain.value for domain in Domain))), "Domains whose alerts to create, with the recording rules that these and their dashboards need."),
     Value("prometheusRule.toleratedTaints", list(TOLERATED_TAINTS), schemas.TAINTS, "Keys of taints that pods with GPUs tolerate. GPUs of a node with another taint (`NoSchedule`, `NoExecute`) do not count as free."),
     Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
+    Value("prometheusRule.severityLabels", {}, schemas.keyed("critical|warning|info", schemas.ALERT_LABELS), "More labels of alerts by their severity, for routes that know other words: `{critical: {priority: P1}}`. The label `severity` stays, because the dashboards select by it."),
     Value("prometheusRule.additionalRules", [], schemas.RULE_GROUPS, "Groups of rules of your own, added as they are: `[{name: own, rules: [{alert: …, expr: …}]}]`."),
     Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
     Value("prometheusRule.pageUrl", "", schemas.URL, "URL of an exporter's live page, with `{node}` for the node, such as `https://gpus.example/{node}/`. Alerts about a GPU then link to it (`page_url`), also to the line of code where its processes are."),

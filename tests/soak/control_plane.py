@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,10 +32,10 @@ GPUS = 8
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
 
 
-def programs() -> Path:
+def programs(names: Sequence[str] = PROGRAMS) -> Path:
     """Return the folder of the programs. Raises SystemExit if one is missing."""
     folder = Path(os.environ.get("K8S_DIR", ".")) / "bin"
-    missing = [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
+    missing = [name for name in names if not os.access(folder / name, os.X_OK)]
     if missing:
         sys.exit(f"{folder} has no {', '.join(missing)}: set K8S_DIR to a folder whose `bin` has them (see --help)")
     return folder.absolute()

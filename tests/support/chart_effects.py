@@ -74,12 +74,13 @@ IMAGE: Mapping[str, Effect] = {
     "image.tag": Effect("v2", f"{EXPORTER} image", f"{REPOSITORY}:v2"),
     "image.digest": Effect(f"sha256:{'0' * 64}", f"{EXPORTER} image", f"{REPOSITORY}@sha256:{'0' * 64}"),
     "image.pullPolicy": Effect("Always", f"{EXPORTER} imagePullPolicy", "Always"),
-    "imagePullSecrets": Effect([{"name": "registry"}], f"{POD} imagePullSecrets", [{"name": "registry"}]),
+    "imagePullSecrets": Effect(["registry"], f"{POD} imagePullSecrets", [{"name": "registry"}]),
 }
 NAMES: Mapping[str, Effect] = {
     "nameOverride": Effect("watch", "DaemonSet metadata name", "gpus-watch"),
     "fullnameOverride": Effect("watch", "DaemonSet metadata name", "watch"),
     "namespaceOverride": Effect("elsewhere", "DaemonSet metadata namespace", "elsewhere"),
+    "releaseLabel": Effect(True, "Service metadata labels release", "gpus"),
     "commonLabels": Effect({"team": "gpu"}, "Service metadata labels team", "gpu"),
     "commonAnnotations": Effect({"owner": "gpu"}, "Service metadata annotations owner", "gpu"),
 }
@@ -171,6 +172,8 @@ PODS: Mapping[str, Effect] = {
     "minReadySeconds": Effect(5, f"{SPEC} minReadySeconds", 5),
     "revisionHistoryLimit": Effect(2, f"{SPEC} revisionHistoryLimit", 2),
     "terminationGracePeriodSeconds": Effect(5, f"{POD} terminationGracePeriodSeconds", 5),
+    "hostPort": Effect(9500, f"{EXPORTER} ports metrics hostPort", 9500),
+    "hostUsers": Effect(False, f"{POD} hostUsers", False),
     "hostNetwork": Effect(True, f"{POD} hostNetwork", True),
     "dnsConfig": Effect({"searches": ["a.example"]}, f"{POD} dnsConfig", {"searches": ["a.example"]}),
     "hostAliases": Effect(
@@ -192,7 +195,10 @@ PODS: Mapping[str, Effect] = {
     "extraContainers": Effect([{"name": "beside", "image": "a"}], f"{POD} containers beside image", "a"),
     "extraVolumes": Effect([{"name": "own", "emptyDir": {}}], f"{POD} volumes own emptyDir", {}),
     "extraVolumeMounts": Effect(
-        [{"name": "own", "mountPath": "/own"}], f"{EXPORTER} volumeMounts own mountPath", "/own"
+        [{"name": "own", "mountPath": "/own"}],
+        f"{EXPORTER} volumeMounts own mountPath",
+        "/own",
+        {"extraVolumes": [{"name": "own", "emptyDir": {}}]},
     ),
     "extraManifests": Effect(
         ["{apiVersion: v1, kind: Secret, metadata: {name: '{{ .Release.Name }}'}}"], "Secret metadata name", "gpus"
@@ -202,8 +208,16 @@ ACCESS: Mapping[str, Effect] = {
     "serviceAccount.create": Effect(False, f"{POD} serviceAccountName", "default"),
     "serviceAccount.name": Effect("given", "ServiceAccount metadata name", "given"),
     "serviceAccount.annotations": Effect({"a": "b"}, "ServiceAccount metadata annotations a", "b"),
+    "serviceAccount.automountToken": Effect(True, f"{POD} automountServiceAccountToken", True),
     "rbac.create": Effect(False, "ClusterRole kind", ABSENT, {"attribution": {"enabled": True, "dra": True}}),
     "openShift.scc": Effect(True, "SecurityContextConstraints runAsUser uid", 65534),
+    "service.type": Effect("NodePort", "Service spec type", "NodePort"),
+    "service.headless": Effect(False, "Service spec clusterIP", ABSENT),
+    "service.nodePort": Effect(30940, "Service spec ports metrics nodePort", 30940, {"service": {"type": "NodePort"}}),
+    "service.internalTrafficPolicy": Effect("Local", "Service spec internalTrafficPolicy", "Local"),
+    "service.ipFamilyPolicy": Effect("PreferDualStack", "Service spec ipFamilyPolicy", "PreferDualStack"),
+    "service.ipFamilies": Effect(["IPv6"], "Service spec ipFamilies", ["IPv6"]),
+    "service.labels": Effect({"a": "b"}, "Service metadata labels a", "b"),
     "service.annotations": Effect({"a": "b"}, "Service metadata annotations a", "b"),
     "web.config": Effect({"basic_auth_users": {USER: HASH}}, f"{WEB} basic_auth_users {USER}", HASH),
     "web.tlsSecret": Effect("tls", f"{WEB} tls_server_config cert_file", "/etc/gpu-exporter/tls/tls.crt"),
@@ -239,6 +253,9 @@ TLS = {"insecureSkipVerify": True}
 DROP = {"action": "labeldrop", "regex": "a"}
 
 
+LIMITS = ("sampleLimit", "targetLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit")
+
+
 def _of_monitor(value: str, kind: str, endpoints: str) -> Mapping[str, Effect]:
     """Return the effects of the values that ServiceMonitor and PodMonitor share."""
     on = {value: {"enabled": True}}
@@ -264,7 +281,8 @@ def _of_monitor(value: str, kind: str, endpoints: str) -> Mapping[str, Effect]:
         "tlsConfig": Effect(TLS, f"{endpoint} tlsConfig", TLS, on),
         "basicAuth": Effect(BASIC_AUTH, f"{endpoint} basicAuth", BASIC_AUTH, on),
         "authorization": Effect({"type": "Bearer"}, f"{endpoint} authorization type", "Bearer", on),
-        "sampleLimit": Effect(50000, f"{kind} spec sampleLimit", 50000, on),
+        **{name: Effect(50000, f"{kind} spec {name}", 50000, on) for name in LIMITS},
+        "oauth2": Effect({"tokenUrl": "https://a"}, f"{endpoint} oauth2", {"tokenUrl": "https://a"}, on),
         "relabelings": Effect([DROP], f"{endpoint} relabelings 4", DROP, on),
         "metricRelabelings": Effect([DROP], f"{endpoint} metricRelabelings 0", DROP, plain),
     }
@@ -279,6 +297,7 @@ BOARD = f"ConfigMap:{NAME}-dashboard-fleet"
 DASHBOARDS = {"dashboards": {"enabled": True}}
 MONITORING: Mapping[str, Effect] = {
     **_of_monitor("serviceMonitor", "ServiceMonitor", "endpoints"),
+    "serviceMonitor.bearerTokenFile": Effect("/token", f"{MONITOR} bearerTokenFile", "/token", MONITORED),
     "serviceMonitor.labels": Effect({"a": "b"}, "ServiceMonitor metadata labels a", "b", MONITORED),
     "serviceMonitor.targetLabels": Effect(["own"], "ServiceMonitor spec targetLabels", ["own"], MONITORED),
     **_of_monitor("podMonitor", "PodMonitor", "podMetricsEndpoints"),
@@ -299,6 +318,7 @@ MONITORING: Mapping[str, Effect] = {
     "prometheusRule.annotations": Effect({"a": "b"}, "PrometheusRule metadata annotations a", "b", RULES),
     "prometheusRule.interval": Effect("30s", "PrometheusRule spec groups 0 interval", "30s", RULES),
     "prometheusRule.alertLabels": Effect({"team": "gpu"}, f"{ALERT} labels team", "gpu", RULES),
+    "prometheusRule.severityLabels": Effect({"critical": {"priority": "P1"}}, f"{ALERT} labels priority", "P1", RULES),
     "prometheusRule.additionalRules": Effect([GROUP], "PrometheusRule spec groups own", GROUP, RULES),
 }
 CONTROLLER = {"remediation": {"enabled": True}}

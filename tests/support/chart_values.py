@@ -50,7 +50,6 @@ NAMES: Sequence[tuple[Values, str]] = [
     ({"image": {"tag": 1.2}}, "at '/image/tag': got number, want string"),
     ({"image": {"digest": "latest"}}, f"at '/image/digest': 'latest' {PATTERN}"),
     ({"image": {"pullPolicy": "always"}}, "at '/image/pullPolicy': value must be one of 'Always'"),
-    ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
     ({"imagePullSecrets": [{"secret": "a"}]}, "at '/imagePullSecrets/0': missing property 'name'"),
     ({"global": {"imageRegistry": "https://mirror.example"}}, "at '/global/imageRegistry': 'https://mirror.example'"),
     ({"fullnameOverride": "My_GPUs"}, f"at '/fullnameOverride': 'My_GPUs' {PATTERN}"),
@@ -261,8 +260,37 @@ SEMANTIC: Sequence[tuple[Values, str]] = [
     ),
     (
         {**rolling(maxSurge=1, maxUnavailable=0), "hostNetwork": True, "port": 9445},
-        "updateStrategy.rollingUpdate.maxSurge: with hostNetwork, two pods of a node cannot listen on one port",
+        "updateStrategy.rollingUpdate.maxSurge: with hostNetwork or hostPort, two pods of a node cannot",
     ),
+    (
+        {"hostUsers": False, "hostNetwork": True, "port": 9445},
+        "hostUsers: Kubernetes refuses false beside namespaces of the node, which hostNetwork needs: remove hostUsers",
+    ),
+    (
+        {"hostUsers": False, "processes": {"enabled": True}},
+        "hostUsers: Kubernetes refuses false beside namespaces of the node, which processes.enabled needs",
+    ),
+    (
+        {"hostNetwork": True, "port": 9445, "hostPort": 9446},
+        "hostPort: with hostNetwork, the port of the node is `port`: remove hostPort",
+    ),
+    (
+        {**rolling(maxSurge=1, maxUnavailable=0), "hostPort": 9400},
+        "updateStrategy.rollingUpdate.maxSurge: with hostNetwork or hostPort, two pods",
+    ),
+    (
+        {"service": {"nodePort": 30940}},
+        "service.nodePort needs service.type NodePort or LoadBalancer: set it, or remove",
+    ),
+    (
+        {"service": {"type": "NodePort", "ipFamilies": ["IPv6", "IPv4"]}},
+        "service.ipFamilies: two families need service.ipFamilyPolicy PreferDualStack or RequireDualStack: set it",
+    ),
+    (
+        {"attribution": {"enabled": True, "dra": True}, "serviceAccount": {"automountToken": False}},
+        "serviceAccount.automountToken: attribution.dra needs the token: remove automountToken, or switch it off",
+    ),
+    ({"imagePullSecrets": ["My Secret"]}, f"at '/imagePullSecrets/0': 'My Secret' {PATTERN}"),
     (
         {"tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": 60}]},
         "tolerations: tolerationSeconds needs the effect NoExecute: set it, or remove tolerationSeconds",
@@ -431,7 +459,7 @@ MONITORING: Sequence[tuple[Values, str]] = [
     ),
     (
         endpoint(basicAuth=BASIC_AUTH, authorization={"credentials": {"name": "a", "key": "b"}}),
-        "serviceMonitor: basicAuth and authorization: Prometheus Operator accepts one of them: remove the other",
+        "serviceMonitor: authorization and basicAuth: Prometheus Operator accepts one of them: remove the other",
     ),
     (
         endpoint(relabelings=[{"sourceLabels": ["a"], "action": "lowercase"}]),

@@ -138,8 +138,25 @@
 {{- fail "updateStrategy.rollingUpdate: maxUnavailable is 0, so no pod could ever be replaced: set it to 1, or set maxSurge" }}
 {{- end }}
 {{- end }}
-{{- if and $surge (or .Values.hostNetwork) }}
-{{- fail "updateStrategy.rollingUpdate.maxSurge: with hostNetwork, two pods of a node cannot listen on one port: use maxUnavailable" }}
+{{- if and $surge (or .Values.hostNetwork .Values.hostPort) }}
+{{- fail "updateStrategy.rollingUpdate.maxSurge: with hostNetwork or hostPort, two pods of a node cannot listen on one port: use maxUnavailable" }}
+{{- end }}
+{{- if and .Values.hostNetwork .Values.hostPort (ne (int .Values.hostPort) (int .Values.port)) }}
+{{- fail "hostPort: with hostNetwork, the port of the node is `port`: remove hostPort" }}
+{{- end }}
+{{- $host := trim (include "gpu-exporter.hostPID" .) | splitList " " | first }}
+{{- if .Values.hostNetwork }}{{ $host = "hostNetwork" }}{{ end }}
+{{- if and (eq (toString .Values.hostUsers) "false") $host }}
+{{- fail (printf "hostUsers: Kubernetes refuses false beside namespaces of the node, which %s needs: remove hostUsers, or switch %s off" $host $host) }}
+{{- end }}
+{{- if and (gt (len .Values.service.ipFamilies) 1) (not (hasSuffix "DualStack" .Values.service.ipFamilyPolicy)) }}
+{{- fail "service.ipFamilies: two families need service.ipFamilyPolicy PreferDualStack or RequireDualStack: set it" }}
+{{- end }}
+{{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") }}
+{{- fail "service.nodePort needs service.type NodePort or LoadBalancer: set it, or remove service.nodePort" }}
+{{- end }}
+{{- if and (include "gpu-exporter.api" .) (eq (toString .Values.serviceAccount.automountToken) "false") }}
+{{- fail (printf "serviceAccount.automountToken: %s needs the token: remove automountToken, or switch it off" (trim (include "gpu-exporter.api" .) | splitList " " | first)) }}
 {{- end }}
 {{- range .Values.extraEnv }}
 {{- if and .value .valueFrom }}
@@ -345,8 +362,11 @@
 {{- if and $monitor.enabled (gt (float64 (include "gpu-exporter.milliseconds" $monitor.scrapeTimeout)) (float64 (include "gpu-exporter.milliseconds" $monitor.interval))) }}
 {{- fail (printf "%s.scrapeTimeout: %s is longer than %s.interval %s, which Prometheus refuses: use at most %s" $name $monitor.scrapeTimeout $name $monitor.interval $monitor.interval) }}
 {{- end }}
-{{- if and $monitor.basicAuth $monitor.authorization }}
-{{- fail (printf "%s: basicAuth and authorization: Prometheus Operator accepts one of them: remove the other" $name) }}
+{{- $ways := keys (pick (dict "basicAuth" $monitor.basicAuth "authorization" $monitor.authorization "oauth2" $monitor.oauth2 "bearerTokenFile" (get $monitor "bearerTokenFile")) "basicAuth" "authorization" "oauth2" "bearerTokenFile") | sortAlpha }}
+{{- $used := list }}
+{{- range $ways }}{{ if get $monitor . }}{{ $used = append $used . }}{{ end }}{{ end }}
+{{- if gt (len $used) 1 }}
+{{- fail (printf "%s: %s: Prometheus Operator accepts one of them: remove the other" $name (join " and " $used)) }}
 {{- end }}
 {{- range $key := list "relabelings" "metricRelabelings" }}
 {{- range get $monitor $key }}

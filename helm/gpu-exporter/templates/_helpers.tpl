@@ -50,6 +50,7 @@ app.kubernetes.io/component: exporter
 {{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
 {{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
 {{- $_ := set $own "app.kubernetes.io/part-of" "gpu-exporter" }}
+{{- if .Values.releaseLabel }}{{ $_ := set $own "release" .Release.Name }}{{ end }}
 {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_")) }}
 {{- toYaml (merge $own .Values.commonLabels) }}
 {{- end }}
@@ -89,7 +90,9 @@ annotations:
 {{- $global := default (dict) .Values.global }}
 {{- with concat .Values.imagePullSecrets (default (list) $global.imagePullSecrets) }}
 imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
+  {{- range . }}
+  - name: {{ ternary . (get (ternary (dict) . (kindIs "string" .)) "name") (kindIs "string" .) }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
@@ -173,6 +176,7 @@ runAsUser: 0
 {{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
 {{- if has .Values.gpuAccess.mode (list "volumeMounts" "hostPath") }}gpuAccess.mode {{ end }}
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
+{{- if .Values.hostPort }}hostPort {{ end }}
 {{- end }}
 
 {{/* Features that read from the API server. */}}
