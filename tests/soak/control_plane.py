@@ -2,9 +2,10 @@
 
     K8S_DIR=DIR python -m tests.soak.control_plane [--cases NAME …] [--without-key-identifiers] [--rest 660]
 
-`DIR/bin` must have the four programs, version 1.20 to 1.23; Debian 12 has their sources (package `kubernetes`) and etcd
-(`etcd-server`). The exporter is a client with the token of a service account that has the rights of the chart. Nodes
-are hollow: no container runs. CI runs the same cases with a fake API server (tests/e2e/attribution).
+`DIR/bin` must have the four programs, version 1.21 or newer. They can be built with Go from the module
+`k8s.io/kubernetes`; Debian 12 has etcd (`etcd-server`). The exporter is a client with the token of a service account
+that has the rights of the chart. Nodes are hollow: no container runs. CI runs the same cases with a fake API server
+(tests/e2e/attribution).
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ AUDIT = {
     "kind": "Policy",
     "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:gpu-monitoring"]}, {"level": "None"}],
 }
+# The version that Kubernetes 1.21 has added.
+POLICY = "policy/v1"
 COLLECTIONS: Mapping[str, str] = {
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
@@ -45,7 +47,7 @@ COLLECTIONS: Mapping[str, str] = {
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
-    "PodDisruptionBudget": "/apis/policy/v1beta1/namespaces/{namespace}/poddisruptionbudgets",
+    "PodDisruptionBudget": f"/apis/{POLICY}/namespaces/{{namespace}}/poddisruptionbudgets",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
