@@ -94,7 +94,7 @@ def spec(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def test_it_prefers_nodes_without_gpus() -> None:
     """By the labels by which the exporter recognises them; affinity of another kind is merged."""
-    label = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    label: Mapping[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
     found = spec({"remediation": {"enabled": True, "affinity": label}})["affinity"]
     (preferred,) = found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     exporters = kind(objects({}), "DaemonSet")[0]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
