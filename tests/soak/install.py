@@ -105,8 +105,7 @@ def control_plane(crds: Path | None) -> Iterator[ControlPlane]:
         control.start_api("--allow-privileged=true")
         for item in definitions(crds):
             control.apply(item, "")
-        for kind in PLURALS:
-            until(lambda kind=kind: _is_served(control, kind), 60, kind)
+        until(lambda: all(_is_served(control, kind) for kind in PLURALS), 60, "the kinds of operators")
         yield control
 
 

@@ -179,7 +179,7 @@ def job_without_retries(fleet: Fleet) -> str:
     fragile = workload("Job", "fragile", 1)
     fragile["spec"]["backoffLimit"] = 0
     fleet.control.create(fragile)
-    pod = until(lambda: next((pod for pod in fleet.pods() if pod.job == "fragile" and pod.node), None), 60, "its pod")
+    (pod,) = until(lambda: [pod for pod in fleet.pods() if pod.job == "fragile" and pod.node], 60, "its pod")
     fleet.start_both()
     fleet.nodes.fail(pod.node)
     until(lambda: "Job team/fragile would fail: its backoffLimit is 0" in fleet.log(), 180, "the refusal")
