@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from content.chart import files as chart
-from content.chart import manifests
+from content.chart import manifests, platforms
 from content.docs import failure_modes as failure_pages
 from content.docs import gpu_models, reference
 from content.docs import signals as signal_page
@@ -64,6 +64,8 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     f"{chart.FOLDER}/files/defaults.yaml": chart.defaults,
     f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
     f"{chart.FOLDER}/README.md": chart.readme,
+    "docs/kubernetes-platforms.md": platforms.page,
+    **{platforms.path(each): partial(platforms.preset, each) for each in platforms.PLATFORMS},
 }
 
 

@@ -30,7 +30,8 @@ The labels are those by which your Prometheus selects its ServiceMonitors and ru
 of `serviceMonitor.enabled`; its values mean the same.
 
 If `gpu-exporter doctor` in the pod finds no GPU, set `gpuAccess.mode`: `runtimeClass` if the cluster has a runtime class
-`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI.
+`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI. For GKE, EKS, AKS, OpenShift, Talos, k3s and kubeadm there
+are [presets](../../docs/kubernetes-platforms.md), such as `--values helm/gpu-exporter/presets/gke.yaml`.
 
 ## Which pod uses a GPU?
 
@@ -68,8 +69,10 @@ while it is on:
 | `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |
 | `xids.keep: node` | writable hostPath, uid 0 |
 | `gpuAccess.mode: volumeMounts` | hostPath of /dev/null |
+| `gpuAccess.mode: hostPath` | `privileged`, because nothing else opens the device files; read-only hostPath of the driver |
 | `dcgm.profiling` | SYS_ADMIN, uid 0; not with a remote host engine |
 | `hostNetwork` | the node's network |
+| `hostPort` | a port of the node |
 
 ## Priority class
 
@@ -127,7 +130,8 @@ would look like those of its user. `node` is the node, `instance` the node and p
 of the labels of the user (`serviceMonitor.exportedLabels`), because public dashboards read those. A Prometheus
 with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
 
-For a Prometheus without the operator:
+For a Prometheus without the operator, with a job for the exporters and, if `remediation.enabled`, one for the controller.
+Both select pods by the label `app.kubernetes.io/component`, because all pods of a release share the other labels:
 
 ```yaml
 scrape_configs:
@@ -135,10 +139,22 @@ scrape_configs:
     honor_labels: true
     kubernetes_sd_configs: [{{role: pod}}]
     relabel_configs:
-      - {{source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_name], regex: gpu-exporter, action: keep}}
+      - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_part_of, __meta_kubernetes_pod_label_app_kubernetes_io_component]
+        regex: gpu-exporter;exporter
+        action: keep
       - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: metrics, action: keep}}
       - {{source_labels: [__meta_kubernetes_pod_node_name], target_label: node}}
       - {{source_labels: [__meta_kubernetes_pod_node_name], regex: (.+), target_label: instance, replacement: "$1:9400"}}
+  - job_name: gpu-remediation
+    honor_labels: true
+    kubernetes_sd_configs: [{{role: pod}}]
+    relabel_configs:
+      - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_part_of, __meta_kubernetes_pod_label_app_kubernetes_io_component]
+        regex: gpu-exporter;remediation
+        action: keep
+      - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: http, action: keep}}
+      - {{source_labels: [__meta_kubernetes_namespace], target_label: namespace}}
+      - {{source_labels: [__meta_kubernetes_pod_name], target_label: pod}}
 ```
 
 ## With dcgm-exporter or GPU operator

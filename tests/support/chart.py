@@ -136,6 +136,7 @@ SETS: Mapping[str, Values] = {
             "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
         },
     },
+    "host-path": {"gpuAccess": {"mode": "hostPath"}},
     "kernel-log": {"kernelLog": {"mode": "kmsg"}, "handOver": {"enabled": False}},
     "host-network": {
         "hostNetwork": True,

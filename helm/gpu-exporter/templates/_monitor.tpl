@@ -20,8 +20,10 @@ spec:
   {{ $key }}: {{ toJson . }}
   {{- end }}
   {{- end }}
-  {{- with $monitor.sampleLimit }}
-  sampleLimit: {{ int . }}
+  {{- range $key := list "sampleLimit" "targetLimit" "labelLimit" "labelNameLengthLimit" "labelValueLengthLimit" }}
+  {{- with get $monitor $key }}
+  {{ $key }}: {{ int . }}
+  {{- end }}
   {{- end }}
   {{ ternary "podMetricsEndpoints" "endpoints" (eq $kind "PodMonitor") }}:
     - port: metrics
@@ -40,7 +42,10 @@ honorLabels: {{ $monitor.honorLabels }}
 {{- with $monitor.proxyUrl }}
 proxyUrl: {{ . }}
 {{- end }}
-{{- range $key := list "tlsConfig" "basicAuth" "authorization" }}
+{{- with get $monitor "bearerTokenFile" }}
+bearerTokenFile: {{ . }}
+{{- end }}
+{{- range $key := list "tlsConfig" "basicAuth" "authorization" "oauth2" }}
 {{- with get $monitor $key }}
 {{ $key }}:
   {{- toYaml . | nindent 2 }}

@@ -46,6 +46,8 @@ def test_settings_are_settings() -> None:
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     (devices,) = SERVICES["gpus"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["utility"]}
+    assert SERVICES["gpus"]["uts"] == "host"  # the node is named by the machine, not by the container
+    assert "GPU_EXPORTER_NODE_NAME" not in SERVICES["gpus"]["environment"]
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
