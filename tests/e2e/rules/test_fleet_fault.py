@@ -84,8 +84,8 @@ def test_the_same_fault_on_many_nodes_is_one_page(tmp_path: Path) -> None:
                     )
                 )
             )
-        for replica in replicas:
-            until(lambda replica=replica: replica.query(f"count({m.GPU_UTIL.name})") == [24.0], 30, "all GPUs")
+        scraped = f"count({m.GPU_UTIL.name})"
+        until(lambda: [each.query(scraped) for each in replicas] == [[24.0]] * len(replicas), 30, "all GPUs")
 
         pages.update({f"west-n{number}": node(number, XID) for number in range(2)})
         pages.update({f"east-n{number}": node(number, XID, UNRELATED if number == 1 else None) for number in FIRST})
@@ -97,9 +97,8 @@ def test_the_same_fault_on_many_nodes_is_one_page(tmp_path: Path) -> None:
         wanted = {("east", "GpuFleetFault", "", 8.0), ("east", "GpuRowRemapFailed", "n1", 1.0)}
         wanted |= {("west", "GpuXidFatal", f"n{number}", 1.0) for number in range(2)}
         explained = {(*row[:3], 8.0 if row[1] == "GpuFleetFault" else 0.0) for row in wanted}
-        for replica in replicas:
-            for record, expected in zip(RECORDS, (wanted, explained), strict=True):
-                until(lambda of=(replica, record), to=expected: rows(*of) == to, 60, f"{record} {expected}")
+        expected = [[wanted, explained]] * len(replicas)
+        until(lambda: [[rows(each, of) for of in RECORDS] for each in replicas] == expected, 60, f"{expected}")
         until(lambda: paged(hook, "GpuRowRemapFailed"), 60, "the page about another fault")
         until(lambda: {each for each in paged(hook, "GpuXidFatal") if each[0] == "west"}, 60, "the pages of the west")
 
