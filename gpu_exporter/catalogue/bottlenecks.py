@@ -110,6 +110,12 @@ WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
+_WORKS = Or(
+    TRAFFIC,
+    And(Compare(mean(s.PCIE_RX), ">=", SMALL_TRAFFIC), Compare(mean(s.PCIE_TX), ">=", SMALL_TRAFFIC)),
+    Compare(FLOAT, ">=", IDLE_FLOAT),
+    Compare(INT, ">=", IDLE_INT),
+)
 # Power does not distinguish it: a waiting rank draws from 0.18 to 0.31 of its limit, by model and protocol. Depending on
 # the size of the message, it uses from 1 to 24 SMs.
 SPINNING = Unless(
@@ -119,13 +125,15 @@ SPINNING = Unless(
         Compare(TENSOR, "<", IDLE_TENSOR),
         And(BUSY, Compare(SM, "<", SPINNING_SM)),
     ),
-    Or(
-        TRAFFIC,
-        And(Compare(mean(s.PCIE_RX), ">=", SMALL_TRAFFIC), Compare(mean(s.PCIE_TX), ">=", SMALL_TRAFFIC)),
-        Compare(FLOAT, ">=", IDLE_FLOAT),
-        Compare(INT, ">=", IDLE_INT),
-    ),
+    _WORKS,
     name="spinning",
+)
+# Without SM activity, as with the default fields of dcgm-exporter, a rank that computes in caches looks the same. All
+# ranks of a job at once hardly do.
+MAY_SPIN = Unless(
+    Unless(And(Compare(DRAM, "<", QUIET_DRAM), And(BUSY, Compare(TENSOR, "<", IDLE_TENSOR))), Compare(SM, ">=", 0.0)),
+    _WORKS,
+    name="may_spin",
 )
 # Launches alone move data over PCIe: more than 1 kB each.
 LAUNCHES = Unless(
@@ -138,12 +146,12 @@ LAUNCHES = Unless(
     name="launches",
 )
 IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
-SPINS = Mark("spins", SPINNING)
-NO_PROGRESS = Mark("stalled", Or(SPINNING, IDLES))
+SPINS = Mark("spins", Or(SPINNING, MAY_SPIN))
+NO_PROGRESS = Mark("stalled", Or(SPINNING, MAY_SPIN, IDLES))
 HANGS = And(
     NO_PROGRESS.condition,
     Compare(PeerShare(NO_PROGRESS), ">=", ALL_RANKS),
-    Or(SPINNING, Compare(PeerShare(SPINS), ">", 0.0)),
+    Or(SPINNING, MAY_SPIN, Compare(PeerShare(SPINS), ">", 0.0)),
     name="hangs",
 )
 # Without traffic, a rank waits for its first message, if it has peers at all.

@@ -124,6 +124,7 @@ CLAUSES: Mapping[str, str] = {
     "loop_pauses": "the training loop is in a *pause*, as it says itself",
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",
+    "may_spin": "the GPU *may spin*",
     "waiting": "the GPU *waits* for other ranks, and no data moves",
     "traffic": "the GPU *exchanges data*",
     "moves": "*data moves* to or from the GPU",

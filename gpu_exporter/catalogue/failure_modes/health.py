@@ -1068,7 +1068,7 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         Severity.WARNING,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} has no SM activity metric: hangs, stragglers and bottlenecks of its jobs are not detected",
+        "{gpu} has no SM activity metric: slow ranks of its jobs, and most bottlenecks, are not detected",
         "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
         "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod).",
         Inject(absent=(m.SM_ACTIVE,)),
@@ -1079,7 +1079,9 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         "them.",
         meaning="An exporter reports the utilisation of this GPU, but not its SM activity. Without SM activity, nobody "
         "can say what limits the GPU.",
-        impact="GpuCollectiveStall, the alerts on stragglers and most alerts on bottlenecks cannot fire for this GPU.",
+        impact="GpuStragglerSlow, GpuStragglerLaunchBound and most alerts on bottlenecks cannot fire for this GPU. If it "
+        "still has the activity of its engine, its memory and its tensor cores, as with the default fields of dcgm-exporter, "
+        "GpuCollectiveStall and GpuStragglerStarved can.",
         diagnosis=(
             'Find out which exporter it is: `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
             f"With gpu-exporter: run `gpu-exporter doctor` and look at `{m.SUPPORTED} == 0`. NVML has no SM "
