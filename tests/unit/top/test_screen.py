@@ -110,7 +110,13 @@ def test_who_others_wait_for_comes_first() -> None:
     """All ranks of a job hang; the cause of the incident is one of them."""
     gpus = tuple(map(row, range(4)))
     culprit = {"UUID": gpus[2].key.uuid, "gpu": "2"}
-    incident = {"severity": "warning", "words": "a job makes no progress", "culprits": [culprit], "hit": [], "since": None}
+    incident = {
+        "severity": "warning",
+        "words": "a job makes no progress",
+        "culprits": [culprit],
+        "hit": [],
+        "since": None,
+    }
     assert names(text(Screen(UNICODE), View(1000.0, gpus=gpus, incidents=(incident,)))) == ["2", "0", "1", "3"]
 
 
