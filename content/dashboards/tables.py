@@ -52,7 +52,7 @@ WIDTHS = {
     **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
     **{
         "nodes": 56,
-        "explains": 72,
+        "explains": 68,
         "first": 430,
         "GPUs": 52,
         "active since": 122,
