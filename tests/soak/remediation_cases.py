@@ -176,7 +176,7 @@ def job_with_budget(fleet: Fleet) -> str:
 def job_without_retries(fleet: Fleet) -> str:
     """Kubernetes counts an eviction as a failure: a Job that tolerates none is kept, until its policy ignores it."""
     jobs = COLLECTIONS["Job"].format(namespace="team")
-    fragile = workload("Job", "fragile", 1)
+    fragile = workload("Job", "fragile", 1, nodeName=NAMES[2])
     fragile["spec"]["backoffLimit"] = 0
     fleet.control.create(fragile)
     (pod,) = until(lambda: [pod for pod in fleet.pods() if pod.job == "fragile" and pod.node], 60, "its pod")
