@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 
 # Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
-LINKS, RELATIVE = "links", "The links are relative to Grafana, whose address was not given when these rules were made."
+LINKS, RELATIVE = "links", "The links are relative to Grafana: its address was not given."
 # How far back the owner and the hardware of a GPU that no longer answers are looked up.
 KNOWN = "1h"
 
@@ -41,9 +41,9 @@ _LABELLED = (
 )
 _QUERIED = (
     f"{{{{ with {_query('gpu:device_owner:info')} }}}}"
-    "{{ range $number, $owner := . }}{{ if $number }}; {{ end }}"
-    'workload {{ $owner | label "workload" }}{{ with $owner | label "namespace" }}, namespace {{ . }}{{ end }}'
-    '{{ with $owner | label "pod" }}, pod {{ . }}{{ end }}{{ end }}'
+    "{{ range $n, $_ := . }}{{ if $n }}; {{ end }}"
+    'workload {{ label "workload" . }}{{ with label "namespace" . }}, namespace {{ . }}{{ end }}'
+    '{{ with label "pod" . }}, pod {{ . }}{{ end }}{{ end }}'
     f"{{{{ with {_query('rank:identity:info')} }}}}{_part('rank ', 'rank')}{{{{ end }}}}"
     "{{ else }}no workload known within the last hour{{ end }}"
 )
