@@ -96,8 +96,8 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
             found |= {
                 f"wrong labels: {labels}"
                 for node, labels in of_node.items()
-                if labels["namespace"] != "simulated"
-                or not labels["workload"].startswith(workloads.get(node, "train-" if node == untouched else ""))
+                if labels.get("namespace") != "simulated"
+                or not labels.get("workload", "").startswith(workloads.get(node, "train-" if node == untouched else ""))
             }
             return found
 
