@@ -37,6 +37,8 @@ ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workl
 SINGLE = ("gpu", "rank")
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
 NUMBERS = {"nodes": i.OPEN_NODES, "explains": i.OPEN_EXPLAINED}
+# How sentences of advice begin that are no steps.
+NO_STEP = ("If", "It", "Not", "The", "This")
 
 
 def _shows(board: Board, mode: FailureMode) -> bool:
@@ -127,8 +129,11 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
 
 
 def first_step(mode: FailureMode) -> str:
-    """Return the first sentence of what to do about a mode."""
-    return mode.advice.partition(". ")[0].removesuffix(".").replace("`", "")
+    """Return the first sentence of what to do about a mode that is a step, not a condition or an explanation."""
+    sentences = mode.advice.removesuffix(".").replace("`", "").split(". ")
+    step = next((each for each in sentences if each.split()[0] not in NO_STEP), sentences[0])
+    step = step.removeprefix("Otherwise ")
+    return step[0].upper() + step[1:]
 
 
 def _with_culprit(board: Board, incidents: str) -> str:

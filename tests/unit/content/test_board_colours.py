@@ -87,6 +87,19 @@ def test_what_does_not_answer_is_red() -> None:
         assert {(each["text"], each["color"]) for each in lost.values()} == {("lost", RED)}
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("GpuLost", "Drain the node"),
+        ("GpuThermalThrottling", "Cordon the node"),
+        ("GpuNicSlowLink", "Reseat or replace cable and transceiver, then bring the link up again"),
+    ],
+)
+def test_the_first_step_is_no_condition(name: str, step: str) -> None:
+    (mode,) = (each for each in MODES if each.name == name)
+    assert alert_table.first_step(mode) == step
+
+
 def test_alerts_are_grouped_by_urgency() -> None:
     """A job that stands still, ranks that others wait for, throttled GPUs, health, waste, the network; then others."""
     groups = alert_table._by_urgency(MODES)
