@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.reports.numbers import short_duration
-from gpu_exporter.traces.analysis import no_gpu_events
+from gpu_exporter.traces.analysis import no_gpu_events, summary
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices
 from gpu_exporter.traces.frames import PYTHON_FRAME
 from gpu_exporter.traces.idle import Launches, attribute
@@ -55,7 +55,7 @@ def totals(trace: Trace) -> TraceTotals:
     """Return the totals of a trace. Raises GpuExporterError if it has no GPU events."""
     of_devices = devices(trace)
     if not of_devices:
-        raise GpuExporterError(no_gpu_events([trace]))
+        raise GpuExporterError(no_gpu_events([summary(trace)]))
     stacks, launches = Stacks(trace), Launches(trace)
     seconds: dict[str, Counter[str]] = {key: Counter() for key in KEYS}
     counts: dict[str, Counter[str]] = {key: Counter() for key in KEYS}

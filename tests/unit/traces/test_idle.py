@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import AnalysisResult
 from tests.support.traces import AUTOGRAD, MAIN, SyntheticTrace
 
