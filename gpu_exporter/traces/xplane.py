@@ -77,7 +77,16 @@ _FRAME = re.compile(r"\$(?P<file>[^:]+\.py):(?P<line>\d+) (?P<function>.+)$", re
 # The Python tracer leaves out folders. These files are JAX's; its others have names that programs use, too.
 _OF_JAX = frozenset(
     (
-        *("api_util.py", "array.py", "array_methods.py", "dispatch.py", "lax.py", "lax_numpy.py", "linear_util.py"),
+        *(
+            "api.py",
+            "api_util.py",
+            "array.py",
+            "array_methods.py",
+            "dispatch.py",
+            "lax.py",
+            "lax_numpy.py",
+            "linear_util.py",
+        ),
         *("mlir.py", "named_sharding.py", "partial_eval.py", "pjit.py", "prng.py", "profiler.py", "pxla.py"),
         *(
             "sharding_impls.py",
