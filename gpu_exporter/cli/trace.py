@@ -150,7 +150,7 @@ def analyze_command(
     with Progress(f"analysing {what}", share=progress.share):
         found = analysed(
             sources,
-            details=bool(report or pprof),
+            details=bool(folded or report or pprof),
             jobs=jobs,
             dask=dask,
             done=progress.done,

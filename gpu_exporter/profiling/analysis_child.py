@@ -60,7 +60,8 @@ def _answer(names: Mapping[str, str], outputs: frozenset[str]) -> dict[str, Any]
     traces = [_trace(Path(path), name) for path, name in names.items()]
     if not any(len(trace.device_events) for trace in traces):
         raise GpuExporterError(f"{', '.join(names.values())}: {NO_GPU_WORK}")
-    summaries = [summary(trace, details=True) for trace in traces]
+    details = not outputs.isdisjoint(("device", "folded", "pprof", "report"))
+    summaries = [summary(trace, details=details) for trace in traces]
     try:
         rank_numbers(summaries)
     except GpuExporterError:  # of several jobs: they are numbered instead

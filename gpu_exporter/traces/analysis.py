@@ -65,7 +65,7 @@ def summary(trace: Trace, *, details: bool = False) -> RankSummary:
                 gpu_stacks(trace, times.events, stacks, launches) if details else {},
             )
         )
-        folded = _folded(shares, stacks, folded)
+        folded = _folded(shares, stacks, folded) if details else {}
     return RankSummary(
         trace.path, trace.distributed, tuple(gpus), calls_of(trace), folded, dict(trace.dropped), trace.repaired
     )
@@ -117,13 +117,10 @@ EPOCH_NS = 1_000_000_000_000_000_000
 
 def rank_numbers(summaries: Sequence[RankSummary]) -> list[int]:
     """Return the rank of each file. Raises GpuExporterError if two files are of one rank, or of different jobs."""
-    of_job = [each for each in summaries if each.distributed]
-    for first, other in pairwise(of_job):
-        if first.distributed and other.distributed and first.distributed.world_size != other.distributed.world_size:
-            raise GpuExporterError(
-                f"{first.file} is of a job of {first.distributed.world_size} ranks, {other.file} of one of"
-                f" {other.distributed.world_size}: give files of one job"
-            )
+    jobs = [(each.file, each.distributed.job) for each in summaries if each.distributed]
+    for (file, job), (other_file, other_job) in pairwise(jobs):
+        if job != other_job:
+            raise GpuExporterError(f"{file} is of {job}, {other_file} of {other_job}: give files of one job")
     timed = sorted((gpu.span[0], each.file) for each in summaries for gpu in each.gpus if gpu.span[0] > EPOCH_NS)
     for (start, file), (later, other_file) in pairwise(timed):
         if later - start > LONGEST_APART_NS:

@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from glob import glob, has_magic
@@ -69,7 +70,7 @@ def expanded(patterns: Sequence[str]) -> list[str]:
     sources: list[str] = []
     for given in patterns:
         sources += _matching(given.removeprefix("file://"))
-    twice = next((source for number, source in enumerate(sources) if source in sources[:number]), None)
+    twice = next((source for source, times in Counter(sources).items() if times > 1), None)
     if twice is not None:
         raise GpuExporterError(f"{twice} is given twice: give one file for each rank")
     return sources
@@ -253,7 +254,7 @@ def opened(source: str, progress: Progress | None = None) -> Iterator[Content]:
     """Yield the content of a source. Raises OSError and GpuExporterError, without the name of the source."""
     if source == STDIN:
         if sys.stdin is None or sys.stdin.isatty():
-            raise GpuExporterError("standard input is a terminal: pipe a trace into this command")
+            raise GpuExporterError("standard input is a terminal or closed: pipe a trace into this command")
         yield Content(sys.stdin.buffer, progress=progress)
     elif is_url(source):
         with _errors_of(source), _fsspec().open(source, "rb") as file:

@@ -176,6 +176,11 @@ class Distributed:
     world_size: int
     backend: str = ""
 
+    @property
+    def job(self) -> str:
+        """What all ranks of a job have in common, in words."""
+        return f"a job of {self.world_size} ranks" + (f" with {self.backend}" if self.backend else "")
+
 
 @dataclass(frozen=True)
 class Trace:

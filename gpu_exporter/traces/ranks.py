@@ -107,12 +107,18 @@ def _finished(
 ) -> Iterator[tuple[str, RankSummary]]:
     """Yield sources with their summaries as these are made; after the loss of an executor, no others."""
     futures: dict[Future[RankSummary], str] = {}
+    pending: set[Future[RankSummary]] = set()
     try:
         for source in sources:
-            futures[crew.executor.submit(work, source)] = source
+            future = crew.executor.submit(work, source)
+            futures[future] = source
+            if future.done():  # in this process
+                yield from _result(crew, source, future)
+            else:
+                pending.add(future)
     except BrokenExecutor:
         pass
-    pending, seen = set(futures), time.monotonic()
+    seen = time.monotonic()
     while pending:
         finished, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
         if finished or crew.workers():
@@ -120,20 +126,23 @@ def _finished(
         elif time.monotonic() - seen > NO_WORKER_SECONDS:
             raise GpuExporterError(f"the cluster has had no worker for {NO_WORKER_SECONDS:.0f} s: start one")
         for future in finished:
-            source = futures[future]
-            try:
-                yield source, future.result()
-            except BrokenExecutor:
-                continue
-            except crew.killed as error:
-                raise GpuExporterError(_lost(source, MOST_LOST + 1)) from error
-            except CancelledError as error:
-                raise GpuExporterError("the connection to the cluster was lost: is its scheduler running?") from error
-            except ImportError as error:
-                raise GpuExporterError(
-                    f"a worker cannot analyse traces ({error}): install gpu-exporter {__version__} there with the extra"
-                    " trace"
-                ) from error
+            yield from _result(crew, futures[future], future)
+
+
+def _result(crew: Crew, source: str, future: Future[RankSummary]) -> Iterator[tuple[str, RankSummary]]:
+    """Yield a source with its summary; nothing if its worker was lost and it has to be analysed again."""
+    try:
+        yield source, future.result()
+    except BrokenExecutor:
+        return
+    except crew.killed as error:
+        raise GpuExporterError(_lost(source, MOST_LOST + 1)) from error
+    except CancelledError as error:
+        raise GpuExporterError("the connection to the cluster was lost: is its scheduler running?") from error
+    except ImportError as error:
+        raise GpuExporterError(
+            f"a worker cannot analyse traces ({error}): install gpu-exporter {__version__} there with the extra trace"
+        ) from error
 
 
 class _InProcess(Executor):

@@ -164,9 +164,10 @@ class AnalysisResult:
     dropped_reasons: Mapping[str, int] = field(default_factory=dict)
     repaired_events: int = 0
     truncated: tuple[str, ...] = ()  # files that end in the middle of an event
-    # Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost -> seconds of idle time.
+    # Details, if they were asked for. Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost ->
+    # seconds of idle time.
     idle_stacks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    details: Mapping[tuple[int, int], GpuDetails] = field(default_factory=dict)  # by rank and device, if asked for
+    details: Mapping[tuple[int, int], GpuDetails] = field(default_factory=dict)  # by rank and device
 
     def to_json(self) -> dict[str, Any]:
         """Return the documented JSON: without what `--folded`, `--report` and `--pprof` write."""

@@ -29,6 +29,6 @@ class RankSummary:
     distributed: Distributed | None
     gpus: tuple[GpuSummary, ...]
     calls: CallsByGroup
-    idle_stacks: Mapping[str, float]  # seconds by folded stack
+    idle_stacks: Mapping[str, float]  # seconds by folded stack; empty without details, which are most of the size
     dropped: Mapping[str, int]
     repaired: int

@@ -18,7 +18,7 @@ Causes = dict[str, float]  # cause -> us
 
 
 def _result(folder: Path, trace: SyntheticTrace) -> AnalysisResult:
-    return analyze([read(trace.write(folder / "trace.json"))])
+    return analyze([read(trace.write(folder / "trace.json"))], details=True)
 
 
 def _gap(

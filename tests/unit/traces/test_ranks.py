@@ -52,6 +52,13 @@ def test_a_summary_is_all_that_the_analysis_needs(tmp_path: Path, count: int) ->
     assert whole.straggler is None if count == 1 else whole.straggler and whole.straggler.rank == 1
 
 
+def test_progress_in_one_process_is_shown_after_each_rank(tmp_path: Path) -> None:
+    files = write_ranks(tmp_path, 3)
+    seen: list[str] = []
+    analysed(files, jobs=1, done=seen.append, progress=lambda read, total: seen.append(f"{read / total:.0%}"))
+    assert seen == ["100%", files[0], "100%", files[1], "100%", files[2]]
+
+
 @pytest.mark.slow
 def test_processes_give_the_same_results(tmp_path: Path) -> None:
     files = write_ranks(tmp_path, 5)
@@ -183,7 +190,10 @@ def _rank(folder: Path, name: str, *, at: float = 0, **about: Any) -> str:
     [
         ([{"rank": 0, "world_size": 2}] * 2, r"0.json and .*1.json are both of rank 0"),
         ([{}, {"rank": 0, "world_size": 2}], r"0.json and .*1.json are both of rank 0"),
-        ([{"rank": 0, "world_size": 2}, {}, {"rank": 2, "world_size": 4}], r"0.json is of a job of 2 .*2.json .* of 4"),
+        (
+            [{"rank": 0, "world_size": 2}, {}, {"rank": 2, "world_size": 4}],
+            r"0.json is of a job of 2 ranks.*, .*2.json of a job of 4",
+        ),
         ([{}, {"at": 2.5 * HOUR_US}], r"1.json was recorded 2.5 h after .*0.json"),
         ([{"at": 2.5 * HOUR_US}, {}, {"at": HOUR_US}], r"0.json was recorded 1.5 h after .*2.json"),
         ([{}, {"at": 0.9 * HOUR_US}, {"at": 1.8 * HOUR_US}], None),
