@@ -34,7 +34,8 @@ def gpu_stacks(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: Lau
     known = calls != UNKNOWN
     for thread in np.unique(trace.host_events.thread[calls[known]]).tolist():
         stacks.timeline(thread)
-    of_event = np.where(known, stacks.of_event[calls], 0).astype(np.int64)
+    of_event = np.zeros(len(events), dtype=np.int64)
+    of_event[known] = stacks.of_event[calls[known]]
     width = len(trace.names) + 1
     keys, inverse = np.unique(of_event * width + events.name, return_inverse=True)
     spent = np.bincount(inverse, weights=events.end - events.start)

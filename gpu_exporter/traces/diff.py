@@ -85,7 +85,8 @@ def _gpu(trace: Trace, times: DeviceTimes, stacks: Stacks, launches: Launches) -
     known = calls != UNKNOWN
     for thread in np.unique(trace.host_events.thread[calls[known]]).tolist():
         stacks.timeline(thread)
-    of_event = np.where(known, stacks.of_event[calls], 0)
+    of_event = np.zeros(len(events), dtype=np.int64)
+    of_event[known] = stacks.of_event[calls[known]]
     for stack, total, count in _sums(of_event, spent):
         names = stacks.names(stack)
         yield OPERATOR, _operator(names), total, count

@@ -285,3 +285,14 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     report.write_text("nothing\n")
     result = CliRunner().invoke(trace_command, ["top", str(report)])
     assert "no report of kernels" in result.output
+
+
+def test_totals_without_any_event_of_the_host(tmp_path: Path) -> None:
+    made = SyntheticTrace()
+    made.device(0, 50, correlation=1)
+    found = totals(read(made.write(tmp_path / "t.json"))).by
+    assert {key: list(found[key]) for key in ("operator", "kernel", "code")} == {
+        "operator": ["(no operator)"],
+        "kernel": ["sm90_gemm"],
+        "code": ["(no Python frame)"],
+    }

@@ -279,3 +279,11 @@ def test_gpu_time_by_stack(tmp_path: Path) -> None:
     (first,) = (stack for stack in found if stack.endswith("ampere_sgemm_128x64"))
     frames = first.split(";")
     assert frames.index("train.py(20): forward") < frames.index("aten::mm") < frames.index("cudaLaunchKernel")
+
+
+def test_gpu_time_without_any_event_of_the_host(tmp_path: Path) -> None:
+    """Such as of traces that record the GPU only."""
+    made = SyntheticTrace()
+    made.device(0, 50, correlation=1)
+    (details,) = analyze([read(made.write(tmp_path / "t.json"))], details=True).details.values()
+    assert details.gpu_stacks == {"(no frames);sm90_gemm": pytest.approx(50e-6)}
