@@ -81,9 +81,12 @@ def _matching(given: str) -> list[str]:
         return [given]
     if is_url(given):
         scheme = given.partition("://")[0]
-        with _errors_of(given):
-            system, path = _fsspec().core.url_to_fs(given)
-            found = [name if is_url(name) else f"{scheme}://{name}" for name in system.glob(path)]
+        try:
+            with _errors_of_fsspec():
+                system, path = _fsspec().core.url_to_fs(given)
+                found = [name if is_url(name) else f"{scheme}://{name}" for name in system.glob(path)]
+        except (GpuExporterError, OSError) as error:
+            raise GpuExporterError(f"{given}: {getattr(error, 'strerror', None) or error}") from error
     else:
         found = glob(given, recursive=True)
     if not found:
@@ -104,14 +107,20 @@ def _fsspec() -> Any:
 
 
 @contextmanager
-def _errors_of(url: str) -> Iterator[None]:
+def _errors_of_fsspec() -> Iterator[None]:
     """Turn the errors of fsspec and of the clients that it uses into one line each."""
     try:
         yield
     except (ImportError, ValueError) as error:  # "Install s3fs to access S3", an unknown scheme
-        raise GpuExporterError(f"{url}: {' '.join(str(error).split())}") from error
+        raise GpuExporterError(_line(error)) from error
+    except FileNotFoundError as error:  # its text is the URL
+        raise OSError(0, f"not found ({_line(error.__cause__)})" if error.__cause__ else "not found") from error
     except _client_errors() as error:
-        raise OSError(0, " ".join(str(error).split())) from error
+        raise OSError(0, _line(error)) from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -257,7 +266,7 @@ def opened(source: str, progress: Progress | None = None) -> Iterator[Content]:
             raise GpuExporterError("standard input is a terminal or closed: pipe a trace into this command")
         yield Content(sys.stdin.buffer, progress=progress)
     elif is_url(source):
-        with _errors_of(source), _fsspec().open(source, "rb") as file:
+        with _errors_of_fsspec(), _fsspec().open(source, "rb") as file:
             yield Content(cast(BinaryIO, file), size=getattr(file, "size", 0) or 0, progress=progress)
     else:
         path = Path(source)

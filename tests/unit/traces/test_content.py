@@ -191,9 +191,13 @@ def test_urls(tmp_path: Path, server: str) -> None:
         (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(_example()))
     assert expanded([f"{server}/rank*.json.gz"]) == [f"{server}/rank2.json.gz", f"{server}/rank10.json.gz"]
     assert len(read(f"{server}/rank2.json.gz").device_events) == 50
-    with pytest.raises(GpuExporterError, match=f"^{server}/absent.json: "):
+    with pytest.raises(GpuExporterError, match=f"^{server}/absent.json: not found"):
         read(f"{server}/absent.json")
-    with pytest.raises(GpuExporterError, match=r"^nowhere://x/t.json: .*[Pp]rotocol"):
+    with pytest.raises(GpuExporterError, match=r"^http://127.0.0.1:1/t.json: not found \(Cannot connect"):
+        read("http://127.0.0.1:1/t.json")
+    with pytest.raises(GpuExporterError, match=r"^http://127.0.0.1:1/t\*.json: "):
+        expanded(["http://127.0.0.1:1/t*.json"])
+    with pytest.raises(GpuExporterError, match=r"^nowhere://x/t.json: Protocol not known: nowhere$"):
         read("nowhere://x/t.json")
 
 
