@@ -6,6 +6,7 @@ the sources. A rank whose worker is lost is analysed again by another.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -172,9 +173,9 @@ def in_processes(jobs: int) -> Start:
         try:
             yield Crew(executor, lambda: at_once)
         except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+            executor.shutdown(cancel_futures=True)
             raise
         executor.shutdown()
 
@@ -203,6 +204,8 @@ def on_dask(address: str) -> Start:
             from distributed.scheduler import KilledWorker
         except ImportError:
             raise GpuExporterError(DASK_EXTRA) from None
+        for name in ("distributed", "tornado.application"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log is raised, too
         try:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as error:
