@@ -130,7 +130,7 @@ def on_cluster(files: Sequence[Path], workers: int, kill_after: float | None = N
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         pids = client.run(os.getpid)

@@ -108,26 +108,28 @@ def _finished(
 ) -> Iterator[tuple[str, RankSummary]]:
     """Yield sources with their summaries as these are made; after the loss of an executor, no others."""
     futures: dict[Future[RankSummary], str] = {}
-    pending: set[Future[RankSummary]] = set()
     try:
         for source in sources:
             future = crew.executor.submit(work, source)
-            futures[future] = source
             if future.done():  # in this process
                 yield from _result(crew, source, future)
             else:
-                pending.add(future)
+                futures[future] = source
+            del future
     except BrokenExecutor:
         pass
     seen = time.monotonic()
-    while pending:
-        finished, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
+    while futures:
+        finished, _ = wait(futures, LOOK_SECONDS, FIRST_COMPLETED)
         if finished or crew.workers():
             seen = time.monotonic()
         elif time.monotonic() - seen > NO_WORKER_SECONDS:
             raise GpuExporterError(f"the cluster has had no worker for {NO_WORKER_SECONDS:.0f} s: start one")
-        for future in finished:
-            yield from _result(crew, futures[future], future)
+        # A cluster keeps, and after a loss computes again, what somebody refers to.
+        while finished:
+            future = finished.pop()
+            yield from _result(crew, futures.pop(future), future)
+            del future
 
 
 def _result(crew: Crew, source: str, future: Future[RankSummary]) -> Iterator[tuple[str, RankSummary]]:

@@ -11,7 +11,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from gpu_exporter.traces.analysis import combined
-from gpu_exporter.traces.ranks import analysed
+from gpu_exporter.traces.ranks import Work, analysed, on_dask, summaries
+from gpu_exporter.traces.summary import RankSummary
 from tests.conftest import run
 from tests.unit.traces.test_ranks import write_ranks
 
@@ -22,7 +23,7 @@ RANKS = 24
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a scheduler with two workers."""
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as running:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as running:
         yield running.scheduler_address
 
 
@@ -50,6 +51,31 @@ def test_a_killed_worker_loses_no_rank(tmp_path: Path, cluster: str) -> None:
     found = analysed(files, dask=cluster, done=kill_one)
     assert combined(found) == combined(analysed(files))
     assert sorted(done) == sorted(files)
+
+
+def counted(source: str) -> RankSummary:
+    """Return the summary of a rank, and write a line for each call beside it."""
+    with Path(source).with_name("calls").open("a") as file:
+        file.write(f"{source}\n")
+    return Work()(source)
+
+
+def test_a_rank_that_was_done_is_not_analysed_again(tmp_path: Path, cluster: str) -> None:
+    """A worker is killed near the end: only what it was doing is done again."""
+    files = write_ranks(tmp_path, RANKS)
+    with Client(cluster) as client:
+        pids = list(client.run(os.getpid).values())
+    done: list[str] = []
+
+    def kill_one(source: str) -> None:
+        done.append(source)
+        if len(done) == RANKS - 4:
+            os.kill(pids[0], signal.SIGKILL)
+
+    found = summaries(files, on_dask(cluster), kill_one, counted)
+    assert combined(found) == combined(analysed(files))
+    again = len((tmp_path / "calls").read_text().splitlines()) - RANKS
+    assert again < RANKS / 4
 
 
 def test_what_a_worker_cannot_read_is_named(tmp_path: Path, cluster: str) -> None:
