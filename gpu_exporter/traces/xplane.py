@@ -66,8 +66,8 @@ MESSAGES = {
 _TAGS = (0x0A, 0x12, 0x1A, 0x22)
 _XSPACE = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f][\x08\x12]", re.DOTALL)
 _HOST_PLANES = ("/host:CPU", "/host:CUPTI", "/host:ROCTRACER", "/host:python-tracer")
-_GPU = re.compile(r"/device:GPU:(\d+)")
-_STREAM = re.compile(r"Stream #(-?\d+)")
+_GPU = re.compile(r"/device:GPU:(\d{1,9})")
+_STREAM = re.compile(r"Stream #(-?\d{1,18})")
 _COPY = re.compile(r"Memcpy(\w*)|Copy(\w)\w*To(\w)|\w*_copyBuffer")
 _MEMSET = re.compile(r"Memset|\w*_fillBuffer")
 _ROCM_SUFFIX = re.compile(r" \[clone \.kd\]$|\.kd$")
@@ -99,8 +99,8 @@ _OF_JAX = frozenset(
     )
 )
 _BUILTIN = re.compile(r"\$(?P<module>\S+) (?P<function>.+)$", re.DOTALL)
-_GRID = re.compile(r"\bgrid:(\d+),(\d+),(\d+)")
-_SIZE = re.compile(r"\b(?:size|num_bytes):(\d+)")
+_GRID = re.compile(r"\bgrid:(\d{1,9}),(\d{1,9}),(\d{1,9})")
+_SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})")
 _KINDS = re.compile(r"\bkind_src:(\w+) kind_dst:(\w+)")
 _PS = 1000
 MOST_NS = 2**62
@@ -244,7 +244,7 @@ class _Profile:
                 names.append(self._name(name))
                 kinds.append(kind)
                 correlations.append(_number(stats.get("correlation_id")) or UNKNOWN)
-                sizes.append(min(int(size[1]), MOST_NS) if size else UNKNOWN)
+                sizes.append(int(size[1]) if size else UNKNOWN)
                 blocks.append(_blocks(str(stats.get("kernel_details") or "")))
             if events:
                 yield DeviceEvents.from_lists(

@@ -162,3 +162,32 @@ def test_without_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "google.protobuf.message", None)
     with pytest.raises(GpuExporterError, match=r"need the extra xplane: pip install protobuf$"):
         read(path)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Return a field of protocol buffers, whose number and value are below 128, or are bytes of that length."""
+    if isinstance(value, int):
+        return bytes((number << 3, value))
+    return bytes((number << 3 | 2, len(value))) + value
+
+
+def _entry(key: int, name: bytes) -> bytes:
+    return _field(1, key) + _field(2, _field(1, key) + _field(2, name))
+
+
+def test_field_numbers_are_those_of_xplane_proto(tmp_path: Path) -> None:
+    """Encoded by hand: XSpace.planes, XPlane, XLine, XEvent, XStat and the maps of metadata."""
+    size, grid = _field(1, 2) + _field(4, 100), _field(1, 3) + _field(7, 4)
+    # 5000 and 2000 ps
+    event = _field(1, 1) + bytes((2 << 3, 0x88, 0x27)) + bytes((3 << 3, 0xD0, 0x0F)) + _field(4, grid)
+    line = _field(1, 7) + _field(2, b"Stream #7(Kernel)") + _field(3, 50) + _field(4, event)
+    parts = [_field(3, line), _field(4, _entry(1, b"fusion")), _field(5, _entry(3, b"kernel_details"))]
+    parts += [_field(5, _entry(4, b"grid:6,7,1 block:1,1,1")), _field(5, _entry(2, b"core_count")), _field(6, size)]
+    plane = _field(1, 1) + _field(2, b"/device:GPU:0") + b"".join(parts)
+    path = tmp_path / "t.xplane.pb"
+    path.write_bytes(bytes((0x0A, len(plane) & 0x7F | 0x80, len(plane) >> 7)) + plane + _field(4, b"host"))
+    trace = read(path)
+    assert (trace.names, trace.devices[0].multiprocessors) == (("fusion",), 100)
+    events = trace.device_events
+    assert (events.start.tolist(), events.end.tolist(), events.stream.tolist()) == ([55], [57], [7])
+    assert events.blocks.tolist() == [42]
