@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
-OPTIONAL = ("dashboards", "plots", "profile", "top", "trace")
+OPTIONAL = ("dashboards", "distributed", "plots", "profile", "top", "trace", "xplane", "zstd")
 DEVELOPMENT = ("dev", "docs", "release", "bench", "mutation")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 
@@ -122,7 +122,8 @@ image. [The SBOM of a release](releases.md#verify-a-release) has the exact versi
 ## What do optional features need?
 
 `dashboards` and `plots` are for rendering dashboards and plots, `top` for the live view in the terminal, `trace` for
-profiler traces, `profile` for profiles of running jobs. The image has none of these extras.
+profiler traces, `zstd`, `xplane` and `distributed` for traces that are compressed with zstd, of JAX, and on a Dask
+cluster or behind URLs, `profile` for profiles of running jobs. The image has none of these extras.
 
 {table(optional)}
 

@@ -1,15 +1,21 @@
-"""Where the time of GPUs went: the analysis of one trace or of several ranks of one job."""
+"""Where the time of GPUs went: the analysis of one trace or of several ranks of one job.
+
+A trace is reduced to a summary, in whatever process, and the summaries of all ranks are combined. So memory does not
+grow with the traces of a job.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
-from gpu_exporter.traces.collectives import collective_times, rank_step, straggler_of
+from gpu_exporter.traces.collectives import calls_of, collective_times, rank_step, straggler_of
+from gpu_exporter.traces.details import NO_FRAMES, gpu_stacks, timeline
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
 from gpu_exporter.traces.idle import (
     HostTimes,
@@ -25,12 +31,12 @@ from gpu_exporter.traces.idle import (
 )
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import UNKNOWN, DeviceKind, Trace, distinct
+from gpu_exporter.traces.model import TRUNCATED, UNKNOWN, DeviceKind, Trace, distinct
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
 from gpu_exporter.traces.result import (
     Advice,
     AnalysisResult,
-    CollectiveTime,
+    GpuDetails,
     IdleCause,
     RankResult,
     Straggler,
@@ -38,77 +44,99 @@ from gpu_exporter.traces.result import (
 )
 from gpu_exporter.traces.roofline import rates
 from gpu_exporter.traces.stacks import Stacks
+from gpu_exporter.traces.summary import GpuSummary, RankSummary
 from gpu_exporter.traces.verdict import Thresholds, because, blamed, class_of, losses, outweighs
-from gpu_exporter.traces.waiting import (
-    Communication,
-    Waits,
-    by_step,
-    communication_of,
-    divided,
-    longer,
-    with_waiting,
-)
+from gpu_exporter.traces.waiting import Communication, Waits, by_step, communication_of, divided, longer, with_waiting
 
 MOST_FRAMES, MOST_KERNELS, MOST_OPERATORS = 5, 20, 20
-NO_FRAMES = "(no frames)"
 DEFAULTS = Thresholds()
 
 
-def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
-    """Return where the time of each GPU went, and what limits the job.
+def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS, *, details: bool = False) -> AnalysisResult:
+    """Return where the time of each GPU went, and what limits the job: `combined` after `summary`."""
+    return combined([summary(trace, details=details) for trace in traces], thresholds)
 
-    A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
-    """
-    collectives = collective_times(dict(enumerate(traces)))
-    communication: list[Communication] = []
-    ranks: list[RankResult] = []
-    tips: list[list[Advice]] = []
-    folded: dict[int, Mapping[str, float]] = {}
-    for position, trace in enumerate(traces):
-        stacks, launches = Stacks(trace), Launches(trace)
-        memory = {each.device: each for each in memory_of(trace, stacks)}
-        for device, times in devices(trace).items():
-            shares = attribute(trace, times.events, times.busy, stacks, launches)
-            rank = position if trace.rank is None else trace.rank
-            host = host_times(trace, launches.rows_of(times.events))
-            waited_for = dependencies(trace, times.events, times.busy, launches, MOST_FRAMES)
-            causes = _causes(shares, stacks, times.span, waited_for)
-            classes = event_classes(trace, times.events, launch_stacks(trace, times.events, stacks, launches), stacks)
-            result = replace(
-                _measured(trace, rank, device, times, host, causes, collectives[position], classes),
-                copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
-                operators=rates(trace, times, launches, device_name(trace, device), MOST_OPERATORS),
-                compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
-                communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
+
+def summary(trace: Trace, *, details: bool = False) -> RankSummary:
+    """Return what the analysis of one trace finds. With `details`, also the timelines and stacks of its GPUs."""
+    stacks, launches = Stacks(trace), Launches(trace)
+    memory = {each.device: each for each in memory_of(trace, stacks)}
+    gpus: list[GpuSummary] = []
+    folded: dict[str, float] = {}
+    for device, times in devices(trace).items():
+        shares = attribute(trace, times.events, times.busy, stacks, launches)
+        host = host_times(trace, launches.rows_of(times.events))
+        waited_for = dependencies(trace, times.events, times.busy, launches, MOST_FRAMES)
+        causes = _causes(shares, stacks, times.span, waited_for)
+        classes = event_classes(trace, times.events, launch_stacks(trace, times.events, stacks, launches), stacks)
+        result = replace(
+            _measured(trace, device, times, host, causes, classes),
+            copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+            operators=rates(trace, times, launches, device_name(trace, device), MOST_OPERATORS),
+            compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
+            communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
+        )
+        waits = _user_waits(trace, times, shares, stacks, launches)
+        gpus.append(
+            GpuSummary(
+                replace(result, memory=memory.get(device)),
+                tuple(advice(trace, times, result, classes, waits)),
+                (times.start, times.end),
+                communication_of(trace, device, times),
+                timeline(times, trace.steps) if details else None,
+                gpu_stacks(trace, times.events, stacks, launches) if details else {},
             )
-            communication.append(communication_of(trace, device, times))
-            ranks.append(replace(result, memory=memory.get(device)))
-            tips.append(advice(trace, times, result, classes, _user_waits(trace, times, shares, stacks, launches)))
-            folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
-    if not ranks:
-        raise GpuExporterError(no_gpu_events(traces))
+        )
+        folded = _folded(shares, stacks, folded) if details else {}
+    return RankSummary(
+        trace.path, trace.distributed, tuple(gpus), calls_of(trace), folded, dict(trace.dropped), trace.repaired
+    )
+
+
+def combined(summaries: Sequence[RankSummary], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
+    """Return the result for a job from the summaries of its ranks.
+
+    A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events,
+    or if the files are not one of each rank of one job.
+    """
+    ranks_of_files = rank_numbers(summaries)
+    if not any(each.gpus for each in summaries):
+        raise GpuExporterError(no_gpu_events(summaries))
+    ranks: list[RankResult] = []
+    tips: list[Sequence[Advice]] = []
+    idle: dict[int, Mapping[str, float]] = {}
+    details: dict[tuple[int, int], GpuDetails] = {}
+    collectives = collective_times([each.calls for each in summaries])
+    for each, rank, of_file in zip(summaries, ranks_of_files, collectives, strict=True):
+        for gpu in each.gpus:
+            ranks.append(replace(gpu.result, rank=rank, collectives=of_file))
+            tips.append(gpu.advice)
+            idle[rank] = each.idle_stacks
+            if gpu.timeline:
+                details[rank, gpu.result.device] = GpuDetails(gpu.timeline, gpu.gpu_stacks)
     straggler = None
-    if len(traces) > 1:
+    if len(summaries) > 1:
+        communication = [gpu.communication for each in summaries for gpu in each.gpus]
         waits = divided(communication)
         ranks = with_waiting(ranks, waits)
         # Ranks with several GPUs cannot be told apart by waits of their GPUs.
-        straggler = _straggler(ranks, communication, waits, thresholds) if len(ranks) == len(traces) else None
+        straggler = _straggler(ranks, communication, waits, thresholds) if len(ranks) == len(summaries) else None
     is_main = straggler is not None and outweighs(straggler, ranks)
     trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
     tips = [[*of_rank, *of_communication(rank)] for of_rank, rank in zip(tips, ranks, strict=True)]
     text = because(ranks, losses(ranks), straggler, is_main)
     verdict = TraceVerdict(trace_class, text, _merged(tips, ranks, straggler, is_main))
-    reasons: Counter[str] = Counter()
-    for trace in traces:
-        reasons.update(trace.dropped)
+    reasons = dropped_events(summaries)
     return AnalysisResult(
         tuple(ranks),
         verdict,
         straggler,
         sum(reasons.values()),
         dict(reasons),
-        sum(trace.repaired for trace in traces),
-        folded,
+        sum(each.repaired for each in summaries),
+        truncated=tuple(each.file for each in summaries if TRUNCATED in each.dropped),
+        idle_stacks=idle,
+        details=details,
     )
 
 
@@ -131,13 +159,54 @@ def _straggler(
     return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
 
 
-def no_gpu_events(traces: Sequence[Trace]) -> str:
+# Clocks of hosts may disagree by minutes; profiles of one run do not begin hours apart.
+LONGEST_APART_NS = 3_600_000_000_000
+# Times before are not since 1970, but since the start of a machine or of a trace.
+EPOCH_NS = 1_000_000_000_000_000_000
+
+
+def rank_numbers(summaries: Sequence[RankSummary]) -> list[int]:
+    """Return the rank of each file. Raises GpuExporterError if two files are of one rank, or of different jobs."""
+    jobs = [(each.file, each.distributed.job) for each in summaries if each.distributed]
+    for (file, job), (other_file, other_job) in pairwise(jobs):
+        if job != other_job:
+            raise GpuExporterError(f"{file} is of {job}, {other_file} of {other_job}: give files of one job")
+    timed = sorted((gpu.span[0], each.file) for each in summaries for gpu in each.gpus if gpu.span[0] > EPOCH_NS)
+    for (start, file), (later, other_file) in pairwise(timed):
+        if later - start > LONGEST_APART_NS:
+            raise GpuExporterError(
+                f"{other_file} was recorded {(later - start) / LONGEST_APART_NS:.1f} h after {file}: give files of one"
+                " run, or compare two with `trace diff`"
+            )
+    files: dict[int, str] = {}
+    numbers = []
+    for position, each in enumerate(summaries):
+        rank = each.distributed.rank if each.distributed else position
+        if rank in files:
+            raise GpuExporterError(
+                f"{files[rank]} and {each.file} are both of rank {rank}: give one file of each rank"
+                " (of several windows of a rank, analyse one at a time)"
+            )
+        files[rank] = each.file
+        numbers.append(rank)
+    return numbers
+
+
+def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:
+    """Return how many events of all files are not analysed, by reason."""
+    reasons: Counter[str] = Counter()
+    for each in summaries:
+        reasons.update(each.dropped)
+    return reasons
+
+
+def no_gpu_events(summaries: Sequence[RankSummary]) -> str:
     """Return why there is nothing to analyse, and what to do."""
-    files = traces[0].path if len(traces) == 1 else f"{len(traces)} files"
+    files = summaries[0].file if len(summaries) == 1 else f"{len(summaries)} files"
     fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-    dropped = Counter[str]()
-    for trace in traces:
-        dropped.update(trace.dropped)
+    dropped = dropped_events(summaries)
+    if TRUNCATED in dropped:
+        return f"{files}: truncated before the first GPU event: copy it again when it is written completely"
     if dropped:
         reason, count = dropped.most_common(1)[0]
         return f"{files}: no GPU events, but {count} events {reason}: {fix}"
@@ -146,18 +215,16 @@ def no_gpu_events(traces: Sequence[Trace]) -> str:
 
 def _measured(
     trace: Trace,
-    rank: int,
     device: int,
     times: DeviceTimes,
     host: HostTimes,
     causes: tuple[IdleCause, ...],
-    collectives: tuple[CollectiveTime, ...],
     event_classes: EventClasses,
 ) -> RankResult:
     busy, exposed = length(times.busy), times.exposed_communication(times.start, times.end)
     classes, top = kernels(trace, times.events, event_classes, MOST_KERNELS)
     result = RankResult(
-        rank=rank,
+        rank=0,
         device=device,
         span_seconds=times.span / NS,
         busy_ratio=busy / times.span,
@@ -174,7 +241,6 @@ def _measured(
         exposed_copy_seconds=times.exposed_copies() / NS,
         kernel_classes=classes,
         top_kernels=top,
-        collectives=collectives,
     )
     return replace(result, self_seconds=rank_step(result).self_seconds)
 

@@ -45,7 +45,6 @@ class Parts:
 
 
 def assemble(
-    path: str,
     parts: Parts,
     *,
     devices: Mapping[int, DeviceProperties] | None = None,
@@ -54,7 +53,7 @@ def assemble(
     repaired: int = 0,
     base: int = 0,
 ) -> Trace:
-    """Return the trace of these parts. `base` is added to all times, ns.
+    """Return the trace of these parts, without a path. `base` is added to all times, ns.
 
     Kernels whose names say that they communicate get that kind. Device events without a launch in the file began
     before the window of the profiler: they are dropped and counted, unless most have none.
@@ -67,7 +66,7 @@ def assemble(
     if unlaunched:
         reasons[BEFORE_WINDOW] = unlaunched
     return Trace(
-        path=path,
+        path="",
         rank=distributed.rank if distributed else None,
         names=tuple(names),
         threads=tuple(parts.threads),

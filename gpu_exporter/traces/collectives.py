@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -40,44 +41,37 @@ BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One collective on one rank."""
+class Calls:
+    """The collectives of one operation and process group in one file, in order of their numbers, which are distinct."""
 
-    start: int  # ns
-    nanoseconds: int
-    bytes: int
-    ranks: int
-
-
-_Key = tuple[str, str, int]  # operation, group, number of the call
+    number: Column
+    start: Column  # ns
+    nanoseconds: Column
+    bytes: Column
+    ranks: Column  # size of the group
 
 
-def collective_times(traces: Mapping[int, Trace]) -> dict[int, tuple[CollectiveTime, ...]]:
-    """Return the collectives of each file, by its position. Skew assumes that the clocks of the hosts agree."""
-    calls = {file: _calls(trace) for file, trace in traces.items()}
-    peers: dict[_Key, list[_Call]] = defaultdict(list)
-    for of_file in calls.values():
-        for key, call in of_file.items():
-            peers[key].append(call)
-    return {file: _grouped(of_file, peers) for file, of_file in calls.items()}
+CallsByGroup: TypeAlias = Mapping[tuple[str, str], Calls]  # by operation and group
 
 
-def _calls(trace: Trace) -> dict[_Key, _Call]:
+def calls_of(trace: Trace) -> dict[tuple[str, str], Calls]:
     """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
     table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace)
-    found: dict[_Key, _Call] = {}
-    order: dict[tuple[str, str], int] = defaultdict(int)
-    for row in range(len(table)):
-        event = table.event[row]
-        operation = trace.names[table.operation[row]]
-        group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
-        number = int(table.sequence[row])
-        order[operation, group] += 1
-        found[operation, group, order[operation, group] if number == UNKNOWN else number] = _Call(
-            int(events.start[event]),
-            int(events.end[event] - events.start[event]),
-            int(sizes[row]),
-            int(table.ranks[row]),
+    start = events.start[table.event]
+    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, key in enumerate(zip(table.operation.tolist(), table.group.tolist(), strict=True)):
+        rows[key].append(row)
+    found = {}
+    for (operation, group), of_group in rows.items():
+        chosen = np.array(of_group, dtype=np.int64)
+        number = table.sequence[chosen]
+        number = np.where(number == UNKNOWN, np.arange(1, len(chosen) + 1), number)
+        # Of calls with one number, the last counts.
+        number, last = np.unique(number[::-1], return_index=True)
+        chosen = chosen[::-1][last]
+        duration = events.end[table.event[chosen]] - start[chosen]
+        found[trace.names[operation], trace.names[group] if group != UNKNOWN else ""] = Calls(
+            number, start[chosen], duration, sizes[chosen], table.ranks[chosen]
         )
     return found
 
@@ -91,42 +85,56 @@ def sizes_of(trace: Trace) -> Column:
     return found
 
 
-def _grouped(calls: Mapping[_Key, _Call], peers: Mapping[_Key, Sequence[_Call]]) -> tuple[CollectiveTime, ...]:
-    by_group: dict[tuple[str, str], list[_Key]] = defaultdict(list)
-    for key in calls:
-        by_group[key[0], key[1]].append(key)
-    found = [_time(operation, group, keys, calls, peers) for (operation, group), keys in by_group.items()]
-    return tuple(sorted(found, key=lambda of: -of.seconds))
+@dataclass(frozen=True)
+class _Peers:
+    """Of each number of a call, over all files: how many made it, how far apart it began, and its shortest time, ns."""
+
+    number: Column
+    count: Column
+    skew: Column
+    fastest: Column
+
+    @classmethod
+    def of(cls, calls: Sequence[Calls]) -> _Peers:
+        """Return what the calls of one operation and group in several files have in common."""
+        number, inverse = np.unique(np.concatenate([each.number for each in calls]), return_inverse=True)
+        start = np.concatenate([each.start for each in calls])
+        first, last = np.full(len(number), 2**63 - 1), np.full(len(number), -(2**63))
+        fastest = first.copy()
+        np.minimum.at(first, inverse, start)
+        np.maximum.at(last, inverse, start)
+        np.minimum.at(fastest, inverse, np.concatenate([each.nanoseconds for each in calls]))
+        return cls(number, np.bincount(inverse), last - first, fastest)
 
 
-def _time(
-    operation: str,
-    group: str,
-    keys: Sequence[_Key],
-    calls: Mapping[_Key, _Call],
-    peers: Mapping[_Key, Sequence[_Call]],
-) -> CollectiveTime:
-    chosen = [calls[key] for key in keys]
-    skews = [max(call.start for call in peers[key]) - min(call.start for call in peers[key]) for key in keys]
+def collective_times(files: Sequence[CallsByGroup]) -> list[tuple[CollectiveTime, ...]]:
+    """Return the collectives of each file. Skew assumes that the clocks of the hosts agree."""
+    by_group: dict[tuple[str, str], list[Calls]] = defaultdict(list)
+    for of_file in files:
+        for key, calls in of_file.items():
+            by_group[key].append(calls)
+    peers = {key: _Peers.of(calls) for key, calls in by_group.items()}
+    found = [[_time(*key, calls, peers[key]) for key, calls in of_file.items()] for of_file in files]
+    return [tuple(sorted(of_file, key=lambda of: -of.seconds)) for of_file in found]
+
+
+def _time(operation: str, group: str, calls: Calls, peers: _Peers) -> CollectiveTime:
+    at = np.searchsorted(peers.number, calls.number)
     # The rank that comes last waits for nobody: its time is that of the transfer.
-    rates = [
-        call.bytes * factor / (fastest / NS)
-        for key, call in zip(keys, chosen, strict=True)
-        if (factor := bus_factor(operation, call.ranks)) and (fastest := min(of.nanoseconds for of in peers[key]))
-    ]
-    rates = [rate for rate in rates if rate > 0]
+    fastest, is_shared = peers.fastest[at], bool((peers.count[at] > 1).any())
+    factors = np.array([bus_factor(operation, ranks) for ranks in calls.ranks.tolist()])
+    moved = calls.bytes * factors
+    rates = moved[(moved > 0) & (fastest > 0)] / (fastest[(moved > 0) & (fastest > 0)] / NS)
     return CollectiveTime(
         operation,
         group,
-        max(call.ranks for call in chosen),
-        len(chosen),
-        sum(call.nanoseconds for call in chosen) / NS,
-        sum(call.bytes for call in chosen),
-        median(rates) if rates else None,
-        max(skews) / NS if any(len(peers[key]) > 1 for key in keys) else None,
-        sum(min(of.nanoseconds for of in peers[key]) for key in keys) / NS
-        if any(len(peers[key]) > 1 for key in keys)
-        else None,
+        int(calls.ranks.max()),
+        len(calls.number),
+        int(calls.nanoseconds.sum()) / NS,
+        int(calls.bytes.sum()),
+        median(rates.tolist()) if len(rates) else None,
+        int(peers.skew[at].max()) / NS if is_shared else None,
+        int(fastest.sum()) / NS if is_shared else None,
     )
 
 

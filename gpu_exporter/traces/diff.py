@@ -13,15 +13,15 @@ from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.reports.numbers import short_duration
-from gpu_exporter.traces.analysis import no_gpu_events
+from gpu_exporter.traces.analysis import no_gpu_events, summary
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices
 from gpu_exporter.traces.frames import PYTHON_FRAME
 from gpu_exporter.traces.idle import Launches, attribute
 from gpu_exporter.traces.kernel_classes import short_name
-from gpu_exporter.traces.model import UNKNOWN, Column, Trace
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace
 from gpu_exporter.traces.operators import event_classes, launch_stacks, operator_of
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.waiting import Communication, Waits, communication_of, divided
+from gpu_exporter.traces.waiting import Waits, communication_of, divided
 
 # What time is summed by, as `trace top --by` names it.
 OPERATOR, KERNEL, CLASS, FRAME, CAUSE, IDLE_FRAME = "operator", "kernel", "class", "code", "cause", "idle-code"
@@ -59,17 +59,13 @@ def totals(*traces: Trace) -> TraceTotals:
     of_devices = [devices(trace) for trace in traces]
     for trace, of_trace in zip(traces, of_devices, strict=True):
         if not of_trace:
-            raise GpuExporterError(no_gpu_events([trace]))
+            raise GpuExporterError(no_gpu_events([summary(trace)]))
     gpus = [(position, device) for position, of_trace in enumerate(of_devices) for device in of_trace]
     numbers = [position if traces[position].rank is None else traces[position].rank for position, _ in gpus]
-    communication = [
-        communication_of(traces[position], device, of_devices[position][device]) for position, device in gpus
-    ]
-    waits = divided(communication) if len(traces) > 1 else [None] * len(gpus)
-    parts = {
-        gpu: _Parts(of_gpu, waits_of_gpu, numbers)
-        for gpu, of_gpu, waits_of_gpu in zip(gpus, communication, waits, strict=True)
-    }
+    waits: Sequence[Waits | None] = [None] * len(gpus)
+    if len(traces) > 1:
+        waits = divided([communication_of(traces[at], device, of_devices[at][device]) for at, device in gpus])
+    parts = {gpu: _Parts(of_gpu, numbers) for gpu, of_gpu in zip(gpus, waits, strict=True)}
     found = [
         _of_trace(trace, of_trace, {device: parts[position, device] for device in of_trace})
         for position, (trace, of_trace) in enumerate(zip(traces, of_devices, strict=True))
@@ -98,7 +94,6 @@ def totals(*traces: Trace) -> TraceTotals:
 class _Parts:
     """How the communication of a GPU divides. `ranks` are those that `Waits.last` refers to."""
 
-    communication: Communication
     waits: Waits | None
     ranks: Sequence[int | None]
 
@@ -130,7 +125,7 @@ def _spent(times: DeviceTimes, parts: _Parts) -> Column:
     """Return the time of each event of a GPU, ns; of a collective, only the transfer."""
     spent = times.events.end - times.events.start
     if parts.waits:
-        spent[parts.communication.event] = parts.waits.transfer
+        spent[times.events.kind == DeviceKind.COMMUNICATION] = parts.waits.transfer
     return spent
 
 

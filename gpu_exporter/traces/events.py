@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from gpu_exporter.traces.chunks import pieces
-from gpu_exporter.traces.model import UNKNOWN
+from gpu_exporter.traces.model import TRUNCATED, UNKNOWN
 
 # Below so many events, a part that is not valid is decoded event by event; above, it is halved.
 FEW = 32
 # An object in `args` may look like the start of an event: so many pieces are tried as one.
 MOST_JOINED = 4
-NOT_JSON, TRUNCATED = "not valid JSON", "cut off at the end of the file"
+NOT_JSON = "not valid JSON"
 _NAME_START = re.compile(r'"name"\s*:\s*"')
 _NAME_END = re.compile(r'"\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id)"\s*:|"\s*\}\s*$')
 _NOT_A_NUMBER = re.compile(r"(:\s*)(?:-?nan|-?inf|-?Infinity|NaN|N/A)(?=\s*[,}\]])", re.IGNORECASE)

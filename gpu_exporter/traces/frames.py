@@ -73,7 +73,7 @@ _STACK_CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
     (TraceCause.GARBAGE_COLLECTION, re.compile(r"^gc_collect_|^PyGC_Collect")),
 )
 _LIBRARY = re.compile(
-    r"(?:site|dist)-packages/|/lib/python3|lib/python3|^<frozen|^<built-in|^(?:torch|torchvision|numpy|scipy|PIL|triton)/"
+    r"(?:site|dist)-packages/|/lib/python3|lib/python3|^<frozen|^<built-in|^(?:jax|torch|torchvision|numpy|scipy|PIL|triton)/"
 )
 _GENERATED = "<eval_with_key>"
 

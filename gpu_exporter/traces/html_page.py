@@ -5,7 +5,7 @@ A timeline shows what each GPU did over the span of a trace: a column for each o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
@@ -15,16 +15,13 @@ from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
 from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
-from gpu_exporter.traces.device_times import DeviceTimes, devices
-from gpu_exporter.traces.exports import gpu_stacks
-from gpu_exporter.traces.intervals import covered, union
-from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
-from gpu_exporter.traces.result import AnalysisResult, RankResult
+from gpu_exporter.traces.details import BINS
+from gpu_exporter.traces.model import Column
+from gpu_exporter.traces.result import AnalysisResult, RankResult, Timeline
 from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, rate_words, sentence
 
-WIDTH, HEIGHT, BINS = 1000.0, 44, 500
-MOST_STEPS = 200
-# What is drawn first is on the bottom. Time in several is counted for the first: kernels hide communication.
+WIDTH, HEIGHT = 1000.0, 44
+# What is drawn first is on the bottom.
 LAYERS = (
     ("compute", "computing", "#4f9d4f"),
     ("communication", "only communicating", "#e0b400"),
@@ -43,40 +40,17 @@ svg.timeline{height:44px;margin:.2rem 0 1rem}
 """
 
 
-def shares(times: DeviceTimes, start: int, end: int) -> dict[str, Column]:
-    """Return for each layer the share of each of BINS equal parts of a time, shape (BINS,), between 0 and 1."""
-    edges = np.linspace(start, end, BINS + 1).astype(np.int64)
-    begins, ends = edges[:-1], edges[1:]
-    width = np.maximum(ends - begins, 1)
-    events = times.events
-    found, seen, before = {}, np.zeros(len(events), dtype=bool), np.zeros(BINS)
-    kinds = (
-        (DeviceKind.COMPUTE, DeviceKind.MEMSET),
-        (DeviceKind.COMMUNICATION,),
-        (DeviceKind.COPY,),
-    )
-    for (name, _, _), of_layer in zip(LAYERS, kinds, strict=True):
-        seen = seen | np.isin(events.kind, of_layer)
-        total = covered(union(events.start[seen], events.end[seen]), begins, ends) / width
-        found[name] = total - before
-        before = total
-    return found
-
-
-def timeline(times: DeviceTimes, steps: Sequence[TraceStep], start: int, end: int, title: str) -> str:
-    """Return an SVG of one GPU between two moments, ns."""
+def picture(timeline: Timeline, title: str) -> str:
+    """Return an SVG of a timeline."""
     step_width = WIDTH / BINS
     parts, bottom = [], np.zeros(BINS)
-    for (name, _, colour), share in zip(LAYERS, shares(times, start, end).values(), strict=True):
-        top = np.clip(bottom + share, 0.0, 1.0)
+    for name, _, colour in LAYERS:
+        top = np.clip(bottom + np.array(timeline.layers[name]), 0.0, 1.0)
         parts.append(f'<path class="{name}" fill="{colour}" d="{_columns(bottom, top, step_width)}"/>')
         bottom = top
-    span = max(end - start, 1)
     marks = [
-        f'<path class="step" d="M{WIDTH * (step.start - start) / span:.2f} 0v{HEIGHT}"><title>'
-        f"{escape(step.name, quote=True)}</title></path>"
-        for step in steps[:MOST_STEPS]
-        if start <= step.start <= end
+        f'<path class="step" d="M{WIDTH * at:.2f} 0v{HEIGHT}"><title>{escape(name, quote=True)}</title></path>'
+        for name, at in timeline.steps
     ]
     return (
         f'<svg class="timeline" viewBox="0 0 {WIDTH:.0f} {HEIGHT}" preserveAspectRatio="none" role="img" '
@@ -94,13 +68,14 @@ def _columns(bottom: Column, top: Column, width: float) -> str:
     )
 
 
-def page(traces: Sequence[Trace], result: AnalysisResult) -> str:
-    """Return the whole document."""
-    return "".join(_document(traces, result))
+def page(result: AnalysisResult) -> str:
+    """Return the whole document. The result needs its details."""
+    return "".join(_document(result))
 
 
-def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
-    names = ", ".join(Path(trace.path).name for trace in traces[:3]) + (" …" if len(traces) > 3 else "")
+def _document(result: AnalysisResult) -> Iterator[str]:
+    files = list(dict.fromkeys(rank.file for rank in result.ranks))
+    names = ", ".join(Path(file).name for file in files[:3]) + (" …" if len(files) > 3 else "")
     verdict = result.verdict
     yield from page_head(f"{verdict.trace_class.value}: {names}", FLAME_STYLE + STYLE)
     yield f"<h1>Where the GPU time went <small>{safe_text(names)}</small></h1>\n"
@@ -108,8 +83,10 @@ def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
     yield f"<p>{safe_text(sentence(verdict.because))}</p></div>\n"
     yield from _advice(result)
     yield from _ranks(result)
-    yield from _timelines(traces, result)
-    yield from _details(traces, result)
+    yield from _timelines(result)
+    yield from _details(result)
+    for file in result.truncated:
+        yield f"<p>Truncated: {safe_text(file)} ends in the middle of an event.</p>\n"
     for reason, count in result.dropped_reasons.items():
         yield f"<p>Not analysed: {count} events {safe_text(reason)}</p>\n"
     yield from analysis_foot(result.to_json())
@@ -154,20 +131,17 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     yield from table(head, rows, "Ranks")
 
 
-def _timelines(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
+def _timelines(result: AnalysisResult) -> Iterator[str]:
     keys = "".join(
         f'<span class="key" style="background:{colour}"></span>{words}' for _, words, colour in (*LAYERS, IDLE)
     )
     yield f"<h2>Timeline</h2>\n<p>Lines mark the starts of steps.{keys}</p>\n"
-    for position, trace in enumerate(traces):
-        for device, times in devices(trace).items():
-            rank = position if trace.rank is None else trace.rank
-            title = f"GPU {device} of rank {rank} over {short_duration(times.span / 1e9)}"
-            yield f"<p>{title}</p>\n{timeline(times, trace.steps, times.start, times.end, title)}\n"
+    for (rank, device), details in result.details.items():
+        title = f"GPU {device} of rank {rank} over {short_duration(details.timeline.seconds)}"
+        yield f"<p>{title}</p>\n{picture(details.timeline, title)}\n"
 
 
-def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
-    by_rank = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
+def _details(result: AnalysisResult) -> Iterator[str]:
     for number, rank in enumerate(sorted(result.ranks, key=lambda each: -each.idle_ratio)):
         yield f"<h2>Rank {rank.rank}, GPU {rank.device}</h2>\n"
         yield from _causes(rank)
@@ -178,10 +152,8 @@ def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
                 yield "<h3>What the host did while the GPU was idle</h3>\n"
                 yield flame_graph(_in_words(idle), f"Idle time of rank {rank.rank} by stack") + "\n"
             yield "<h3>Which code the GPU worked for</h3>\n"
-            yield (
-                flame_graph(gpu_stacks(by_rank[rank.rank], rank.device), f"GPU time of rank {rank.rank} by stack")
-                + "\n"
-            )
+            stacks = result.details[rank.rank, rank.device].gpu_stacks
+            yield flame_graph(stacks, f"GPU time of rank {rank.rank} by stack") + "\n"
         yield from _kernels(rank)
         yield from _operators(rank)
         yield from _memory(rank)

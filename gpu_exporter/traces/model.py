@@ -1,4 +1,4 @@
-"""A profiler trace as columns, whatever file it comes from: PyTorch (Kineto) or Nsight Systems.
+"""A profiler trace as columns, whatever file it comes from: PyTorch (Kineto), Nsight Systems or JAX (XPlane).
 
 All times are nanoseconds since the Unix epoch, or since the start of the trace if the file does not say when that was.
 Columns of one table have equal lengths; a row is one event. Events of both tables are in order of their start.
@@ -21,6 +21,8 @@ INT64, INT32, INT16 = {"dtype": np.int64}, {"dtype": np.int32}, {"dtype": np.int
 UINT64, UINT8 = {"dtype": np.uint64}, {"dtype": np.uint8}
 # What a column contains where the file has no value.
 UNKNOWN = -1
+# Why an event is not analysed: the file ends in the middle of it.
+TRUNCATED = "cut off at the end of the file"
 
 
 class DeviceKind(IntEnum):
@@ -184,6 +186,11 @@ class Distributed:
     rank: int
     world_size: int
     backend: str = ""
+
+    @property
+    def job(self) -> str:
+        """What all ranks of a job have in common, in words."""
+        return f"a job of {self.world_size} ranks" + (f" with {self.backend}" if self.backend else "")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ All times are seconds, all ratios and shares between 0 and 1. `to_json` is the o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -182,6 +182,23 @@ class Straggler:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """What a GPU did, in equal parts of its span. Shares are between 0 and 1; time in several layers is the first's."""
+
+    seconds: float  # the span
+    layers: Mapping[str, tuple[float, ...]]  # the share of each part: compute, communication, copies
+    steps: tuple[tuple[str, float], ...]  # the names and starts of steps, as shares of the span
+
+
+@dataclass(frozen=True)
+class GpuDetails:
+    """What reports on a GPU draw. Stacks are folded, with seconds, whose sum may exceed the span: kernels overlap."""
+
+    timeline: Timeline
+    gpu_stacks: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class AnalysisResult:
     """Everything that `trace analyze` finds."""
 
@@ -191,13 +208,16 @@ class AnalysisResult:
     dropped_events: int
     dropped_reasons: Mapping[str, int] = field(default_factory=dict)
     repaired_events: int = 0
-    # Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost -> seconds of idle time.
+    truncated: tuple[str, ...] = ()  # files that end in the middle of an event
+    # Details, if they were asked for. Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost ->
+    # seconds of idle time.
     idle_stacks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    details: Mapping[tuple[int, int], GpuDetails] = field(default_factory=dict)  # by rank and device
 
     def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON: without the folded stacks, which `--folded` writes."""
-        content = asdict(self)
-        del content["idle_stacks"]
+        """Return the documented JSON: without what `--folded`, `--report` and `--pprof` write."""
+        content = asdict(replace(self, idle_stacks={}, details={}))
+        del content["idle_stacks"], content["details"]
         verdict = content["verdict"]
         content["verdict"] = {"class": self.verdict.trace_class.value} | {
             key: verdict[key] for key in ("because", "advice")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
@@ -39,7 +39,7 @@ def lines(result: AnalysisResult) -> Iterator[str]:
         yield from _waiting(rank)
         yield from _memory(rank)
     yield from _advice(result)
-    yield from _dropped(result.dropped_reasons, result.repaired_events)
+    yield from _dropped(result)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -217,13 +217,15 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
             yield f"    in {printable(', '.join(one.kernels), MOST_LINE)}"
 
 
-def _dropped(reasons: Mapping[str, int], repaired: int) -> Iterator[str]:
-    if reasons or repaired:
+def _dropped(result: AnalysisResult) -> Iterator[str]:
+    if result.dropped_reasons or result.repaired_events:
         yield ""
-    for reason, count in reasons.items():
+    for file in result.truncated:
+        yield f"Truncated: {printable(file, MOST_LINE)} ends in the middle of an event; what follows is missing"
+    for reason, count in result.dropped_reasons.items():
         yield f"Not analysed: {count} events {printable(reason, MOST_LINE)}"
-    if repaired:
-        yield f"Repaired: {repaired} events that were not valid JSON"
+    if result.repaired_events:
+        yield f"Repaired: {result.repaired_events} events that were not valid JSON"
 
 
 def sentence(text: str) -> str:

@@ -26,10 +26,12 @@ POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend")
 
 @dataclass(frozen=True)
 class Communication:
-    """The communication of one GPU: what is needed to compare it with others. Columns have a row for each event."""
+    """The communication of one GPU: what is needed to compare it with others. Columns have a row for each event.
+
+    It is part of what another process sends, so small numbers have 32 bits.
+    """
 
     groups: tuple[tuple[str, str], ...]  # operations and process groups, which `group` refers to
-    event: Column  # row of `DeviceTimes.events`
     group: Column
     number: Column  # of the collective in its group
     repeat: Column  # how many have the same number before it: operations may be coalesced
@@ -58,14 +60,15 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communica
     profiler, which is not the same for all ranks.
     """
     table, events = trace.collectives, times.events
-    all_rows = np.flatnonzero(trace.device_events.device == device)
-    position = {row: at for at, row in enumerate(all_rows.tolist())}
-    of_event = {position[event]: row for row, event in enumerate(table.event.tolist()) if event in position}
+    of_device = np.flatnonzero(trace.device_events.device[table.event] == device)
+    position = np.searchsorted(np.flatnonzero(trace.device_events.device == device), table.event[of_device])
+    of_event = dict(zip(position.tolist(), of_device.tolist(), strict=True))
     sizes = sizes_of(trace)
     groups: dict[tuple[str, str], int] = {}
     order, same = Counter[int](), Counter[tuple[int, int]]()
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    for at in np.flatnonzero(events.kind == DeviceKind.COMMUNICATION)[::-1].tolist():
+    rows: list[tuple[int, int, int, int, int]] = []
+    chosen = np.flatnonzero(events.kind == DeviceKind.COMMUNICATION)
+    for at in chosen[::-1].tolist():
         row = of_event.get(at)
         number, size, ranks = UNKNOWN, 0, UNKNOWN
         name = trace.names[events.name[at]], ""
@@ -76,19 +79,19 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communica
         key = groups.setdefault(name, len(groups))
         order[key] += 1
         number = -1 - order[key] if number == UNKNOWN else number
-        rows.append((at, key, number, same[key, number], size, ranks))
+        rows.append((key, number, same[key, number], size, ranks))
         same[key, number] += 1
-    event, group_row, numbers, repeat, size_row, rank_row = np.array(rows[::-1], dtype=np.int64).reshape(-1, 6).T
+    group_row, numbers, repeat, size_row, rank_row = np.array(rows[::-1], dtype=np.int64).reshape(-1, 5).T
+    # All are copies: a view would keep the other columns.
     return Communication(
         tuple(groups),
-        event,
-        group_row,
-        numbers,
-        repeat,
-        events.start[event],
-        events.end[event],
-        size_row,
-        rank_row,
+        group_row.astype(np.int32),
+        numbers.copy(),
+        repeat.astype(np.int32),
+        events.start[chosen],
+        events.end[chosen],
+        size_row.copy(),
+        rank_row.astype(np.int32),
         difference(times.communication, times.compute),
         tuple(step.start for step in trace.steps if step.end > step.start),
     )
@@ -98,7 +101,8 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
     """Return how the communication of each GPU of a job divides; None where no other GPU has the same collectives."""
     names: dict[tuple[str, str], int] = {}
     group = np.concatenate([_numbered(of.groups, names)[of.group] for of in gpus])
-    owner = np.repeat(np.arange(len(gpus)), [len(of.event) for of in gpus])
+    lengths = [len(of.group) for of in gpus]
+    owner = np.repeat(np.arange(len(gpus)), lengths)
     number, repeat, size, ranks = (
         np.concatenate([getattr(of, name) for of in gpus]) for name in ("number", "repeat", "bytes", "ranks")
     )
@@ -117,12 +121,11 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
     kind = np.where(pairs[group], -1, _operations(names)[group])
     transfer = np.where(is_known, duration[first[run]], _shortest(kind, size, duration))
     last = np.where(is_known, owner[first[run]], UNKNOWN)
-    found = []
-    for row, of in enumerate(gpus):
-        chosen = owner == row
-        known = is_known[chosen].any()
-        found.append(_waits(of, transfer[chosen], last[chosen]) if known else None)
-    return found
+    of_gpus = (np.split(column, np.cumsum(lengths)[:-1]) for column in (transfer, last, is_known))
+    return [
+        _waits(of, own_transfer, own_last) if known.any() else None
+        for of, own_transfer, own_last, known in zip(gpus, *of_gpus, strict=True)
+    ]
 
 
 def _point_to_point(names: Mapping[tuple[str, str], int], group: Column, owner: Column, gpus: int) -> Column:

@@ -452,7 +452,7 @@ TARGETS = (
     Target("metrics", _scraped, _metrics, (GpuExporterError,), (b"# TYPE x counter\n", b'{le="', b"+Inf", b"# EOF\n")),
     *host_files.TARGETS,
     hostile_text.TARGET,
-    traces.TARGET,
+    *traces.TARGETS,
     *profiles.TARGETS,
     Target("http", _requests, _http, tokens=(b"\r\n\r\n", b"Host: ", b"Content-Length: ", b"chunked", b"%00", b"/../")),
 )

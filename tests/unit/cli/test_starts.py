@@ -15,6 +15,11 @@ from gpu_exporter.cli.commands import SUMMARIES
 # Imports that take long or much memory, which most commands do not need.
 EXPENSIVE = {
     "asyncio",
+    "backports.zstd",
+    "dask",
+    "distributed",
+    "fsspec",
+    "google.protobuf",
     "gpu_exporter.catalogue.failure_modes",
     "gpu_exporter.catalogue.signals",
     "gpu_exporter.diagnosis",

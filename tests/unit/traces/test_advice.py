@@ -8,7 +8,7 @@ import pytest
 
 from gpu_exporter.traces.advice import merged
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import Advice
 from tests.support.simulated_jobs import Job
 from tests.support.traces import SyntheticTrace

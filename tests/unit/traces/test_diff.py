@@ -320,7 +320,8 @@ def test_jobs_of_several_ranks(tmp_path: Path) -> None:
     assert waiting["seconds"] == pytest.approx(3000e-6)
     by_class = {row["name"]: row["seconds"] for row in content["changes"]["class"]}
     assert by_class == pytest.approx({"gemm": 1000e-6, "communication": 0, "optimizer": 0})
-    back = CliRunner().invoke(trace_command, ["diff", str(after), str(before)]).stdout
+    patterns = [str(folder / "rank*.json") for folder in (after, before)]
+    back = CliRunner().invoke(trace_command, ["diff", *patterns]).stdout
     assert "Most of it: -3 ms of waiting in collectives for rank 2." in back.splitlines()
 
 
@@ -337,3 +338,14 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
     result = CliRunner().invoke(trace_command, ["diff", str(tmp_path), str(tmp_path)])
     assert result.exit_code == 2
     assert "has no file that ends in .json" in result.output
+
+
+def test_totals_without_any_event_of_the_host(tmp_path: Path) -> None:
+    made = SyntheticTrace()
+    made.device(0, 50, correlation=1)
+    found = totals(read(made.write(tmp_path / "t.json"))).by
+    assert {key: list(found[key]) for key in ("operator", "kernel", "code")} == {
+        "operator": ["(no operator)"],
+        "kernel": ["sm90_gemm"],
+        "code": ["(no Python frame)"],
+    }

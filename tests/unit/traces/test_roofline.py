@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue.gpu_models import H200
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import OperatorRate
 from gpu_exporter.traces.text_report import lines, rate_words
 from gpu_exporter.traces.work import Inputs, Work, has_work, parsed, work_of

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.html_page import page
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 from gpu_exporter.traces.text_report import lines
 from tests.support.simulated_jobs import Jitter, Job
@@ -209,13 +209,13 @@ def test_the_straggler_is_named_with_what_it_does_longer(tmp_path: Path) -> None
 def test_reports_divide_communication(tmp_path: Path) -> None:
     """The text and the page have both parts for each rank, and for whom it waited."""
     traces = [read(trace.write(tmp_path / f"{rank}.json")) for rank, trace in enumerate(Job(host=on(2, 5000)).traces())]
-    result = analyze(traces)
+    result = analyze(traces, details=True)
     text = "\n".join(lines(result))
     words = "rank 2, which spent longer running other code on the host"
     assert "exposed transfer  exposed waiting" in text
     assert f"For whom rank 0 waited in collectives\n    26 %     24 ms  {words}" in text
     assert "x allreduce of group 0 on 4 ranks, 15.7 GB/s bus bandwidth, 12 ms of it transfer, starts differ" in text
-    html = page(traces, result)
+    html = page(result)
     assert "<h3>For whom it waited in collectives</h3>" in html
     assert words in html
     assert "exposed waiting" in html
