@@ -41,7 +41,7 @@ BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
 
 
 @dataclass(frozen=True)
-class Calls:
+class GroupCalls:
     """The collectives of one operation and process group in one file, in order of their numbers, which are distinct."""
 
     number: Column
@@ -51,10 +51,10 @@ class Calls:
     ranks: Column  # size of the group
 
 
-CallsByGroup: TypeAlias = Mapping[tuple[str, str], Calls]  # by operation and group
+CallsByGroup: TypeAlias = Mapping[tuple[str, str], GroupCalls]  # by operation and group
 
 
-def calls_of(trace: Trace) -> dict[tuple[str, str], Calls]:
+def calls_of(trace: Trace) -> dict[tuple[str, str], GroupCalls]:
     """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
     table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace)
     start = events.start[table.event]
@@ -70,7 +70,7 @@ def calls_of(trace: Trace) -> dict[tuple[str, str], Calls]:
         number, last = np.unique(number[::-1], return_index=True)
         chosen = chosen[::-1][last]
         duration = events.end[table.event[chosen]] - start[chosen]
-        found[trace.names[operation], trace.names[group] if group != UNKNOWN else ""] = Calls(
+        found[trace.names[operation], trace.names[group] if group != UNKNOWN else ""] = GroupCalls(
             number, start[chosen], duration, sizes[chosen], table.ranks[chosen]
         )
     return found
@@ -95,7 +95,7 @@ class _Peers:
     fastest: Column
 
     @classmethod
-    def of(cls, calls: Sequence[Calls]) -> _Peers:
+    def of(cls, calls: Sequence[GroupCalls]) -> _Peers:
         """Return what the calls of one operation and group in several files have in common."""
         number, inverse = np.unique(np.concatenate([each.number for each in calls]), return_inverse=True)
         start = np.concatenate([each.start for each in calls])
@@ -109,7 +109,7 @@ class _Peers:
 
 def collective_times(files: Sequence[CallsByGroup]) -> list[tuple[CollectiveTime, ...]]:
     """Return the collectives of each file. Skew assumes that the clocks of the hosts agree."""
-    by_group: dict[tuple[str, str], list[Calls]] = defaultdict(list)
+    by_group: dict[tuple[str, str], list[GroupCalls]] = defaultdict(list)
     for of_file in files:
         for key, calls in of_file.items():
             by_group[key].append(calls)
@@ -118,7 +118,7 @@ def collective_times(files: Sequence[CallsByGroup]) -> list[tuple[CollectiveTime
     return [tuple(sorted(of_file, key=lambda of: -of.seconds)) for of_file in found]
 
 
-def _time(operation: str, group: str, calls: Calls, peers: _Peers) -> CollectiveTime:
+def _time(operation: str, group: str, calls: GroupCalls, peers: _Peers) -> CollectiveTime:
     at = np.searchsorted(peers.number, calls.number)
     # The rank that comes last waits for nobody: its time is that of the transfer.
     fastest, is_shared = peers.fastest[at], bool((peers.count[at] > 1).any())

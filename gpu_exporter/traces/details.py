@@ -12,7 +12,7 @@ from gpu_exporter.traces.intervals import covered, union
 from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import Column, DeviceEvents, DeviceKind, Trace, TraceStep
 from gpu_exporter.traces.operators import launch_stacks
-from gpu_exporter.traces.result import Timeline
+from gpu_exporter.traces.result import RankTimeline
 from gpu_exporter.traces.stacks import Stacks
 
 NO_FRAMES = "(no frames)"
@@ -44,14 +44,14 @@ def gpu_stacks(trace: Trace, events: DeviceEvents, stacks: Stacks, launches: Lau
     return found
 
 
-def timeline(times: DeviceTimes, steps: Sequence[TraceStep]) -> Timeline:
+def timeline(times: DeviceTimes, steps: Sequence[TraceStep]) -> RankTimeline:
     """Return what a GPU did in each of BINS equal parts of its span."""
     start, end = times.start, times.end
     marks = [
         (step.name, (step.start - start) / times.span) for step in steps[:MOST_STEPS] if start <= step.start <= end
     ]
     layers = {name: tuple(share.tolist()) for name, share in shares(times).items()}
-    return Timeline(times.span / NS, layers, tuple(marks))
+    return RankTimeline(times.span / NS, layers, tuple(marks))
 
 
 def shares(times: DeviceTimes) -> dict[str, Column]:

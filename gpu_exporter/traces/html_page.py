@@ -17,7 +17,7 @@ from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_te
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
-from gpu_exporter.traces.result import AnalysisResult, RankResult, Timeline
+from gpu_exporter.traces.result import AnalysisResult, RankResult, RankTimeline
 from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, rate_words, sentence
 
 WIDTH, HEIGHT = 1000.0, 44
@@ -40,7 +40,7 @@ svg.timeline{height:44px;margin:.2rem 0 1rem}
 """
 
 
-def picture(timeline: Timeline, title: str) -> str:
+def picture(timeline: RankTimeline, title: str) -> str:
     """Return an SVG of a timeline."""
     step_width = WIDTH / BINS
     parts, bottom = [], np.zeros(BINS)
@@ -135,7 +135,7 @@ def _timelines(result: AnalysisResult) -> Iterator[str]:
     keys = "".join(
         f'<span class="key" style="background:{colour}"></span>{words}' for _, words, colour in (*LAYERS, IDLE)
     )
-    yield f"<h2>Timeline</h2>\n<p>Lines mark the starts of steps.{keys}</p>\n"
+    yield f"<h2>RankTimeline</h2>\n<p>Lines mark the starts of steps.{keys}</p>\n"
     for (rank, device), details in result.details.items():
         title = f"GPU {device} of rank {rank} over {short_duration(details.timeline.seconds)}"
         yield f"<p>{title}</p>\n{picture(details.timeline, title)}\n"

@@ -62,7 +62,7 @@ Done = Callable[[str], None]  # called with each source that is done
 
 
 @dataclass(frozen=True)
-class Work:
+class RankWork:
     """How to analyse a source, in whatever process: relative to `directory`, by the version of the caller."""
 
     details: bool = False
@@ -258,8 +258,8 @@ def analysed(
         at_once = min(jobs or (cpus() if _bytes(others) > PARALLEL_BYTES else 1), len(others))
         start = in_processes(at_once) if at_once > 1 else in_process
     # Workers of a cluster have other current directories.
-    work = Work(details, os.getcwd() if dask else "")
-    here = partial(Work(details), progress=progress)
+    work = RankWork(details, os.getcwd() if dask else "")
+    here = partial(RankWork(details), progress=progress)
     of_streams = iter(summaries(streams, in_process, done, here))
     of_others = iter(summaries(others, start, done, here if start is in_process else work))
     return [next(of_streams if source in streams else of_others) for source in sources]

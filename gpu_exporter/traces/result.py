@@ -182,7 +182,7 @@ class Straggler:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class RankTimeline:
     """What a GPU did, in equal parts of its span. Shares are between 0 and 1; time in several layers is the first's."""
 
     seconds: float  # the span
@@ -194,7 +194,7 @@ class Timeline:
 class GpuDetails:
     """What reports on a GPU draw. Stacks are folded, with seconds, whose sum may exceed the span: kernels overlap."""
 
-    timeline: Timeline
+    timeline: RankTimeline
     gpu_stacks: Mapping[str, float]
 
 

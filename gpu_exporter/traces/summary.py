@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.traces.collectives import CallsByGroup
 from gpu_exporter.traces.model import Distributed
-from gpu_exporter.traces.result import Advice, RankResult, Timeline
+from gpu_exporter.traces.result import Advice, RankResult, RankTimeline
 from gpu_exporter.traces.waiting import Communication
 
 
@@ -19,7 +19,7 @@ class GpuSummary:
     advice: tuple[Advice, ...]
     span: tuple[int, int]  # ns
     communication: Communication
-    timeline: Timeline | None  # None without details
+    timeline: RankTimeline | None  # None without details
     gpu_stacks: Mapping[str, float]  # GPU seconds by folded stack; empty without details
 
 

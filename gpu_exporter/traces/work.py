@@ -41,58 +41,58 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Work:
+class OperatorWork:
     """What a call of an operator must do at least. `flops` is 0 for operators that memory limits."""
 
     flops: float
     bytes: float
 
 
-def _product(first: int) -> Callable[[Inputs], Work]:
+def _product(first: int) -> Callable[[Inputs], OperatorWork]:
     """Return the work of a product of matrices, or of batches of them, whose operands begin with this argument."""
 
-    def work(inputs: Inputs) -> Work:
+    def work(inputs: Inputs) -> OperatorWork:
         (*batch, rows, inner), (*_, columns) = inputs.shapes[first : first + 2]
         size = BYTES.get(inputs.types[first].lower(), 0)
         moved = prod(batch) * rows * columns * size + inputs.bytes(first) + inputs.bytes(first + 1)
-        return Work(2.0 * prod(batch) * rows * inner * columns, moved)
+        return OperatorWork(2.0 * prod(batch) * rows * inner * columns, moved)
 
     return work
 
 
-def _convolution(inputs: Inputs) -> Work:
+def _convolution(inputs: Inputs) -> OperatorWork:
     image, weight = inputs.shapes[:2]
     stride, padding, dilation = (json.loads(inputs.values[row]) for row in (3, 4, 5))
     if inputs.values[6] == "True":
-        return Work(2.0 * prod(image) * prod(weight[1:]), inputs.bytes(0) + inputs.bytes(1))
+        return OperatorWork(2.0 * prod(image) * prod(weight[1:]), inputs.bytes(0) + inputs.bytes(1))
     out = [
         (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
         for size, kernel, step, pad, gap in zip(image[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
     made = image[0] * weight[0] * prod(out)
     moved = inputs.bytes(0) + inputs.bytes(1) + made * BYTES.get(inputs.types[0].lower(), 0)
-    return Work(2.0 * made * prod(weight[1:]), moved)
+    return OperatorWork(2.0 * made * prod(weight[1:]), moved)
 
 
-def _convolution_backward(inputs: Inputs) -> Work:
+def _convolution_backward(inputs: Inputs) -> OperatorWork:
     """Return the work of both gradients, each as much as the forward pass."""
     moved = inputs.bytes(0) + 2 * inputs.bytes(1) + 2 * inputs.bytes(2)
-    return Work(4.0 * prod(inputs.shapes[0]) * prod(inputs.shapes[2][1:]), moved)
+    return OperatorWork(4.0 * prod(inputs.shapes[0]) * prod(inputs.shapes[2][1:]), moved)
 
 
-def _attention(causal: int, first: int = 0, factor: float = 1.0) -> Callable[[Inputs], Work]:
+def _attention(causal: int, first: int = 0, factor: float = 1.0) -> Callable[[Inputs], OperatorWork]:
     """Return the work of attention, whether it is causal in the argument `causal`, and the query in `first`."""
 
-    def work(inputs: Inputs) -> Work:
+    def work(inputs: Inputs) -> OperatorWork:
         (batch, heads, queries, size), (*_, keys, _) = inputs.shapes[first : first + 2]
         flops = 4.0 * batch * heads * queries * keys * size * factor
         moved = 2 * inputs.bytes(first) + inputs.bytes(first + 1) + inputs.bytes(first + 2)
-        return Work(flops / 2 if inputs.values[causal] == "True" else flops, moved * factor)
+        return OperatorWork(flops / 2 if inputs.values[causal] == "True" else flops, moved * factor)
 
     return work
 
 
-_WORK: Mapping[str, Callable[[Inputs], Work]] = {
+_WORK: Mapping[str, Callable[[Inputs], OperatorWork]] = {
     "aten::mm": _product(0),
     "aten::addmm": _product(1),
     "aten::bmm": _product(0),
@@ -108,17 +108,17 @@ _WORK: Mapping[str, Callable[[Inputs], Work]] = {
 }
 
 
-def _moved(name: str, inputs: Inputs) -> Work:
+def _moved(name: str, inputs: Inputs) -> OperatorWork:
     """Return the work of an operator that reads its inputs and writes one output."""
     read = sum(inputs.bytes(row) for row in range(len(inputs.shapes)))
     if name.endswith("copy_"):
-        return Work(0.0, read)
+        return OperatorWork(0.0, read)
     if operator_class(name) == "reduction":
-        return Work(0.0, read)
+        return OperatorWork(0.0, read)
     largest = prod(max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in inputs.shapes), fillvalue=1))
     # Of two types, the result has the wider one.
     widths = [BYTES.get(kind.lower(), 0) for shape, kind in zip(inputs.shapes, inputs.types, strict=True) if shape]
-    return Work(0.0, read + largest * max(widths, default=0))
+    return OperatorWork(0.0, read + largest * max(widths, default=0))
 
 
 @cache
@@ -130,7 +130,7 @@ def has_work(name: str) -> bool:
     return is_aten and operator_class(name) in _MEMORY_BOUND
 
 
-def work_of(name: str, inputs: Inputs) -> Work | None:
+def work_of(name: str, inputs: Inputs) -> OperatorWork | None:
     """Return what a call of an operator must do at least; None if its shapes do not say so."""
     try:
         work = _WORK[name](inputs) if name in _WORK else _moved(name, inputs)

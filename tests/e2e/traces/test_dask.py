@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from gpu_exporter.traces.analysis import combined
-from gpu_exporter.traces.ranks import Work, analysed, on_dask, summaries
+from gpu_exporter.traces.ranks import RankWork, analysed, on_dask, summaries
 from gpu_exporter.traces.summary import RankSummary
 from tests.conftest import run
 from tests.unit.traces.test_ranks import write_ranks
@@ -57,7 +57,7 @@ def counted(source: str) -> RankSummary:
     """Return the summary of a rank, and write a line for each call beside it."""
     with Path(source).with_name("calls").open("a") as file:
         file.write(f"{source}\n")
-    return Work()(source)
+    return RankWork()(source)
 
 
 def test_a_rank_that_was_done_is_not_analysed_again(tmp_path: Path, cluster: str) -> None:

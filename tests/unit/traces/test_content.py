@@ -84,7 +84,7 @@ def test_a_pipe_that_is_written_slowly_is_one_source(tmp_path: Path) -> None:
     """Compressed or not; its size is not known."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    packed = gzip.compress(_example())
+    packed = gzip.compress(_example(), mtime=0)
     assert is_stream(str(fifo))
 
     def write() -> None:
@@ -150,7 +150,7 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.zip", b"PK\x03\x04", r"`unzip -p .*/t.zip \| gpu-exporter trace analyze -`"),
         ("t.bz2", bz2.compress(b"{}"), r"`bzip2 -dc .*/t.bz2 \| gpu-exporter trace analyze -`"),
         ("k k.csv", b"Time (%)", r"`gpu-exporter trace top '.*/k k.csv'`"),
-        ("cut.gz", gzip.compress(b"x")[:5], "the gzip data is truncated: copy the file again"),
+        ("cut.gz", gzip.compress(b"x", mtime=0)[:5], "the gzip data is truncated: copy the file again"),
         ("cut.zst", zstd.compress(TEXT * 99)[:-3], "the zstd data is truncated: copy the file again"),
         ("no.json", b'{"a": 1}', "no list of traceEvents"),
     ],
@@ -188,7 +188,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_urls(tmp_path: Path, server: str) -> None:
     """Files of a web server, by name and by pattern; what it does not have is one line."""
     for rank in (2, 10):
-        (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(_example()))
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(_example(), mtime=0))
     assert expanded([f"{server}/rank*.json.gz"]) == [f"{server}/rank2.json.gz", f"{server}/rank10.json.gz"]
     assert len(read(f"{server}/rank2.json.gz").device_events) == 50
     with pytest.raises(GpuExporterError, match=f"^{server}/absent.json: not found"):

@@ -14,7 +14,7 @@ import pytest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces import ranks
 from gpu_exporter.traces.analysis import analyze, combined
-from gpu_exporter.traces.ranks import Crew, Start, Work, analysed, in_process, in_processes, summaries
+from gpu_exporter.traces.ranks import Crew, RankWork, Start, analysed, in_process, in_processes, summaries
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.summary import RankSummary
 from gpu_exporter.version import __version__
@@ -110,7 +110,7 @@ def losing(tasks: Sequence[int], **options: Any) -> Start:
 @pytest.mark.parametrize("tasks", [(0, 9), (1, 1, 9), (2, 0, 1, 9), (3, 0, 0, 1)])
 def test_a_lost_worker_loses_no_rank(tmp_path: Path, tasks: Sequence[int]) -> None:
     files = write_ranks(tmp_path, 4)
-    found = summaries(files, losing(tasks), lambda _: None, Work())
+    found = summaries(files, losing(tasks), lambda _: None, RankWork())
     assert combined(found) == combined(analysed(files))
 
 
@@ -125,7 +125,7 @@ def test_a_lost_worker_loses_no_rank(tmp_path: Path, tasks: Sequence[int]) -> No
 )  # fmt: skip
 def test_what_ends_every_worker_is_named(tmp_path: Path, start: Start, message: str) -> None:
     with pytest.raises(GpuExporterError, match=message):
-        summaries(write_ranks(tmp_path, 4), start, lambda _: None, Work())
+        summaries(write_ranks(tmp_path, 4), start, lambda _: None, RankWork())
 
 
 def test_a_cluster_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,19 +142,19 @@ def test_a_cluster_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ranks, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(ranks, "NO_WORKER_SECONDS", 0.0)
     with pytest.raises(GpuExporterError, match="the cluster has had no worker"):
-        summaries(["a"], start, lambda _: None, Work())
+        summaries(["a"], start, lambda _: None, RankWork())
 
 
 def test_a_worker_of_another_version(tmp_path: Path) -> None:
     (file,) = write_ranks(tmp_path, 1)
     with pytest.raises(GpuExporterError, match=f"the worker has gpu-exporter {__version__}, this machine 0.0.1"):
-        Work(version="0.0.1")(file)
+        RankWork(version="0.0.1")(file)
 
 
 def test_workers_find_relative_names(tmp_path: Path) -> None:
     """They are relative to the directory of the caller, and stay as they are in the result."""
     write_ranks(tmp_path, 1)
-    assert Work(directory=str(tmp_path))("rank0.json.gz").file == "rank0.json.gz"
+    assert RankWork(directory=str(tmp_path))("rank0.json.gz").file == "rank0.json.gz"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_how_many_processes(
     monkeypatch.setattr(ranks, "cpus", lambda: 3)
     monkeypatch.setattr(ranks, "in_processes", processes)
     monkeypatch.setattr(ranks, "_size", lambda _: size)
-    monkeypatch.setattr(ranks, "Work", work)
+    monkeypatch.setattr(ranks, "RankWork", work)
     monkeypatch.setattr(ranks, "partial", lambda function, **_: function)
     analysed([f"f{number}" for number in range(count)], jobs=jobs)
     assert asked == ([] if expected is None else [expected])

@@ -14,7 +14,7 @@ from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import OperatorRate
 from gpu_exporter.traces.text_report import lines, rate_words
-from gpu_exporter.traces.work import Inputs, Work, has_work, parsed, work_of
+from gpu_exporter.traces.work import Inputs, OperatorWork, has_work, parsed, work_of
 from tests.support.traces import SyntheticTrace
 
 BF16, FLOAT = "c10::BFloat16", "float"
@@ -32,45 +32,45 @@ def _inputs(*shapes: tuple[int, ...], dtype: str = BF16, values: tuple[str, ...]
 @pytest.mark.parametrize(
     ("name", "inputs", "expected"),
     [
-        ("aten::mm", _inputs((4, 8), (8, 16)), Work(2 * 4 * 8 * 16, 2 * (32 + 128 + 64))),
-        ("aten::mm", _inputs((4, 8), (8, 16), dtype=FLOAT), Work(2 * 4 * 8 * 16, 4 * (32 + 128 + 64))),
-        ("aten::addmm", _inputs((16,), (4, 8), (8, 16)), Work(2 * 4 * 8 * 16, 2 * (32 + 128 + 64))),
-        ("aten::bmm", _inputs((3, 4, 8), (3, 8, 16)), Work(3 * 2 * 4 * 8 * 16, 3 * 2 * (32 + 128 + 64))),
+        ("aten::mm", _inputs((4, 8), (8, 16)), OperatorWork(2 * 4 * 8 * 16, 2 * (32 + 128 + 64))),
+        ("aten::mm", _inputs((4, 8), (8, 16), dtype=FLOAT), OperatorWork(2 * 4 * 8 * 16, 4 * (32 + 128 + 64))),
+        ("aten::addmm", _inputs((16,), (4, 8), (8, 16)), OperatorWork(2 * 4 * 8 * 16, 2 * (32 + 128 + 64))),
+        ("aten::bmm", _inputs((3, 4, 8), (3, 8, 16)), OperatorWork(3 * 2 * 4 * 8 * 16, 3 * 2 * (32 + 128 + 64))),
         # 10 x 10 images of 3 channels to 8 channels of 5 x 5, by kernels of 3 x 3.
         (
             "aten::convolution",
             _inputs((2, 3, 10, 10), (8, 3, 3, 3), (), values=(*STRIDES, "False")),
-            Work(2.0 * (2 * 8 * 25) * 27, 2 * (600 + 216 + 400)),
+            OperatorWork(2.0 * (2 * 8 * 25) * 27, 2 * (600 + 216 + 400)),
         ),
         (
             "aten::convolution",
             _inputs((2, 3, 10, 10), (3, 8, 3, 3), (), values=(*STRIDES, "True")),
-            Work(2.0 * 600 * 72, 2 * (600 + 216)),
+            OperatorWork(2.0 * 600 * 72, 2 * (600 + 216)),
         ),
         (
             "aten::convolution_backward",
             _inputs((2, 8, 5, 5), (2, 3, 10, 10), (8, 3, 3, 3)),
-            Work(4.0 * 400 * 27, 2 * (400 + 1200 + 432)),
+            OperatorWork(4.0 * 400 * 27, 2 * (400 + 1200 + 432)),
         ),
         (
             "aten::_scaled_dot_product_flash_attention",
             _inputs(*QKV, values=("", "", "", "0.", "False")),
-            Work(ATTENTION, QKV_BYTES),
+            OperatorWork(ATTENTION, QKV_BYTES),
         ),
         (
             "aten::_scaled_dot_product_efficient_attention",
             _inputs(*QKV, values=("", "", "", "", "True", "0.", "True")),
-            Work(ATTENTION / 2, QKV_BYTES),
+            OperatorWork(ATTENTION / 2, QKV_BYTES),
         ),
-        ("aten::add", _inputs((4, 8), (8,)), Work(0.0, 2 * (32 + 8 + 32))),
-        ("aten::add", _inputs((4, 1), (1, 8)), Work(0.0, 2 * (4 + 8 + 32))),
-        ("aten::mul", Inputs(((4, 8), (4, 1)), (BF16, FLOAT), ("", "")), Work(0.0, 2 * 32 + 4 * 4 + 4 * 32)),
-        ("aten::clamp_min", _inputs((4, 8), ()), Work(0.0, 2 * 64)),
-        ("aten::copy_", _inputs((4, 8), (4, 8)), Work(0.0, 2 * 64)),
-        ("aten::sum", _inputs((4, 8)), Work(0.0, 2 * 32)),
+        ("aten::add", _inputs((4, 8), (8,)), OperatorWork(0.0, 2 * (32 + 8 + 32))),
+        ("aten::add", _inputs((4, 1), (1, 8)), OperatorWork(0.0, 2 * (4 + 8 + 32))),
+        ("aten::mul", Inputs(((4, 8), (4, 1)), (BF16, FLOAT), ("", "")), OperatorWork(0.0, 2 * 32 + 4 * 4 + 4 * 32)),
+        ("aten::clamp_min", _inputs((4, 8), ()), OperatorWork(0.0, 2 * 64)),
+        ("aten::copy_", _inputs((4, 8), (4, 8)), OperatorWork(0.0, 2 * 64)),
+        ("aten::sum", _inputs((4, 8)), OperatorWork(0.0, 2 * 32)),
     ],
 )
-def test_what_an_operator_must_do(name: str, inputs: Inputs, expected: Work) -> None:
+def test_what_an_operator_must_do(name: str, inputs: Inputs, expected: OperatorWork) -> None:
     assert has_work(name)
     assert work_of(name, inputs) == expected
 
