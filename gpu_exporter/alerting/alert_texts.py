@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 
 # Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
-LINKS, RELATIVE = "links", "The links are relative to Grafana: its address was not given."
+LINKS, RELATIVE = "links", "The links are relative to Grafana, whose address was not given."
 # How far back the owner and the hardware of a GPU that no longer answers are looked up.
 KNOWN = "1h"
 

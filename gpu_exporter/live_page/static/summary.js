@@ -110,7 +110,10 @@ function* incidents(payload, now) {
     const gpus = culprits(incident, payload);
     if (incident.severity === "info" || !gpus.length || gpus.some(isSick)) continue;
     const finding = gpus[0].findings.find(({ name }) => name === incident.cause);
-    const words = gpus.length > 1 && finding ? finding.words.replace("this GPU", "each GPU") : incident.words.replace(`${gpuName(gpus[0])} on ${payload.node}`, "this GPU");
+    const name = gpuName(gpus[0]);
+    const words = gpus.length > 1 && finding
+      ? finding.words.replace("this GPU", "each GPU")
+      : sentence(incident.words.replace(`${name} on ${payload.node} `, `${name} `).replace(`${name} `, "this GPU "));
     yield {
       gpu: gpus[0],
       name: gpuNames(gpus),

@@ -98,8 +98,8 @@ def test_a_stalled_link(top: Top) -> None:
 
 def test_a_gpu_is_lost(top: Top) -> None:
     terminal = top(*SIMULATED, "--faults", "lost node-000/2 at 0s for 1h")
-    terminal.until(lambda text: re.search(r"2 +lost: it fell off the bus", text))
-    terminal.until(lambda text: "GpuLost (critical)" in text and "Otherwise drain the node." in text)
+    terminal.until(lambda text: re.search(r"2 +! lost: it fell off the bus", text))
+    terminal.until(lambda text: "GpuLost (critical)" in text and "Otherwise drain the node." in " ".join(text.split()))
 
 
 def test_the_exporter_goes_and_comes_back(top: Top, serve: Serve) -> None:
