@@ -165,7 +165,7 @@ class Bottleneck:
 
     `cause` is None if the class blames nothing: what takes most of the GPU's time then says whether it works. No colour
     is green, because part of the time is lost in most classes. Orange is for GPUs that wait for others, and grey,
-    elsewhere, for what is unknown. Everybody can tell them apart, also who is colour-blind.
+    elsewhere, for what is unknown. They differ for people with each kind of colour blindness, too.
     """
 
     name: str

@@ -55,7 +55,8 @@ def _limit(cpu_seconds: int) -> None:
 
 def _answer(names: Mapping[str, str], outputs: frozenset[str]) -> dict[str, Any]:
     from gpu_exporter.model.errors import GpuExporterError
-    from gpu_exporter.traces.analysis import combined, rank_numbers, summary
+    from gpu_exporter.traces.analysis import combined, summary
+    from gpu_exporter.traces.rank_files import rank_numbers
 
     traces = [_trace(Path(path), name) for path, name in names.items()]
     if not any(len(trace.device_events) for trace in traces):
@@ -63,7 +64,7 @@ def _answer(names: Mapping[str, str], outputs: frozenset[str]) -> dict[str, Any]
     details = not outputs.isdisjoint(("device", "folded", "pprof", "report"))
     summaries = [summary(trace, details=details) for trace in traces]
     try:
-        rank_numbers(summaries)
+        rank_numbers([each.rank_file for each in summaries])
     except GpuExporterError:  # of several jobs: they are numbered instead
         summaries = [replace(each, distributed=None) for each in summaries]
     return _outputs(combined(summaries), outputs)

@@ -159,10 +159,12 @@ class Screen:
 
     def _rows(self, view: View) -> list[GpuRow]:
         wanted, key = self.filter.lower(), ORDERS[self.order]
-        blamed = [(gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]]
         rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
         if key is _urgency:  # of the ranks that a hang hits, the one that others wait for is the first
-            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in blamed)
+            culprits = {
+                (gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]
+            }
+            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in culprits)
         if key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
         return rows[::-1] if self.reverse else rows

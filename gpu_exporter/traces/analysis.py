@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
@@ -33,6 +32,7 @@ from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
 from gpu_exporter.traces.model import TRUNCATED, UNKNOWN, DeviceKind, Trace, distinct
 from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
+from gpu_exporter.traces.rank_files import rank_numbers
 from gpu_exporter.traces.result import (
     Advice,
     AnalysisResult,
@@ -99,7 +99,7 @@ def combined(summaries: Sequence[RankSummary], thresholds: Thresholds = DEFAULTS
     A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events,
     or if the files are not one of each rank of one job.
     """
-    ranks_of_files = rank_numbers(summaries)
+    ranks_of_files = rank_numbers([each.rank_file for each in summaries])
     if not any(each.gpus for each in summaries):
         raise GpuExporterError(no_gpu_events(summaries))
     ranks: list[RankResult] = []
@@ -157,39 +157,6 @@ def _straggler(
         return None
     slow = next(rank for rank in ranks if rank.rank == found.rank)
     return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
-
-
-# Clocks of hosts may disagree by minutes; profiles of one run do not begin hours apart.
-LONGEST_APART_NS = 3_600_000_000_000
-# Times before are not since 1970, but since the start of a machine or of a trace.
-EPOCH_NS = 1_000_000_000_000_000_000
-
-
-def rank_numbers(summaries: Sequence[RankSummary]) -> list[int]:
-    """Return the rank of each file. Raises GpuExporterError if two files are of one rank, or of different jobs."""
-    jobs = [(each.file, each.distributed.job) for each in summaries if each.distributed]
-    for (file, job), (other_file, other_job) in pairwise(jobs):
-        if job != other_job:
-            raise GpuExporterError(f"{file} is of {job}, {other_file} of {other_job}: give files of one job")
-    timed = sorted((gpu.span[0], each.file) for each in summaries for gpu in each.gpus if gpu.span[0] > EPOCH_NS)
-    for (start, file), (later, other_file) in pairwise(timed):
-        if later - start > LONGEST_APART_NS:
-            raise GpuExporterError(
-                f"{other_file} was recorded {(later - start) / LONGEST_APART_NS:.1f} h after {file}: give files of one"
-                " run, or compare two with `trace diff`"
-            )
-    files: dict[int, str] = {}
-    numbers = []
-    for position, each in enumerate(summaries):
-        rank = each.distributed.rank if each.distributed else position
-        if rank in files:
-            raise GpuExporterError(
-                f"{files[rank]} and {each.file} are both of rank {rank}: give one file of each rank"
-                " (of several windows of a rank, analyse one at a time)"
-            )
-        files[rank] = each.file
-        numbers.append(rank)
-    return numbers
 
 
 def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:

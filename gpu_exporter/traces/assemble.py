@@ -67,7 +67,6 @@ def assemble(
         reasons[BEFORE_WINDOW] = unlaunched
     return Trace(
         path="",
-        rank=distributed.rank if distributed else None,
         names=tuple(names),
         threads=tuple(parts.threads),
         device_events=device_events,

@@ -20,6 +20,7 @@ from gpu_exporter.traces.idle import Launches, attribute
 from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace
 from gpu_exporter.traces.operators import event_classes, launch_stacks, operator_of
+from gpu_exporter.traces.rank_files import RankFile, rank_numbers
 from gpu_exporter.traces.stacks import Stacks
 from gpu_exporter.traces.waiting import Waits, communication_of, divided
 
@@ -55,13 +56,22 @@ class TraceTotals:
 
 
 def totals(*traces: Trace) -> TraceTotals:
-    """Return the totals of the traces of a job. Raises GpuExporterError if one has no GPU events."""
+    """Return the totals of the traces of a job.
+
+    Raises GpuExporterError if one has no GPU events, or if they are not one of each rank of one job.
+    """
     of_devices = [devices(trace) for trace in traces]
     for trace, of_trace in zip(traces, of_devices, strict=True):
         if not of_trace:
             raise GpuExporterError(no_gpu_events([summary(trace)]))
     gpus = [(position, device) for position, of_trace in enumerate(of_devices) for device in of_trace]
-    numbers = [position if traces[position].rank is None else traces[position].rank for position, _ in gpus]
+    ranks = rank_numbers(
+        [
+            RankFile(trace.path, trace.distributed, [times.start for times in of_trace.values()])
+            for trace, of_trace in zip(traces, of_devices, strict=True)
+        ]
+    )
+    numbers = [ranks[position] for position, _ in gpus]
     waits: Sequence[Waits | None] = [None] * len(gpus)
     if len(traces) > 1:
         waits = divided([communication_of(traces[at], device, of_devices[at][device]) for at, device in gpus])
@@ -95,7 +105,7 @@ class _Parts:
     """How the communication of a GPU divides. `ranks` are those that `Waits.last` refers to."""
 
     waits: Waits | None
-    ranks: Sequence[int | None]
+    ranks: Sequence[int]
 
 
 def _of_trace(trace: Trace, of_devices: Mapping[int, DeviceTimes], parts: Mapping[int, _Parts]) -> TraceTotals:

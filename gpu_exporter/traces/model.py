@@ -198,7 +198,6 @@ class Trace:
     """One file. `names` and `threads` are tables that events refer to by row."""
 
     path: str
-    rank: int | None  # None if the file does not say
     names: tuple[str, ...]
     threads: tuple[str, ...]  # `process/thread`
     device_events: DeviceEvents

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.traces.collectives import CallsByGroup
 from gpu_exporter.traces.model import Distributed
+from gpu_exporter.traces.rank_files import RankFile
 from gpu_exporter.traces.result import Advice, RankResult, RankTimeline
 from gpu_exporter.traces.waiting import Communication
 
@@ -34,3 +35,8 @@ class RankSummary:
     idle_stacks: Mapping[str, float]  # seconds by folded stack; empty without details, which are most of the size
     dropped: Mapping[str, int]
     repaired: int
+
+    @property
+    def rank_file(self) -> RankFile:
+        """What tells its rank."""
+        return RankFile(self.file, self.distributed, [gpu.span[0] for gpu in self.gpus])

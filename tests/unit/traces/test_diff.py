@@ -334,6 +334,15 @@ def test_other_numbers_of_gpus_are_said(tmp_path: Path) -> None:
     assert found[1].by[WAITING] == {}
 
 
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    """A folder with an older file of a rank would count it twice."""
+    folder = _job(tmp_path / "job", Job())
+    (folder / "rank1-old.json").write_bytes((folder / "rank1.json").read_bytes())
+    result = CliRunner().invoke(trace_command, ["diff", str(folder), str(folder)])
+    assert result.exit_code
+    assert "are both of rank 1: give one file of each rank" in result.output
+
+
 def test_a_folder_without_traces(tmp_path: Path) -> None:
     result = CliRunner().invoke(trace_command, ["diff", str(tmp_path), str(tmp_path)])
     assert result.exit_code == 2

@@ -54,7 +54,8 @@ def test_all_layouts_give_the_same_trace(tmp_path: Path, layout: str) -> None:
     trace = _read(tmp_path, _layouts(_example())[layout])
     assert len(trace.device_events) == 7
     assert len(trace.host_events) == 1 + 5 + 7
-    assert trace.rank == 3
+    assert trace.distributed
+    assert trace.distributed.rank == 3
     assert trace.devices[0].multiprocessors == 132
     assert trace.dropped_events == 0
     assert [step.name for step in trace.steps] == ["ProfilerStep#1"]
@@ -68,7 +69,7 @@ def test_all_layouts_give_the_same_trace(tmp_path: Path, layout: str) -> None:
 def test_a_plain_array_is_read(tmp_path: Path) -> None:
     trace = _read(tmp_path, json.dumps(_example().events).encode())
     assert len(trace.device_events) == 7
-    assert trace.rank is None
+    assert trace.distributed is None
     assert trace.dropped_events == 0
 
 
@@ -292,7 +293,6 @@ def test_ranks_of_the_header(tmp_path: Path, case: str) -> None:
     header, expected = HEADERS[case]
     trace = _read(tmp_path, json.dumps({**header, "traceEvents": _example().events}).encode())
     assert trace.distributed == expected
-    assert trace.rank == (expected.rank if isinstance(expected, Distributed) else None)
 
 
 def test_gpus_of_the_header(tmp_path: Path) -> None:
