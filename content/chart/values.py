@@ -257,7 +257,7 @@ DASHBOARDS = (
     *(Value(f"dashboards.boards.{board.name}", True, BOOL, board.description) for board in BOARDS),
 )
 RULES = (
-    Value("prometheusRule.enabled", False, BOOL, "Whether to create a PrometheusRule with the recording rules and alerts."),
+    Value("prometheusRule.enabled", False, BOOL, "Whether to create two PrometheusRules: one with the recording rules, one with the alerts."),
     Value("prometheusRule.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
     Value("prometheusRule.additionalLabels", {}, schemas.LABELS, "Labels by which your Prometheus selects it."),
     _deprecated("prometheusRule.labels", "prometheusRule.additionalLabels", {}, schemas.LABELS),

@@ -292,7 +292,8 @@ def _of_monitor(value: str, kind: str, endpoints: str) -> Mapping[str, Effect]:
 RULES = {"prometheusRule": {"enabled": True}}
 GROUP = {"name": "own", "rules": [{"record": "own:up", "expr": "up"}]}
 # The first alert of the rules.
-ALERT = "PrometheusRule spec groups gpu-health rules 0"
+RULE = f"PrometheusRule:{NAME}"
+ALERT = f"{RULE} spec groups gpu-health rules 0"
 BOARD = f"ConfigMap:{NAME}-dashboard-fleet"
 DASHBOARDS = {"dashboards": {"enabled": True}}
 MONITORING: Mapping[str, Effect] = {
@@ -311,15 +312,15 @@ MONITORING: Mapping[str, Effect] = {
         )
         for board in BOARDS
     },
-    "prometheusRule.enabled": Effect(True, "PrometheusRule metadata name", NAME),
-    "prometheusRule.namespace": Effect("rules", "PrometheusRule metadata namespace", "rules", RULES),
-    "prometheusRule.additionalLabels": Effect({"a": "b"}, "PrometheusRule metadata labels a", "b", RULES),
-    "prometheusRule.labels": Effect({"a": "b"}, "PrometheusRule metadata labels a", "b", RULES),
-    "prometheusRule.annotations": Effect({"a": "b"}, "PrometheusRule metadata annotations a", "b", RULES),
-    "prometheusRule.interval": Effect("30s", "PrometheusRule spec groups 0 interval", "30s", RULES),
+    "prometheusRule.enabled": Effect(True, f"{RULE} metadata name", NAME),
+    "prometheusRule.namespace": Effect("rules", f"{RULE} metadata namespace", "rules", RULES),
+    "prometheusRule.additionalLabels": Effect({"a": "b"}, f"{RULE} metadata labels a", "b", RULES),
+    "prometheusRule.labels": Effect({"a": "b"}, f"{RULE} metadata labels a", "b", RULES),
+    "prometheusRule.annotations": Effect({"a": "b"}, f"{RULE} metadata annotations a", "b", RULES),
+    "prometheusRule.interval": Effect("30s", f"{RULE}-recording spec groups 0 interval", "30s", RULES),
     "prometheusRule.alertLabels": Effect({"team": "gpu"}, f"{ALERT} labels team", "gpu", RULES),
     "prometheusRule.severityLabels": Effect({"critical": {"priority": "P1"}}, f"{ALERT} labels priority", "P1", RULES),
-    "prometheusRule.additionalRules": Effect([GROUP], "PrometheusRule spec groups own", GROUP, RULES),
+    "prometheusRule.additionalRules": Effect([GROUP], f"{RULE} spec groups own", GROUP, RULES),
 }
 CONTROLLER = {"remediation": {"enabled": True}}
 CONTROLLERS = f"Deployment:{NAME}-remediation spec"

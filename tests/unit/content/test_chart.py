@@ -110,7 +110,7 @@ def test_objects_of_operators_are_valid() -> None:
     assert {each["kind"].lower() for each in found} == CRDS.keys()
     for each in found:
         jsonschema.validate(each, CRDS[each["kind"].lower()])
-    wrong = json.loads(json.dumps(only(made("monitored"), "PrometheusRule")))
+    wrong = json.loads(json.dumps(kind(made("monitored"), "PrometheusRule")[-1]))
     wrong["spec"]["groups"][-1]["rules"][0]["for"] = "soon"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, CRDS["prometheusrule"])
