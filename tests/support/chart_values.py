@@ -350,6 +350,10 @@ SEMANTIC: Sequence[tuple[Values, str]] = [
         "xids.path: /var/lib/../gpu: Kubernetes refuses `..` and colons in the paths of volumes",
     ),
     (
+        {"extraArgs": ["--debug", "--address=[::]:9401"]},
+        "extraArgs: --address=[::]:9401 has another port than `port`, which probes and Services use: set port",
+    ),
+    (
         {"extraEnv": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
         "extraEnv: A has both value and valueFrom: keep one",
     ),

@@ -158,6 +158,11 @@
 {{- if and (include "gpu-exporter.api" .) (eq (toString .Values.serviceAccount.automountToken) "false") }}
 {{- fail (printf "serviceAccount.automountToken: %s needs the token: remove automountToken, or switch it off" (trim (include "gpu-exporter.api" .) | splitList " " | first)) }}
 {{- end }}
+{{- range .Values.extraArgs }}
+{{- if and (hasPrefix "--address=" .) (not (hasSuffix (printf ":%v" $.Values.port) .)) }}
+{{- fail (printf "extraArgs: %s has another port than `port`, which probes and Services use: set port" .) }}
+{{- end }}
+{{- end }}
 {{- range .Values.extraEnv }}
 {{- if and .value .valueFrom }}
 {{- fail (printf "extraEnv: %s has both value and valueFrom: keep one" .name) }}
