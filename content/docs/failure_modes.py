@@ -144,7 +144,7 @@ COST_WORDS = """
   occupied but idle uses almost no electricity: look at the price of the GPU.
 - GPUs without a workload are in the series without a workload label: idle capacity.
 - Time in which a rank waits for others is waste of that rank. Alerts (GpuStragglerStarved, GpuStragglerSlow,
-  GpuCollectiveStall) name the rank that the others wait for.
+  GpuCollectiveStall) name the straggler.
 
 """
 

@@ -166,7 +166,7 @@ def of_communication(rank: RankResult) -> list[Advice]:
 
 
 def of_straggler(straggler: Straggler, ranks: Sequence[RankResult]) -> Advice:
-    """Return what to do about the rank that the others wait for."""
+    """Return what to do about the straggler."""
     slow = next(rank for rank in ranks if rank.rank == straggler.rank)
     others = [rank for rank in ranks if rank is not slow]
     waits = [sum(of.seconds for of in rank.waiting if of.rank == slow.rank) for rank in others]

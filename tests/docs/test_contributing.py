@@ -44,7 +44,7 @@ class Edit(NamedTuple):
     after: str = ""
 
 
-# What is added by the rows of architecture.md's first table that begin with these words.
+# What is added by the rows of architecture.md that begin with these words.
 ADDED: Mapping[str, Sequence[Edit]] = {
     "a signal ": [
         Edit(
