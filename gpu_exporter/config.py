@@ -116,7 +116,7 @@ COMMON, PODS, HEALTH, PROFILES, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED =
 class Config:
     """Every setting with its default. Seconds, paths and numbers, already checked."""
 
-    address: Address          = _setting(COMMON, "Address to listen on.", address, ":9400")
+    address: Address          = _setting(COMMON, "Address to listen on; `:9400` is port 9400 of all IPv4 and IPv6 addresses.", address, ":9400")
     source: str               = _setting(COMMON, f"Where to read GPUs from: {', '.join(f'{kind.name} ({kind.description})' for kind in SOURCE_KINDS.values())}.", choice(*SOURCE_KINDS), AUTO.name)
     devices: Devices          = _setting(COMMON, "GPUs to monitor: f (each GPU, or its instances if it is in MIG mode), g (GPUs only), i (instances only), or a list such as g:0,2-3 or g:UUID.", device_list, "f")
     metrics: MetricSet        = _setting(COMMON, "Set of metrics: default or full.", metric_set, "default")

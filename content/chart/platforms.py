@@ -141,6 +141,7 @@ TRIED = """## What was tried?
 | --- | --- |
 | The values are rendered, and each object meets the schemas of Kubernetes 1.28 to 1.37 | all; `make test-all` |
 | An API server accepts each object, and admits a pod of each with its service account, runtime class and priority class | all, on Kubernetes 1.34, with `python -m tests.soak.install`; on OpenShift without its own admission |
+| With IPv6 alone: the API server accepts the objects. A cluster without IPv4 was not tried | all |
 | The exporter finds GPUs on a node | **none of them**: everything about nodes is read in the sources above, not tried |
 """
 

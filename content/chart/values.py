@@ -94,7 +94,7 @@ def _of_pod_monitor(value: Value) -> Iterator[Value]:
 
 # fmt: off
 IMAGE = (
-    Value("image.registry", "", schemas.REGISTRY, "Registry, put before `image.repository`; `global.imageRegistry` takes precedence."),
+    Value("image.registry", "", schemas.REGISTRY, "Registry, put before `image.repository`, which then has none of its own; `global.imageRegistry` takes precedence."),
     Value("image.repository", "", schemas.REPOSITORY, "Where you pushed the image, such as `registry.example/gpu-exporter`. Required: no image is published."),
     Value("image.tag", "", schemas.TAG, "Tag; empty for the chart's appVersion."),
     Value("image.digest", "", schemas.DIGEST, "Digest, `sha256:…`; it takes precedence over the tag."),
@@ -114,7 +114,7 @@ EXPORTER = (
     Value("metrics", "default", one_of("default", "full"), "Which metrics to expose."),
     Value("interval", "1s", schemas.SECONDS, "Time between two collections."),
     Value("logLevel", "info", one_of("debug", "info", "warning", "error"), "Log level."),
-    Value("config", {}, exporter_schemas.settings(MANAGED), "All other settings of docs/configuration.md, by key."),
+    Value("config", {}, exporter_schemas.settings(MANAGED), "Settings of docs/configuration.md, by key, other than those for which the chart has a value, such as `port` for `address`."),
     Value("collectors", "", TEXT, "Content of a dcgm-exporter CSV file; only its families are exposed."),
     Value("xids.overrides", {}, exporter_schemas.XID_OVERRIDES, "Changes to the table of XIDs, such as `\"63\": {action: gpu_reset, drain: true}`."),
     Value("xids.keep", "pod", one_of("none", "pod", "node"), "Where XIDs are stored across restarts: `none`, the pod's own volume (`pod`), or `xids.path` of the node (`node`; *hostPath, uid 0*)."),
@@ -168,7 +168,7 @@ PODS = (
     Value("revisionHistoryLimit", 10, COUNT, "Number of old revisions to keep."),
     Value("terminationGracePeriodSeconds", 30, COUNT, "Time until Kubernetes kills the container; the exporter ends within 2 s."),
     Value("hostPort", 0, {"type": "integer", "minimum": 0, "maximum": 65535}, "Port of the node that is forwarded to the exporter (*host port*); 0 for none."),
-    Value("hostUsers", None, MAYBE, "False runs the pods in a user namespace of their own, in which uid 0 is no root of the node. Kubernetes refuses that with features that need *hostPID* or the node's network. Empty for the cluster's default."),
+    Value("hostUsers", None, MAYBE, "False runs the pods in a user namespace of their own, in which uid 0 is no root of the node. Kubernetes refuses that with features that need *hostPID* or the node's network. Not tried with `attribution.enabled`, whose socket belongs to the node's root. Empty for the cluster's default."),
     Value("hostNetwork", False, BOOL, "Whether to listen on the node's address (*host namespace*); choose a `port` that is free on every node."),
     Value("dnsConfig", {}, schemas.DNS_CONFIG, "Name servers, search domains and options of the resolver, such as `{options: [{name: ndots, value: \"1\"}]}`."),
     Value("hostAliases", [], schemas.HOST_ALIASES, "Entries of /etc/hosts, such as `[{ip: 10.0.0.7, hostnames: [dcgm.example]}]`."),
@@ -269,9 +269,9 @@ RULES = (
     Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
     Value("prometheusRule.severityLabels", {}, schemas.keyed("critical|warning|info", schemas.ALERT_LABELS), "More labels of alerts by their severity, for routes that know other words: `{critical: {priority: P1}}`. The label `severity` stays, because the dashboards select by it."),
     Value("prometheusRule.additionalRules", [], schemas.RULE_GROUPS, "Groups of rules of your own, added as they are: `[{name: own, rules: [{alert: …, expr: …}]}]`."),
-    Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
+    Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them, as `gpu-exporter bundle runbooks` writes them: alerts link to `URL/gpulost.md`. Without it, they link to the dashboard with all runbooks."),
     Value("prometheusRule.pageUrl", "", schemas.URL, "URL of an exporter's live page, with `{node}` for the node, such as `https://gpus.example/{node}/`. Alerts about a GPU then link to it (`page_url`), also to the line of code where its processes are."),
-    Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
+    Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts. Without it, they have no host, and work only in Grafana."),
 )
 REMEDIATION = (
     Value("remediation.enabled", False, BOOL, "Whether to run the [remediation controller](../../docs/remediation.md), which cordons and drains nodes with unfit GPUs: a Deployment with its own service account, which may patch nodes, and evict pods if a pool has the mode `drain` or `observe`."),

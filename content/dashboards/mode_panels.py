@@ -13,6 +13,7 @@ from content.dashboards.frame import ABSENT, GREEN, ORANGE, RED, TO_GPU, About, 
 from content.dashboards.graphs import NAMES, WIDE_NAMES, GraphStyle, lines
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
+from gpu_exporter.alerting import runbooks
 from gpu_exporter.alerting.boards import Board, board_of, runbook
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import nic_signals
@@ -20,6 +21,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Fn, Limit, Over, comparisons
+from gpu_exporter.reports.markdown import outside, relinked
 
 # The series of an XID begins with its first occurrence, that of an alert when it fires.
 NONE_REPORTED, SILENT = "none reported", "not firing"
@@ -55,8 +57,9 @@ def mode_panel(board: Board, mode: FailureMode) -> Any:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
         queries = [Query(expr, _legend(mode), "short")]
+    meaning = relinked(mode.meaning, outside, runbooks.FOLDER)
     about = About(
-        f"{mode.name} ({mode.severity.value}): the signals of its condition. {mode.meaning}".rstrip(),
+        f"{mode.name} ({mode.severity.value}): the signals of its condition. {meaning}".rstrip(),
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
         mode.advice,
     )

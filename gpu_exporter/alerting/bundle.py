@@ -26,7 +26,7 @@ from gpu_exporter.io.file_access import read
 from gpu_exporter.io.user_text import near, quoted
 from gpu_exporter.io.yaml_decoding import MOST_YAML_BYTES, yaml_document
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.markdown import relinked
+from gpu_exporter.reports.markdown import outside, relinked
 from gpu_exporter.version import __version__
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -177,12 +177,7 @@ def _stored(folder: str, home: str, chosen: BundleChoice) -> Files:
         if path.is_file() and not set(name.parts).intersection(IGNORED):
             text = path.read_text(encoding="utf-8")
             here = (Path(home) / name).parent.as_posix()
-            yield name.as_posix(), relinked(text, _outside, here) if path.suffix == ".md" else text
-
-
-def _outside(link: str) -> str:
-    """Return the target of a link that leads out of the repository or to the same page, and no other."""
-    return link if "://" in link or link.startswith("#") else ""
+            yield name.as_posix(), relinked(text, outside, here) if path.suffix == ".md" else text
 
 
 def _deploy(chosen: BundleChoice) -> Files:

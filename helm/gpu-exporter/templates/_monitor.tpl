@@ -51,16 +51,20 @@ bearerTokenFile: {{ . }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+# Each has its action: Argo CD would report the default, which the API server adds, as a difference.
 relabelings:
   {{- if not $monitor.jobLabel }}
-  - targetLabel: job
+  - action: replace
+    targetLabel: job
     replacement: {{ $monitor.job }}
   {{- end }}
-  - sourceLabels: [__meta_kubernetes_pod_node_name]
+  - action: replace
+    sourceLabels: [__meta_kubernetes_pod_node_name]
     regex: (.+)
     targetLabel: node
   {{- if eq $monitor.instance "node" }}
-  - sourceLabels: [__meta_kubernetes_pod_node_name]
+  - action: replace
+    sourceLabels: [__meta_kubernetes_pod_node_name]
     regex: (.+)
     targetLabel: instance
     replacement: $1:{{ int $root.Values.port }}
@@ -79,7 +83,8 @@ metricRelabelings:
   {{- if $copied }}
   # NVIDIA's chart does not honour labels, so public dashboards read these names.
   {{- range list "namespace" "pod" "container" }}
-  - sourceLabels: [{{ . }}]
+  - action: replace
+    sourceLabels: [{{ . }}]
     regex: (.+)
     targetLabel: exported_{{ . }}
   {{- end }}

@@ -116,6 +116,22 @@ def test_objects_of_operators_are_valid() -> None:
         jsonschema.validate(wrong, CRDS["prometheusrule"])
 
 
+@pytest.mark.parametrize("name", ["monitored", "pod-monitor", "remediation"])
+def test_relabelings_have_no_defaults(name: str) -> None:
+    """The API server would add them, and Argo CD would report a difference for ever."""
+    monitors = [each["spec"] for each in made(name) if each["kind"] in ("ServiceMonitor", "PodMonitor")]
+    endpoints = [each for spec in monitors for each in spec.get("endpoints") or spec["podMetricsEndpoints"]]
+    found = [rule for each in endpoints for key in each if key.endswith("elabelings") for rule in each[key]]
+    assert found
+    assert all("action" in rule for rule in found)
+
+
+def test_both_services_have_the_families() -> None:
+    families = {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    services = kind(objects({"service": families, "remediation": {"enabled": True}}), "Service")
+    assert [families.items() <= each["spec"].items() for each in services] == [True, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_names_are_its_own(name: str) -> None:

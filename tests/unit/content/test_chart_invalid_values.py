@@ -60,7 +60,7 @@ def test_an_empty_key_is_accepted(path: str) -> None:
     assert "daemonset.yaml" in texts(nested(path, None, beside))
 
 
-@pytest.mark.parametrize("begin", ["web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])
+@pytest.mark.parametrize("begin", ["dashboards", "web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])
 def test_examples_of_the_readme_are_accepted(begin: str) -> None:
     values = json.loads(json.dumps(of_readme(begin)).replace("$2y$10$\\u2026", HASH))
     assert "daemonset.yaml" in texts(values)

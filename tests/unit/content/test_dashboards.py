@@ -249,7 +249,9 @@ def test_link_targets_exist(name: str) -> None:
     (dropdown,) = BOARDS[name]["links"]
     assert (dropdown["asDropdown"], dropdown["includeVars"], dropdown["keepTime"]) == (True, True, True)
     assert all(set(dropdown["tags"]) <= set(board["tags"]) for board in BOARDS.values())
-    assert "inControlsMenu" not in json.dumps(BOARDS[name])
+    text = json.dumps(BOARDS[name])
+    assert "inControlsMenu" not in text
+    assert "](.." not in text, "a link to a file of the repository leads nowhere in Grafana"
 
 
 @table_test("mode", MODES, lambda mode: str(mode.name))
