@@ -15,7 +15,6 @@ from content.docs import signals as signal_page
 from gpu_exporter.alerting import alertmanager, rules, runbooks
 from gpu_exporter.alerting import coverage as dcgm_csv
 from gpu_exporter.alerting.boards import BOARDS, Board
-from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.model.errors import GpuExporterError
@@ -47,9 +46,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "alerts/recording.yaml": rules.recording,
     "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
-    **{f"alerts/levels/{level.value}.yaml": partial(rules.level_rules, level) for level in RuleLevel},
     "alerts/examples/remote_write.yaml": rules.forwarding,
-    "alerts/vmalert/rules.yaml": rules.vmalert_rules,
     "alerts/dcgm-exporter.csv": dcgm_csv.classic,
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
     "docs/failure-modes.md": failure_pages.failure_modes,

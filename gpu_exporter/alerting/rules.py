@@ -252,13 +252,13 @@ def alerts(
 def level_rules(
     level: RuleLevel, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = ""
 ) -> str:
-    """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
+    """Return levels/<level>.yaml of a bundle: recording rules and alerts of one of two levels of Prometheus."""
     chosen = levels.split(selection.groups_of_domains(groups(limits or {}, interval), domains))
     return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.groups(level))
 
 
 def vmalert_rules(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
-    """Return alerts/vmalert/rules.yaml: all recording rules and alerts, in groups for vmalert."""
+    """Return vmalert/rules.yaml of a bundle: all recording rules and alerts, in groups for vmalert."""
     chosen = selection.groups_of_domains(groups(limits or {}, interval), domains)
     return banner.comment(s, bottlenecks, failure_modes, vmalert) + as_text(vmalert.chained(chosen))
 

@@ -168,11 +168,10 @@ def test_manifests_are_those_of_the_chart() -> None:
 
 
 def test_manifests_are_consistent() -> None:
-    """They are valid, have one namespace and no Helm labels, and each kustomization names existing files."""
-    for folder in ("plain", "monitored"):
-        (kustomization,) = read(f"{folder}/kustomization.yaml")
-        for resource in kustomization["resources"]:
-            assert (ROOT / manifests.FOLDER / folder / resource).exists()
+    """They are valid, have one namespace and no Helm labels, and the kustomization names existing files."""
+    (kustomization,) = read("plain/kustomization.yaml")
+    for resource in kustomization["resources"]:
+        assert (ROOT / manifests.FOLDER / "plain" / resource).exists()
     plain = [*read("plain/namespace.yaml"), *read("plain/gpu-exporter.yaml")]
     for each in plain:
         kubernetes_validate.validate(each, "1.37", strict=True)
@@ -180,7 +179,7 @@ def test_manifests_are_consistent() -> None:
     assert "helm" not in json.dumps(plain).lower()
     (daemons,) = (each for each in plain if each["kind"] == "DaemonSet")
     (service,) = (each for each in plain if each["kind"] == "Service")
-    (monitor,) = (each for each in read("monitored/monitoring.yaml") if each["kind"] == "ServiceMonitor")
+    (monitor,) = read("monitored/servicemonitor.yaml")
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     assert daemons["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert service["spec"]["selector"].items() <= labels.items()

@@ -100,9 +100,9 @@ def test_a_domain_without_modes_has_no_group() -> None:
 
 @pytest.mark.parametrize("level", list(RuleLevel))
 def test_rules_of_a_level(level: RuleLevel) -> None:
-    """Those of alerts/levels, also with limits and without a domain."""
+    """Also with limits and without a domain."""
     found = chart.rules({"prometheusRule": {"level": level.value}})["groups"]
-    assert found == yaml.safe_load((ROOT / f"alerts/levels/{level.value}.yaml").read_text())["groups"]
+    assert found == yaml.safe_load(rules.level_rules(level))["groups"]
     values = {"level": level.value, "domains": ["health", "cost"], "limits": {"usdPerGpuHour": 7.25}}
     some = rules.level_rules(level, {"usdPerGpuHour": 7.25}, [Domain.HEALTH, Domain.COST])
     assert chart.rules({"prometheusRule": values})["groups"] == yaml.safe_load(some)["groups"]
