@@ -11,7 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -169,6 +168,8 @@ def test_manifests_are_those_of_the_chart() -> None:
 
 def test_manifests_are_consistent() -> None:
     """They are valid, have one namespace and no Helm labels, and the kustomization names existing files."""
+    import kubernetes_validate  # takes seconds, which each worker would pay
+
     (kustomization,) = read("plain/kustomization.yaml")
     for resource in kustomization["resources"]:
         assert (ROOT / manifests.FOLDER / "plain" / resource).exists()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
 
 from gpu_exporter.traces.analysis import combined
 from gpu_exporter.traces.ranks import RankWork, analysed, on_dask, summaries
@@ -23,8 +22,18 @@ RANKS = 24
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a scheduler with two workers."""
+    from distributed import LocalCluster  # slow to import, which each worker of the tests would pay
+
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as running:
         yield running.scheduler_address
+
+
+def pids_of(cluster: str) -> list[int]:
+    """Return the processes of the workers."""
+    from distributed import Client  # slow to import, too
+
+    with Client(cluster) as client:
+        return list(client.run(os.getpid).values())
 
 
 def test_the_command_prints_the_same_with_and_without_a_cluster(tmp_path: Path, cluster: str) -> None:
@@ -39,8 +48,7 @@ def test_the_command_prints_the_same_with_and_without_a_cluster(tmp_path: Path, 
 def test_a_killed_worker_loses_no_rank(tmp_path: Path, cluster: str) -> None:
     """It is killed when the first rank is done."""
     files = write_ranks(tmp_path, RANKS)
-    with Client(cluster) as client:
-        pids = list(client.run(os.getpid).values())
+    pids = pids_of(cluster)
     done: list[str] = []
 
     def kill_one(source: str) -> None:
@@ -63,8 +71,7 @@ def counted(source: str) -> RankSummary:
 def test_a_rank_that_was_done_is_not_analysed_again(tmp_path: Path, cluster: str) -> None:
     """A worker is killed near the end: only what it was doing is done again."""
     files = write_ranks(tmp_path, RANKS)
-    with Client(cluster) as client:
-        pids = list(client.run(os.getpid).values())
+    pids = pids_of(cluster)
     done: list[str] = []
 
     def kill_one(source: str) -> None:
