@@ -56,9 +56,12 @@ class Migration:
         if not content.lstrip().startswith("{"):
             return self._rules(content)
         document = json_as(dict[str, Any], content)
-        for peer in self._read_by(document):
-            document = _Dashboard(self, peer).migrated(document)
-        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        try:
+            for peer in self._read_by(document):
+                document = _Dashboard(self, peer).migrated(document)
+            return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
 
     def _read_by(self, document: Any) -> list[PeerExporter]:
         text = json.dumps(document)
@@ -68,7 +71,10 @@ class Migration:
     def _rules(self, content: str) -> str:
         """Replace queries in place, so that comments and the order of everything else stay."""
         edits: list[tuple[int, int, str]] = []
-        for rule in _mappings(yaml_root(content)):
+        root = yaml_root(content)
+        if not isinstance(root, MappingNode):
+            raise ValueError("neither a dashboard in JSON nor a file of rules in YAML")
+        for rule in _mappings(root):
             values = {key.value: value for key, value in rule.value if isinstance(key, ScalarNode)}
             expr = values.get("expr")
             if not isinstance(expr, ScalarNode) or (new := self.query(expr.value)) is None:
@@ -88,7 +94,7 @@ class Migration:
         return next(peer for peer in PEERS if any(self.series[name].peer is peer for name in names))
 
 
-def _mappings(node: Node | None) -> Iterator[MappingNode]:
+def _mappings(node: Node) -> Iterator[MappingNode]:
     """Yield every mapping of a YAML document, the outer ones first."""
     if isinstance(node, MappingNode):
         yield node
@@ -167,7 +173,7 @@ class _Dashboard:
         new = self._variable_query(text) if isinstance(text, str) else None
         if new is None:
             return dict(variable)
-        regex = re.sub(r"\w+(?==)", lambda found: self._renamed(found[0]), variable.get("regex", ""))
+        regex = re.sub(r"\w+(?==)", lambda found: self._renamed(found[0]), str(variable.get("regex", "")))
         changed = {
             "query": {**query, "query": new} if isinstance(query, dict) else new,
             "definition": new,

@@ -19,6 +19,8 @@ _TOKEN = re.compile(
     |(?P<symbol>\$\{[^}]*\}|\$\w+|=~|!~|[!=<>]=|.)""",
     re.VERBOSE | re.DOTALL,
 )
+# Deeper queries are refused: nobody writes them, and the interpreter's stack ends.
+MOST_DEPTH = 50
 AGGREGATORS = frozenset(
     (
         *("sum", "min", "max", "avg", "group", "stddev", "stdvar", "count", "count_values", "bottomk", "topk"),
@@ -86,14 +88,14 @@ Query = Sequence[Node]
 
 
 def parse(query: str) -> Query:
-    """Return a query as a tree. Raises ValueError if its parentheses, braces or quotes do not match."""
+    """Return a query as a tree. Raises ValueError if parentheses, braces or quotes do not match, or nest too deeply."""
     return _Parser(query).all()
 
 
 class _Parser:
     def __init__(self, query: str) -> None:
         self._tokens = [(str(found.lastgroup), found[0]) for found in _TOKEN.finditer(query)]
-        self._at = 0
+        self._at = self._depth = 0
 
     def all(self) -> Query:
         nodes = list(self._nodes())
@@ -158,9 +160,13 @@ class _Parser:
         return self._selector(name)
 
     def _arguments(self) -> Sequence[Query]:
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise ValueError("nested too deeply")
         arguments = [list(self._nodes())]
         while self._next()[1] == ",":
             arguments.append(list(self._nodes()))
+        self._depth -= 1
         return arguments
 
     def _labels(self, keyword: str) -> LabelList:

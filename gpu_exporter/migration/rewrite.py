@@ -9,6 +9,7 @@ from functools import cached_property
 
 from gpu_exporter.catalogue.metrics import INFO
 from gpu_exporter.catalogue.peer_series import WITHOUT, PeerSeries
+from gpu_exporter.io.decoding import printable
 from gpu_exporter.migration.promql import (
     AGGREGATORS,
     FunctionCall,
@@ -62,7 +63,11 @@ def rewrite(query: str, series: Mapping[str, PeerSeries]) -> Rewritten | None:
     try:
         nodes = parse(query)
     except ValueError as error:
-        return _refused(query, f"not PromQL: {error}") if any(name in query for name in series) else None
+        return (
+            _refused(query, f"not PromQL: {printable(str(error), 100)}")
+            if any(name in query for name in series)
+            else None
+        )
     if not any(_peers(selector, series) for selector in selectors(nodes)):
         return None
     left_out: list[str] = []

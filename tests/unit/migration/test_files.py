@@ -127,7 +127,7 @@ def test_a_dashboard_of_another_exporter_stays() -> None:
     assert json.loads(Migration().migrate(json.dumps(document))) == document
 
 
-@pytest.mark.parametrize("content", ["{", "groups: [", "a: 1\na: 2"])
+@pytest.mark.parametrize("content", ["{", "groups: [", "a: 1\na: 2", "text", ""])
 def test_what_is_neither_is_an_error(content: str) -> None:
     """With one line."""
     with pytest.raises(ValueError, match=r"^[^\n]+$"):

@@ -115,6 +115,7 @@ def test_a_query_is_rewritten(before: str, after: str) -> None:
         ("sum by (hostname) (process_gpu_memory_MiB)", "gpu_process_memory_used_bytes has no label for hostname"),
         ("nvidia_smi_pstate == gpu_power_usage_W", "reads series of two exporters"),
         ("sum(nvidia_smi_pstate", "not PromQL: it ends too early"),
+        ("(" * 60 + "nvidia_smi_pstate" + ")" * 60, "not PromQL: nested too deeply"),
         ('nvidia_smi_pstate{uuid="}', 'not PromQL: uuid = " in braces'),
         ('nvidia_smi_pstate + "', 'not PromQL: a " without its end or beginning'),
         ("nvidia_smi_pstate)", "not PromQL: a ) without its beginning"),
