@@ -37,6 +37,8 @@ _LINEAR = frozenset(
 _WITHOUT_UNIT = frozenset(("changes", "resets", "count_over_time", "present_over_time", "absent_over_time"))
 # Functions of a series whose result does not depend on its value.
 _OF_SERIES = frozenset(("timestamp", "absent"))
+# The beginning of a regular expression, up to what is not literal.
+_LITERAL = re.compile(r"\w*")
 # Labels that Prometheus gives every series.
 _TARGET = ("instance", "job")
 
@@ -102,11 +104,9 @@ def _peers(selector: SeriesSelector, series: Mapping[str, PeerSeries]) -> Sequen
     """Return the series of other exporters that a selector selects, also by a regular expression."""
     if selector.name:
         return [series[selector.name]] if selector.name in series else []
-    patterns = [each.value[1:-1] for each in selector.matchers if each.label == "__name__" and each.op in ("=", "=~")]
-    try:
-        return [each for name, each in series.items() if any(re.fullmatch(pattern, name) for pattern in patterns)]
-    except re.error:
-        return []
+    names = (each.value[1:-1] for each in selector.matchers if each.label == "__name__" and each.op in ("=", "=~"))
+    literal = next((_LITERAL.match(name) for name in names), None)
+    return [each for name, each in series.items() if literal and literal[0] and name.startswith(literal[0])]
 
 
 def _without_unknown(nodes: Query, series: Mapping[str, PeerSeries], left_out: list[str]) -> Query:
