@@ -83,7 +83,7 @@ class Migration:
             peer = self._peer(expr.value)
             for texts in (values.get("annotations"), values.get("labels")):
                 for _, value in texts.value if isinstance(texts, MappingNode) else ():
-                    if (text := _referenced(value.value, peer)) != value.value:
+                    if isinstance(value, ScalarNode) and (text := _referenced(value.value, peer)) != value.value:
                         edits.append(_edit(content, value, text))
         for begin, end, text in sorted(edits, reverse=True):
             content = content[:begin] + text + content[end:]

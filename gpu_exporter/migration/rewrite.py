@@ -49,8 +49,10 @@ class CannotRewriteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A query for gpu-exporter, with a comment on what has no counterpart. `done`: it is not only the comment that is
-    new. `problems`: what has no counterpart."""
+    """A query for gpu-exporter, with a comment on what has no counterpart.
+
+    Unless it is `done`, the query is the old one. `problems`: what has no counterpart, and why.
+    """
 
     text: str
     done: bool
@@ -65,11 +67,8 @@ def rewrite(query: str, series: Mapping[str, PeerSeries]) -> Rewritten | None:
     try:
         nodes = parse(query)
     except ValueError as error:
-        return (
-            _refused(query, f"not PromQL: {printable(str(error), 100)}")
-            if any(name in query for name in series)
-            else None
-        )
+        reads = any(name in query for name in series)
+        return _refused(query, f"not PromQL: {printable(str(error), 100)}") if reads else None
     if not any(_peers(selector, series) for selector in selectors(nodes)):
         return None
     left_out: list[str] = []
@@ -213,7 +212,7 @@ class _Writer:
         written = self._write(self._nodes).strip()
         alone = [node for node in self._nodes if not (isinstance(node, Text) and node.is_space)]
         bare = len(alone) == 1 and (isinstance(alone[0], SeriesSelector) or _over_time(alone[0]) is not None)
-        return written[1:-1] if bare and written.startswith("(") else written
+        return written[1:-1] if bare and written.startswith("(") and written.endswith(")") else written
 
     def _write(self, nodes: Query) -> str:
         return "".join(self._node(node) for node in nodes)

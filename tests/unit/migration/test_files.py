@@ -26,6 +26,7 @@ groups:
       - {record: util, expr: avg(nvidia_smi_utilization_gpu_ratio), labels: {of: gpus}}
       - alert: Exclusive
         expr: nvidia_smi_compute_mode == 2
+        annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
 """
@@ -44,6 +45,7 @@ groups:
         expr: |-
           # not rewritten: nvidia_smi_compute_mode has no counterpart
           nvidia_smi_compute_mode == 2
+        annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
 """

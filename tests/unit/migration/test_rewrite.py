@@ -55,6 +55,7 @@ SELECTED = 'UUID="$gpu", instance="$node"'
             "max_over_time(nvidia_smi_fan_speed_ratio[1h:1m]) > 1",
             "max_over_time((DCGM_FI_DEV_FAN_SPEED / 100)[1h:1m]) > 1",
         ),
+        ("nvidia_smi_fan_speed_ratio[1h:1m]", "(DCGM_FI_DEV_FAN_SPEED / 100)[1h:1m]"),
         ("absent(nvidia_smi_fan_speed_ratio)", "absent(DCGM_FI_DEV_FAN_SPEED)"),
         # Several selectors: each has only the labels that it had.
         (
