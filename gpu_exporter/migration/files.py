@@ -13,7 +13,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from gpu_exporter.catalogue.peer_series import PEERS, WITHOUT, PeerExporter, PeerSeries, load
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.yaml_decoding import yaml_root
-from gpu_exporter.migration.rewrite import rewrite, rewrite_selector
+from gpu_exporter.migration.rewrite import Rewritten, rewrite, rewrite_selector
 
 _LABEL_VALUES = re.compile(r"\s*label_values\(\s*(?:(?P<query>.+?)\s*,\s*)?(?P<label>\w+)\s*\)\s*", re.DOTALL)
 _QUERY_RESULT = re.compile(r"\s*query_result\((?P<query>.+)\)\s*", re.DOTALL)
@@ -32,7 +32,7 @@ class Migration:
     refused: int = 0
     problems: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
-    def query(self, query: str) -> str | None:
+    def query(self, query: str) -> Rewritten | None:
         """Return what replaces a query, or None if it reads nothing of another exporter."""
         result = rewrite(query, self.series)
         if result is None:
@@ -41,7 +41,7 @@ class Migration:
             self.problems.append((query, result.problems))
         self.rewritten += result.done
         self.refused += not result.done
-        return result.text
+        return result
 
     def refuse(self, query: str, reason: str) -> None:
         """Count a query that stays as it is."""
@@ -79,9 +79,9 @@ class Migration:
             expr = values.get("expr")
             if not isinstance(expr, ScalarNode) or (new := self.query(expr.value)) is None:
                 continue
-            edits.append(_edit(content, expr, new))
+            edits.append(_edit(content, expr, new.text))
             peer = self._peer(expr.value)
-            for texts in (values.get("annotations"), values.get("labels")):
+            for texts in (values.get("annotations"), values.get("labels")) if new.done else ():
                 for _, value in texts.value if isinstance(texts, MappingNode) else ():
                     if isinstance(value, ScalarNode) and (text := _referenced(value.value, peer)) != value.value:
                         edits.append(_edit(content, value, text))
@@ -110,10 +110,15 @@ def _edit(content: str, node: ScalarNode, text: str) -> tuple[int, int, str]:
     begin, end = node.start_mark.index, node.end_mark.index
     ending = content[begin:end][len(content[begin:end].rstrip()) :]
     line = content[content.rfind("\n", 0, begin) + 1 : begin]
-    if "\n" not in text or "{" in line:
-        return begin, end, json.dumps(text, ensure_ascii=False) + ending
-    indent = " " * (len(line) - len(line.lstrip(" -")) + 2)
-    return begin, end, "|-\n" + "\n".join(indent + each for each in text.splitlines()) + ending
+    lines = text.split("\n")
+    if not all(map(str.isprintable, lines)) or ("{" in line and len(lines) > 1):
+        written = json.dumps(text, ensure_ascii=False)
+    elif len(lines) == 1:
+        written = "'" + text.replace("'", "''") + "'" if '"' in text else f'"{text}"'.replace("\\", "\\\\")
+    else:
+        indent = " " * (len(line) - len(line.lstrip(" -")) + 2)
+        written = "|-\n" + "\n".join(indent + each for each in lines)
+    return begin, end, written + ending
 
 
 def _referenced(text: str, peer: PeerExporter) -> str:
@@ -142,7 +147,8 @@ class _Dashboard:
             case list():
                 return [self.migrated(each) for each in value]
             case str() if key == "expr":
-                return self._migration.query(value) or value
+                new = self._migration.query(value)
+                return value if new is None else new.text
             case str() if key in ("legendFormat", "url"):
                 return _referenced(value, self._peer)
         return value
@@ -185,7 +191,7 @@ class _Dashboard:
         """Return the query of a variable, in Grafana's functions; None if it reads nothing of the other exporter."""
         if found := _QUERY_RESULT.fullmatch(text):
             inner = self._migration.query(found["query"])
-            return None if inner is None else f"query_result({inner})"
+            return f"query_result({inner.text})" if inner and inner.done else None
         if not (found := _LABEL_VALUES.fullmatch(text)):
             return None
         label = found["label"]

@@ -26,6 +26,9 @@ groups:
       - {record: util, expr: avg(nvidia_smi_utilization_gpu_ratio), labels: {of: gpus}}
       - alert: Exclusive
         expr: nvidia_smi_compute_mode == 2
+        annotations: {nested: [no text], summary: "{{ $labels.uuid }}"}
+      - alert: Replaced
+        expr: nvidia_smi_gpu_recovery_action{instance="it's"} > 0
         annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
@@ -45,6 +48,9 @@ groups:
         expr: |-
           # not rewritten: nvidia_smi_compute_mode has no counterpart
           nvidia_smi_compute_mode == 2
+        annotations: {nested: [no text], summary: "{{ $labels.uuid }}"}
+      - alert: Replaced
+        expr: 'DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION{instance="it''s"} > 0'
         annotations: {nested: [no text]}
       - alert: Down
         expr: up == 0
@@ -56,7 +62,7 @@ def test_rules_are_rewritten_in_place() -> None:
     migration = Migration()
 
     assert migration.migrate(RULES) == MIGRATED
-    assert (migration.rewritten, migration.refused) == (2, 1)
+    assert (migration.rewritten, migration.refused) == (3, 1)
     assert migration.problems == [("nvidia_smi_compute_mode == 2", ("nvidia_smi_compute_mode has no counterpart",))]
     assert yaml.safe_load(MIGRATED)["groups"][0]["rules"][1]["record"] == "util"
 
