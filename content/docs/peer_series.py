@@ -41,8 +41,8 @@ def _labels(peer: PeerExporter, series: Sequence[PeerSeries]) -> Iterator[tuple[
     """Yield each label with its name here."""
     for label in dict.fromkeys((*peer.identity, *(label for each in series if each.metric for label in each.labels))):
         new = f"`{peer.labels.get(label, label)}`"
-        if label == "uuid" and peer.uuid_prefix:
-            new += f", with `{peer.uuid_prefix}` in front of the same value"
+        if label in peer.prefixes:
+            new += f", with `{peer.prefixes[label]}` in front of the same value"
         yield f"`{label}`", "none" if label in WITHOUT else new
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_exporter.catalogue.metrics import BY_KEY, INFO, METRICS
@@ -24,13 +24,13 @@ _BASE: Mapping[str, tuple[str, float]] = {
 class PeerExporter:
     """Another exporter: the labels that identify a GPU on its series, and its labels by the names that they have here.
 
-    `uuid_prefix` is what gpu-exporter has, and it has not, in front of the UUID of a GPU.
+    `prefixes` has, by label, what gpu-exporter has in front of the same value.
     """
 
     name: str
     identity: tuple[str, ...]
     labels: Mapping[str, str]
-    uuid_prefix: str = ""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
 
 
 NVIDIA_GPU_EXPORTER = PeerExporter(
@@ -45,7 +45,7 @@ NVIDIA_GPU_EXPORTER = PeerExporter(
         "profile": "GPU_I_PROFILE",
         "process_name": "process",
     },
-    "GPU-",
+    {"uuid": "GPU-", "mig_uuid": "MIG-"},
 )
 NVITOP_EXPORTER = PeerExporter(
     "nvitop-exporter",

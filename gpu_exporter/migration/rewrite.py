@@ -303,14 +303,13 @@ class _Writer:
         return render([replace(selector, name=series.metric.name, matchers=matchers)])
 
     def _matcher(self, matcher: Matcher) -> Matcher:
-        value = matcher.value
-        if matcher.label == "uuid":
-            value = with_prefix(value, self._peer.uuid_prefix, regex="~" in matcher.op)
+        prefix = self._peer.prefixes.get(matcher.label, "")
+        value = _with_prefix(matcher.value, prefix, regex="~" in matcher.op)
         return Matcher(self._label(matcher.label), matcher.op, value)
 
 
-def with_prefix(value: str, prefix: str, *, regex: bool) -> str:
-    """Return a quoted UUID with its prefix; a variable of Grafana has it already."""
+def _with_prefix(value: str, prefix: str, *, regex: bool) -> str:
+    """Return a quoted value with its prefix; a variable of Grafana has it already."""
     quote, text = value[0], value[1:-1]
     if not prefix or not text or "$" in text or text in (".*", ".+"):
         return value

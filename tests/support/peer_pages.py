@@ -1,10 +1,12 @@
 """Pages of other exporters, recorded on the GPUs of the fake driver; tests compare them with pages of gpu-exporter.
 
-`python -m tests.support.peer_pages URL COMMAND...` prints what a peer serves at URL. COMMAND starts it, with the fake
-driver's library. The recorded pages were made with
+`python -m tests.support.peer_pages [--mig] URL COMMAND...` prints what a peer serves at URL. COMMAND starts it, with
+the fake driver's library. With --mig, there is one GPU with two MIG instances. The recorded pages were made with
 
     python -m tests.support.peer_pages http://127.0.0.1:9835/metrics nvidia_gpu_exporter --collect.backend=nvml \\
         --collect.compute-apps --collect.pcie-throughput > tests/data/nvidia_gpu_exporter.prom
+    python -m tests.support.peer_pages --mig http://127.0.0.1:9835/metrics nvidia_gpu_exporter \\
+        --collect.backend=nvml > tests/data/nvidia_gpu_exporter_mig.prom
     python -m tests.support.peer_pages http://127.0.0.1:8000/metrics python -m nvitop_exporter \\
         --hostname node > tests/data/nvitop_exporter.prom
 """
@@ -20,11 +22,13 @@ from tempfile import TemporaryDirectory
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.support.fakes.driver import MIB, FakeDriver, Value
+from tests.support.fakes.driver import MIB, FakeDriver, Value, mig_device
 from tests.support.tools import until
 
 # What two loaded H200s read, each value different, so that no query is right by chance.
 GPUS = 2
+# MIG instances with their profiles.
+INSTANCES = {7: "3g.71gb", 9: "1g.18gb"}
 NODE = "node"
 STATE: Mapping[str, Sequence[Value]] = {
     "Index": (0, 1),
@@ -79,15 +83,30 @@ def loaded(directory: Path) -> FakeDriver:
     return driver
 
 
+def divided(directory: Path) -> FakeDriver:
+    """Return a fake driver with the GPU in MIG mode that a page was recorded on."""
+    driver = FakeDriver(directory)
+    with driver.batch():
+        driver.set("Index", 0)
+        parts = {slot: mig_device(instance, profile) for slot, (instance, profile) in enumerate(INSTANCES.items())}
+        for number, part in enumerate(parts.values(), 1):
+            part |= {"MemoryInfo.used": 500 * number * MIB, "Gpm.2": 40.0 * number, "Gpm.5": 30.0 * number}
+        driver.partition(0, parts)
+    return driver
+
+
 def main() -> None:
     """Print the page of a peer."""
-    url, *command = sys.argv[1:]
+    arguments = sys.argv[1:]
+    start = divided if arguments[0] == "--mig" else loaded
+    url, *command = arguments[arguments[0] == "--mig" :]
     with TemporaryDirectory() as folder:
-        environment = os.environ | loaded(Path(folder) / "driver").environment
+        environment = os.environ | start(Path(folder) / "driver").environment
         with subprocess.Popen(command, env=environment, stdout=sys.stderr) as peer:
             try:
                 until(lambda: _page(url), what=f"a page at {url}")
-                until(lambda: "# EOF" in _page(url) or "uuid=" in _page(url), what="its GPUs")
+                shown = "mig_sm_activity" if start is divided else "uuid="
+                until(lambda: shown in _page(url), what="its GPUs")
                 print(_page(url), end="")
             finally:
                 peer.terminate()

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.catalogue.peer_series import PEERS, WITHOUT, PeerExporter, load
+from gpu_exporter.catalogue.peer_series import NVIDIA_GPU_EXPORTER, PEERS, WITHOUT, PeerExporter, load
 from gpu_exporter.migration.promql import parse, selectors
 from gpu_exporter.migration.rewrite import rewrite
 from tests import ROOT
 from tests.conftest import Serve
-from tests.support.peer_pages import NODE, loaded
+from tests.support.peer_pages import NODE, divided, loaded
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import until
 
@@ -28,6 +28,8 @@ DATA = ROOT / "tests" / "data"
 SERIES = load()
 QUERIES: Sequence[str] = [json.loads(line)["query"] for line in (DATA / "peer_queries.jsonl").read_text().splitlines()]
 REWRITTEN = {query: new.text for query in QUERIES if (new := rewrite(query, SERIES)) and new.done}
+# The job of an exporter with a GPU in MIG mode.
+MIG = "mig"
 UUIDS = [f"00000000-0000-0000-0000-{gpu:012d}" for gpu in range(2)]
 # Values that differ by less are the same: nvitop-exporter's share of the memory includes the driver's reserve, and
 # nvidia_gpu_exporter takes NVML's KB/s of PCIe for 1000 bytes, where GPM has MiB.
@@ -58,40 +60,50 @@ class Page(BaseHTTPRequestHandler):
 def prometheus(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that has scraped gpu-exporter and the pages of the others, all as the same instance."""
     folder = tmp_path_factory.mktemp("migration")
-    driver = loaded(folder / "driver")
-    arguments = ("--metrics", "full", "--processes", "--node-name", NODE, "--interval", "200ms")
-    exporter = serve_module(*arguments, env=driver.environment)
-    exporter.until(lambda page: len(page.values("DCGM_FI_PROF_PCIE_TX_BYTES")) == 2)
+    arguments = ("--metrics", "full", "--processes", "--interval", "200ms", "--node-name")
+    exporters = {
+        "gpu": serve_module(*arguments, NODE, env=loaded(folder / "driver").environment),
+        MIG: serve_module(*arguments, MIG, env=divided(folder / "divided").environment),
+    }
+    for exporter in exporters.values():
+        exporter.until(lambda page: len(page.values("DCGM_FI_PROF_SM_ACTIVE")) == 2)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     Thread(target=server.serve_forever, daemon=True).start()
 
     def target(port: int, job: str) -> dict[str, Any]:
-        labels = {"job": job, "instance": NODE, "__metrics_path__": "/metrics" if job == "gpu" else f"/{job}"}
+        path = f"/{job}" if job.endswith(".prom") else "/metrics"
+        labels = {"job": job, "instance": NODE, "__metrics_path__": path}
         return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
 
-    pages = [target(server.server_port, f"{peer.name.replace('-', '_')}.prom") for peer in PEERS]
-    with scraping(folder, "1s", {"static_configs": [target(exporter.port, "gpu"), *pages]}) as running:
+    pages = [target(server.server_port, page_of(peer)) for peer in PEERS]
+    pages += [target(server.server_port, page_of(NVIDIA_GPU_EXPORTER, MIG))]
+    targets = [*pages, *(target(exporter.port, job) for job, exporter in exporters.items())]
+    with scraping(folder, "1s", {"static_configs": targets}) as running:
         three = "count(count_over_time({__name__=~'gpu_energy_joules_total|nvidia_smi_energy_joules_total'}[5m]) >= 3)"
-        until(lambda: running.query(three) == [4.0], 40, "three scrapes of everything")
+        until(lambda: running.query(three) == [5.0], 40, "three scrapes of everything")
         yield running
     server.shutdown()
     server.server_close()
 
 
+def page_of(peer: PeerExporter, which: str = "") -> str:
+    """Return the file of a recorded page, which is also its job."""
+    return f"{peer.name.replace('-', '_')}{which and '_' + which}.prom"
+
+
 def result(prometheus: Prometheus, query: str, job: str, uuid: str) -> Sequence[Mapping[str, Any]]:
-    """Return what Prometheus answers to a query of a dashboard, for one GPU."""
-    for name, value in {"__rate_interval": "5m", "job": job, "node": NODE, "hostname": ".*", "gpu": uuid}.items():
+    """Return what Prometheus answers to a query of a dashboard, for one GPU and without the series of other jobs."""
+    for name, value in {"__rate_interval": "5m", "job": job, "node": NODE, "hostname": NODE, "gpu": uuid}.items():
         query = query.replace(f"${name}", value)
     found: Sequence[Mapping[str, Any]] = prometheus.api("query", query=query)["result"]
-    return found
+    return [row for row in found if row["metric"].get("job", job) == job]
 
 
 def before(rows: Sequence[Mapping[str, Any]], peer: PeerExporter) -> Samples:
     """Return the samples of the other exporter with the labels that they have in gpu-exporter."""
 
     def label(name: str, value: str) -> tuple[str, str]:
-        prefix = peer.uuid_prefix if name == "uuid" else ""
-        return peer.labels.get(name, name), prefix + value
+        return peer.labels.get(name, name), peer.prefixes.get(name, "") + value
 
     return {
         tuple(
@@ -125,14 +137,16 @@ def read_by(query: str) -> PeerExporter:
 def test_a_rewritten_query_returns_the_same(prometheus: Prometheus, query: str) -> None:
     """Values, and the labels that the query had before, for each GPU."""
     peer, rewritten = read_by(query), REWRITTEN[query]
-    for uuid in UUIDS:
-        old = before(result(prometheus, query, f"{peer.name.replace('-', '_')}.prom", uuid), peer)
-        new = after(result(prometheus, rewritten, "gpu", peer.uuid_prefix + uuid), old)
+    job, which, uuids = (MIG, MIG, UUIDS[:1]) if "_mig_" in query else ("gpu", "", UUIDS)
+    for uuid in uuids:
+        old = before(result(prometheus, query, page_of(peer, which), uuid), peer)
+        new = after(result(prometheus, rewritten, job, peer.prefixes.get("uuid", "") + uuid), old)
         assert new == pytest.approx(old, rel=TOLERANCE), rewritten
+        assert old or "_mig_" not in query
 
 
 def test_most_queries_return_something(prometheus: Prometheus) -> None:
-    """Otherwise, the comparison would be of nothing with nothing. GPUs in MIG mode and XIDs were not recorded."""
+    """Otherwise, the comparison would be of nothing with nothing. There were no XIDs."""
     empty = [
         query
         for query in REWRITTEN
