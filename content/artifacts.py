@@ -10,7 +10,7 @@ from pathlib import Path
 from content.chart import files as chart
 from content.chart import manifests, platforms
 from content.docs import failure_modes as failure_pages
-from content.docs import gpu_models, reference
+from content.docs import gpu_models, peer_series, reference
 from content.docs import signals as signal_page
 from gpu_exporter.alerting import alertmanager, rules, runbooks
 from gpu_exporter.alerting import coverage as dcgm_csv
@@ -43,6 +43,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/dcgm-exporter-flags.md": reference.page,
     "docs/xids.md": reference.xids,
     "docs/gpu-models.md": gpu_models.page,
+    "docs/peer-series.md": peer_series.page,
     "alerts/recording.yaml": rules.recording,
     "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},

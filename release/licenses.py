@@ -53,6 +53,12 @@ COPIED = (
     Copied("deploy/dcgm-exporter/*.csv", "wheel, image", "unchanged files of NVIDIA's dcgm-exporter", APACHE),
     Copied("tests/dcgm_exporter/*.json", "no", "an unchanged file of NVIDIA's dcgm-exporter", APACHE),
     Copied(
+        "tests/data/peer_queries.jsonl",
+        "no",
+        "queries of the dashboards and alerts of nvidia_gpu_exporter and nvitop-exporter",
+        "MIT, Copyright Utku Özdemir; Apache-2.0, Copyright Xuehai Pan",
+    ),
+    Copied(
         "gpu_exporter/catalogue/dcgm_exporter/fields.csv",
         "wheel, image",
         "ids, names and types of fields from NVIDIA's DCGM and go-dcgm",
