@@ -1,0 +1,137 @@
+"""Each recording judged twice, with all counters and without the profiling counters, and how well the two agree.
+
+The driver has no profiling counters of most GPUs, but every GPU here has them: the judgement with all counters is what
+the one without them is compared with. Where the truth of a phase allows several classes, each of them is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.gather import RecordedScrapes
+from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.model.metric import Gpm
+from tests.support import phases
+from tests.support.truth import MORE, PHASES, TRUTH
+
+PROFILING = frozenset(
+    f"{row.name}{part}"
+    for part in ("", "_bucket", "_sum", "_count")
+    for row in m.METRICS
+    for read in (row.integral_of or row.histogram_of or row,)
+    if isinstance(read.nvml, Gpm) or (read.sum_of and all(isinstance(each.nvml, Gpm) for each in read.sum_of))
+)
+# What NVML measures for 20 ms instead of the mean: twenty samples, as in the five minutes that a class is the mean of.
+SAMPLED = {m.PCIE_RX.name: m.PCIE_RX_KB, m.PCIE_TX.name: m.PCIE_TX_KB}
+SAMPLES = 20
+OF_HOSTS = sorted(path for folder in ("host", "host_h100") for path in (MORE / folder).glob("*.jsonl.gz"))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A recorded GPU, judged with and without profiling counters. `right` are its true classes, if they are known."""
+
+    recording: str
+    phase: str
+    exact: Diagnosis
+    approximate: Diagnosis
+    right: frozenset[str]
+
+
+def without_profiling(scrapes: Sequence[Scrape], *, pcie: bool) -> Iterator[Scrape]:
+    """Yield the scrapes as those of a GPU without profiling counters; with `pcie`, its driver samples PCIe traffic."""
+    every = max(1, len(scrapes) // (SAMPLES * len({_uuids(scrape) for scrape in scrapes})))
+    seen_of: Counter[frozenset[str]] = Counter()
+    for scrape in scrapes:
+        seen_of[_uuids(scrape)] += 1
+        sampled = pcie and not seen_of[_uuids(scrape)] % every
+        samples = [sample for sample in scrape.samples if sample.name not in PROFILING]
+        if sampled:
+            samples += [
+                sample._replace(name=row.name, value=sample.value * row.scale)
+                for sample in scrape.samples
+                if (row := SAMPLED.get(sample.name))
+            ]
+        yield Scrape(scrape.at, samples)
+
+
+def _uuids(scrape: Scrape) -> frozenset[str]:
+    return frozenset(sample.labels["UUID"] for sample in scrape.samples if "UUID" in sample.labels)
+
+
+def judged(*, pcie: bool = True) -> Iterator[Judged]:
+    """Yield every GPU of every phase of every recording."""
+    for path, phase in PHASES:
+        both = _both(phases.scrapes(path, phase), "job", pcie=pcie)
+        for (exact, approximate), truth in zip(both, TRUTH[path][phase], strict=True):
+            yield Judged(path.name.partition(".")[0], phase, exact, approximate, truth[0])
+    for path in OF_HOSTS:
+        for exact, approximate in _both(list(RecordedScrapes(path)), "", pcie=pcie):
+            yield Judged(f"{path.parent.name}/{path.name.partition('.')[0]}", "", exact, approximate, frozenset())
+
+
+def _both(scrapes: Sequence[Scrape], job: str, *, pcie: bool) -> Iterator[tuple[Diagnosis, Diagnosis]]:
+    exact = diagnose(seen(scrapes, {}, job=job))
+    approximate = diagnose(seen(without_profiling(scrapes, pcie=pcie), {}, job=job))
+    return zip(exact, approximate, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How often something was judged with all counters, without profiling counters, and in both."""
+
+    exact: int
+    approximate: int
+    both: int
+
+    @property
+    def precision(self) -> float:
+        """The share of what is judged without profiling counters that is also judged with all; 1 if it never is."""
+        return self.both / self.approximate if self.approximate else 1.0
+
+    @property
+    def recall(self) -> float:
+        """The share of what is judged with all counters that is also judged without; 1 if it never is."""
+        return self.both / self.exact if self.exact else 1.0
+
+
+def class_of(diagnosis: Diagnosis) -> str:
+    """Return the name of the class of a GPU; empty if it has none."""
+    return diagnosis.bottleneck.name if diagnosis.bottleneck else ""
+
+
+def modes_of(diagnosis: Diagnosis) -> frozenset[str]:
+    """Return the names of the failure modes of a GPU."""
+    return frozenset(match.mode.name for match in diagnosis.matches)
+
+
+def scores(of: Sequence[Judged]) -> tuple[Mapping[str, Score], Mapping[str, Score]]:
+    """Return the score of each class and of each failure mode."""
+    counts: Mapping[bool, Mapping[str, Counter[str]]] = {
+        is_class: defaultdict(Counter) for is_class in (True, False)
+    }
+    for each in of:
+        for is_class, exact, approximate in (
+            (True, frozenset({class_of(each.exact)}), frozenset({class_of(each.approximate)})),
+            (False, modes_of(each.exact), modes_of(each.approximate)),
+        ):
+            for kind, names in (("exact", exact), ("approximate", approximate), ("both", exact & approximate)):
+                for name in names - {""}:
+                    counts[is_class][name][kind] += 1
+    of_classes, of_modes = (
+        {name: Score(count["exact"], count["approximate"], count["both"]) for name, count in sorted(found.items())}
+        for found in counts.values()
+    )
+    return of_classes, of_modes
+
+
+def coverage(of: Sequence[Judged]) -> float:
+    """Return the share of busy GPUs, those whose class is not idle with all counters, that have a class without."""
+    busy = [each for each in of if class_of(each.exact) not in ("", "idle")]
+    return sum(bool(class_of(each.approximate)) for each in busy) / len(busy)
