@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS, LOW_POWER_CLASSES
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
 from gpu_exporter.diagnosis.scrape import Scrape
@@ -101,6 +101,11 @@ class Score:
         return self.both / self.exact if self.exact else 1.0
 
 
+def stands_for(name: str) -> frozenset[str]:
+    """Return the classes with all counters that a class without profiling counters stands for."""
+    return LOW_POWER_CLASSES if name == LOW_POWER_CLASS else frozenset({name})
+
+
 def class_of(diagnosis: Diagnosis) -> str:
     """Return the name of the class of a GPU; empty if it has none."""
     return diagnosis.bottleneck.name if diagnosis.bottleneck else ""
@@ -113,15 +118,16 @@ def modes_of(diagnosis: Diagnosis) -> frozenset[str]:
 
 def scores(of: Sequence[Judged]) -> tuple[Mapping[str, Score], Mapping[str, Score]]:
     """Return the score of each class and of each failure mode."""
-    counts: Mapping[bool, Mapping[str, Counter[str]]] = {
-        is_class: defaultdict(Counter) for is_class in (True, False)
-    }
+    counts: Mapping[bool, Mapping[str, Counter[str]]] = {is_class: defaultdict(Counter) for is_class in (True, False)}
     for each in of:
         for is_class, exact, approximate in (
             (True, frozenset({class_of(each.exact)}), frozenset({class_of(each.approximate)})),
             (False, modes_of(each.exact), modes_of(each.approximate)),
         ):
-            for kind, names in (("exact", exact), ("approximate", approximate), ("both", exact & approximate)):
+            both = frozenset(name for name in approximate if stands_for(name) & exact)
+            if LOW_POWER_CLASSES & exact:
+                exact |= {LOW_POWER_CLASS}
+            for kind, names in (("exact", exact), ("approximate", approximate), ("both", both)):
                 for name in names - {""}:
                     counts[is_class][name][kind] += 1
     of_classes, of_modes = (
