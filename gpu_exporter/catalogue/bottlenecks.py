@@ -118,15 +118,12 @@ PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
 FILLS = And(BUSY, FILLED)
 APPROXIMATE = Compare(Over(s.APPROXIMATE), "==", 1.0)
 # Small gaps between launches and long stalls can have the same mean.
-WAITS_FOR_HOST = Unless(
-    OrIfKnown(
-        Compare(GR, "<", HALF_ENGINE),
-        And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
-    ),
-    # Utilisation counts copies, too, and the gauge is the mean of a moment.
-    And(Compare(GR, ">=", HALF_UTIL), APPROXIMATE),
-    name="waits_for_host",
+WAITS_FOR_HOST = OrIfKnown(
+    Compare(GR, "<", HALF_ENGINE),
+    And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
+# Utilisation counts copies, too, and the gauge is the mean of a moment only.
+_CLEARLY_WAITS = Unless(WAITS_FOR_HOST, And(Compare(GR, ">=", HALF_UTIL), APPROXIMATE))
 _READS_MEMORY = Compare(DRAM, ">=", BUSY_DRAM)
 _POWER = mean(s.POWER_USE)
 # Any work that reaches the power limit makes the GPU lower its clock; on a board with a low limit, copies may do so.
@@ -260,14 +257,14 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     ),
     Bottleneck(
         "data-loading-bound",
-        And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
+        And(_CLEARLY_WAITS, Compare(RX, ">=", QUIET_PCIE)),
         "the GPU is often idle, waiting for data that comes over PCIe",
         "#5898fb",
         Cause.HOST,
     ),
     Bottleneck(
         "host-bound",
-        And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
+        And(Compare(GR, ">=", IDLE_ENGINE), _CLEARLY_WAITS),
         "the GPU is often idle, waiting for the CPU (launch-bound kernels, Python, preprocessing, small batches, "
         "checkpoints)",
         COLOURS[Cause.HOST],

@@ -446,6 +446,13 @@ def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
 
 BY_KEY = by_key(globals().items())
 METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
+# What needs profiling counters: those of GPM, and what is computed from them.
+PROFILING = frozenset(
+    row
+    for row in METRICS
+    for read in (row.integral_of or row.histogram_of or row,)
+    if isinstance(read.nvml, Gpm) or (read.sum_of and all(isinstance(part.nvml, Gpm) for part in read.sum_of))
+)
 # A driver that answers with 0 where that is below the lowest possible value does not know the value. Then it does not
 # know these rows either, if they are 0, too: the row of each that tells.
 BASES: Mapping[Metric, Metric] = {

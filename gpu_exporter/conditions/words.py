@@ -127,7 +127,6 @@ CLAUSES: Mapping[str, str] = {
     "spinning": "the GPU *spins* in a collective",
     "may_spin": "the GPU *may spin*",
     "waiting": "the GPU *waits* for other ranks, and no data moves",
-    "waits_for_host": "the GPU *waits for the host*",
     "computes_at_limit": "the GPU *computes at its power limit*",
     "draws_little": "the GPU is busy but *draws little power*",
     "traffic": "the GPU *exchanges data*",

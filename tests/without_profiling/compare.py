@@ -16,17 +16,10 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.gather import RecordedScrapes
 from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.window import seen
-from gpu_exporter.model.metric import Gpm
 from tests.support import phases
 from tests.support.truth import MORE, PHASES, TRUTH
 
-PROFILING = frozenset(
-    f"{row.name}{part}"
-    for part in ("", "_bucket", "_sum", "_count")
-    for row in m.METRICS
-    for read in (row.integral_of or row.histogram_of or row,)
-    if isinstance(read.nvml, Gpm) or (read.sum_of and all(isinstance(each.nvml, Gpm) for each in read.sum_of))
-)
+PROFILING = frozenset(f"{row.name}{part}" for part in ("", "_bucket", "_sum", "_count") for row in m.PROFILING)
 # What NVML measures for 20 ms instead of the mean: twenty samples, as in the five minutes that a class is the mean of.
 SAMPLED = {m.PCIE_RX.name: m.PCIE_RX_KB, m.PCIE_TX.name: m.PCIE_TX_KB}
 SAMPLES = 20
@@ -141,3 +134,13 @@ def coverage(of: Sequence[Judged]) -> float:
     """Return the share of busy GPUs, those whose class is not idle with all counters, that have a class without."""
     busy = [each for each in of if class_of(each.exact) not in ("", "idle")]
     return sum(bool(class_of(each.approximate)) for each in busy) / len(busy)
+
+
+def rows(of: Sequence[Judged]) -> list[tuple[str, ...]]:
+    """Return a row for each class and failure mode that is given without profiling counters."""
+    return [
+        (name, str(score.exact), str(score.approximate), f"{score.precision:.2f}", f"{score.recall:.2f}")
+        for of_kind in scores(of)
+        for name, score in of_kind.items()
+        if score.approximate
+    ]
