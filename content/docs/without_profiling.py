@@ -25,13 +25,16 @@ The driver has profiling counters (SM, pipe and DRAM activity, and the mean traf
 newer. Of data center GPUs from Volta to Ada, [DCGM](dcgm.md) has them. GeForce cards, vGPU guests, GPUs before Volta,
 and all GPUs older than Hopper without DCGM have none. This page lists what remains on them.
 
-gpu-exporter then uses what every driver reports, and marks what it concludes as *approximate*: `diagnose`, `top` and the
-live page show the word beside the class, the [API](api.md) and `diagnose --json` have `quality`, alerts have an
+gpu-exporter then uses what every driver reports, and marks what it concludes as *approximate*: `diagnose`, `top` and
+the live page show the word beside the class, the [API](api.md) and `diagnose --json` have `quality`, alerts have an
 annotation `quality`, and `{APPROXIMATE.record}` is 1 for the GPU.
 
 ## What stands in for the counters
 
-A [signal](signals.md) uses the first of its sources that exists.
+A [signal](signals.md) uses the first of its sources that exists. Memory utilisation is an upper bound of DRAM activity:
+any access counts for its moment, however few bytes it moves. NVML measures PCIe traffic for 20 ms in each direction,
+which keeps a CPU busy meanwhile, so gpu-exporter asks for it only every 15 s, and only where nothing else has it. Links
+count their traffic on Volta and Ampere.
 
 """
 CLASSES = """
@@ -54,16 +57,16 @@ BASIS: Mapping[str, str] = {
 NEVER = "unknown"
 AFTER_CLASSES = """
 A GPU that is busy at a power between these limits is memory-bound, compute-bound, or waits in part: its class is
-unknown. A profiler trace (`gpu-exporter trace`), `gpu-exporter profile` and the step timer tell; they work on every GPU.
-The [time shares](diagnose.md#where-did-the-time-go) need SM activity and are unknown.
+unknown. A [profiler trace](traces.md), [`gpu-exporter profile`](profile.md) and the [step timer](training.md) tell; they
+work on every GPU. The [time shares](diagnose.md#where-did-the-time-go) need SM activity and are unknown.
 
 ### How good is it?
 
-Every recording of the tests was judged twice, with all counters and without the profiling counters, which leaves PCIe
-traffic as twenty samples: 404 GPUs, of which 71 % of the GPUs that worked have a class. *Precision* is the share of what
-is found without the counters that is also found with them, *recall* the reverse; `python -m tests.without_profiling`
-prints both. No class and no failure mode with a precision below 0.9 is given. **It was calibrated on H100 and H200
-only**: on a board with another ratio of power to work, other shares of the power limit may be right.
+Every recording of the tests was judged twice, with all counters and without the profiling counters, with twenty samples
+of PCIe traffic: 404 GPUs. 71 % of the GPUs that worked have a class. *Precision* is the share of what is found without
+the counters that is also found with them, *recall* the reverse; `python -m tests.without_profiling` prints both. No
+class and no failure mode with a precision below 0.9 is given. **It was calibrated on H100 and H200 only**: on a board
+with another ratio of power to work, other shares of the power limit may be right.
 
 """
 MEASURED: Sequence[tuple[str, ...]] = (
@@ -91,14 +94,17 @@ AFTER_MEASURED = """
 - GpuLaunchBound needs memory utilisation, which most of the recordings lack: hence its recall.
 - Without samples of PCIe traffic, as from dcgm-exporter, loading data counts as waiting for the host (host-bound:
   precision 0.93, recall 0.81), and copies as low-power (0.95, 0.80).
+- Where the links count their traffic, GpuStragglerStarved is found, too (1.00 and 1.00, 11 ranks). The recordings are
+  too short for counters that are read every 15 s, so here they were read at every tick.
 - First results, before any limit was chosen: with utilisation in place of engine activity and all limits as they are
-  with counters, 26 % of the GPUs that worked had a class (host-bound 0.99 and 0.91, idle 0.97 and 1.00); with the classes
-  by power, at 40 % of the power limit, 67 % (low-power 0.93 and 0.57, compute-bound 0.97 and 0.87).
+  with counters, 26 % of the GPUs that worked had a class (host-bound 0.99 and 0.91, idle 0.97 and 1.00); with the
+  classes by power, at 40 % of the power limit, 67 % (low-power 0.93 and 0.57, compute-bound 0.97 and 0.87).
 
 ## Failure modes
 
-*Partly*: a part of the condition cannot be evaluated, so the failure mode may be missed, or be reported although a class
-that is unknown without the counters is the true one. All others are detected as with the counters.
+These are for a GPU whose driver has all that is listed above. *Partly*: a part of the condition cannot be evaluated, so
+the failure mode may be missed, or be reported although a class that is unknown without the counters is the true one. All
+others are detected as with the counters.
 
 """
 RECORDS = """
@@ -147,7 +153,7 @@ def page(boards: Mapping[str, str]) -> str:
 
 
 def _missing() -> set[str]:
-    """Return the names of the series that no driver has without profiling counters, under any name that signals read."""
+    """Return the names of the series that do not exist without profiling counters, of all that signals read."""
     reads = {way.series for signal in SIGNALS for way in signal.definitions if isinstance(way, Read)}
     of_drivers = {name for name in reads if name.startswith("DCGM_")} - WITHOUT_PROFILING
     parts = ("", "_bucket", "_sum", "_count")

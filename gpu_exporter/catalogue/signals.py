@@ -96,10 +96,15 @@ ALLOCATED = Signal(
     plain="allocated to a pod or job: {}",
 )
 
-PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}", *_reads(m.PCIE_RX_KB, 1e3))
-PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}", *_reads(m.PCIE_TX_KB, 1e3))
-NVLINK_RX = _traffic("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}")
-NVLINK_TX = _traffic("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}")
+PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}", *_reads(m.PCIE_RX_SAMPLED))
+PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}", *_reads(m.PCIE_TX_SAMPLED))
+NVLINK_RX, NVLINK_TX = (
+    _traffic(name, metric, total, plain, Read(counted.name, rate=True))
+    for name, metric, total, plain, counted in (
+        ("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}", m.NVLINK_RX_COUNTED),
+        ("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}", m.NVLINK_TX_COUNTED),
+    )
+)
 NVLINK = Signal(
     "nvlink",
     "bytes_per_second",

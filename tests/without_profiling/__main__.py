@@ -1,8 +1,9 @@
 """Prints precision and recall of each class and failure mode without profiling counters, against those with them.
 
-    python -m tests.without_profiling [--no-pcie] [--wrong]
+    python -m tests.without_profiling [--no-pcie] [--nvlink] [--wrong]
 
-`--no-pcie`: the driver has no samples of PCIe traffic either. `--wrong` lists the GPUs whose class is another one.
+`--no-pcie`: the driver has no samples of PCIe traffic either. `--nvlink`: the links count their traffic. `--wrong` lists
+the GPUs whose class is another one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from tests.without_profiling.compare import class_of, coverage, judged, scores, 
 HEAD = f"{'':<24}{'with':>6}{'without':>9}{'both':>6}{'precision':>11}{'recall':>8}"
 
 
-def main(*, pcie: bool, wrong: bool) -> None:
+def main(*, pcie: bool, nvlink: bool, wrong: bool) -> None:
     """Print the tables."""
-    found = list(judged(pcie=pcie))
+    found = list(judged(pcie=pcie, nvlink=nvlink))
     for kind, of_kind in zip(("class", "failure mode"), scores(found), strict=True):
         print(f"{kind:<24}{HEAD[24:]}")
         for name, score in of_kind.items():
@@ -30,4 +31,4 @@ def main(*, pcie: bool, wrong: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(pcie="--no-pcie" not in sys.argv, wrong="--wrong" in sys.argv)
+    main(pcie="--no-pcie" not in sys.argv, nvlink="--nvlink" in sys.argv, wrong="--wrong" in sys.argv)

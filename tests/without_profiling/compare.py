@@ -21,8 +21,10 @@ from tests.support.truth import MORE, PHASES, TRUTH
 
 PROFILING = frozenset(f"{row.name}{part}" for part in ("", "_bucket", "_sum", "_count") for row in m.PROFILING)
 # What NVML measures for 20 ms instead of the mean: twenty samples, as in the five minutes that a class is the mean of.
-SAMPLED = {m.PCIE_RX.name: m.PCIE_RX_KB, m.PCIE_TX.name: m.PCIE_TX_KB}
+SAMPLED = {m.PCIE_RX.name: m.PCIE_RX_SAMPLED.name, m.PCIE_TX.name: m.PCIE_TX_SAMPLED.name}
 SAMPLES = 20
+# What the links of Volta and Ampere count.
+COUNTED = {m.NVLINK_RX.name: m.NVLINK_RX_COUNTED.name, m.NVLINK_TX.name: m.NVLINK_TX_COUNTED.name}
 OF_HOSTS = sorted(path for folder in ("host", "host_h100") for path in (MORE / folder).glob("*.jsonl.gz"))
 
 
@@ -37,20 +39,26 @@ class Judged:
     right: frozenset[str]
 
 
-def without_profiling(scrapes: Sequence[Scrape], *, pcie: bool) -> Iterator[Scrape]:
-    """Yield the scrapes as those of a GPU without profiling counters; with `pcie`, its driver samples PCIe traffic."""
+def without_profiling(scrapes: Sequence[Scrape], *, pcie: bool, nvlink: bool) -> Iterator[Scrape]:
+    """Yield the scrapes as those of a GPU without profiling counters.
+
+    With `pcie`, its driver samples PCIe traffic, and with `nvlink`, its links count their traffic.
+    """
     every = max(1, len(scrapes) // (SAMPLES * len({_uuids(scrape) for scrape in scrapes})))
     seen_of: Counter[frozenset[str]] = Counter()
+    totals: dict[tuple[str, str], tuple[float, float]] = {}
     for scrape in scrapes:
         seen_of[_uuids(scrape)] += 1
         sampled = pcie and not seen_of[_uuids(scrape)] % every
         samples = [sample for sample in scrape.samples if sample.name not in PROFILING]
         if sampled:
-            samples += [
-                sample._replace(name=row.name, value=sample.value * row.scale)
-                for sample in scrape.samples
-                if (row := SAMPLED.get(sample.name))
-            ]
+            samples += [sample._replace(name=name) for sample in scrape.samples if (name := SAMPLED.get(sample.name))]
+        for sample in scrape.samples if nvlink else ():
+            if name := COUNTED.get(sample.name):
+                total, before = totals.get((name, sample.labels["UUID"]), (0.0, scrape.at))
+                total += sample.value * (scrape.at - before)
+                totals[name, sample.labels["UUID"]] = total, scrape.at
+                samples.append(sample._replace(name=name, value=total))
         yield Scrape(scrape.at, samples)
 
 
@@ -58,20 +66,20 @@ def _uuids(scrape: Scrape) -> frozenset[str]:
     return frozenset(sample.labels["UUID"] for sample in scrape.samples if "UUID" in sample.labels)
 
 
-def judged(*, pcie: bool = True) -> Iterator[Judged]:
+def judged(*, pcie: bool = True, nvlink: bool = False) -> Iterator[Judged]:
     """Yield every GPU of every phase of every recording."""
     for path, phase in PHASES:
-        both = _both(phases.scrapes(path, phase), "job", pcie=pcie)
+        both = _both(phases.scrapes(path, phase), "job", pcie=pcie, nvlink=nvlink)
         for (exact, approximate), truth in zip(both, TRUTH[path][phase], strict=True):
             yield Judged(path.name.partition(".")[0], phase, exact, approximate, truth[0])
     for path in OF_HOSTS:
-        for exact, approximate in _both(list(RecordedScrapes(path)), "", pcie=pcie):
+        for exact, approximate in _both(list(RecordedScrapes(path)), "", pcie=pcie, nvlink=nvlink):
             yield Judged(f"{path.parent.name}/{path.name.partition('.')[0]}", "", exact, approximate, frozenset())
 
 
-def _both(scrapes: Sequence[Scrape], job: str, *, pcie: bool) -> Iterator[tuple[Diagnosis, Diagnosis]]:
+def _both(scrapes: Sequence[Scrape], job: str, *, pcie: bool, nvlink: bool) -> Iterator[tuple[Diagnosis, Diagnosis]]:
     exact = diagnose(seen(scrapes, {}, job=job))
-    approximate = diagnose(seen(without_profiling(scrapes, pcie=pcie), {}, job=job))
+    approximate = diagnose(seen(without_profiling(scrapes, pcie=pcie, nvlink=nvlink), {}, job=job))
     return zip(exact, approximate, strict=True)
 
 

@@ -526,6 +526,7 @@ NUMBER(CurrPcieLinkWidth, unsigned)
 NUMBER(MaxPcieLinkGeneration, unsigned)
 NUMBER(MaxPcieLinkWidth, unsigned)
 NUMBER(PcieReplayCounter, unsigned)
+INDEXED(PcieThroughput, unsigned)
 INDEXED(NvLinkState, unsigned)
 
 /* ---- Memory and its faults ---- */
