@@ -57,8 +57,8 @@ BASIS: Mapping[str, str] = {
 NEVER = "unknown"
 AFTER_CLASSES = """
 A GPU that is busy at a power between these limits is memory-bound, compute-bound, or waits in part: its class is
-unknown. A [profiler trace](traces.md), [`gpu-exporter profile`](profile.md) and the [step timer](training.md) tell; they
-work on every GPU. The [time shares](diagnose.md#where-did-the-time-go) need SM activity and are unknown.
+unknown. A [profiler trace](traces.md), [`gpu-exporter profile`](profile.md) and the [step timer](training.md) tell;
+they work on every GPU. The [time shares](diagnose.md#where-did-the-time-go) need SM activity and are unknown.
 
 ### How good is it?
 
@@ -103,8 +103,8 @@ AFTER_MEASURED = """
 ## Failure modes
 
 These are for a GPU whose driver has all that is listed above. *Partly*: a part of the condition cannot be evaluated, so
-the failure mode may be missed, or be reported although a class that is unknown without the counters is the true one. All
-others are detected as with the counters.
+the failure mode may be missed, or be reported although a class that is unknown without the counters is the true one.
+All others are detected as with the counters.
 
 """
 RECORDS = """

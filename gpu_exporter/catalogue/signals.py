@@ -367,6 +367,9 @@ XID_UNKNOWN = _xid(
     _age_of(XidKind.UNKNOWN),
 )
 
+# What has another source without profiling counters, or is derived from that.
+APPROXIMATED = frozenset({GR_ACTIVE, DRAM_ACTIVE, PCIE_RX, PCIE_TX, PCIE_RX_USE, PCIE_TX_USE})
+
 
 def _signals() -> Iterator[Signal]:
     return (value for value in tuple(globals().values()) if isinstance(value, Signal))

@@ -2,8 +2,8 @@
 
     python -m tests.without_profiling [--no-pcie] [--nvlink] [--wrong]
 
-`--no-pcie`: the driver has no samples of PCIe traffic either. `--nvlink`: the links count their traffic. `--wrong` lists
-the GPUs whose class is another one.
+`--no-pcie`: the driver has no samples of PCIe traffic either. `--nvlink`: the links count their traffic. `--wrong`
+lists the GPUs whose class is another one.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class Handle:
     """One handle of NVML: a GPU, or a MIG instance, whose series have `labels`.
 
     The first read detects which metrics are not supported; these are not read again. `take_sample` fills a GPM
-    sample; without GPM, it is the reason why there is none. With `beside`, the GPU has another handle, and is not lost if
-    this one has no values.
+    sample; without GPM, it is the reason why there is none. With `beside`, the GPU has another handle, and is not lost
+    if this one has no values.
     """
 
     def __init__(
