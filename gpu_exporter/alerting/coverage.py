@@ -153,15 +153,13 @@ def _metric(series: str) -> str:
 
 def _judged(condition: Condition, names: Collection[str]) -> Detectability:
     match condition:
-        case Compare() if condition is bottlenecks.APPROXIMATE:
-            # It is false of a GPU whose engine activity comes from profiling counters.
-            return Detectability.NO if _PROFILING & set(names) else Detectability.YES
         case Compare():
             return Detectability.YES if all(_known(term, names) for term in terms(condition)) else Detectability.NO
         case And():
             return min(_judged(child, names) for child in condition.conditions)
         case Or():
-            arms = [_judged(child, names) for child in condition.conditions]
+            possible = [child for child in condition.conditions if not _is_false(child, names)]
+            arms = [_judged(child, names) for child in possible] or [Detectability.YES]
             return max(arms) if min(arms) else min(max(arms), Detectability.PARTLY)
         case OrIfKnown():
             return _judged(condition.condition, names)
@@ -176,6 +174,18 @@ def _judged(condition: Condition, names: Collection[str]) -> Detectability:
             return _unless(min(_judged(child, names) for child in children(condition)), before)
         case _:
             raise no_case(condition)
+
+
+def _is_false(condition: Condition, names: Collection[str]) -> bool:
+    """Return whether a condition is false of every GPU with profiling counters, and these are among the series."""
+    match condition:
+        case Compare():
+            return condition is bottlenecks.APPROXIMATE and not _PROFILING.isdisjoint(names)
+        case And():
+            return any(_is_false(child, names) for child in condition.conditions)
+        case Unless():
+            return _is_false(condition.condition, names)
+    return False
 
 
 def _unless(inner: Detectability, other: Detectability) -> Detectability:

@@ -83,7 +83,7 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     known = result.profile_lines
     said = {text.strip() for text, _ in incident_words.lines(of_diagnoses(result.diagnoses), code=known)}
     profiled = dict.fromkeys(line for of_gpu in known.values() for line in of_gpu if line not in said)
-    hints = (hint(result.diagnoses), any(each.approximate for each in result.diagnoses) and APPROXIMATE_HINT)
+    hints = (hint(result.diagnoses), APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else "")
     for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
         yield line, ""
     code = exit_code(result.diagnoses, result.absent)

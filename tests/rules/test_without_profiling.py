@@ -1,4 +1,4 @@
-"""Recorded phases of an H200 without its profiling counters, held for two hours: the classes and alerts of the rules."""
+"""Recorded phases of an H200 without its profiling counters, held for two hours: classes and alerts of the rules."""
 
 from __future__ import annotations
 
