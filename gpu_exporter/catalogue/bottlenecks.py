@@ -316,7 +316,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         DRAWS_LITTLE,
         "kernels or copies run all the time, but the GPU draws little power: it waits for other ranks, copies data, or "
         "runs kernels that are too small for it",
-        "#8f9779",
+        "#7800ff",
         Cause.UNDERFILLED,
     ),
     Bottleneck(
