@@ -10,7 +10,7 @@ from pathlib import Path
 from content.chart import files as chart
 from content.chart import manifests, platforms
 from content.docs import failure_modes as failure_pages
-from content.docs import gpu_models, peer_series, reference
+from content.docs import gpu_models, peer_series, reference, without_profiling
 from content.docs import signals as signal_page
 from gpu_exporter.alerting import alertmanager, rules, runbooks
 from gpu_exporter.alerting import coverage as dcgm_csv
@@ -30,6 +30,10 @@ def _dashboard(board: Board) -> str:
         if module not in ("grafanalib", "grafana_foundation_sdk"):
             raise
         raise _needs(module) from None
+
+
+def _without_profiling() -> str:
+    return without_profiling.page({board.title: _dashboard(board) for board in BOARDS})
 
 
 def _in_chart(board: Board) -> str:
@@ -52,6 +56,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
     "docs/failure-modes.md": failure_pages.failure_modes,
     "docs/signals.md": signal_page.signals,
+    "docs/without-profiling.md": _without_profiling,
     f"{runbooks.FOLDER}/README.md": runbooks.index,
     **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
     **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},

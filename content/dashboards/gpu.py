@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from content.dashboards import between_scrapes, queries
 from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
-from content.dashboards.frame import GREEN, RED, About, BoardRow, ColourStep
+from content.dashboards.frame import GREEN, GREY, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, Legend, dashed, hues, lines, time_shares
 from content.dashboards.panels import LIMITS, class_timeline, named, number, reachable, states, verdict
 from content.dashboards.queries import Query
@@ -270,6 +270,18 @@ def _bottleneck() -> list[object]:
                 "0 in a job over several GPUs: it does not use NVLink.",
             ),
             s.NVLINK,
+        ),
+        states(
+            "Quality of the class",
+            About(
+                "Where the class comes from: profiling counters (exact), or utilisation and power (approximate).",
+                "exact.",
+                "GPUs without profiling counters: what they lack is in docs/without-profiling.md.",
+            ),
+            q.query(BOARD, s.APPROXIMATE),
+            (("exact", GREEN), ("approximate", GREY)),
+            width=24,
+            height=5,
         ),
     ]
 

@@ -38,7 +38,7 @@ See [platforms](platforms.md) for drivers, operating systems and other environme
 ## Models
 
 *Profiling metrics*: where SM, pipe and DRAM activity come from. With *DCGM only*, use [DCGM](dcgm.md) or dcgm-exporter;
-without it, no class of bottleneck can be determined. NVLink traffic is the sum of both directions.
+without it, the class is [approximate](without-profiling.md). NVLink traffic is the sum of both directions.
 
 """
 PEAKS_HEAD = """

@@ -90,7 +90,12 @@ PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",    
 PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU (including headers)")
 NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links (without headers)")
 NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links (without headers)")
-# The same traffic under the names of other fields. NVML's own call for PCIe throughput busy-waits for 20 ms, so it is never used.
+# What the driver has of GPUs without GPM. Its call for PCIe throughput measures for 20 ms, in which it keeps a CPU busy.
+PCIE_TX_SAMPLED   = Metric("gpu_pcie_tx_sampled_bytes_per_second", GAUGE,   "bytes per second", "PCIe traffic from the GPU to the host in bytes per second, measured for 20 ms every 15 s; only of GPUs without profiling counters.", 0, 1e13, nvml=Call("PcieThroughput", (0,)), scale=1e3, pace=SLOW, instead_of=PCIE_TX)
+PCIE_RX_SAMPLED   = Metric("gpu_pcie_rx_sampled_bytes_per_second", GAUGE,   "bytes per second", "PCIe traffic from the host to the GPU in bytes per second, measured for 20 ms every 15 s; only of GPUs without profiling counters.", 0, 1e13, nvml=Call("PcieThroughput", (1,)), scale=1e3, pace=SLOW, instead_of=PCIE_RX)
+NVLINK_TX_COUNTED = Metric("gpu_nvlink_counted_tx_bytes_total",    COUNTER, "bytes",            "NVLink traffic sent over all links in bytes, by the counters of the links (Volta and Ampere); only of GPUs without profiling counters.", 0, 9e18, nvml=LinkSum(138), scale=1024.0, pace=SLOW, rate=2e12, instead_of=NVLINK_TX)
+NVLINK_RX_COUNTED = Metric("gpu_nvlink_counted_rx_bytes_total",    COUNTER, "bytes",            "NVLink traffic received over all links in bytes, by the counters of the links (Volta and Ampere); only of GPUs without profiling counters.", 0, 9e18, nvml=LinkSum(139), scale=1024.0, pace=SLOW, rate=2e12, instead_of=NVLINK_RX)
+# The same traffic under the names of other fields.
 NVLINK_BOTH       = Metric("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", GAUGE, "MB/s", "NVLink traffic in both directions over all links, mean over the gauge window.",                                  0, 2e7, dcgm=449, scale=1e-6, sum_of=(NVLINK_TX, NVLINK_RX))
 PCIE_TX_KB        = Metric("DCGM_FI_DEV_PCIE_TX_THROUGHPUT",     GAUGE, "KB/s", "PCIe traffic from the GPU to the host in KB/s (including headers), mean over the gauge window.", 0, 1e10, dcgm=200, scale=1e-3, sum_of=(PCIE_TX,), set=FULL)
 PCIE_RX_KB        = Metric("DCGM_FI_DEV_PCIE_RX_THROUGHPUT",     GAUGE, "KB/s", "PCIe traffic from the host to the GPU in KB/s (including headers), mean over the gauge window.", 0, 1e10, dcgm=201, scale=1e-3, sum_of=(PCIE_RX,), set=FULL)
@@ -446,6 +451,13 @@ def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
 
 BY_KEY = by_key(globals().items())
 METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
+# What needs profiling counters: those of GPM, and what is computed from them.
+PROFILING = frozenset(
+    row
+    for row in METRICS
+    for read in (row.integral_of or row.histogram_of or row,)
+    if isinstance(read.nvml, Gpm) or (read.sum_of and all(isinstance(part.nvml, Gpm) for part in read.sum_of))
+)
 # A driver that answers with 0 where that is below the lowest possible value does not know the value. Then it does not
 # know these rows either, if they are 0, too: the row of each that tells.
 BASES: Mapping[Metric, Metric] = {

@@ -32,21 +32,24 @@ def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit:
     return tuple(reads)
 
 
-def _activity(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
+def _activity(name: str, metric: Metric, total: Metric, plain: str, *approximate: Read) -> Signal:
     help = metric.help.split(", mean")[0]
     reads = tuple(replace(read, most=1.0) for read in _reads(metric, total=total))
-    return Signal(name, "ratio", help, reads, per_instance=True, plain=plain)
+    return Signal(name, "ratio", help, (*reads, *approximate), per_instance=True, plain=plain)
 
 
-def _traffic(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
-    return Signal(name, "bytes_per_second", metric.help.split(", bytes")[0], _reads(metric, total=total), plain=plain)
+def _traffic(name: str, metric: Metric, total: Metric, plain: str, *approximate: Read) -> Signal:
+    reads = (*_reads(metric, total=total), *approximate)
+    return Signal(name, "bytes_per_second", metric.help.split(", bytes")[0], reads, plain=plain)
 
 
 def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
     return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
-GR_ACTIVE = _activity(PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
+GR_ACTIVE = _activity(
+    PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time", *_reads(m.GPU_UTIL, 1e-2)
+)
 SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "{} of the SMs busy on average")
 SM_IDLE = Signal(
     "sm_idle",
@@ -58,7 +61,9 @@ SM_IDLE = Signal(
 )
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
-DRAM_ACTIVE = _activity("dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used")
+DRAM_ACTIVE = _activity(
+    "dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used", *_reads(m.MEM_UTIL, 1e-2)
+)
 FP64_ACTIVE = _activity("fp64_active", m.FP64_ACTIVE, m.FP64_SECONDS, "FP64 units busy {} of the time")
 FP32_ACTIVE = _activity("fp32_active", m.FP32_ACTIVE, m.FP32_SECONDS, "FP32 units busy {} of the time")
 FP16_ACTIVE = _activity("fp16_active", m.FP16_ACTIVE, m.FP16_SECONDS, "FP16 units busy {} of the time")
@@ -66,21 +71,40 @@ INT_ACTIVE = _activity("int_active", m.INT_ACTIVE, m.INT_SECONDS, "integer units
 UTIL = Signal(
     "util", "ratio", "GPU utilisation as nvidia-smi shows it", _reads(m.GPU_UTIL, 1e-2), plain="utilisation {}"
 )
+# What the driver says of a GPU without profiling counters stands in for them: utilisation for engine activity, memory
+# utilisation, an upper bound, for DRAM activity, and samples of PCIe traffic for its mean.
+APPROXIMATE = Signal(
+    "approximate",
+    "bool",
+    "1 where the engine activity is the utilisation that the driver reports, because there are no profiling counters",
+    (
+        Read(m.GR_ENGINE_SECONDS.name, 0.0),
+        *_reads(m.GR_ENGINE_ACTIVE, 0.0),
+        Derived(Derived(UTIL, "*", 0.0), "+", 1.0),
+    ),
+    per_instance=True,
+    plain="approximate: {}",
+)
 
 # A GPU without an owner needs a 0, because its series continues when a second pod or job shares it.
 ALLOCATED = Signal(
     "allocated",
     "bool",
     "1 while a pod or job has the GPU, whether it uses it or not",
-    (Read(OWNERS_INFO), *_reads(m.GR_ENGINE_ACTIVE, 0.0)),
+    (Read(OWNERS_INFO), *_reads(m.GR_ENGINE_ACTIVE, 0.0), *_reads(m.GPU_UTIL, 0.0)),
     per_instance=True,
     plain="allocated to a pod or job: {}",
 )
 
-PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}")
-PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}")
-NVLINK_RX = _traffic("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}")
-NVLINK_TX = _traffic("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}")
+PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}", *_reads(m.PCIE_RX_SAMPLED))
+PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}", *_reads(m.PCIE_TX_SAMPLED))
+NVLINK_RX, NVLINK_TX = (
+    _traffic(name, metric, total, plain, Read(counted.name, rate=True))
+    for name, metric, total, plain, counted in (
+        ("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}", m.NVLINK_RX_COUNTED),
+        ("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}", m.NVLINK_TX_COUNTED),
+    )
+)
 NVLINK = Signal(
     "nvlink",
     "bytes_per_second",
@@ -342,6 +366,9 @@ XID_UNKNOWN = _xid(
     "last undocumented XID {} ago",
     _age_of(XidKind.UNKNOWN),
 )
+
+# What has another source without profiling counters, or is derived from that.
+APPROXIMATED = frozenset({GR_ACTIVE, DRAM_ACTIVE, PCIE_RX, PCIE_TX, PCIE_RX_USE, PCIE_TX_USE})
 
 
 def _signals() -> Iterator[Signal]:

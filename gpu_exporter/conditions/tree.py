@@ -90,6 +90,7 @@ READ_ONCE = frozenset(
         "gpu:power_use:max10m",
         "gpu:sm_active:stddev5m",
         "gpu:stalled:others_ratio",
+        "gpu:sw_power_cap:mean5m",
         "gpu:talks:others_ratio",
         "gpu:talks_gr_active:median5m",
         "gpu:talks_nvlink:median5m",

@@ -99,6 +99,7 @@ TITLES: Mapping[str, str] = {
 }
 # What a signal of 0 or 1 says: at 1, and at 0.
 STATES: Mapping[str, tuple[str, str]] = {
+    "approximate": ("there are no profiling counters", "there are profiling counters"),
     "up": ("the GPU answers", "the GPU does not answer"),
     "healthy": ("the GPU is healthy", "the GPU is not known to be healthy"),
     "degraded": ("the GPU is degraded", "the GPU is not degraded"),
@@ -126,6 +127,8 @@ CLAUSES: Mapping[str, str] = {
     "spinning": "the GPU *spins* in a collective",
     "may_spin": "the GPU *may spin*",
     "waiting": "the GPU *waits* for other ranks, and no data moves",
+    "computes_at_limit": "the GPU *computes at its power limit*",
+    "draws_little": "the GPU is busy but *draws little power*",
     "traffic": "the GPU *exchanges data*",
     "moves": "*data moves* to or from the GPU",
     "other_traffic": "its *traffic differs* from that of the ranks that communicate",

@@ -295,6 +295,7 @@ class LiveMonitor:
                 "since": changed if of_health else current.since.get((device, line.of)),
             },
             "class": bottleneck.name if bottleneck else None,
+            "quality": diagnosis.quality if diagnosis else None,
             "class_since": current.since.get((device, "")) if bottleneck else None,
             "measurements": {name: float(f"{value:.5g}") for name, value in of_gpu.values().items()},
             "limits": of_gpu.limits(),

@@ -105,7 +105,11 @@ class GpuState:
             samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
             missing = {**reading.unsupported, **self.accumulator.unknown()}
-            self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
+            unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
+            # A row that stands in for another one is not missing where there is the other.
+            self.unsupported = {
+                row: why for row, why in unsupported.items() if row.instead_of is None or row.instead_of in unsupported
+            }
             self.duration = time.monotonic() - started
         now = time.monotonic()
         # With short intervals, not every collection reads the GPU.

@@ -147,6 +147,7 @@ class MixedDevice(Device):
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return NVML's reading, merged with DCGM's. If DCGM fails, only its metrics are missing."""
+        self._first.substitutes = self._second is None
         reading = self._first.read(paces)
         if not self._gpm or not all(metric in reading.unsupported for metric in self._gpm):
             self._set_source_info("nvml", "gpm")

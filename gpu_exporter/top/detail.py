@@ -8,7 +8,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.diagnose import Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
-from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook
+from gpu_exporter.diagnosis.report import class_words, evidence, runbook
 from gpu_exporter.reports.numbers import narrow_size, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
 from gpu_exporter.top.numbers import ABSENT, long
@@ -46,11 +46,10 @@ def _class(row: GpuRow, now: float, width: int, first: float) -> Iterator[Line]:
     if diagnosis is None:
         yield (Span("  no diagnosis yet", "dim"),)
     elif diagnosis.bottleneck is None:
-        yield from wrapped(UNKNOWN_CLASS, width, "  ", "unknown", first="  ")
+        yield from wrapped(class_words(diagnosis), width, "  ", "unknown", first="  ")
     else:
         since = f" ({lasted(row.class_since, now, first)})" if row.class_since else ""
-        text = f"{diagnosis.bottleneck.name}{since}: {diagnosis.bottleneck.means}"
-        yield from wrapped(text, width, "  ", class_style(row), first="  ")
+        yield from wrapped(class_words(diagnosis, since), width, "  ", class_style(row), first="  ")
     if row.reasons:
         text = f"{row.health}: {', '.join(row.reasons)}"
         yield from wrapped(text, width, "  ", HEALTH_STYLES.get(row.health, ""), first="  ")

@@ -1074,11 +1074,11 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,
-        lesser=Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.GR_ACTIVE, bare=True), ">=", 0.0)),
+        lesser=Compare(Over(s.APPROXIMATE, bare=True), "==", 1.0),
         lesser_because="The GPU has no profiling metrics at all: this GPU, its driver or its hypervisor does not offer "
         "them.",
-        meaning="An exporter reports the utilisation of this GPU, but not its SM activity. Without SM activity, nobody "
-        "can say what limits the GPU.",
+        meaning="An exporter reports the utilisation of this GPU, but not its SM activity. What limits the GPU is then known "
+        "[only in part](../without-profiling.md).",
         impact="GpuStragglerSlow, GpuStragglerLaunchBound and most alerts on bottlenecks cannot fire for this GPU. If it "
         "still has the activity of its engine, its memory and its tensor cores, as with the default fields of dcgm-exporter, "
         "GpuCollectiveStall and GpuStragglerStarved can.",

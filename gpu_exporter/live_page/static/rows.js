@@ -69,7 +69,7 @@ export class Row {
     setText(p.model, gpu.modelName ?? "");
     setText(p.owner, gpu.owner || "No owner known");
     renderIfChanged(p.verdict, [gpu.health, this.#said(gpu), this.#since(gpu)], () => this.#verdict(gpu));
-    setText(p.className, sentence(gpu.class ?? "") || "Unknown");
+    setText(p.className, gpu.class ? `${sentence(gpu.class)}${gpu.quality === "approximate" ? " (approximate)" : ""}` : "Unknown");
     setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
     setText(p.classSince, this.#classSince(gpu));
     this.#measure(gpu);

@@ -154,7 +154,9 @@ AMPERE: Mapping[str, Value] = {
     **dict.fromkeys(("CurrPcieLinkWidth", "MaxPcieLinkWidth"), 16),
     **_numbered("FieldValues", {82: "u:37", 83: 1930442, 186: "u:64312", 90: "u:25781"}),
     **_numbered("FieldValues", dict.fromkeys((*range(32, 60), *range(96, 120)), 0)),
-    **_links(12, {}),
+    **_links(12, {138: 4000, 139: 3000}),
+    "PcieThroughput.0": 1500,
+    "PcieThroughput.1": 2500,
     "GpmSupported": 0,
 }
 

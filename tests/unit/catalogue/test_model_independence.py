@@ -53,7 +53,13 @@ OF_NO_MODEL = frozenset(
     | {"cpus", "processes", "per_second", "level"}
 )
 # Limits that power is compared with. They belong to one failure mode, which is about power.
-POWER: Mapping[str, str] = {"powerSwing": "GpuPowerOscillation", "coarsePower": "GpuPowerOscillation"}
+# The last two apply only without profiling counters: see `test_power_of_a_gpu_with_profiling_counters`.
+POWER: Mapping[str, str] = {
+    "powerSwing": "GpuPowerOscillation",
+    "coarsePower": "GpuPowerOscillation",
+    "lowPower": "low-power",
+    "highPower": "compute-bound",
+}
 # Failure modes that a model without the signal cannot have reported, with the reason.
 UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuNvlinkImbalance": ((L40S, L4, *SLICES), "they have no NVLink"),
@@ -140,7 +146,7 @@ def test_limits_in_units_of_a_model_have_a_reason() -> None:
 
 @pytest.mark.drift
 def test_power_decides_only_about_power() -> None:
-    """No class and no mode but GpuPowerOscillation reads power."""
+    """No mode but GpuPowerOscillation reads power, and a class only without profiling counters."""
     found = {(name, owner) for owner, condition in conditions() for name in compared_with_power(condition)}
     assert found == set(POWER.items()), NO_POWER
 
