@@ -41,11 +41,11 @@ SHOTS = (
     Shot("live-page-dark", "failing", 1440, 900, "dark"),
     Shot("live-page-wall", "failing", 3840, 2160, "dark"),
     Shot("live-page-phone", "failing", 390, 844, in_docs=True),
-    Shot("live-page-lost-gpu", "failing", 1440, 1100, "light", 3, ".gpu:nth-of-type(4)"),
+    Shot("live-page-lost-gpu", "failing", 1440, 1100, "light", 3, ".gpu:nth-of-type(1)"),
     Shot("live-page-job", "straggler", 1440, 900),
     Shot("live-page-ranks", "straggler", 1440, 700, "light", None, "#jobs"),
-    Shot("live-page-straggler", "straggler", 1280, 770, "dark", 5, ".gpu:nth-of-type(6)", in_docs=True),
-    Shot("live-page-phone-row", "straggler", 390, 1600, "dark", 5, ".gpu:nth-of-type(6)"),
+    Shot("live-page-straggler", "straggler", 1280, 700, "dark", 5, ".gpu:nth-of-type(1)", in_docs=True),
+    Shot("live-page-phone-row", "straggler", 390, 1600, "dark", 5, ".gpu:nth-of-type(1)"),
 )
 
 

@@ -42,11 +42,6 @@ export function renderIfChanged(node, data, make) {
   node.replaceChildren(...[make(data)].flat(Infinity).filter(Boolean));
 }
 
-/** Return a link to a page of the web; only its text if it is no such link. */
-export function link(url, text) {
-  return /^https?:\/\//i.test(url) ? element("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, text) : text;
-}
-
 /** Return a badge: a sign and a word, so that its colour is never the only difference. */
 export function badge(tone, text) {
   return element("span", { class: `badge ${tone}` }, text);

@@ -97,7 +97,7 @@ def test_a_policy_of_the_user_stays(tmp_path: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("name", [*OWN, "../page.html", "../nodes.html"])
+@pytest.mark.parametrize("name", [*OWN, "../page.html", "../nodes.html", "../runbook.html"])
 def test_no_file_names_another_host(name: str) -> None:
     """The only absolute URL is the XML namespace of SVG. All others are relative, so that a path prefix works."""
     text = (page.FOLDER / name).read_text("utf-8")
