@@ -29,7 +29,7 @@ LEAST_COST = 0.5
 Entry = Mapping[str, Any]
 
 
-class Problem(NamedTuple):
+class PageProblem(NamedTuple):
     """An incident, a sick GPU, GPUs that are missing, or a job that waits. `gpus` are the ids of those that cause it,
     `hit` those of others. `title` says in a few words what `words` says in a sentence."""
 
@@ -94,7 +94,7 @@ def _devices(incident: Entry, role: str, by_id: Mapping[str, Entry]) -> list[Ent
     return [by_id[each] for each in ids if each in by_id]
 
 
-def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterator[Problem]:
+def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterator[PageProblem]:
     """Yield the incidents that somebody has to look at. What the verdict on a GPU says is more precise."""
     said: set[str] = set()
     for incident in incidents:
@@ -108,7 +108,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             said.add(sick[0]["id"])
             words = f"{name}: {_verdict(sick[0])}"
         worst = max((Health(entry["health"]) for entry in sick), default=None)
-        yield Problem(
+        yield PageProblem(
             tone=BAD if incident["severity"] == "critical" or hit or worst is Health.UNHEALTHY else WARN,
             badge=(worst.value if worst else incident["severity"]).capitalize(),
             title=_clause(name, len(gpus) > 1, worst, hit, incident),
@@ -152,7 +152,7 @@ def _cost(lost: float) -> str:
     return f"costs {lost:.1f} GPU-hours an hour" if lost >= LEAST_COST else ""
 
 
-def _sick(entries: Sequence[Entry], problems: Sequence[Problem]) -> Iterator[Problem]:
+def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:
     """Yield the GPUs that are not healthy, and cause no incident. The verdict is on the whole GPU."""
     told = {gpu for problem in problems for gpu in problem.gpus}
     for entry in entries:
@@ -160,7 +160,7 @@ def _sick(entries: Sequence[Entry], problems: Sequence[Problem]) -> Iterator[Pro
             continue
         name = names_of_entries([entry])
         unknown = entry["health"] == Health.UNKNOWN.value
-        yield Problem(
+        yield PageProblem(
             tone=TONES[Health(entry["health"])],
             badge=entry["health"].capitalize(),
             title=f"the health of {name} is unknown" if unknown else f"{name} is {entry['health']}",
@@ -172,14 +172,14 @@ def _sick(entries: Sequence[Entry], problems: Sequence[Problem]) -> Iterator[Pro
         )
 
 
-def _missing(number: int) -> Iterator[Problem]:
+def _missing(number: int) -> Iterator[PageProblem]:
     if number:
         title = f"{number} expected {'GPU is' if number == 1 else 'GPUs are'} missing"
         words = f"{title}: the driver does not list {'it' if number == 1 else 'them'}"
-        yield Problem(BAD, "Missing", title, words, action="run `gpu-exporter doctor` on the node")
+        yield PageProblem(BAD, "Missing", title, words, action="run `gpu-exporter doctor` on the node")
 
 
-def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Sequence[Entry]) -> Iterator[Problem]:
+def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Sequence[Entry]) -> Iterator[PageProblem]:
     """Yield the jobs whose ranks wait for one of them, if no incident says why."""
     explained = {job for incident in incidents if incident["severity"] != "info" for job in incident["jobs"]}
     for job in jobs:
@@ -191,7 +191,7 @@ def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Seque
             continue
         what = names_of_entries(slow) if slow else "a rank on another node"
         verb = "waits" if len(waiting) == 1 else "wait"
-        yield Problem(
+        yield PageProblem(
             WARN,
             "Slow",
             f"job {job['name']} is slow",
@@ -212,7 +212,7 @@ def _health(entries: Sequence[Entry], missing: int) -> str:
     return f"{healthy} of {total} {'GPU' if total == 1 else 'GPUs'} healthy"
 
 
-def _title(entries: Sequence[Entry], problems: Sequence[Problem], missing: int) -> str:
+def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: int) -> str:
     clauses = list(dict.fromkeys(problem.title for problem in problems))
     if not clauses:
         return _health(entries, missing)
@@ -221,7 +221,7 @@ def _title(entries: Sequence[Entry], problems: Sequence[Problem], missing: int) 
     return text[:1].upper() + text[1:]
 
 
-def _judged(entry: Entry, state: str, problems: Sequence[Problem], by_id: Mapping[str, Entry]) -> Judgement:
+def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> Judgement:
     """Return the judgement of a GPU: a cause, a victim, or neither."""
     line, health = entry["headline"], Health(entry["health"])
     for problem in problems:
@@ -249,7 +249,7 @@ def largest_loss(time: Mapping[str, float]) -> str:
     return f"{WORDS[cause][:1].upper()}{WORDS[cause][1:]}: {percent(losses[cause])} of the time"
 
 
-def _order(entries: Sequence[Entry], problems: Sequence[Problem], judged: Mapping[str, Judgement]) -> list[str]:
+def _order(entries: Sequence[Entry], problems: Sequence[PageProblem], judged: Mapping[str, Judgement]) -> list[str]:
     """Return the ids of GPUs, each followed by its MIG instances: causes first, then victims, then the rest."""
     places = {gpu: place for place, problem in reversed(list(enumerate(problems))) for gpu in problem.gpus}
     worst: dict[str, int] = {}
