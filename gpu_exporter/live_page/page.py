@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
+from urllib.parse import quote
 
 from gpu_exporter.live_page.node_list import ListedNode, list_values
 from gpu_exporter.version import __version__
@@ -95,6 +96,8 @@ class LivePage:
     node: Template
     nodes: Template
     runbook: Template
+    # The address of Grafana; empty if it is unknown.
+    grafana_url: str = ""
 
     def of_node(
         self, name: str, links: Mapping[str, str], answer: Mapping[str, Any] | None = None, *, root: str = ""
@@ -102,8 +105,23 @@ class LivePage:
         """Return the page of a node with its values, the answer of `/api/v1/gpus`, if there are some yet. `root` is the
         path of the root from there, if the node is one of several."""
         up = f'<a href="{root}">All nodes</a> · ' if root else ""
-        values = {"node": html.escape(name), "links": _links(links), **_first_view(answer, root)}
+        values = {"node": html.escape(name), "links": _links(links), **_first_view(answer, root), **self._boards(name)}
         return self.node.substitute(values, root=root, up=up, version=__version__)
+
+    def _boards(self, node: str) -> Mapping[str, str]:
+        """Return the link to the dashboard of a node, and where those of its GPUs and jobs are, for the scripts."""
+        if not self.grafana_url:
+            return {"board": "", "boards": ""}
+        from gpu_exporter.alerting import boards
+
+        name = quote(node, safe="")
+        links = {
+            "gpu": boards.GPU.link(node=name, gpu="{gpu}"),
+            "job": boards.JOB.link(namespace="{namespace}", workload="{workload}"),
+        }
+        places = "".join(f' data-{kind}-board="{html.escape(self.grafana_url + link)}"' for kind, link in links.items())
+        address = html.escape(self.grafana_url + boards.NODE.link(node=name))
+        return {"board": f'<a href="{address}">Dashboard of this node</a> · ', "boards": places}
 
     def of_nodes(self, nodes: Sequence[ListedNode], links: Mapping[str, str]) -> str:
         """Return the list of several nodes."""
@@ -130,9 +148,10 @@ def _first_view(answer: Mapping[str, Any] | None, root: str) -> Mapping[str, str
     }
 
 
-def load_page() -> LivePage:
+def load_page(grafana_url: str = "") -> LivePage:
     """Read the files and templates. Does not belong on the HTTP thread."""
-    return LivePage(load(), *(Template(template(name)) for name in ("page.html", "nodes.html", "runbook.html")))
+    node, nodes, runbook = (Template(template(name)) for name in ("page.html", "nodes.html", "runbook.html"))
+    return LivePage(load(), node, nodes, runbook, grafana_url)
 
 
 def _links(paths: Mapping[str, str]) -> str:

@@ -46,3 +46,11 @@ export function renderIfChanged(node, data, make) {
 export function badge(tone, text) {
   return element("span", { class: `badge ${tone}` }, text);
 }
+
+/** Return a link to a dashboard of Grafana, `kind` of gpu or job, for these values; "" if Grafana's address is unknown. */
+export function board(kind, values) {
+  const place = document.body.dataset[`${kind}Board`];
+  if (!place) return "";
+  const href = Object.entries(values).reduce((text, [name, value]) => text.replace(`{${name}}`, encodeURIComponent(value)), place);
+  return element("a", { class: "board", href, target: "_blank", rel: "noopener noreferrer" }, "Dashboard");
+}

@@ -1,6 +1,6 @@
 // The ranks of each job side by side: who waits for whom, and how their measurements differ.
 
-import { badge, element, renderIfChanged } from "./dom.js";
+import { badge, board, element, renderIfChanged } from "./dom.js";
 import { bar, highest } from "./drawing.js";
 import { gpuName, gpuNames, quantity } from "./format.js";
 
@@ -65,6 +65,7 @@ export class Jobs {
       "article",
       { class: "job" },
       element("h3", {}, job.name),
+      board("job", { namespace: job.name.includes("/") ? job.name.split("/")[0] : ".*", workload: job.name.split("/").at(-1) }),
       element("p", {}, `${heldUpBy(job, gpus)}.`),
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
     );
