@@ -6,6 +6,7 @@ What renders them is imported when the first one is requested.
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 
 from tornado.web import HTTPError
 
@@ -30,6 +31,7 @@ class RunbookHandler(Handler):
     head = get
 
 
+@lru_cache(maxsize=16)
 def _runbook(name: str) -> tuple[str, str]:
     """Return the title of a runbook and its HTML; both are empty if there is none of this name."""
     from gpu_exporter.alerting import boards, runbooks
