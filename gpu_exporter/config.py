@@ -35,6 +35,7 @@ from gpu_exporter.io.user_text import (
     reasons,
     schema,
     speed,
+    web_url,
     whole,
 )
 from gpu_exporter.model.errors import GpuExporterError
@@ -147,6 +148,7 @@ class Config:
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
     mask_names: bool          = _setting(ACCESS, "On the live page and in the JSON API, replace the names of namespaces, workloads, pods, containers, programs and users by pseudonyms, except for --profile-users; see docs/security.md. /metrics keeps them.", boolean, "false")
+    grafana_url: str          = _setting(ACCESS, "URL of your Grafana, for links from the live page to the dashboards.", web_url, "")
     web_trusted_proxies: tuple[Network, ...] = _setting(ACCESS, "Addresses and networks of proxies, such as 10.0.0.0/8, separated by commas. For limits and the log, the client of their requests is the one that X-Forwarded-For names.", networks, "")
     token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release`, `resume` and `profile` on this machine use to log in. `serve` writes it.", Path)
     log_level: str            = _setting(LOG, "Lowest level to log: debug, info, warning or error.", choice("debug", "info", "warning", "error"), "info")

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.reports import html_document
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
-from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
+from gpu_exporter.reports.html_document import analysis_foot, legend, page_head, safe_text, table
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
@@ -36,7 +37,6 @@ STYLE = """
 .verdict.compute-bound{border-color:var(--ok)}
 svg.timeline{height:44px;margin:.2rem 0 1rem}
 .step{stroke:#0006;stroke-width:1;vector-effect:non-scaling-stroke}
-.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}
 """
 
 
@@ -79,8 +79,8 @@ def _document(result: AnalysisResult) -> Iterator[str]:
     verdict = result.verdict
     yield from page_head(f"{verdict.trace_class.value}: {names}", FLAME_STYLE + STYLE)
     yield f"<h1>Where the GPU time went <small>{safe_text(names)}</small></h1>\n"
-    yield f'<div class="verdict {verdict.trace_class.value}"><h2>{verdict.trace_class.value}</h2>\n'
-    yield f"<p>{safe_text(sentence(verdict.because))}</p></div>\n"
+    name = verdict.trace_class.value
+    yield from html_document.verdict(name, name, [sentence(verdict.because)])
     yield from _advice(result)
     yield from _ranks(result)
     yield from _timelines(result)
@@ -132,13 +132,11 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
 
 
 def _timelines(result: AnalysisResult) -> Iterator[str]:
-    keys = "".join(
-        f'<span class="key" style="background:{colour}"></span>{words}' for _, words, colour in (*LAYERS, IDLE)
-    )
-    yield f"<h2>RankTimeline</h2>\n<p>Lines mark the starts of steps.{keys}</p>\n"
+    colours = legend({words: colour for _, words, colour in (*LAYERS, IDLE)})
+    yield "<h2>Timelines</h2>\n<p>Lines mark the starts of steps.</p>\n"
     for (rank, device), details in result.details.items():
         title = f"GPU {device} of rank {rank} over {short_duration(details.timeline.seconds)}"
-        yield f"<p>{title}</p>\n{picture(details.timeline, title)}\n"
+        yield f"<p>{title}</p>\n{picture(details.timeline, title)}\n{colours}"
 
 
 def _details(result: AnalysisResult) -> Iterator[str]:

@@ -50,7 +50,7 @@ def test_simulated_gpus(top: Top) -> None:
     lines = text.splitlines()
     assert "Simulated GPUs" in lines[1]
     assert "slows down job" in lines[2], "the incident"
-    assert all(name in lines[3] for name in ("GPU", "HEALTH", "CLASS", "SM", "OWNER"))
+    assert all(name in lines[3] for name in ("GPU", "FINDING", "CLASS", "SM", "OWNER"))
     assert len(lines) == 24
     assert "q quit" in lines[-1]
 
@@ -58,7 +58,7 @@ def test_simulated_gpus(top: Top) -> None:
     wide = terminal.until(lambda text: "PROCESS" in text and "GpuStragglerSlow" in text)
     assert max(map(len, wide.splitlines())) <= 250
     terminal.resize(80, 24)
-    terminal.until(lambda text: "PROCESS" not in text and "GPU ! HEALTH" in text)
+    terminal.until(lambda text: "PROCESS" not in text and "GPU FINDING" in text)
 
     terminal.press("?")
     terminal.until(lambda text: "show or hide this help" in text and "clear the filter" in text)
@@ -82,7 +82,7 @@ def test_simulated_gpus(top: Top) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_restore_the_terminal(top: Top, number: signal.Signals) -> None:
     terminal = top(*SIMULATED)
-    terminal.until(lambda text: "HEALTH" in text)
+    terminal.until(lambda text: "FINDING" in text)
     terminal.signal(number)
     assert terminal.end() == 0
     assert terminal.screen.raw.endswith(RESTORED)
