@@ -22,6 +22,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.config import Config
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.health import check, fitness
+from gpu_exporter.health.links import LinkHistory
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
@@ -110,6 +111,12 @@ class _Checked:
     users: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
+def _observed(request: CheckRequest) -> tuple[Snapshot, bool]:
+    """Return what a passive check of all GPUs reads, and whether all threads have ended. Raises SourceLost."""
+    config = request.config
+    return observe(make_source(config), AROUND, config.expected_gpus, LinkHistory(config.state_dir, keeps=False))
+
+
 def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
     limit = request.seconds or TIME_LIMITS[request.level]
@@ -119,7 +126,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
             fix=f"use --timeout {request.load_seconds + TIME_LIMITS[1]:g}s",
         )
     end = time.monotonic() + limit
-    before, clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
+    before, clean = _observed(request)
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
@@ -194,7 +201,7 @@ def _checked(
         checked.clean = monitor.stop()
     after = before
     if checked.clean and time.monotonic() < end:  # if a call of the driver hangs, another one would, too
-        after, checked.clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
+        after, checked.clean = _observed(request)
     # A program that began meanwhile is seen afterwards. A process of the check that cannot be ended is no such program.
     later = {} if checked.outcomes.stuck else gpu_users(after, _files(request.config))
     checked.users = {**users, **later}

@@ -274,6 +274,8 @@ class NvmlDevice(Device):
         of_instances = [(instance.nvml_handles, instance.handle.labels) for instance in self._instances.values()]
         ended |= self._processes.read(of_instances if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
+            if not self._gpu_handle.answered and set(failed.values()) == {"not_supported"}:  # such as a Jetson's
+                raise GpuLost(f"GPU {self.gpu.index}: the driver supports no field of it", "not_supported")
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans, ended, buffered)
 

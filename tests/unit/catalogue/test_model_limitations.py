@@ -64,6 +64,10 @@ class Steady:
         """Return the ranks of the job."""
         return self.job
 
+    def alike(self, device: Device) -> Hashable:
+        """Return the same for both ranks."""
+        return self.model.name
+
 
 def bottleneck(model: GpuModel, values: Mapping[Signal, float]) -> str:
     """Return the class of a GPU of this model with these values, without a job."""
