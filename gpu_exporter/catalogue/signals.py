@@ -205,19 +205,11 @@ SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown te
 THERMAL_MARGIN = Signal(
     "thermal_margin",
     "celsius",
-    "Degrees left until the GPU slows down; negative beyond that",
-    (*_reads(m.TEMP_MARGIN),),
+    "Degrees left until the GPU slows down, negative beyond that: the driver's margin, or where it reports none, the "
+    "slowdown threshold minus the temperature",
+    (*_reads(m.TEMP_MARGIN), Derived(SLOWDOWN_TEMP, "-", GPU_TEMP)),
     has_owner=False,
     plain="thermal margin {}",
-)
-# For boards whose driver does not report a margin.
-THERMAL_DISTANCE = Signal(
-    "thermal_distance",
-    "celsius",
-    "Slowdown threshold minus temperature",
-    (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
-    has_owner=False,
-    plain="distance to the slowdown temperature {}",
 )
 
 

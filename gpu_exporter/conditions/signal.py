@@ -260,7 +260,8 @@ class Signal:
         joined = self._joined(f"(\n  {f'{chr(10)}  or '.join(reads)}\n)")
         if not derived:
             return joined
-        return "\nor\n".join([*derived, f"(\n{joined}\n)"])
+        first_is_read = isinstance(self.definitions[0], Read)
+        return "\nor\n".join([joined, *derived] if first_is_read else [*derived, f"(\n{joined}\n)"])
 
     def _joined(self, values: str) -> str:
         """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying.

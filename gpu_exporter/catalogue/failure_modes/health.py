@@ -227,7 +227,7 @@ MODES = (
         "days, or if nvidia-smi -q -d ECC shows that the SRAM threshold is exceeded, replace the GPU. Do not trust "
         "results or checkpoints written after the first error.",
         Inject({m.ECC_DBE_VOL: 2.0}),
-        Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
+        OrIfKnown(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
         explains={
             Place.GPU: (
                 "GpuXidFatal",
@@ -537,7 +537,7 @@ MODES = (
         "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
         "room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
-        Or(Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN), Compare(Over(s.THERMAL_DISTANCE), "<=", MARGIN)),
+        Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN),
         keep=10 * MINUTE,
         meaning="The GPU has nearly reached the temperature at which it slows down, or has exceeded it. The margin is the driver's own "
         "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",

@@ -19,6 +19,11 @@ from gpu_exporter.catalogue.gpu_models import DTYPES, MODELS, peak, peak_of
         ("NVIDIA L40S", "tf32", 183),
         ("NVIDIA L40S", "fp8", 733),
         ("NVIDIA B200", "nvfp4", 9000),
+        ("NVIDIA B200", "fp32", 75),
+        ("NVIDIA GB200", "fp32", 80),
+        ("NVIDIA A30", "bf16", 165),
+        ("NVIDIA GH200 480GB", "fp8", 1979),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "fp32", 120),
     ],
 )
 def test_the_peak_is_that_of_the_data_sheet(model: str, dtype: str, teraflops: float) -> None:
