@@ -14,6 +14,7 @@ import pynvml
 
 from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
 from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES, OF_HOSTS
+from gpu_exporter.catalogue.profiling_support import WITH_MODULE, why_never_profiled
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerPeer, PerProcess
@@ -194,8 +195,13 @@ class NvmlDevice(Device):
         except pynvml.NVMLError as error:
             if error.value not in UNSUPPORTED:
                 raise
-            return outcome(error.value)
-        return None if supported else "not_supported"
+            return self._reason_without_gpm(outcome(error.value))
+        return None if supported else self._reason_without_gpm("not_supported")
+
+    def _reason_without_gpm(self, reason: str) -> str:
+        """Return the reason, or that DCGM has the profiling metrics of this GPU."""
+        known = dict(self.gpu.info).get("architecture", "") in WITH_MODULE
+        return "needs_dcgm" if known and reason == "not_supported" and not why_never_profiled(self.gpu) else reason
 
     def _list_instances(self) -> set[Series]:
         """Read the MIG mode and the instances again; return the series of those that are gone. Raises NVMLError."""
