@@ -14,8 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gpu_exporter.catalogue import peaks
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.profiling_support import WITH_GPM
 from gpu_exporter.conditions.signal import Derived, Signal
+from gpu_exporter.model.gpu import Gpu
 
 GB, TB, TFLOP = 1e9, 1e12, 1e12
 # Copies between the memory of a Grace CPU and its GPU: 900 GB/s in both directions together.
@@ -209,7 +212,7 @@ _TENSOR = {"Ampere", "Ada", "Hopper", "Blackwell"}
 OF_BF16: Mapping[str, tuple[float, set[str]]] = {
     "tf32": (0.5, _TENSOR),
     "bf16": (1.0, _TENSOR),
-    "fp16": (1.0, _TENSOR),
+    "fp16": (1.0, _TENSOR | {"Volta", "Turing"}),
     "fp8": (2.0, _TENSOR - {"Ampere"}),
     "fp4": (4.0, {"Blackwell"}),
 }
@@ -227,15 +230,43 @@ ALIASES = {
 }
 
 
+def model_of(gpu: Gpu) -> GpuModel | None:
+    """Return the row of a GPU, or one that is computed from its chip; None if neither is known.
+
+    A computed row has only rates: neither links nor a power limit, and `bf16` 0 where the tensor cores' rate is unknown.
+    """
+    known = BY_NAME.get(gpu.model)
+    sms, fp32, memory = peaks.sm_count(gpu), peaks.fp32(gpu), peaks.memory_bandwidth(gpu)
+    if known or sms is None or fp32 is None or memory is None:
+        return known
+    architecture = dict(gpu.info).get("architecture", "")
+    return GpuModel(
+        name=gpu.model,
+        architecture=architecture,
+        sms=sms,
+        watts=None,
+        memory=0.0,
+        memory_type="",
+        memory_bandwidth=memory,
+        fp32=fp32,
+        bf16=peaks.tensor(gpu) or 0.0,
+        nvlink=None,
+        pcie=(),
+        profiling=Profiling.GPM if architecture in WITH_GPM else Profiling.DCGM,
+        blocks=BLOCKS_PCIE,
+        sources=("computed from cores, clocks and bus width",),
+    )
+
+
 def peak_of(model: GpuModel, dtype: str) -> float | None:
-    """Return the peak of a model in FLOP/s; None if it does not have this data type."""
+    """Return the peak of a model in FLOP/s; None if it does not have this data type, or if its rate is unknown."""
     if dtype == FP32:
         return model.fp32
     ratio, architectures = OF_BF16.get(dtype, (0.0, set()))
-    return model.bf16 * ratio if model.architecture in architectures else None
+    return model.bf16 * ratio or None if model.architecture in architectures else None
 
 
-def peak(model_name: str, dtype: str) -> float | None:
-    """Return the peak in FLOP/s of the GPU that the driver calls so; None if model or data type is unknown."""
-    model, name = BY_NAME.get(model_name), dtype.lower().removeprefix("torch.")
+def peak(model: GpuModel | None, dtype: str) -> float | None:
+    """Return the peak in FLOP/s, with the data type as a training loop names it; None if either is unknown."""
+    name = dtype.lower().removeprefix("torch.")
     return None if model is None else peak_of(model, ALIASES.get(name, name))

@@ -19,10 +19,11 @@ from gpu_exporter.active_checks.load import INTERVAL, ROWS, Loads, readings
 from gpu_exporter.active_checks.rates import Rates
 from gpu_exporter.active_checks.run import TIME_LIMITS, CheckTarget, Outcomes, run
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.gpu_models import model_of
 from gpu_exporter.config import Config
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.health import check, fitness
-from gpu_exporter.health.links import LinkHistory
+from gpu_exporter.health.links import LinkHistory, Values, full_link
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
@@ -135,7 +136,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     users = {index: programs for index, programs in seen.items() if index not in untested}
     if not request.force:
         untested = {**dict.fromkeys(users, "another program uses the GPU: end it, or use --force"), **untested}
-    targets = [target for target in _targets(passive) if target.index not in untested]
+    targets = [target for target in _targets(passive, readings(before)) if target.index not in untested]
     checked = _checked(request, targets, before, users, end) if targets else _Checked(users=users)
     result = _merged(passive, checked, untested)
     if as_json:
@@ -148,12 +149,13 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     return result.exit_code, clean and checked.clean and not checked.outcomes.stuck
 
 
-def _targets(passive: check.CheckReport) -> Iterator[CheckTarget]:
+def _targets(passive: check.CheckReport, values: Mapping[int, Values]) -> Iterator[CheckTarget]:
     """Yield the GPUs that can be tested: those that answer, and are not split into MIG instances."""
     for verdict in passive.verdicts:
         gpu = verdict.gpu
         if gpu.pci_bus_id and not any(problem.metric is m.UP for problem in verdict.problems):
-            yield CheckTarget(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model)
+            link = full_link(values.get(gpu.index, {}))
+            yield CheckTarget(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, model_of(gpu), link)
 
 
 def _busy(snapshot: Snapshot) -> dict[int, tuple[str, ...]]:

@@ -40,6 +40,12 @@ def pcie_link(values: Values) -> float | None:
     return _capacity(values.get(m.PCIE_GEN), values.get(m.PCIE_WIDTH))
 
 
+def full_link(values: Values) -> float | None:
+    """Return the capacity that the PCIe link of an idle GPU has under load: its present lanes, or what is expected."""
+    now = _capacity(values.get(m.PCIE_MAX_GEN), values.get(m.PCIE_WIDTH))
+    return None if now is None else max(now, values.get(m.PCIE_EXPECTED, 0.0))
+
+
 def pcie_maximum(values: Values) -> float | None:
     """Return the highest capacity that the driver names for the GPU and its slot."""
     return _capacity(values.get(m.PCIE_MAX_GEN), values.get(m.PCIE_MAX_WIDTH))

@@ -18,7 +18,7 @@ import pynvml
 from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, detail
+from gpu_exporter.model.gpu import Chip, Gpu, detail
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.model.source import Source
@@ -232,6 +232,14 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         "architecture": ask("Architecture", _architecture),
         "compute_capability": ask("CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
     }
+    capability = tuple(map(int, info["compute_capability"].split("."))) if info["compute_capability"] else (0, 0)
+    chip = Chip(
+        (capability[0], capability[1]),
+        int(ask("NumGpuCores") or 0),
+        float(ask("MaxClockInfo", str, pynvml.NVML_CLOCK_SM) or 0),
+        float(ask("MaxClockInfo", str, pynvml.NVML_CLOCK_MEM) or 0),
+        int(ask("MemoryBusWidth") or 0),
+    )
     numa_node = ask("NumaNodeId")
     node = (("numa_node", numa_node),) if numa_node else ()
     return Gpu(
@@ -242,6 +250,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),
         driver=dict(system).get("driver_version", ""),
         info=(*system, *((key, value) for key, value in info.items() if detail(value)), *node),
+        chip=chip,
     )
 
 
