@@ -57,7 +57,7 @@ def test_every_model_has_a_peak_of_every_type_that_its_architecture_has() -> Non
         assert known[:4] == ["fp32", "tf32", "bf16", "fp16"]
 
 
-# The compute capability, and cores and bus width (bits) as CUDA's deviceQuery shows them; then what data sheets of NVIDIA
+# The compute capability, and cores and bus width (bits) as CUDA deviceQuery shows them; then what data sheets of NVIDIA
 # say: FP32 and FP16 tensor rate (dense, FP32 accumulation) in TFLOP/s, and memory bandwidth in GB/s. None: it is not
 # computed.
 CHIPS: Mapping[str, tuple[tuple[int, int], int, int, float | None, float | None, float]] = {
