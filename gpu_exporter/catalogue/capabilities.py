@@ -132,11 +132,11 @@ def datasheet(model: GpuModel, quantity: Quantity) -> float | None:
     """Return the theoretical rate of a model (bytes/s or FLOP/s); None if it does not have this part."""
     match quantity:
         case Quantity.MEMORY_COPY | Quantity.MEMORY_READ:
-            return model.memory_bandwidth
+            return model.memory_bandwidth or None
         case Quantity.BF16:
             return model.bf16 or None
         case Quantity.FP32:
-            return model.fp32
+            return model.fp32 or None
         case Quantity.NVLINK:
             return model.nvlink.bytes_per_second / 2 if model.nvlink else None
         case Quantity.PCIE_TO_GPU | Quantity.PCIE_FROM_GPU:

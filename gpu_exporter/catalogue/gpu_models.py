@@ -233,22 +233,22 @@ ALIASES = {
 def model_of(gpu: Gpu) -> GpuModel | None:
     """Return the row of a GPU, or one that is computed from its chip; None if neither is known.
 
-    A computed row has only rates: neither links nor a power limit, and `bf16` 0 where the tensor cores' rate is unknown.
+    A computed row has only rates, which are 0 where they are unknown: neither links nor a power limit.
     """
     known = BY_NAME.get(gpu.model)
     sms, fp32, memory = peaks.sm_count(gpu), peaks.fp32(gpu), peaks.memory_bandwidth(gpu)
-    if known or sms is None or fp32 is None or memory is None:
+    if known or not (fp32 or memory):
         return known
     architecture = dict(gpu.info).get("architecture", "")
     return GpuModel(
         name=gpu.model,
         architecture=architecture,
-        sms=sms,
+        sms=sms or 0,
         watts=None,
         memory=0.0,
         memory_type="",
-        memory_bandwidth=memory,
-        fp32=fp32,
+        memory_bandwidth=memory or 0.0,
+        fp32=fp32 or 0.0,
         bf16=peaks.tensor(gpu) or 0.0,
         nvlink=None,
         pcie=(),
@@ -261,7 +261,7 @@ def model_of(gpu: Gpu) -> GpuModel | None:
 def peak_of(model: GpuModel, dtype: str) -> float | None:
     """Return the peak of a model in FLOP/s; None if it does not have this data type, or if its rate is unknown."""
     if dtype == FP32:
-        return model.fp32
+        return model.fp32 or None
     ratio, architectures = OF_BF16.get(dtype, (0.0, set()))
     return model.bf16 * ratio or None if model.architecture in architectures else None
 

@@ -1,7 +1,7 @@
 """Verdicts: whether a GPU is fit for work, judged by its values; if not, why, and what repairs it.
 
 The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. A verdict depends only on current
-values and recent XIDs (`reported`). No rule can fire on a healthy GPU.
+values, recent XIDs (`reported`), and what its links should reach (`links.py`). No rule can fire on a healthy GPU.
 """
 
 from __future__ import annotations
