@@ -139,8 +139,8 @@ def _profiles(parts: int, memory: Sequence[str], sms: Mapping[str, int], *, medi
     return (*plain, *((f"{name}+me", share, count, known) for name, share, count, known in plain if count in media and share * (8 if parts == 7 else 4) < 2 * count))
 
 
-# The SMs of slices as `nvidia-smi mig -lgip` lists them: of an A100 14 each, of an H100 SXM 16 or more. Where no list is
-# public, the SMs are assumed to be the guide's fraction of the SMs of the GPU.
+# The SMs of slices as `nvidia-smi mig -lgip` lists them: of an A100 14 each, of an H100 SXM 16 or more; of a B200 18, by
+# NVIDIA's go-nvml. Where no list is public, they are assumed to be the guide's fraction of the SMs of the GPU.
 def _of_a100(*names: str) -> Mapping[str, int]:
     return {name: 14 * int(name[0]) for name in names}
 
@@ -165,8 +165,8 @@ _SLICES = {
     H20: _profiles(7, ("12", "24", "48", "96"), {}),
     GH200: _profiles(7, ("12", "24", "48", "96"), _of_h100("12", "24", "48", "96")),
     H200: _profiles(7, ("18", "35", "71", "141"), _of_h100("18", "35", "71", "141")),
-    B200: _profiles(7, ("23", "45", "90", "180"), {"1g.23gb": 18, "1g.45gb": 18, "2g.45gb": 36}),
-    GB200: _profiles(7, ("23", "47", "93", "186"), {"1g.23gb": 18, "1g.47gb": 18, "2g.47gb": 36}),
+    B200: _profiles(7, ("23", "45", "90", "180"), {"1g.23gb": 18, "1g.45gb": 18, "2g.45gb": 36, "3g.90gb": 54, "4g.90gb": 72}),
+    GB200: _profiles(7, ("23", "47", "93", "186"), {"1g.23gb": 18, "1g.47gb": 18, "2g.47gb": 36, "3g.93gb": 54, "4g.93gb": 72}),
     RTX_PRO_6000: _profiles(4, ("24", "48", "96"), {"1g.24gb": 46}),
 }
 # fmt: on
