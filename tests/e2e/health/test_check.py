@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.health.links import FILE
 from tests.conftest import run
-from tests.support.fakes.driver import AMPERE, FakeDriver
+from tests.support.fakes.driver import AMPERE, FakeDriver, Value
 from tests.support.fakes.fabric import FakeFabric
 
 
@@ -130,7 +130,7 @@ def test_lanes_that_were_lost_before_the_check(tmp_path: Path) -> None:
 
 def test_a_gpu_that_answers_only_its_name(tmp_path: Path) -> None:
     """A Jetson: it is not monitored, which is no fault of the GPU."""
-    jetson = {"Driver": "540.4.0", "Nvml": "12.540.4.0", "Cuda": 12060, "Name": "Orin (nvgpu)"}
+    jetson: Mapping[str, Value] = {"Driver": "540.4.0", "Nvml": "12.540.4.0", "Cuda": 12060, "Name": "Orin (nvgpu)"}
     ended = run("check", env=FakeDriver(tmp_path, profile=jetson).environment)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout == (
