@@ -70,7 +70,7 @@ def is_lost_by_log(status: GpuStatus, reported: Iterable[Problem], read_at: floa
     return silent and any(problem.reason in codes and problem.value >= read_at for problem in reported)
 
 
-def plain(samples: Iterable[Sample]) -> Values:
+def plain(samples: Iterable[Sample]) -> dict[Metric, float]:
     """Return the values of the GPU itself, by metric."""
     return {series.metric: value for series, value in samples if not series.labels}
 

@@ -33,6 +33,11 @@ MOST_BYTES, MOST_GPUS = 1 << 20, 256
 SXM = re.compile(r"\bSXM")
 
 Values = Mapping[Metric, float]
+# What the expectation depends on.
+READ = (
+    *(m.PCIE_GEN, m.PCIE_WIDTH, m.PCIE_MAX_GEN, m.PCIE_MAX_WIDTH),
+    *(m.NVLINK_COUNT, m.NVLINK_UP, m.FABRIC, m.MIG_MODE),
+)
 
 
 def pcie_link(values: Values) -> float | None:
@@ -90,6 +95,8 @@ class LinkHistory:
         self._path = directory / FILE if directory else None
         self._keeps = keeps
         self._reached: dict[str, ReachedLinks] = {}
+        self._judged: Sequence[object] = ()
+        self._expected: Sequence[dict[Metric, float]] = ()
         self._changed = False
         self._writing: threading.Thread | None = None
         self._complained = ""
@@ -98,6 +105,12 @@ class LinkHistory:
 
     def expected(self, gpus: Sequence[GpuLinks]) -> Iterator[dict[Metric, float]]:
         """Yield what is expected of the links of each GPU, after taking note of what they reach now."""
+        now = [(each.gpu, each.port, [each.values.get(metric) for metric in READ]) for each in gpus]
+        if now != self._judged:  # links rarely change
+            self._judged, self._expected = now, list(self._expectations(gpus))
+        yield from self._expected
+
+    def _expectations(self, gpus: Sequence[GpuLinks]) -> Iterator[dict[Metric, float]]:
         reached = [self._take(each) for each in gpus]
         best: dict[str, ReachedLinks] = {}
         for each, own in zip(gpus, reached, strict=True):

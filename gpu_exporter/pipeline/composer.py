@@ -93,7 +93,8 @@ class Composer:
             reported = problems.get(pci_bus_id(state.gpu.pci_bus_id), ())
             silent = bool(source_down) and (status.reason == SOURCE_LOST or status in of_node)
             words = faults.silent(self._source, source_down) if silent else ""
-            verdict = fitness.judge(status, {**own, **of_links}, state.why, reported, silent=words)
+            own.update(of_links)
+            verdict = fitness.judge(status, own, state.why, reported, silent=words)
             verdicts.append(verdict)
             if self._events and fitness.is_healthy_but_for_xids(verdict):
                 self._events.confirm_repair(pci_bus_id(state.gpu.pci_bus_id))
