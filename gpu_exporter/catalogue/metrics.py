@@ -400,6 +400,8 @@ HEALTH_STATE  = tuple(
     Metric("gpu_health_state", GAUGE, "bool", "Health verdict on the GPU (rules: docs/health.md): the current state is 1; all are 0 while the health is unknown.", 0, 1, labels=(("state", state),))
     for state in ("healthy", "degraded", "unhealthy"))
 HEALTH_REASON = Metric("gpu_health_reason",                           GAUGE,   "bool",    "1 for each reason why the GPU is not healthy, with the action that repairs it.", 0, 1)
+PCIE_EXPECTED = Metric("gpu_pcie_link_expected_bytes_per_second",     GAUGE,   "bytes per second", "Capacity of the PCIe link in each direction, in bytes per second, for which there is evidence: the link had it before, or the port above the GPU allows it, or, if the port is unknown, other GPUs of this model on the node have it.")
+NVLINK_EXPECTED = Metric("gpu_nvlink_links_expected",                 GAUGE,   "links",   "Number of NVLinks that should be active: all of an SXM board or in an NVSwitch fabric, otherwise the most that were active before, also on other GPUs of this model on the node; absent in MIG mode.")
 STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "seconds", "Seconds for which the current read of this GPU has been stuck in the driver, 0 if it is not stuck.")
 READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time in seconds of the last successful read of this GPU.")
 READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age in seconds of this GPU's values when this response was made.")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
-from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT, TELEMETRY
+from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT, LANE_BYTES, TELEMETRY
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read, Signal, Spread, Within
 from gpu_exporter.model.metric import Metric
@@ -120,12 +120,11 @@ PCIE_GEN = Signal(
     "pcie_gen", "generation", "PCIe generation of the link", _reads(m.PCIE_GEN), plain="PCIe generation {}"
 )
 PCIE_WIDTH = Signal("pcie_width", "lanes", "PCIe lanes of the link", _reads(m.PCIE_WIDTH), plain="{} PCIe lanes")
-# 128b/130b encoding; generations 1 and 2 are 1.5 % less, generation 6 is 4 % more.
 PCIE_LINK = Signal(
     "pcie_link",
     "bytes_per_second",
     "Capacity of the PCIe link in each direction",
-    (Derived(Derived(PCIE_WIDTH, "*", 0.985e9), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    (Derived(Derived(PCIE_WIDTH, "*", LANE_BYTES), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
     plain="PCIe link capacity {}",
 )
 PCIE_REPLAY_LIMIT = Signal(
@@ -230,19 +229,11 @@ SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown te
 THERMAL_MARGIN = Signal(
     "thermal_margin",
     "celsius",
-    "Degrees left until the GPU slows down; negative beyond that",
-    (*_reads(m.TEMP_MARGIN),),
+    "Degrees left until the GPU slows down, negative beyond that: the driver's margin, or where it reports none, the "
+    "slowdown threshold minus the temperature",
+    (*_reads(m.TEMP_MARGIN), Derived(SLOWDOWN_TEMP, "-", GPU_TEMP)),
     has_owner=False,
     plain="thermal margin {}",
-)
-# For boards whose driver does not report a margin.
-THERMAL_DISTANCE = Signal(
-    "thermal_distance",
-    "celsius",
-    "Slowdown threshold minus temperature",
-    (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
-    has_owner=False,
-    plain="distance to the slowdown temperature {}",
 )
 
 
@@ -308,14 +299,17 @@ REMAPPED = _state(
     "remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE, "{} rows remapped after uncorrectable errors"
 )
 RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "page retirement pending: {}")
+PSTATE = _state("pstate", "status", m.PSTATE, "performance state {}")
 RECOVERY = _state("recovery_action", "action", m.RECOVERY, "recovery action: {}")
 INFOROM = _state("inforom_valid", "bool", m.INFOROM, "InfoROM valid: {}")
 FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric state: {}")
 PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "maximum PCIe generation {}")
 PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "maximum PCIe width {} lanes")
+PCIE_EXPECTED = _state("pcie_expected", "bytes_per_second", m.PCIE_EXPECTED, "expected PCIe link capacity {}")
 PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY, "{} PCIe replays")
 NVLINK_LINKS = _state("nvlink_links", "links", m.NVLINK_COUNT, "{} NVLinks")
 NVLINK_UP = _state("nvlink_links_up", "links", m.NVLINK_UP, "{} NVLinks active")
+NVLINK_EXPECTED = _state("nvlink_links_expected", "links", m.NVLINK_EXPECTED, "{} NVLinks expected")
 NVLINK_REPLAYS = _state("nvlink_replays", "total", m.NVLINK_REPLAY, "{} NVLink replays")
 NVLINK_RECOVERIES = _state("nvlink_recoveries", "total", m.NVLINK_RECOVERY, "{} NVLink recoveries")
 NVLINK_CRC = _state("nvlink_crc_errors", "total", m.NVLINK_CRC, "{} NVLink CRC errors")

@@ -121,6 +121,12 @@ class Window:
         ranks: Sequence[Device] = self.memo["jobs"][device]
         return ranks
 
+    def alike(self, device: Device) -> Hashable:
+        """The cluster, the node and the model of a device."""
+        assert isinstance(device, DeviceKey)
+        identity = self.devices[device]
+        return device.cluster, identity.node, identity.model
+
 
 class Scrapes:
     """Makes scrapes of snapshots as they come. Labels and unchanged samples are the same objects in all of them."""

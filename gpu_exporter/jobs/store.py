@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.gpu_models import peak
+from gpu_exporter.catalogue.gpu_models import BY_NAME, model_of, peak
 from gpu_exporter.jobs.message import MOST_TEXT, Message, Sums
 from gpu_exporter.jobs.places import PROFILE, SenderPlace
 from gpu_exporter.jobs.shares import Claim, yielding
@@ -42,7 +42,8 @@ class RankSeries:
     def __init__(self, key: RankKey, gpu: Gpu) -> None:
         self.gpu = gpu
         instance = key.place.instance
-        self._model = f"{gpu.model} MIG {dict(instance).get(PROFILE, '')}" if instance else gpu.model
+        of_slice = f"{gpu.model} MIG {dict(instance).get(PROFILE, '')}"
+        self._model = BY_NAME.get(of_slice) if instance else model_of(gpu)
         self._labels: Labels = (("job_id", key.job_id), ("rank", str(key.rank)), *instance)
         self._series: dict[tuple[Metric, Labels, str], Series] = {}
         self._info = Series(m.JOB_RANK_INFO)

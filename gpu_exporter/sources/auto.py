@@ -125,7 +125,7 @@ class MixedDevice(Device):
     reads_means = True
 
     def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
-        self.gpu, self.xids_since = first.gpu, first.xids_since
+        self.gpu, self.xids_since, self.pcie_port = first.gpu, first.xids_since, first.pcie_port
         self.source_info: Series | None = None
         self.closed = False
         self.in_second = False

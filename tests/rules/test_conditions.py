@@ -103,6 +103,11 @@ class Fleet:
             self.memo["jobs"] = jobs
         return self.memo["jobs"][device.job] if device.workload else ()
 
+    def alike(self, device: Device) -> Hashable:
+        """Return cluster, node and model."""
+        assert isinstance(device, Gpu)
+        return device.cluster, device.node, device.modelName
+
 
 PARTS = [part for share in TIME_SHARES.values() for part in parts(share)]
 CONDITIONS = [

@@ -14,6 +14,7 @@ import pynvml
 
 from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
 from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES, OF_HOSTS
+from gpu_exporter.catalogue.profiling_support import WITH_MODULE, why_never_profiled
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerPeer, PerProcess
@@ -201,8 +202,13 @@ class NvmlDevice(Device):
         except pynvml.NVMLError as error:
             if error.value not in UNSUPPORTED:
                 raise
-            return outcome(error.value)
-        return None if supported else "not_supported"
+            return self._reason_without_gpm(outcome(error.value))
+        return None if supported else self._reason_without_gpm("not_supported")
+
+    def _reason_without_gpm(self, reason: str) -> str:
+        """Return the reason, or that DCGM has the profiling metrics of this GPU."""
+        known = dict(self.gpu.info).get("architecture", "") in WITH_MODULE
+        return "needs_dcgm" if known and reason == "not_supported" and not why_never_profiled(self.gpu) else reason
 
     def _list_instances(self) -> set[Series]:
         """Read the MIG mode and the instances again; return the series of those that are gone. Raises NVMLError."""
@@ -282,6 +288,8 @@ class NvmlDevice(Device):
         of_instances = [(instance.nvml_handles, instance.handle.labels) for instance in self._instances.values()]
         ended |= self._processes.read(of_instances if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
+            if not self._gpu_handle.answered and set(failed.values()) == {"not_supported"}:  # such as a Jetson's
+                raise GpuLost(f"GPU {self.gpu.index}: the driver supports no field of it", "not_supported")
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans, ended, buffered)
 

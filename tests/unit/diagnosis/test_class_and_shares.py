@@ -56,6 +56,10 @@ class Job:
         """Return all ranks."""
         return self.devices if self.together else ()
 
+    def alike(self, device: Device) -> Hashable:
+        """Return the same for all ranks."""
+        return ""
+
 
 def gpu(chance: random.Random) -> Mapping[Signal, float]:
     """Return signals that a real GPU could have: no pipe is busier than the SMs, and these no more than the engine."""
