@@ -176,8 +176,8 @@ OF_JOBS = (
         fleet=f"""rank:self_excess:ratio > 0.05
 and
 rank:self_excess:seconds > {_JOB} group_left () job:self_margin:seconds
-unless {_JOB}
-job:pause_spread:ratio > 0.05""",
+unless
+rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () job:pause_spread:ratio""",
         keep=10 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
@@ -207,8 +207,8 @@ job:pause_spread:ratio > 0.05""",
             "GPU: move the job to another GPU, and follow the health alert of this one.",
             "Work: balance sequence lengths, experts or pipeline stages.",
         ),
-        wrong="A pipeline stage or an expert that has more work by design is reported correctly. Ranks are not compared while "
-        "some of them evaluate or save checkpoints for more than 5 % of the time and others do not. Self time is unknown "
+        wrong="A pipeline stage or an expert that has more work by design is reported correctly. A rank is not reported if the "
+        "evaluations and checkpoints of the others can explain why it waits. Self time is unknown "
         "for FSDP and tensor parallelism unless steps are sampled ([where self time comes from](../training.md)). "
         + _TIMER,
     ),
@@ -222,13 +222,14 @@ job:pause_spread:ratio > 0.05""",
         "What changed: the nodes of the job, its configuration, its data? Compare the phases of a step with those of "
         "yesterday, then look for a straggler and for alerts about its GPUs.",
         Inject(series=TrainingLoop("gpujobslower", speed=0.7), series_before=TrainingLoop("gpujobslower")),
-        fleet="avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < 0.8\nand job:speed:per_second",
+        fleet="avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < 0.8\n"
+        "and job:speed:per_second / job:speed_usual:per_second < 0.8",
         keep=15 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
         explains={Place.JOB: ("GpuJobMfuDropped",)},
-        meaning="Over 15 minutes, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
+        meaning="Over 15 minutes and over the last five, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
         "median of the last day; samples if the loop does not count tokens, steps if it counts neither. Evaluations and "
         "checkpoints do not count, and the speed is that of one rank, so more or fewer ranks do not matter.",
         impact="The job takes longer and costs more.",
@@ -284,19 +285,21 @@ OF_COST = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of the last hour ({{ $labels.activity }})",
+        "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of its time ({{ $labels.activity }})",
         "evaluation, checkpoint, compile: do it less often, or beside the training. other: restarts, stalls and steps that "
         "were lost; read the log of the job.",
         Inject(series=TrainingLoop("gpujobgoodputlow", trains=0.6)),
-        fleet="job:lost:ratio > 0.25",
+        fleet='job:lost:ratio{activity="other"} > 0.25\nor\n'
+        'avg_over_time(job:lost:ratio{activity!="other"}[6h]) > 0.25 and job:lost:ratio',
         keep=15 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.HOST,
         explains={Place.JOB: ("GpuJobMfuDropped",)},
-        meaning="In the last hour, the ranks of this job spent at least a quarter of their time on something other than "
-        "training steps. The label `activity` says on what; `other` is time in which the loop was not running, or a step "
-        "that did not end.",
+        meaning="The ranks of this job spent at least a quarter of their time on something other than training steps. The label "
+        "`activity` says on what: evaluations, checkpoints and compilation count over six hours, so that a long one "
+        "now and then is no alert. `other` counts over the last hour; it is time in which the loop was not running, or a "
+        "step that did not end.",
         impact="The GPUs cost their full price in the meantime.",
         diagnosis=(
             'Query `job:time:ratio{job_id="…"}`: which activities does the loop spend its time on?',
@@ -318,15 +321,16 @@ OF_COST = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best hour",
-        "Compare the time by activity and by phase with that of the best hour. Each lost percent raises the cost of a token.",
+        "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best",
+        "Compare the time by activity and by phase with that of the best hours. Each lost percent raises the cost of a token.",
         Inject(series=TrainingLoop("gpujobmfudropped", trains=0.77), series_before=TrainingLoop("gpujobmfudropped")),
-        fleet="job:mfu_hour:ratio / max_over_time(job:mfu_hour:ratio[3d]) < 0.8",
+        fleet="job:mfu_hours:ratio / max_over_time(job:mfu_hours:ratio[3d]) < 0.8",
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.HOST,
         meaning="MFU (model FLOPs utilisation) is the share of the peak of the GPUs that the model uses, evaluations and "
-        "checkpoints included. In the last hour it was at least 20 % lower than in the best hour of the last three days.",
+        "checkpoints included. In the last six hours it was at least 20 % lower than in the best six hours of three days: one "
+        "evaluation in several hours is in both.",
         impact="The same training costs more GPU hours.",
         diagnosis=(
             'Query `job:mfu:ratio{job_id="…"}` over three days: a step, or a slow decline?',
