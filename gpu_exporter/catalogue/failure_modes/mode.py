@@ -85,6 +85,7 @@ STARVED_GPU = (
 STRAGGLING_GPU = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
 SLOWED_JOB = ("GpuJobSlower", "GpuJobMfuDropped", "GpuCommunicationBound", "GpuPowerOscillation")
 STOPPED_JOB = (
+    "GpuJobRankEnded",
     "GpuJobStalled",
     "GpuCollectiveStall",
     "GpuJobSlower",
@@ -147,7 +148,7 @@ class FailureMode:
     """One way in which a GPU or a job goes wrong.
 
     `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
-    is true; `limits` are those whose names are in it, in braces. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
+    is true; `limits` are those whose names are in it, in braces. `on_node` is the same for the ranks that one node sees: `diagnose` evaluates it. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
     fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
     samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
     them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `explains` names the modes that follow from
@@ -172,6 +173,7 @@ class FailureMode:
     inject: Inject
     condition: Condition | None = None
     fleet: str = ""
+    on_node: Condition | None = None
     limits: tuple[Limit, ...] = ()
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
