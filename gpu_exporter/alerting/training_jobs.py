@@ -159,10 +159,10 @@ MFU = _job(
     "Share of the peak of the GPUs that the model uses",
     _of_job("avg", RANK_MFU),
 )
-MFU_HOUR = _job(
-    "mfu_hour:ratio",
-    "MFU, mean of an hour",
-    f"avg_over_time({MFU.record}[1h]) and {MFU.record} and {MFU.record} offset 1h",
+MFU_HOURS = _job(
+    "mfu_hours:ratio",
+    "MFU, mean of six hours",
+    f"avg_over_time({MFU.record}[6h]) and {MFU.record} and {MFU.record} offset 6h",
 )
 _AGE = f"(time() - max by ({RANK_KEY}) ({m.JOB_STARTED_AT}))"
 RANK_GOODPUT = placed(f"max by ({RANK_KEY}) ({IN_TRAINING}) / ({_AGE} > 0)")
@@ -240,7 +240,7 @@ JOBS = (
     SPEED,
     SPEED_USUAL,
     MFU,
-    MFU_HOUR,
+    MFU_HOURS,
     GOODPUT,
     LOST,
     TYPICAL,

@@ -51,6 +51,7 @@ LOW_POWER_CLASSES = frozenset({"waiting", "communicating", "underfilled", "fake-
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle", a.TIME)
 QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which the GPU counts as copying data (launching kernels alone uses less)", a.PCIE)
 FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe link use at or above which the link counts as saturated", a.PCIE)
+FEW_COPIES     = Limit("fewCopies", 0.2, "ratio", "PCIe traffic to the GPU, as a share of its NVLink traffic, below which it may belong to the collectives instead of data loading", a.TRAFFIC)
 BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU", a.TIME)
 HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU or for data", a.TIME)
 STALLED        = Limit("stalled", 0.15, "ratio", "share of time with at most 1 % of the SMs active, at or above which the GPU waits for the CPU or for data", a.TIME)
@@ -112,6 +113,8 @@ MOVES = Or(
     Compare(mean(s.PCIE_TX), ">=", MOVING),
     name="moves",
 )
+# Sharded training moves a tenth of its NVLink traffic over PCIe as well, and loads nothing.
+COLLECTIVES_COPY = Compare(Calc(mean(s.PCIE_RX), "/", NVLINK), "<", FEW_COPIES)
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
@@ -169,7 +172,7 @@ LAUNCHES = Unless(
         Compare(DRAM, "<", LAUNCH_DRAM),
         And(Or(Compare(SM, "<", SPINNING_SM), APPROXIMATE), Compare(mean(s.PCIE_RX), ">=", LAUNCHING)),
     ),
-    COPYING,
+    Unless(COPYING, COLLECTIVES_COPY),
     name="launches",
 )
 IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
@@ -257,7 +260,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     ),
     Bottleneck(
         "data-loading-bound",
-        And(_CLEARLY_WAITS, Compare(RX, ">=", QUIET_PCIE)),
+        Unless(And(_CLEARLY_WAITS, Compare(RX, ">=", QUIET_PCIE)), COLLECTIVES_COPY),
         "the GPU is often idle, waiting for data that comes over PCIe",
         "#5898fb",
         Cause.HOST,

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, positi
 from gpu_exporter.catalogue.time_shares import time_shares
 from gpu_exporter.conditions.evaluate import FALSE, TRUE, TermValues, because, truths, value, values
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import Condition, Over, required_signals
+from gpu_exporter.conditions.tree import Condition, Over, required_signals, signals_of
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 
@@ -72,7 +72,7 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
     """Return a diagnosis for each GPU and MIG instance, modes in triage order.
 
     A mode matches as soon as its condition holds; only its alert waits. It is only info where its alert is. Modes that
-    concern a whole fleet are left out.
+    concern a whole fleet are left out, unless they have a condition for the ranks that one node sees.
     """
     findings: list[list[Match]] = [[] for _ in window.devices]
     unknown: list[dict[str, tuple[Signal, ...]]] = [{} for _ in window.devices]
@@ -81,6 +81,8 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
     for mode in modes:
         if mode.condition is not None and mode.scope is not Scope.FLEET:
             _judge(mode, mode.condition, window, down, findings, unknown)
+        elif mode.on_node is not None and any(window.by_device(signal) for signal in signals_of(mode.on_node)):
+            _judge_loops(mode, mode.on_node, window, findings)
     approximate = [truth == TRUE for truth in truths(APPROXIMATE, window)]
     columns = (window.devices.items(), down, classified(window), truths(FILLS, window), findings, unknown, approximate)
     return tuple(_diagnosis(window, *row) for row in zip(*columns, strict=True))
@@ -114,6 +116,14 @@ def _evidence(condition: Condition, window: Window, device: DeviceKey) -> TermVa
     """Return the values that make a condition true; that they are approximate is no evidence."""
     found = because(condition, window, device)
     return {term: number for term, number in found.items() if term != APPROXIMATE.left}
+
+
+def _judge_loops(mode: FailureMode, condition: Condition, window: Window, findings: Sequence[list[Match]]) -> None:
+    """Add a mode to the findings of the devices whose training loops match it, with what else they say about it."""
+    for place, (device, truth) in enumerate(zip(window.devices, truths(condition, window), strict=True)):
+        if truth == TRUE:
+            further = window.of_loops.get((device, mode.name), {})
+            findings[place].append(Match(mode, {**because(condition, window, device), **further}))
 
 
 def _lacking(condition: Condition, window: Window) -> Callable[[DeviceKey], tuple[Signal, ...]]:

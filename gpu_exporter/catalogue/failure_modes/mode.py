@@ -85,6 +85,7 @@ STARVED_GPU = (
 STRAGGLING_GPU = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
 SLOWED_JOB = ("GpuJobSlower", "GpuJobMfuDropped", "GpuCommunicationBound", "GpuPowerOscillation")
 STOPPED_JOB = (
+    "GpuJobRankEnded",
     "GpuJobStalled",
     "GpuCollectiveStall",
     "GpuJobSlower",
@@ -149,6 +150,7 @@ class FailureMode:
     When the alert fires:
     - `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect, and `limits` are those
       whose names it has in braces. The alert fires if either is true.
+    - `on_node` is `fleet` for the ranks that one node sees: `diagnose` evaluates it.
     - `hold`: seconds for which it must be true before the alert fires. If the condition is recorded, under a name or as
       a class, the hold is counted from its samples, so that a gap does not restart it.
     - `keep`: seconds for which the alert fires after the condition has ended.
@@ -179,6 +181,7 @@ class FailureMode:
     inject: Inject
     condition: Condition | None = None
     fleet: str = ""
+    on_node: Condition | None = None
     limits: tuple[Limit, ...] = ()
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
