@@ -53,7 +53,6 @@ FAMILIES = (
     *(name for name, _ in (_STEP_SUM, _STEP_COUNT, _SELF_SUM, _SELF_COUNT, *_AMOUNTS)),
     *_PARTS,
 )
-_WITHOUT_BUCKETS = tuple(name for name in FAMILIES if name != _BUCKET)
 
 
 class RankLabels(NamedTuple):
@@ -67,7 +66,6 @@ class RankLabels(NamedTuple):
 @dataclass(slots=True)
 class RankHistory:
     """The sums of a rank in the last minutes. `longest` are the upper bounds of its longest steps, with their times.
-    `buckets` are those that were read last, at `buckets_at`.
 
     `ended_at` is the time of its last message, if it has ended while others of its job train.
     """
@@ -76,20 +74,17 @@ class RankHistory:
     at: float = 0.0
     every: float = 0.0
     now: Mapping[Sum, float] = field(default_factory=dict)
-    buckets: Mapping[Sum, float] = field(default_factory=dict)
-    buckets_at: float = 0.0
     longest: list[tuple[float, float]] = field(default_factory=list)
     ended_at: float | None = None
 
     def take(self, at: float, sums: Mapping[Sum, float]) -> None:
         """Add what a scrape says."""
-        if buckets := {key: value for key, value in sums.items() if key[0] == _BUCKET}:
-            self._note_longest(at, buckets)
-            sums = {key: value for key, value in sums.items() if key[0] != _BUCKET}
+        self._note_longest(at, sums)
         self._seen(at)
         self.now, self.ended_at = sums, None
         if not self.points or at - self.points[-1][0] >= PACE:
-            self.points.append((at, sums))
+            kept = {key: value for key, value in sums.items() if key[0] != _BUCKET}
+            self.points.append((at, kept))
         while self.points[0][0] < at - RATE_SECONDS - PACE:
             self.points.popleft()
 
@@ -101,19 +96,18 @@ class RankHistory:
     def _seen(self, at: float) -> None:
         self.every, self.at = at - self.at if self.at else 0.0, at
 
-    def _note_longest(self, at: float, buckets: Mapping[Sum, float]) -> None:
-        """Note the highest bucket in which a step ended since the buckets before; at first, of all steps so far."""
+    def _note_longest(self, at: float, sums: Mapping[Sum, float]) -> None:
+        """Note the highest bucket in which a step ended since the scrape before; at first, of all steps so far."""
         below, highest = 0.0, 0.0
         for edge in (*STEP_BUCKETS, float("inf")):
             key = _BUCKET, "+Inf" if edge == float("inf") else repr(edge)
-            grown = buckets.get(key, 0.0) - self.buckets.get(key, 0.0)
+            grown = sums.get(key, 0.0) - self.now.get(key, 0.0)
             if grown > below:
                 highest = min(edge, STEP_BUCKETS[-1])
             below = max(below, grown)
         self.longest = [each for each in self.longest if each[0] > at - 6 * HOUR and each[1] > highest]
         if highest:
             self.longest.append((at, highest))
-        self.buckets, self.buckets_at = buckets, at
 
     def grown(self) -> Mapping[Sum, float]:
         """Return by how much sums have grown lately, with the seconds as SECONDS; empty if there are too few steps."""
@@ -247,11 +241,7 @@ class LoopReader:
         """Add a scrape."""
         sums: dict[RankLabels, dict[Sum, float]] = defaultdict(dict)
         read: dict[int, tuple[Mapping[str, str], RankLabels]] = {}
-        # Half of the samples are buckets, of which none is missed if they are read more rarely.
-        first = next((sample.labels for sample in by_name.get(m.JOB_STEPS.name, ())), None)
-        rank = self._ranks.get(_rank_labels(first)) if first else None
-        has_buckets = rank is None or at - rank.buckets_at >= PACE
-        for name in FAMILIES if has_buckets else _WITHOUT_BUCKETS:
+        for name in FAMILIES:
             part = _PARTS.get(name, "")
             for sample in by_name.get(name, ()):
                 labels = sample.labels
