@@ -132,12 +132,12 @@ def _workloads() -> object:
             "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
         ),
         [
-            q.query(BOARD, a.WASTED_COST, "wasted per hour"),
+            q.query(BOARD, a.WASTED_COST, "wasted/h"),
             Query(f"{q.selected(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", SHARE_OF_COST),
-            q.query(BOARD, a.GPU_COST, "cost per hour"),
+            q.query(BOARD, a.GPU_COST, "cost/h"),
             q.query(BOARD, a.GPUS, "GPUs"),
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
-            Query(f"{idle} * {on} {cost} / {on} {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
+            Query(f"{idle} * {on} {cost} / {on} {gpus} or 0 * {gpus}", "", "currencyUSD", "idle/h"),
         ],
         Columns(
             ("cluster", "namespace", "workload"),
@@ -145,7 +145,7 @@ def _workloads() -> object:
             steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
         ),
         width=14,
-        sort="wasted per hour",
+        sort="wasted/h",
         height=10,
     )
 
@@ -181,7 +181,7 @@ def _wasted_gpus() -> object:
             "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),
         [
-            Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
+            Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted/h"),
             Query(wasted, "", "percentunit", "wasted"),
             Query(_worst_cause(wasted), "", "percentunit", "share by cause"),
         ],
@@ -192,7 +192,7 @@ def _wasted_gpus() -> object:
             texts={LABEL: _TEXTS | _IN_HANGING_JOB},
         ),
         width=24,
-        sort="wasted per hour",
+        sort="wasted/h",
         height=9,
     )
 

@@ -86,14 +86,14 @@ def _batches() -> list[object]:
         table(
             "Output and latency by batch size",
             About(
-                "Tokens per second of vLLM or TGI, inferences per second of Triton, and the latency of each token or "
-                "batch: means over the time range, by batch size (powers of two) and pod.",
+                "*output/s*: tokens per second of vLLM or TGI, inferences per second of Triton. *time/token*: latency "
+                "of each token, or of each batch of Triton. Means over the time range, by batch size (powers of two).",
                 "more output with each size.",
                 "where latency grows more than output, a larger batch only makes requests wait.",
             ),
             [
-                mean(serving.OF_SIZE, "tokens (Triton: inferences) per second"),
-                mean(serving.LATENCY_OF_SIZE, "time per token (Triton: per batch)"),
+                mean(serving.OF_SIZE, "output/s"),
+                mean(serving.LATENCY_OF_SIZE, "time/token"),
             ],
             Columns(("pod", "batch")),
             empty=NO_SERVER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grafanalib import core
@@ -133,27 +133,38 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Que
         targets=targets([of_ranks or queries.classes_of(board)]),
         mappings=[_words(LIMITS)],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(3 * height - 8)),
     )
 
 
 def states(
-    title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12, height: int = 8
+    title: str,
+    about: About,
+    query: Query,
+    words: Sequence[tuple[str, str]],
+    *,
+    width: int = 12,
+    height: int = 8,
+    link: Mapping[str, Any] = TO_GPU,
+    lines: int | None = None,
 ) -> Any:
-    """Return a state over time; `words` are the texts and colours of the values 0, 1, …"""
+    """Return a state over time; `words` are the texts and colours of the values 0, 1, …, `lines` the rows that fit."""
     return core.StateTimeline(
         **common(title, about, width, height),
         targets=targets([query]),
         mappings=[_words(words)],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
+        extraJson=extra({"unit": "short", "links": [dict(link)]}, _timeline(lines or 3 * height - 8)),
     )
 
 
-def _timeline(height: int) -> dict[str, Any]:
-    """Return options for as many rows as fit; the others are on further pages. The legend explains the colours."""
+def _timeline(lines: int) -> dict[str, Any]:
+    """Return options for this many rows; the others are on further pages.
+
+    The legend explains the colours; words in the stretches help those who cannot tell them apart.
+    """
     legend = {"showLegend": True, "displayMode": "list", "placement": "bottom"}
-    return {"perPage": 3 * height - 8, "rowHeight": 0.85, "showValue": "never", "legend": legend}
+    return {"perPage": lines, "rowHeight": 0.85, "showValue": "auto", "legend": legend}
 
 
 def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:

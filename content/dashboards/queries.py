@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpu_exporter.alerting.aggregates import SHARE, Aggregate
+from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, SHARE, Aggregate
 from gpu_exporter.alerting.boards import Board, page, panel_id
 from gpu_exporter.alerting.identity import ALERT_OWNER
 from gpu_exporter.alerting.rules import SLOW
@@ -59,6 +59,9 @@ IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
 STALL = "GpuCollectiveStall"
 # How a selector of firing alerts begins.
 FIRING = 'ALERTS{alertstate="firing", '
+# What `with_cluster` adds; and what has a series in each cluster with GPUs.
+NAME_OF_CLUSTER = "Cluster"
+CLUSTERS = f'{CLUSTER_GPUS.record}{{cluster=~"$cluster"}}'
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
@@ -317,6 +320,18 @@ def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
         number = panel_id(page(mode.name))
         expr = f'label_replace({expr}, "runbook", "{number}", "alertname", "{mode.name}")'
     return expr
+
+
+def with_cluster(rows: str, clusters: str = CLUSTERS) -> str:
+    """Add the name of its cluster to each row as a further label, but not if there is a single cluster.
+
+    `clusters` has at least one series of each cluster of the rows.
+    """
+    each = f"group by (cluster) ({clusters})"
+    several = f'label_replace({each} unless on () (count({each}) == 1), "{NAME_OF_CLUSTER}", "$1", "cluster", "(.+)")'
+    named = f"{rows} * on (cluster) group_left ({NAME_OF_CLUSTER}) ({several} or on (cluster) {each})"
+    # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
+    return f'label_replace({named}, "{NAME_OF_CLUSTER}", "$1", "{NAME_OF_CLUSTER}", "(.*)")'
 
 
 def with_order(expr: str, groups: Sequence[Sequence[str]] = ()) -> str:

@@ -136,8 +136,8 @@ def test_idle_gpus_have_an_owner_and_a_price(prometheus: Prometheus) -> None:
     ):
         found = {row[label]: row for row in rows(table(board, title))}
         assert (found[idle]["idle GPUs"], found[busy]["idle GPUs"]) == ("8", "0")
-        assert found[idle].get("idle per hour", "$20") == "$20"
-        assert found[busy].get("idle per hour", "$0") == "$0"
+        assert found[idle].get("idle/h", "$20") == "$20"
+        assert found[busy].get("idle/h", "$0") == "$0"
 
 
 def test_split_rows_are_detected(prometheus: Prometheus) -> None:
