@@ -44,6 +44,8 @@ NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 ROLES = {"root cause": ("root cause", RED), "symptom": ("symptom", "text")}
 # Alerts about a job that stands still, of which a rank outside of the collective is the culprit.
 STANDS_STILL = (q.STALL, "GpuJobStalled")
+# What identifies an alert about a job.
+OF_JOB = ("cluster", "alertname", "severity", "namespace", "workload")
 # How sentences of advice begin that are no steps.
 NO_STEP = tuple(
     f"{each} "
@@ -133,7 +135,11 @@ def _rows(
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    return naming(of_gpus), f"0 * ({naming(q.with_owner(found))}) + {times}"
+    rows = f"0 * ({naming(q.with_owner(found))}) + {times}"
+    if Domain.DISTRIBUTED in domains:
+        stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
+        rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
+    return naming(of_gpus), rows
 
 
 def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int) -> Any:
@@ -189,12 +195,16 @@ def first_step(mode: FailureMode) -> str:
 
 def _with_culprit(board: Board, incidents: str) -> str:
     """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    job, device, stalls = "cluster, namespace, workload", ", ".join(DEVICE), q.named(incidents, STANDS_STILL)
-    culprits = q.absent(board)
+    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {incidents}"
+
+
+def _of_culprit(board: Board, stalls: str) -> str:
+    """Return alerts about jobs that stand still, with the GPU and the rank that hold up each, if it is a single one."""
+    job, device, culprits = "cluster, namespace, workload", ", ".join(DEVICE), q.absent(board)
     rank = f"topk by ({device}) (1, {q.selected(board, RANK)})"
     numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
     single = f"count by ({job}, node, gpu, rank) ({numbered}) and on ({job}) count by ({job}) ({culprits}) == 1"
-    return f"{stalls} * on ({job}) group_left (node, gpu, rank) ({single}) or on ({i.KEY}) {incidents}"
+    return f"{stalls} * on ({job}) group_left (node, gpu, rank) ({single})"
 
 
 def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[Any]:

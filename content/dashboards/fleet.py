@@ -228,21 +228,19 @@ def problem(mode: FailureMode) -> int:
     return {Cause.PEERS: 6, Cause.THROTTLED: 5}.get(mode.cause, 3)
 
 
-def _problem_of_nodes(modes: Sequence[FailureMode], at: str = "") -> str:
+def _problem_of_nodes(modes: Sequence[FailureMode]) -> str:
     """Return the place in `PROBLEMS` of the worst alert of each node."""
     names = ["|".join(mode.name for mode in modes if problem(mode) == place) for place in range(len(PROBLEMS))]
     alerts = q.selected(BOARD, ALL)[:-1]
     terms = [
-        f'{place} * {alerts}, node!="", alertname=~"{of_place}"}}{at}'
-        for place, of_place in enumerate(names)
-        if of_place
+        f'{place} * {alerts}, node!="", alertname=~"{of_place}"}}' for place, of_place in enumerate(names) if of_place
     ]
-    return f"max by (cluster, node) ({' or '.join(terms)}) or 0 * {q.selected(BOARD, a.NODE_GPUS)}{at}"
+    return f"max by (cluster, node) ({' or '.join(terms)}) or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
 
 
 def _map(modes: Sequence[FailureMode]) -> object:
     meanings = "\n".join(f"- {text}" for text, _ in reversed(PROBLEMS))
-    worst = f"topk({WORST}, {_problem_of_nodes(modes, ' @ end()')})"
+    worst = f"topk({WORST}, {q.at_end(_problem_of_nodes(modes))})"
     # The first label, by which Prometheus sorts.
     order = f'count_values by (cluster, node) ("Order", {len(PROBLEMS) - 1} - {worst})'
     return states(

@@ -27,6 +27,7 @@ DEFAULTS: dict[str, object] = {
     **dict.fromkeys(("icon", "tooltip"), ""),
     **{"repeatDirection": "h", "gradientMode": "none", "barAlignment": 0, "mappings": [], "transformations": []},
     # Of graphs.
+    **{"axisPlacement": "auto", "drawStyle": "line", "showPoints": "auto"},
     **{"axisLabel": "", "lineInterpolation": "linear", "spanNulls": False, "thresholdsStyle": {"mode": "off"}},
     **{"hideFrom": dict.fromkeys(("legend", "tooltip", "viz"), False)},
     **{"scaleDistribution": {"log": 2, "type": "linear"}},

@@ -103,9 +103,11 @@ def number(
     )
 
 
-def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4) -> Any:
+def named(
+    title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4, height: int = TILE
+) -> Any:
     """Return a panel with the current state as a word; `words` are the texts and colours of the values 0, 1, …"""
-    panel = number(title, about, query, [ColourStep(None, GREY)], width=width)
+    panel = number(title, about, query, [ColourStep(None, GREY)], width=width, height=height)
     fitted = [(text + 2 * NO_BREAK, colour) for text, colour in words]
     mapped = {
         "mappings": [_words(fitted)],
@@ -174,14 +176,14 @@ def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"type": "value", "options": options}
 
 
-def verdict(board: Board, width: int = 4) -> Any:
+def verdict(board: Board, width: int = 4, height: int = TILE) -> Any:
     """Return the worst verdict on the selected GPUs: `gpu_health_state` as a word."""
     about = About(
         "The worst health verdict on the selected GPUs, from their errors, XIDs and pending repairs.",
         "healthy.",
         "the table of alerts says why and what to do. Degraded: start no new job on the GPU. Unhealthy: act now.",
     )
-    return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width)
+    return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width, height=height)
 
 
 def pair(
@@ -201,6 +203,8 @@ def pair(
     panel = number(title, about, first, [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
     panel.targets = targets([first, second], instant=True)
     panel.textMode = "value_and_name"
+    if height < TILE:
+        panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12}}}
     panel.orientation = "vertical"
     panel.overrides = [
         {

@@ -5,6 +5,7 @@ A query for what limits each device returns its bottleneck class, or that it doe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -95,6 +96,21 @@ def devices(board: Board) -> str:
     return f"{DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
 
 
+def direct(board: Board, metric: Metric) -> str:
+    """Return the series of a metric of the selected GPUs, as the exporter has them."""
+    return f"({metric.name} and on (cluster, UUID) {devices(board)})"
+
+
+def grown(board: Board, metric: Metric, window: str) -> str:
+    """Return by how much a counter of the selected GPUs grew within a window."""
+    return f"(increase({metric.name}[{window}]) and on (cluster, UUID) {devices(board)})"
+
+
+def at_end(expr: str) -> str:
+    """Return an expression for the end of the time range, whatever the time of a point; it has selectors in braces."""
+    return re.sub(r"(\}(?:\[[^]]*\])?)", r"\1 @ end()", expr)
+
+
 def verdict(board: Board) -> str:
     """Return the health of each GPU: 0 if it is unknown, 1 healthy, 2 degraded, 3 unhealthy."""
     states = (s.HEALTHY, s.DEGRADED, s.UNHEALTHY)
@@ -181,16 +197,19 @@ def ranked(board: Board, what: Aggregate) -> list[Query]:
 
     A query has its own hue; the names of the series, which an override needs, are not known here.
     """
-    series = selected(board, what)
+    return ranked_series(selected(board, what), legend(board, what), unit(what))
+
+
+def ranked_series(series: str, legend: str, unit: str) -> list[Query]:
+    """Return the same for an expression."""
 
     def highest(count: int) -> str:
-        return f"topk({count}, {series} @ end())"
+        return f"topk({count}, {at_end(series)})"
 
-    named = legend(board, what)
     ranks = [f"{series} and {highest(1)}"]
     ranks += [f"{series} and ({highest(rank)} unless {highest(rank - 1)})" for rank in range(2, RANKS + 1)]
-    others = Query(f"sum({series} unless {highest(RANKS)})", "others", unit(what))
-    return [*(Query(rank, named, unit(what)) for rank in ranks), others]
+    others = Query(f"sum({series} unless {highest(RANKS)})", "others", unit)
+    return [*(Query(rank, legend, unit) for rank in ranks), others]
 
 
 def _filters(board: Board, what: Recorded) -> list[str]:
@@ -215,9 +234,14 @@ def legend(board: Board, what: Recorded) -> str:
     return device
 
 
+def classes(board: Board) -> str:
+    """Return the bottleneck class of each device as a label."""
+    return f"{bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}}"
+
+
 def class_of(board: Board) -> str:
     """Return the number of the bottleneck class of each device."""
-    return f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
+    return f"max without (class) ({classes(board)})"
 
 
 def lost(board: Board) -> str:
@@ -363,8 +387,8 @@ def classes_of(board: Board) -> Query:
     return Query(in_order(limit_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
 
 
-def classes_of_ranks(board: Board, culprits_now: str, rank: str) -> Query:
-    """Return the same for a job, with the ranks: those that hold it up now come first.
+def classes_of_ranks(board: Board, culprits_now: str, rank: str, most: int) -> Query:
+    """Return the same for up to `most` ranks of a job: those that hold it up now come first.
 
     `rank` has the number of each rank as a label.
     """
@@ -372,7 +396,8 @@ def classes_of_ranks(board: Board, culprits_now: str, rank: str) -> Query:
     # Of now, so that a device has one row.
     known = f"topk by ({device}) (1, last_over_time({rank}[$__range] @ end())) or on ({device}) {devices(board)}"
     blamed = f'label_replace(({known}) and on ({device}) ({culprits_now}), "Culprit", "0", "", "")'
-    known = f'{blamed} or on ({device}) label_replace({known}, "Culprit", "1", "", "")'
+    others = f'label_replace(topk({most}, {known}), "Culprit", "1", "", "")'
+    known = f"{blamed} or on ({device}) {others}"
     known = f'label_replace({known}, "Rank", "rank $1 · ", "rank", "(.+)")'
     joined = f"({limit_of(board)}) * on ({device}) group_left (Culprit, Rank) ({known})"
     # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.

@@ -34,6 +34,7 @@ LINKED_COLUMNS = {
     "node": link_to(NODE, "node", table=True),
     "workload": link_to(JOB, "namespace", "workload", table=True),
     "namespace": link_to(COST, "namespace", table=True),
+    "instance": {"title": "Live page", "url": "http://${__data.fields.instance}/", "targetBlank": True},
     "alertname": {
         "title": "Runbook",
         "url": f"{RUNBOOKS.link()}?viewPanel=${{__data.fields.runbook}}",
@@ -43,6 +44,7 @@ LINKED_COLUMNS = {
 TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job", "first": "what to do first"}
 # The label that `queries.with_cluster` adds if there are several clusters, in place of that of the row.
 TITLES |= {q.NAME_OF_CLUSTER: "cluster"}
+TITLES |= {"driver_version": "driver", "pci_bus_id": "PCI address", "message_size": "message size"}
 # Labels that are numbers. An empty one would become 0, so each row must have them.
 NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
@@ -56,10 +58,23 @@ NATURAL = ("batch", "gpu", "node", LABEL)
 WIDTHS = {
     **{"severity": 66, "alertname": 190, "cluster": 70, "gpu": 50, "rank": 50, "batch": 80},
     **{"nodes": 56, "symptoms": 78, "GPUs": 50, "active since": 112, "role": 84},
-    **{"health": 84, "state": 260, "hottest GPU": 92, "throttled": 76},
+    **{"model": 120, "serial": 110, "driver_version": 96, "pci_bus_id": 130, "link": 74, "slot": 74, "instance": 116},
+    **{"power limit": 86, "xid": 56, "kind": 96, "message_size": 96},
+    **{"health": 84, "state": 248, "hottest GPU": 92, "throttled": 76, "for": 80},
     **{"wasted/h": 76, "cost/h": 70, "idle/h": 62, "idle GPUs": 78, "of its cost": 86},
 }
-LEAST = {"namespace": 84, "workload": 104, "node": 104, "first": 128, "cause": 170}
+LEAST = {
+    "namespace": 84,
+    "workload": 104,
+    "node": 104,
+    "first": 128,
+    "cause": 150,
+    "UUID": 120,
+    "pod": 110,
+    "action": 110,
+    "operation": 96,
+    "scope": 90,
+}
 # Where a table says what to do, that takes the rest.
 BESIDE_TEXT = {"node": 110, "namespace": 84, "workload": 116}
 NONE = "-"
@@ -151,7 +166,7 @@ def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dic
     ]
     if share:
         properties.append({"id": "decimals", "value": 0})
-    if query.unit in ("short", "currencyUSD", "percentunit"):
+    if query.unit in ("short", "currencyUSD", "percentunit", "watt"):
         properties.append(texts(ZERO))
     return override(query.name, *properties)
 
@@ -241,8 +256,12 @@ def _numbers(labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _organised(queries: Sequence[Query], labels: Sequence[str], hidden: Sequence[str]) -> dict[str, Any]:
-    """Return the transformation that puts the columns of a table in order and names them."""
-    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
+    """Return the transformation that puts the columns of a table in order and names them.
+
+    A query without a name has only labels.
+    """
+    several = len(queries) > 1
+    values = {f"Value #{ref(place)}" if several else "Value": each for place, each in enumerate(queries) if each.name}
     labels = [q.NAME_OF_CLUSTER if name == "cluster" else name for name in labels]
     fields = (*labels, *values, *hidden)
     renamed = {name: TITLES[name] for name in labels if name in TITLES}

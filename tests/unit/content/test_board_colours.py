@@ -84,7 +84,7 @@ def test_what_does_not_answer_is_red() -> None:
             for panel, column, found in properties(name)
             if panel == title and "-1" in found.get("mappings", [{"options": {}}])[0]["options"]
         }
-        assert {"engine", "SM", "power"} <= lost.keys()
+        assert {"engine", "SM"} <= lost.keys()
         assert {(each["text"], each["color"]) for each in lost.values()} == {("lost", RED)}
 
 
