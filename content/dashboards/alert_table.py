@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 from content.dashboards import queries as q
@@ -46,6 +47,8 @@ ROLES = {"root cause": ("root cause", RED), "symptom": ("symptom", "text")}
 STANDS_STILL = (q.STALL, "GpuJobStalled")
 # What identifies an alert about a job.
 OF_JOB = ("cluster", "alertname", "severity", "namespace", "workload")
+# Letters of a step that have a place in a column: a longer step is in the runbook.
+LONGEST_STEP = 70
 # How sentences of advice begin that are no steps.
 NO_STEP = tuple(
     f"{each} "
@@ -190,6 +193,7 @@ def first_step(mode: FailureMode) -> str:
     sentences = mode.advice.removesuffix(".").replace("`", "").split(". ")
     step = next((each for each in sentences if not each.startswith(NO_STEP)), sentences[0])
     step = re.sub(r" \([^)]*\)", "", step.removeprefix("Otherwise "))
+    step = shorten(step, LONGEST_STEP, placeholder=" …")
     return step[0].upper() + step[1:]
 
 
@@ -209,10 +213,11 @@ def _of_culprit(board: Board, stalls: str) -> str:
 
 def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[Any]:
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
-    steps = {mode.name: (first_step(mode), "text") for mode in modes}
+    # Without what else a mapping may have, because there are many.
+    steps = {"type": "value", "options": {mode.name: {"text": first_step(mode)} for mode in modes}}
     return [
         *(numeric(each, optional=True) for each in queries),
-        override("first", texts(steps)),
+        override("first", {"id": "mappings", "value": [steps]}),
         *(override(name, texts(ZERO)) for name in NUMBERS),
         override("severity", texts(colours), coloured_text()),
         override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job

@@ -10,7 +10,7 @@ from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
 from content.dashboards.frame import DARK_RED, ORANGE, RED, TEAL, About, BoardRow
 from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, lines, time_shares
-from content.dashboards.panels import class_timeline, reachable, states
+from content.dashboards.panels import class_timeline, reachable
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import training_jobs as t
@@ -60,7 +60,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         loops.job_row(),
         host.row(BOARD),
         why.fabric_row(BOARD),
-        BoardRow("Is a GPU faulty, or does it have more work?", [*_chips(), *_states()], True),
+        BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
         BoardRow("How much data moves between the ranks?", _traffic(), True),
         between_scrapes.row(BOARD),
     ]
@@ -209,27 +209,6 @@ def _ranks() -> object:
 
 def _of(ranks: str, values: str) -> str:
     return f"{values} and on ({', '.join(DEVICE)}) ({ranks})"
-
-
-def _states() -> list[object]:
-    worst = f"topk({MOST_RANKS}, {q.at_end(_state())})"
-    return [
-        states(
-            "Waiting ranks",
-            About(
-                "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if it spins "
-                "in a collective while no data moves. The others wait for a straggler, or for a rank outside the "
-                f"collective. Up to {MOST_RANKS} ranks, those that hold up the job now included.",
-                "short waits that are similar on all ranks.",
-                "investigate the rank that holds up the job; if all wait, see GpuCommunicationBound.",
-            ),
-            Query(queries.in_order(_of(worst, f"({_state()})")), q.legend(BOARD, d.WAITS), "short"),
-            STATES,
-            width=24,
-            height=11,
-            lines=MOST_RANKS,
-        ),
-    ]
 
 
 def _chips() -> list[object]:

@@ -56,9 +56,9 @@ def mode_panel(board: Board, mode: FailureMode) -> Any:
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
         queries = [Query(expr, _legend(mode), "short")]
     about = About(
-        f"{mode.name} ({mode.severity.value}): the signals of its condition. {mode.meaning}".rstrip(),
+        f"{mode.name} ({mode.severity.value}): the signals of its condition.",
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
-        mode.advice,
+        "the runbook, to which the panel links, says what to do.",
     )
     limits = _limits(mode, queries[0].unit)
     words = {place: MEANINGS[signal] for place, signal in enumerate(signals) if signal in MEANINGS}

@@ -44,7 +44,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             True,
         ),
         why.fabric_row(BOARD),
-        why.sharing_row(BOARD),
+        why.exporter_row(BOARD),
     ]
 
 

@@ -35,7 +35,6 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("Which batch size suits it?", _batches()),
         BoardRow("What limits its GPUs?", _gpus()),
         why.profile_row(BOARD),
-        why.sharing_row(BOARD),
     ]
 
 

@@ -142,11 +142,14 @@ def fabric_row(board: Board) -> BoardRow:
 
 def sharing_row(board: Board) -> BoardRow:
     """Return the row about who uses the GPUs, active checks, and the exporter."""
-    return BoardRow(
-        "Who shares it, what did the last check find, and does the exporter work?",
-        [_pods(board), _checks(board), _exporters(board)],
-        True,
-    )
+    tables = [_pods(board), _checks(board), _exporters(board)]
+    return BoardRow("Who shares it, what did the last check find, and does the exporter work?", tables, True)
+
+
+def exporter_row(board: Board) -> BoardRow:
+    """Return the same without who uses the GPUs."""
+    tables = [_checks(board), _exporters(board)]
+    return BoardRow("What did the last check find, and does the exporter work?", tables, True)
 
 
 def _of_pods(board: Board, metric: Metric) -> str:

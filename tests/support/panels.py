@@ -50,8 +50,14 @@ ALL = ".*"
 ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 INCIDENTS = {each.record for each in recorded_incidents.INCIDENTS if each.record.startswith("incident:open:")}
 BY_NAME = {mode.name: mode for mode in MODES}
+# Metrics of gpu-exporter, and of inference servers, that panels read without a rule. Which devices have them is not
+# computed here: their queries must only be answered by numbers.
+DIRECT = {row.name for row in m.METRICS} - {m.NIC_INFO.name}
+SERVED = {*serving.CACHE, *(f"{name}_bucket" for name in serving.FIRST_TOKEN)}
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
+# Labels that a query makes of values, such as the number of PCIe lanes.
+MADE = ("link", "slot", "first", "role", "nodes", "symptoms", "Cluster", "Order")
 # Labels of parts or events, which not every series has.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "Rank", "activity", "fewer")
 Devices = frozenset[DeviceKey]
@@ -468,6 +474,8 @@ def _range(prometheus: Prometheus, text: str, at: float) -> list[tuple[Mapping[s
 def _answer(truth: Truth, expr: str, series: Sequence[tuple[Mapping[str, str], str]]) -> list[str]:
     text = filled(expr, truth.variables)
     wrong = [f"{value} in {labels} from {text}" for labels, value in series if not math.isfinite(float(value))]
+    if {each.name for each in _selectors(promql_parser.parse(text))} & (DIRECT | SERVED):
+        return wrong
     expected = truth.of(text)
     if isinstance(expected, frozenset):
         have = {(labels["UUID"], labels.get("GPU_I_ID", "")) for labels, _ in series}

@@ -95,11 +95,11 @@ def test_what_does_not_answer_is_red() -> None:
         ("GpuThermalThrottling", "Cordon the node"),
         (
             "GpuHostSwapping",
-            "The host is short of memory: use fewer loader workers or less caching, or give the job more memory",
+            "The host is short of memory: use fewer loader workers or less …",
         ),
         (
             "GpuXidUnknown",
-            "Read the kernel log around the event, which often explains it in words, and ask NVIDIA about the code",
+            "Read the kernel log around the event, which often explains it in …",
         ),
         ("GpuNicSlowLink", "Reseat or replace cable and transceiver, then bring the link up again"),
     ],

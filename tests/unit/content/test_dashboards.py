@@ -66,8 +66,8 @@ SERVERS = {*(f"{name}_bucket" for name in serving.FIRST_TOKEN), *serving.CACHE}
 DIRECT = {
     "gpu": HISTOGRAMS | IDENTITY | PROFILES | SHARING,
     "job": HISTOGRAMS | PROFILES | FABRIC,
-    "node": FABRIC | SHARING,
-    "server": SERVERS | PROFILES | SHARING,
+    "node": FABRIC | SHARING - {m.POD_MEMORY.name, m.POD_SM.name},
+    "server": SERVERS | PROFILES,
 }
 
 
