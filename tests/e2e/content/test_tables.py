@@ -16,8 +16,8 @@ from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import until
 
 CLUSTER = {"cluster": "west"}
-# Panels without data: alerts about jobs, hourly sums and what is usual need a longer past, a job that has ended makes no
-# step, not every job is profiled, and there is no XID.
+# Panels without data: alerts about jobs, hourly sums and what is usual need a longer past, a job that has ended makes
+# no step, not every job is profiled, and there is no XID.
 EMPTY = (
     *("Firing alerts", "XIDs", "Chargeback by namespace", "Cost per day", "What do the main threads do?"),
     *("Kernels by class", "Step time", "Last step", "Tokens per second", "Efficiency", "Cost of a million tokens"),
@@ -93,7 +93,7 @@ def wrong(prometheus: Prometheus, boards: Mapping[str, Any]) -> list[str]:
     views = [(boards[name], chosen) for name, chosen, _ in VIEWS]
     found = []
     answer = contents(f"http://127.0.0.1:{prometheus.port}", views, at - 60, at)
-    for (name, chosen, counts), panels in zip(VIEWS, answer, strict=True):
+    for (name, _, counts), panels in zip(VIEWS, answer, strict=True):
         found += [f"{name}: {problem}" for problem in problems(panels, EMPTY)]
         tables = {panel["title"]: len(rows(panel)) for panel in panels if panel["type"] == "table" and panel["frames"]}
         found += [
