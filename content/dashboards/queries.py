@@ -98,12 +98,17 @@ def devices(board: Board) -> str:
 
 def direct(board: Board, metric: Metric) -> str:
     """Return the series of a metric of the selected GPUs, as the exporter has them."""
-    return f"({metric.name} and on (cluster, UUID) {devices(board)})"
+    return f"({metric.name}{_of_exporter(board)} and on (cluster, UUID) {devices(board)})"
+
+
+def _of_exporter(board: Board) -> str:
+    """Return the selection of a metric of the exporter, which lacks the labels of the owner."""
+    return f"{{{', '.join(_matcher(label) for label in board.chosen if label in ('cluster', 'gpu'))}}}"
 
 
 def grown(board: Board, metric: Metric, window: str) -> str:
     """Return by how much a counter of the selected GPUs grew within a window."""
-    return f"(increase({metric.name}[{window}]) and on (cluster, UUID) {devices(board)})"
+    return f"(increase({metric.name}{_of_exporter(board)}[{window}]) and on (cluster, UUID) {devices(board)})"
 
 
 def at_end(expr: str) -> str:
