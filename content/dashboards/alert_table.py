@@ -179,7 +179,7 @@ def _cost(board: Board, modes: Sequence[FailureMode]) -> str:
     That is what its job wastes, if it slows down the job; otherwise no more than this, nor than the price of its GPUs.
     """
     cost, gpus = (q.selected(board, each) for each in (a.GPU_COST, a.GPUS))
-    of_gpus = f"{q.selected(board, i.OPEN_GPUS)} * scalar(sum({cost}) / sum({gpus}))"
+    of_gpus = f"{q.selected(board, i.OPEN_GPUS)} * on () group_left () (sum({cost}) / sum({gpus}))"
     job = f"* on (cluster, namespace, workload) group_left () {q.selected(board, a.WASTED_COST)}"
     owned = q.selected(board, i.OPEN)
     of_job = f"{owned} {job}"

@@ -101,7 +101,7 @@ def _chargeback() -> object:
         ),
         [
             Query(hours, "", "none", "GPU hours"),
-            Query(f"{hours} / on () group_left () sum({hours})", "", "percentunit", "share"),
+            Query(f"{hours} / on () group_left () (sum({hours}) > 0)", "", "percentunit", "share"),
             Query(_of_range(h.COST), "", "currencyUSD", "cost"),
             Query(f"{_of_range(h.COST)} * 86400 / $__range_s", "", "currencyUSD", "per day"),
             Query(_of_range(h.WASTED), "", "currencyUSD", "wasted"),

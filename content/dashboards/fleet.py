@@ -232,10 +232,9 @@ def _problem_of_nodes(modes: Sequence[FailureMode]) -> str:
     """Return the place in `PROBLEMS` of the worst alert of each node."""
     names = ["|".join(mode.name for mode in modes if problem(mode) == place) for place in range(len(PROBLEMS))]
     alerts = q.selected(BOARD, ALL)[:-1]
-    terms = [
-        f'{place} * {alerts}, node!="", alertname=~"{of_place}"}}' for place, of_place in enumerate(names) if of_place
-    ]
-    return f"max by (cluster, node) ({' or '.join(terms)}) or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
+    terms = [f'{place} * {alerts}, alertname=~"{of_place}"}}' for place, of_place in enumerate(names) if of_place]
+    worst = q.having(f"max by (cluster, node) ({' or '.join(terms)})", "node")
+    return f"{worst} or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
 
 
 def _map(modes: Sequence[FailureMode]) -> object:

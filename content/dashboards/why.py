@@ -74,9 +74,7 @@ def kernels(board: Board, width: int = 12) -> object:
             "much communication: see the row about the fabric. Much elementwise: fuse kernels.",
         ),
         [
-            Query(
-                f"{spent} / scalar(sum({q.grown(board, m.KERNEL_CLASS, '$__range')}) > 0)", "", "percentunit", "share"
-            ),
+            Query(f"{spent} / on () group_left () (sum({spent}) > 0)", "", "percentunit", "share"),
             Query(spent, "", "s", "time"),
         ],
         Columns(("class",), shares=["share"]),
