@@ -15,6 +15,7 @@ from gpu_exporter.alerting import serving
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.allocation import POD_REQUESTS
 from gpu_exporter.alerting.boards import SERVER
+from gpu_exporter.alerting.rules import SLOW
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 
@@ -72,7 +73,7 @@ def _numbers() -> list[object]:
                 "as promised to users.",
                 "requests that wait: add a replica. Long prompts: split the prefill into chunks.",
             ),
-            *(Query(f"max({_first_token(each)} >= 0)", name, "s", interval=q.SLOW) for each, name in _QUANTILES),
+            *(Query(f"max({_first_token(each)} >= 0)", name, "s", interval=SLOW) for each, name in _QUANTILES),
             height=TILES,
         ),
         number(
@@ -124,7 +125,7 @@ def _requests() -> list[object]:
         Query(_queued(), "{{pod}} waiting", "short"),
     ]
     latencies = [
-        Query(f"{_first_token(each)} >= 0", f"{{{{pod}}}} {name}", "s", interval=q.SLOW) for each, name in _QUANTILES
+        Query(f"{_first_token(each)} >= 0", f"{{{{pod}}}} {name}", "s", interval=SLOW) for each, name in _QUANTILES
     ]
     output = [
         Query(q.selected(BOARD, serving.OUTPUT), "{{pod}} tokens per second", "short"),

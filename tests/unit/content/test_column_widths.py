@@ -54,7 +54,8 @@ def widths(panel: Mapping[str, Any], available: float) -> Mapping[str, float]:
 
 def space(panel: Mapping[str, Any], screen: int) -> float:
     """Return how much space the columns of a panel have on a screen."""
-    return (screen - PAGE + GAP) / 24 * panel["gridPos"]["w"] - GAP - PANEL
+    columns_of_grid: int = panel["gridPos"]["w"]
+    return (screen - PAGE + GAP) / 24 * columns_of_grid - GAP - PANEL
 
 
 @pytest.mark.parametrize("screen", SCREENS)
