@@ -360,7 +360,7 @@ class Truth:
         return evaluate.value(what, self.seen, part) is not None
 
 
-def _is_direct(text: str) -> bool:
+def is_direct(text: str) -> bool:
     """Return whether a query reads metrics without a rule."""
     return bool({each.name for each in _selectors(promql_parser.parse(text))} & (DIRECT | SERVED))
 
@@ -370,13 +370,18 @@ def _drops_values(node: Any) -> bool:
     return type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0")
 
 
+def is_patient(text: str) -> bool:
+    """Return whether a query needs a past of an hour."""
+    return any(name in text for name in PATIENT)
+
+
 def _may_be_empty(node: Any) -> bool:
     """Return whether a query may have no result although its series exist.
 
     All are dropped, none has that rank, or they need an hour.
     """
     text = str(node)
-    return _drops_values(node) or is_of_rank(text) or any(name in text for name in PATIENT)
+    return _drops_values(node) or is_of_rank(text) or is_patient(text)
 
 
 def is_of_rank(text: str) -> bool:
@@ -461,7 +466,7 @@ def _target(
         series = _range(prometheus, text, at)
     _note(answered, target["expr"], series)
     wrong = _answer(truth, target["expr"], series)
-    if wrong or not series or _is_direct(text) or text.startswith("max by (UUID, "):  # merged with another by UUID
+    if wrong or not series or is_direct(text) or text.startswith("max by (UUID, "):  # merged with another by UUID
         return wrong
     all_of = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))) - set(SOMETIMES)
     some_of = {label for label in _columns(panel) if truth.has(label, text)}
@@ -498,7 +503,7 @@ def _range(prometheus: Prometheus, text: str, at: float) -> list[tuple[Mapping[s
 def _answer(truth: Truth, expr: str, series: Sequence[tuple[Mapping[str, str], str]]) -> list[str]:
     text = filled(expr, truth.variables)
     wrong = [f"{value} in {labels} from {text}" for labels, value in series if not math.isfinite(float(value))]
-    if _is_direct(text):
+    if is_direct(text):
         return wrong
     expected = truth.of(text)
     if isinstance(expected, frozenset):
