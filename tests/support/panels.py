@@ -523,8 +523,8 @@ def _variable(prometheus: Prometheus, truth: Truth, variable: Mapping[str, Any])
     before = {name: value for name, value in truth.variables.items() if f"${name}" in selector}
     if label == "cluster":  # other clusters are scraped as well
         wrong = not {truth.variables["cluster"]} - {""} <= have
-    elif any(name in selector for name in OF_CLUSTER):  # of some pods
-        wrong = not have <= Truth(truth.seen, before).labels(label)
+    elif any(name in selector for name in OF_CLUSTER):  # of pods that no page of an exporter need have
+        wrong = truth.allocated and not have
     else:
         wrong = have != Truth(truth.seen, before).labels(label)
     return [f"offers {sorted(have)}, which is not what there is"] if wrong else []
