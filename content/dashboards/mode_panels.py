@@ -13,15 +13,13 @@ from content.dashboards.frame import ABSENT, GREEN, ORANGE, RED, TO_GPU, About, 
 from content.dashboards.graphs import NAMES, WIDE_NAMES, GraphStyle, lines
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
-from gpu_exporter.alerting import runbooks
-from gpu_exporter.alerting.boards import Board, board_of, runbook
+from gpu_exporter.alerting.boards import GPU, Board, board_of, runbook
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import nic_signals
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Fn, Limit, Over, comparisons
-from gpu_exporter.reports.markdown import outside, relinked
 
 # The series of an XID begins with its first occurrence, that of an alert when it fires.
 NONE_REPORTED, SILENT = "none reported", "not firing"
@@ -57,11 +55,10 @@ def mode_panel(board: Board, mode: FailureMode) -> Any:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
         queries = [Query(expr, _legend(mode), "short")]
-    meaning = relinked(mode.meaning, outside, runbooks.FOLDER)
     about = About(
-        f"{mode.name} ({mode.severity.value}): the signals of its condition. {meaning}".rstrip(),
+        f"{mode.name} ({mode.severity.value}): the signals of its condition.",
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
-        mode.advice,
+        "the runbook, to which the panel links, says what to do.",
     )
     limits = _limits(mode, queries[0].unit)
     words = {place: MEANINGS[signal] for place, signal in enumerate(signals) if signal in MEANINGS}
@@ -78,7 +75,7 @@ def mode_panel(board: Board, mode: FailureMode) -> Any:
             words=words,
         ),
         width=12,
-        link=TO_GPU if mode.needs else None,
+        link=TO_GPU if mode.needs and board is not GPU else None,
         links=[{"title": "Runbook", "url": runbook(mode), "targetBlank": True}],
     )
 
@@ -136,7 +133,7 @@ def mode_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             f"Signals behind the alerts: {domain.value}",
             [
-                *([_ports(board)] if domain is Domain.NETWORK else []),
+                *([ports(board)] if domain is Domain.NETWORK else []),
                 *(mode_panel(board, mode) for mode in shown_here if mode.domain is domain),
             ],
             True,
@@ -145,7 +142,7 @@ def mode_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
     ]
 
 
-def _ports(board: Board) -> Any:
+def ports(board: Board) -> Any:
     """Return a table of the network ports of each GPU: the signals have no names of ports."""
 
     def gpu_query(signal: Signal, name: str) -> Query:

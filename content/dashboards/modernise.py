@@ -26,6 +26,11 @@ DEFAULTS: dict[str, object] = {
     **dict.fromkeys(("asDropdown", "hideTimeOverride", "includeVars", "keepTime", "transparent"), False),
     **dict.fromkeys(("icon", "tooltip"), ""),
     **{"repeatDirection": "h", "gradientMode": "none", "barAlignment": 0, "mappings": [], "transformations": []},
+    # Of graphs.
+    **{"axisPlacement": "auto", "drawStyle": "line", "showPoints": "auto"},
+    **{"axisLabel": "", "lineInterpolation": "linear", "spanNulls": False, "thresholdsStyle": {"mode": "off"}},
+    **{"hideFrom": dict.fromkeys(("legend", "tooltip", "viz"), False)},
+    **{"scaleDistribution": {"log": 2, "type": "linear"}},
 }
 GRID = 24
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from content.dashboards import job, loops, panels
+from content.dashboards import fleet, job, loops, panels
 from content.dashboards.frame import GREY
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.causes import COLOURS
@@ -51,6 +51,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     "what a training loop does": loops.ACTIVITIES,
     "what a GPU does in a trace": {name: colour for name, _, colour in (*html_page.LAYERS, html_page.IDLE)},
     "verdicts": dict(panels.VERDICTS),
+    "nodes over time": dict(fleet.PROBLEMS),
     "states of ranks": {colour: colour for _, colour in job.STATES},
 }
 
