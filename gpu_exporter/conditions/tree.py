@@ -95,6 +95,7 @@ READ_ONCE = frozenset(
         "gpu:talks:others_ratio",
         "gpu:talks_gr_active:median5m",
         "gpu:talks_nvlink:median5m",
+        "gpu:waits_sm_active:median5m",
     )
 )
 
