@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.conditions.averages import mean, median
 from gpu_exporter.conditions.evaluate import Device, Points
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Leaf, Over
@@ -142,7 +142,7 @@ class JobHistory:
             self.sums.clear()
         keys = {*_AMOUNTS, _TRAINS, *_PAUSES, _STEP_SUM, _STEP_COUNT}
         histories = ranks.values()
-        totals = {key: fmean(each.now.get(key, 0.0) for each in histories) for key in keys}
+        totals = {key: mean([each.now.get(key, 0.0) for each in histories]) for key in keys}
         before = _since(self.sums, at - RATE_SECONDS)
         self.sums.append((at, totals))
         if before is not None:
@@ -162,7 +162,7 @@ class JobHistory:
         lately = [speed for t, speed in self.speeds if t > at - 15 * MINUTE]
         if len(usual) < 60 or not lately or self.speeds[-1][0] < at - 2 * MINUTE:
             return None
-        return fmean(lately) / median(usual), self.speeds[-1][1] / median(usual)
+        return mean(lately) / median(usual), self.speeds[-1][1] / median(usual)
 
     def lost(self) -> Mapping[str, float]:
         """Return the share of time that was lost by activity, as `job:lost:ratio`; empty in the first hour.
@@ -182,7 +182,7 @@ class JobHistory:
         if not hourly:
             return {}
         lately = hourly[-360:]
-        pauses = {activity: fmean(each[activity] for each in lately) for activity in j.PAUSES}
+        pauses = {activity: mean([each[activity] for each in lately]) for activity in j.PAUSES}
         return {**pauses, "other": 1 - sum(hourly[-1].values())}
 
 
@@ -305,13 +305,13 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
     usual = _usual(list(own.values()))
     if usual is None:
         return
-    step = median(growth[_STEP_SUM] / growth[_STEP_COUNT] for growth in grown.values())
+    step = median([growth[_STEP_SUM] / growth[_STEP_COUNT] for growth in grown.values()])
     if step <= 0:
         return
     excess = {key: value - usual for key, value in own.items()}
     margin = 0.25 * usual
     if len(own) >= FEW_RANKS:
-        margin = 3.5 * (1.4826 * median(map(abs, excess.values())) + 0.01 * usual)
+        margin = 3.5 * (1.4826 * median([abs(each) for each in excess.values()]) + 0.01 * usual)
     paused = [sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS] for growth in grown.values()]
     spread = max(paused) - min(paused)
     for key, more in excess.items():
@@ -370,6 +370,6 @@ def _of_job(now: float, history: JobHistory, ranks: Mapping[RankLabels, RankHist
 def _typical_step(history: JobHistory, ranks: Mapping[RankLabels, RankHistory]) -> float:
     """Return the median step of the last hour, or the mean of all steps so far."""
     if history.steps:
-        return median(seconds for _, seconds in history.steps)
+        return median([seconds for _, seconds in history.steps])
     seconds, steps = (sum(rank.now.get(key, 0.0) for rank in ranks.values()) for key in (_STEP_SUM, _STEP_COUNT))
     return seconds / steps if steps else 0.0
