@@ -1,4 +1,4 @@
-"""Six hours of operation in promtool: every incident is reported, and nothing else is.
+"""Eight hours of operation in promtool: every incident is reported, and nothing else is.
 
 `make soak` runs two weeks, with restarts of Prometheus, which promtool cannot simulate.
 """
@@ -20,7 +20,7 @@ from tests.rules.series import selector
 from tests.rules.shapes import STEP, notation
 from tests.support.incidents import in_incident_of
 
-HOURS = 6
+HOURS = 8
 # Alerts of normal operation are info.
 TICKETS = 'alertstate="firing", severity!="info"'
 

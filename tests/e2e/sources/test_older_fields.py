@@ -64,7 +64,7 @@ def test_values_before_hopper(tmp_path: Path) -> None:
     assert page.value("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL_total") == 12
     for name in ("NVLINK_BANDWIDTH_TOTAL", "PCIE_TX_THROUGHPUT", "PCIE_RX_THROUGHPUT"):
         assert page.values(f"DCGM_FI_DEV_{name}") == []
-        assert page.values("gpu_metric_supported", metric=f"DCGM_FI_DEV_{name}", reason="not_supported") == [0]
+        assert page.values("gpu_metric_supported", metric=f"DCGM_FI_DEV_{name}", reason="needs_dcgm") == [0]
     page = once(driver, "--source", "nvml")
     assert [page.value(name) for name in sorted(SUBSTITUTES)] == [12 * 3000 * 1024, 12 * 4000 * 1024, 2.5e6, 1.5e6]
 
