@@ -203,6 +203,7 @@ def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[st
     return wrong
 
 
+@pytest.mark.slowest
 def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query finds every device that has its series, with its labels; other queries are empty."""
     assert OF_GPUS, "no query selects alerts on GPUs"

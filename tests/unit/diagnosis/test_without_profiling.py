@@ -9,6 +9,7 @@ import pytest
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from tests import ROOT
+from tests.support.tools import is_long
 from tests.unit.diagnosis.test_class_and_shares import Job
 from tests.without_profiling.compare import class_of, coverage, judged, rows, scores
 
@@ -16,8 +17,12 @@ LEAST_PRECISION, LEAST_COVERAGE = 0.9, 0.6
 PAGE = ROOT / "docs" / "without-profiling.md"
 
 
+# With and without samples of PCIe traffic and counters of NVLinks.
+READ = [(True, False), *([(False, False), (True, True)] if is_long() else [])]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("pcie", "nvlink"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(("pcie", "nvlink"), READ)
 def test_precision_and_coverage(pcie: bool, nvlink: bool) -> None:
     """Each class and failure mode that is given is right, and most GPUs that work have a class."""
     found = list(judged(pcie=pcie, nvlink=nvlink))
