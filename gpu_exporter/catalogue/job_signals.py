@@ -10,6 +10,12 @@ from gpu_exporter.conditions.signal import Read, Signal
 from gpu_exporter.model.job_message import ACTIVITIES, TRAINING
 
 PAUSES = tuple(activity for activity in ACTIVITIES if activity != TRAINING)
+# With fewer ranks, a median says little: the lowest is the usual one, and the others differ by chance by a share of it.
+FEW_RANKS, SHARE_OF_FEW = 4, 0.25
+# 1.4826 median absolute deviations are a standard deviation. The share of the median is for ranks that hardly differ.
+DEVIATIONS, DEVIATION_OF_MEDIANS, LEAST_SHARE = 3.5, 1.4826, 0.01
+# Time without a step after which a job stalls. Scraped every 15 s, that is noticed within a minute and three steps.
+STALL_SECONDS, STALL_STEPS = 20, 3
 
 PAUSE = Signal(
     "job_pause",

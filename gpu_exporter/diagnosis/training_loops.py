@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import job_signals as j
@@ -22,12 +23,14 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.job_message import LONGEST_PHASE, STEP_BUCKETS, TRAINING
 
 STRAGGLER, STALLED, RANK_ENDED = "GpuJobStraggler", "GpuJobStalled", "GpuJobRankEnded"
-# As in alerting/training_jobs.py.
-FEW_RANKS, STALL_SECONDS, RATE_SECONDS = 4, 20.0, 300.0
+# The window of the recorded rates.
+RATE_SECONDS = 300.0
 # A rate is of at least so many seconds and steps, if there are as many within RATE_SECONDS; of fewer than ENOUGH steps,
 # there is none. Points are kept as often as PACE.
 LEAST_SECONDS, USUAL_STEPS, ENOUGH, PACE = 20.0, 10.0, 3.0, 5.0
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+# The hours of six hours, one a minute.
+HOURS_KEPT = 360
 # A rank has ended once it is missing for as many scrapes, and for so many seconds.
 MISSED_SCRAPES, MISSED_SECONDS = 3, 5.0
 
@@ -37,6 +40,8 @@ SECONDS: Sum = ("", "")
 _STEP_SUM, _STEP_COUNT = (f"{m.JOB_STEP}_sum", ""), (f"{m.JOB_STEP}_count", "")
 _SELF_SUM, _SELF_COUNT = (f"{m.JOB_SELF}_sum", ""), (f"{m.JOB_SELF}_count", "")
 _BUCKET = f"{m.JOB_STEP}_bucket"
+# Each bucket of the steps, and the longest step in it; above the last edge, that is unknown.
+_EDGES = (*(((_BUCKET, repr(edge)), edge) for edge in STEP_BUCKETS), ((_BUCKET, "+Inf"), STEP_BUCKETS[-1]))
 _PARTS = {m.JOB_PHASE.name: "phase", m.JOB_ACTIVITY.name: "activity", m.JOB_NOW[0].name: "activity", _BUCKET: "le"}
 _STEPPED, _ENDED = (m.JOB_STEPPED_AT.name, ""), (m.JOB_ENDED_AT.name, "")
 _RESTARTS, _LOADER = (m.JOB_RESTARTS.name, ""), (m.JOB_DATA.name, "")
@@ -99,35 +104,40 @@ class RankHistory:
     def _note_longest(self, at: float, sums: Mapping[Sum, float]) -> None:
         """Note the highest bucket in which a step ended since the scrape before; at first, of all steps so far."""
         below, highest = 0.0, 0.0
-        for edge in (*STEP_BUCKETS, float("inf")):
-            key = _BUCKET, "+Inf" if edge == float("inf") else repr(edge)
+        for key, edge in _EDGES:
             grown = sums.get(key, 0.0) - self.now.get(key, 0.0)
             if grown > below:
-                highest = min(edge, STEP_BUCKETS[-1])
-            below = max(below, grown)
+                highest, below = edge, grown
         self.longest = [each for each in self.longest if each[0] > at - 6 * HOUR and each[1] > highest]
         if highest:
             self.longest.append((at, highest))
 
     def grown(self) -> Mapping[Sum, float]:
         """Return by how much sums have grown lately, with the seconds as SECONDS; empty if there are too few steps."""
-        found: Mapping[Sum, float] = {}
-        for at, sums in reversed(self.points):
-            seconds, steps = self.at - at, self.now.get(_STEP_COUNT, 0.0) - sums.get(_STEP_COUNT, 0.0)
-            if seconds > 0:
-                found = {SECONDS: seconds, **{key: self.now[key] - sums.get(key, 0.0) for key in self.now}}
+        seconds = steps = 0.0
+        before: Mapping[Sum, float] = {}
+        for at, before in reversed(self.points):
+            seconds, steps = self.at - at, self.now.get(_STEP_COUNT, 0.0) - before.get(_STEP_COUNT, 0.0)
             if seconds >= LEAST_SECONDS and steps >= USUAL_STEPS:
                 break
-        return found if found.get(_STEP_COUNT, 0.0) >= ENOUGH else {}
+        if seconds <= 0 or steps < ENOUGH:
+            return {}
+        grown = {key: value - before.get(key, 0.0) for key, value in self.now.items() if key[0] != _BUCKET}
+        return {SECONDS: seconds, **grown}
 
 
 @dataclass(slots=True)
 class JobHistory:
-    """What the ranks of a job reached together, once a minute: for what compares with hours and a day."""
+    """What the ranks of a job reached together, once a minute: for what compares with hours and a day.
+
+    `hours` are the shares of time of the hour before, by activity, and `usual` is the usual speed.
+    """
 
     ranks: frozenset[RankLabels] = frozenset()
     sums: deque[tuple[float, Mapping[Sum, float]]] = field(default_factory=deque)
+    hours: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=HOURS_KEPT))
     speeds: deque[tuple[float, float]] = field(default_factory=deque)
+    usual: float | None = None
     steps: deque[tuple[float, float]] = field(default_factory=deque)
     paused_at: float = 0.0
 
@@ -140,11 +150,15 @@ class JobHistory:
         if self.ranks != ranks.keys():
             self.ranks = frozenset(ranks)
             self.sums.clear()
+            self.hours.clear()
         keys = {*_AMOUNTS, _TRAINS, *_PAUSES, _STEP_SUM, _STEP_COUNT}
         histories = ranks.values()
         totals = {key: mean([each.now.get(key, 0.0) for each in histories]) for key in keys}
         before = _since(self.sums, at - RATE_SECONDS)
         self.sums.append((at, totals))
+        begun, first = next(each for each in self.sums if each[0] >= at - HOUR - MINUTE / 2)
+        if begun <= at - HOUR + MINUTE:
+            self.hours.append({key[1]: (totals[key] - first[key]) / (at - begun) for key in (_TRAINS, *_PAUSES)})
         if before is not None:
             grown = {key: totals[key] - before[key] for key in keys}
             amount = next((grown[key] for key in _AMOUNTS if totals[key] > 0), 0.0)
@@ -152,38 +166,28 @@ class JobHistory:
                 self.speeds.append((at, amount / grown[_TRAINS]))
             if grown[_STEP_COUNT] > 0:
                 self.steps.append((at, grown[_STEP_SUM] / grown[_STEP_COUNT]))
-        for points, kept in ((self.sums, 7 * HOUR), (self.speeds, DAY + HOUR), (self.steps, HOUR)):
+        for points, kept in ((self.sums, HOUR + 2 * MINUTE), (self.speeds, DAY + HOUR / 2), (self.steps, HOUR)):
             while points and points[0][0] < at - kept:
                 points.popleft()
+        past = [speed for t, speed in self.speeds if t <= at - HOUR / 2]
+        self.usual = median(past) if len(past) >= 60 else None
 
     def speed(self, at: float) -> tuple[float, float] | None:
         """Return the speed over 15 minutes and over five, as shares of the usual one; None if that is unknown."""
-        usual = [speed for t, speed in self.speeds if at - DAY - HOUR / 2 <= t <= at - HOUR / 2]
-        lately = [speed for t, speed in self.speeds if t > at - 15 * MINUTE]
-        if len(usual) < 60 or not lately or self.speeds[-1][0] < at - 2 * MINUTE:
+        lately = [speed for t, speed in islice(reversed(self.speeds), 16) if t > at - 15 * MINUTE]
+        if not self.usual or not lately or self.speeds[-1][0] < at - 2 * MINUTE:
             return None
-        return mean(lately) / median(usual), self.speeds[-1][1] / median(usual)
+        return mean(lately) / self.usual, self.speeds[-1][1] / self.usual
 
     def lost(self) -> Mapping[str, float]:
         """Return the share of time that was lost by activity, as `job:lost:ratio`; empty in the first hour.
 
         It is of the last hour, that of pauses the mean of six hours.
         """
-        hourly: list[Mapping[str, float]] = []
-        old = iter(self.sums)
-        before = next(old, None)
-        for at, sums in self.sums:
-            while before is not None and before[0] < at - HOUR - MINUTE / 2:
-                before = next(old, None)
-            if before is None or before[0] > at - HOUR + MINUTE:
-                continue
-            seconds, first = at - before[0], before[1]
-            hourly.append({key[1]: (sums[key] - first[key]) / seconds for key in (_TRAINS, *_PAUSES)})
-        if not hourly:
+        if not self.hours:
             return {}
-        lately = hourly[-360:]
-        pauses = {activity: mean([each[activity] for each in lately]) for activity in j.PAUSES}
-        return {**pauses, "other": 1 - sum(hourly[-1].values())}
+        pauses = {activity: mean([each[activity] for each in self.hours]) for activity in j.PAUSES}
+        return {**pauses, "other": 1 - sum(self.hours[-1].values())}
 
 
 def _since(points: Iterable[tuple[float, Mapping[Sum, float]]], at: float) -> Mapping[Sum, float] | None:
@@ -291,7 +295,7 @@ def _is_there(rank: RankHistory, now: float) -> bool:
 
 def _usual(values: Sequence[float]) -> float | None:
     """Return the value that a rank should have: the median of all ranks, or the lowest of a few."""
-    return median(values) if len(values) >= FEW_RANKS else min(values) if len(values) > 1 else None
+    return median(values) if len(values) >= j.FEW_RANKS else min(values) if len(values) > 1 else None
 
 
 def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
@@ -309,9 +313,10 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
     if step <= 0:
         return
     excess = {key: value - usual for key, value in own.items()}
-    margin = 0.25 * usual
-    if len(own) >= FEW_RANKS:
-        margin = 3.5 * (1.4826 * median([abs(each) for each in excess.values()]) + 0.01 * usual)
+    margin = j.SHARE_OF_FEW * usual
+    if len(own) >= j.FEW_RANKS:
+        deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
+        margin = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
     paused = [sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS] for growth in grown.values()]
     spread = max(paused) - min(paused)
     for key, more in excess.items():
@@ -358,7 +363,7 @@ def _of_job(now: float, history: JobHistory, ranks: Mapping[RankLabels, RankHist
         pause = [now - history.paused_at] if now - history.paused_at <= HOUR else []
         yield j.STANDSTILL, min(*since, *pause, float("inf"))
         longest = max((edge for rank in ranks.values() for _, edge in rank.longest), default=0.0)
-        yield j.STALL_LIMIT, max(STALL_SECONDS + 3 * _typical_step(history, ranks), longest)
+        yield j.STALL_LIMIT, max(j.STALL_SECONDS + j.STALL_STEPS * _typical_step(history, ranks), longest)
     if speed := history.speed(now):
         yield j.SPEED, speed[0]
         yield j.SPEED_NOW, speed[1]

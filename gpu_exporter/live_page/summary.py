@@ -154,9 +154,9 @@ def _cost(lost: float) -> str:
 
 def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:
     """Yield the GPUs that are not healthy, and cause no incident. The verdict is on the whole GPU."""
-    told = {gpu for problem in problems for gpu in problem.gpus}
+    shown = {gpu for problem in problems for gpu in problem.gpus}
     for entry in entries:
-        if entry["instance"] or entry["health"] == Health.HEALTHY.value or entry["id"] in told:
+        if entry["instance"] or entry["health"] == Health.HEALTHY.value or entry["id"] in shown:
             continue
         name = names_of_entries([entry])
         unknown = entry["health"] == Health.UNKNOWN.value

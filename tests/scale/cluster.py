@@ -20,7 +20,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from benchmarks.peers import program
-from tests import ROOT
+from tests.rules.needed import bundled
 from tests.rules.promtool import RULES
 from tests.scale.queries import differences
 from tests.support.prometheus import Prometheus, scraping
@@ -112,8 +112,8 @@ def firing(store: Any, at: float) -> set[tuple[tuple[str, str], ...]]:
 
 def compared(prometheus: Prometheus, cluster: Cluster, metrics: str, when: str) -> bool:
     """Print how the cluster differs from Prometheus; return whether it does not."""
-    at = prometheus.query("max(timestamp(up))")[0] + INTERVAL / 2
-    time.sleep(INTERVAL)  # what was sent becomes visible
+    # Between two scrapes, so long ago that everything has been sent by now.
+    at = prometheus.query("max(timestamp(up))")[0] - 1.5 * INTERVAL
     problems, full = differences(prometheus, cluster.read(0), at, f"{4 * INTERVAL}s")
     rules, failed = unhealthy(metrics)
     expected, found = firing(prometheus, at), firing(cluster.read(1), at)
@@ -144,7 +144,7 @@ def cluster(folder: Path) -> bool:
         prometheus = stack.enter_context(
             scraping(folder, f"{INTERVAL}s", discovery, rule_files=RULES, more=more, own_intervals=True)
         )
-        rules = [ROOT / "alerts/vmalert/rules.yaml"]
+        rules = sorted(bundled(folder, "vmalert").iterdir())
         _, metrics = stack.enter_context(vmalert(folder, stores.read(1).url, rules, written=stores.written(1)))
         until(lambda: prometheus.query("count(up)") == [NODES], 60, "all nodes")
         time.sleep(SECONDS_BEFORE)
