@@ -1,7 +1,7 @@
 """Exporters to compare with, and how to run those that are installed.
 
 A program is found in PATH, or where a variable of the environment says: DCGM_EXPORTER, NV_HOSTENGINE,
-NVIDIA_GPU_EXPORTER, NVIDIA_SMI, NVITOP_EXPORTER.
+NVIDIA_GPU_EXPORTER, NVIDIA_SMI, NVITOP_EXPORTER. DCGM_BINDINGS names the directory of DCGM's Python bindings.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ PEERS = (
     Peer(
         "gpu-exporter, DCGM",
         (),
-        lambda port, engine: exporter_command(port, "--source", "dcgm", "--dcgm-hostengine", f"{HOST}:{engine}"),
+        lambda port, engine: exporter_command(
+            *(port, "--source", "dcgm", "--dcgm-hostengine", f"{HOST}:{engine}"),
+            *(("--dcgm-bindings", bindings) if (bindings := os.environ.get("DCGM_BINDINGS")) else ()),
+        ),
         engine=True,
     ),
     NVITOP,

@@ -113,9 +113,14 @@ def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a query as Grafana sends it."""
+    text = _substituted(text, variables)
+    assert not re.search(r"\$(?!\d)", text), f"a variable is left in {text}"
+    return text
+
+
+def _substituted(text: str, variables: Mapping[str, str]) -> str:
     for name, value in {"__rate_interval": "15s", "__range_s": "3600", "__range": "1h", **variables}.items():
         text = text.replace(f"${name}", value)
-    assert not re.search(r"\$(?!\d)", text), f"a variable is left in {text}"
     return text
 
 
@@ -361,8 +366,9 @@ class Truth:
 
 
 def is_direct(text: str) -> bool:
-    """Return whether a query reads metrics without a rule."""
-    return bool({each.name for each in _selectors(promql_parser.parse(text))} & (DIRECT | SERVED))
+    """Return whether a query, as Grafana sends it or with variables, reads metrics without a rule."""
+    parsed = promql_parser.parse(_substituted(text, {}))
+    return bool({each.name for each in _selectors(parsed)} & (DIRECT | SERVED))
 
 
 def _drops_values(node: Any) -> bool:
