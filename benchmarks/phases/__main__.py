@@ -119,7 +119,7 @@ class Process:
             return {"error": f"no answer for {seconds:.0f} s"}
         return answer
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.wait()
@@ -159,7 +159,7 @@ class Crew:
     def end(self) -> None:
         """Kill all processes."""
         for process in (process for processes in self._processes.values() for process in processes):
-            process.kill()
+            process.close()
         self._processes.clear()
 
 
