@@ -21,12 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.ranks import cpus
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import AnalysisResult
 
 COPIES = {"copy-bound": "copies"}
+JUDGED = ("class", "cause", "code", "straggler")
 _RANK = re.compile(r"-rank\d+of\d+")
 MOST_ARCHIVED = 12 << 20
 
@@ -37,7 +39,7 @@ class Judged:
 
     case: str
     truth: Mapping[str, Any]
-    right: Mapping[str, bool]  # class, cause, code and straggler
+    right: Mapping[str, bool]  # by JUDGED
     trace_class: str
     straggler: int | None
     because: str
@@ -80,17 +82,21 @@ def judged(truth: Mapping[str, Any], result: AnalysisResult) -> dict[str, bool]:
     kind = result.straggler.kind if result.straggler else ""
     said = {each.cause for each in causes[:1]} | {kind, found.removesuffix("-bound"), COPIES.get(found, "")}
     straggler = result.straggler.rank if result.straggler else None
-    return {
-        "class": found == truth["class"] or not truth["class"],
-        "cause": not cause or cause in said,
-        "code": named or not function,
-        "straggler": truth.get("straggler", straggler) == straggler,
-    }
+    right = (
+        found == truth["class"] or not truth["class"],
+        not cause or cause in said,
+        named or not function,
+        truth.get("straggler", straggler) == straggler,
+    )
+    return dict(zip(JUDGED, right, strict=True))
 
 
 def judge(case: str, truth: Mapping[str, Any], files: Sequence[Path]) -> Judged:
     """Analyse a case, and compare what is said with what is true."""
-    result = analyze([read(path) for path in files])
+    try:
+        result = analyze([read(path) for path in files])
+    except GpuExporterError as error:
+        return Judged(case, truth, dict.fromkeys(JUDGED, False), "", None, str(error), "")
     advice = next((one.text for one in result.verdict.advice), "")
     straggler = result.straggler.rank if result.straggler else None
     verdict = result.verdict

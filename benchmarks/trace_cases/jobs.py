@@ -122,11 +122,11 @@ def _uneven(kind: str) -> Case:
 
 def _one_batch(name: str) -> Train:
     """Return a pipeline in which only one rank works at a time: nobody is slow."""
-    return scheduled_pipeline(stage_of(GPU_BOUND, 6), GPU_BOUND, GPU_BOUND, 1)
+    return message_pipeline(stage_of(GPU_BOUND, 6), GPU_BOUND, GPU_BOUND, 1)
 
 
 def _of_pipelines() -> Mapping[str, Case]:
-    found = {}
+    found: dict[str, Case] = {}
     for kind in PIPELINES:
         found |= {
             f"{kind}_balanced": alike(_pipeline(kind, GPU_BOUND, GPU_BOUND // 2, 8, layers=4), "compute-bound"),
@@ -155,6 +155,6 @@ JOBS: Mapping[str, Case] = {
     "tensor_tiny": alike(lambda name: tensor_parallel(TINY, 2 * TINY, 64, 8), "launch-bound"),
     **_of_pipelines(),
     "pipeline_exposed": alike(_pipeline("pipeline", WIDE, WIDE, 4, layers=1, inner=64), "communication-bound"),
-    "pipeline_one_batch": alike(_one_batch, "mixed"),
+    "send_recv_one_batch": alike(_one_batch, "mixed"),
     "pipeline_tiny": alike(_pipeline("pipeline", TINY, 16, 4, layers=4), "launch-bound"),
 }
