@@ -20,6 +20,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
+    Messages,
     Shapes,
 )
 from gpu_exporter.traces.work import has_work
@@ -78,6 +79,7 @@ class TraceColumns:
         self.out_of_memory: list[MemoryEvents] = []
         self.collectives: list[Collectives] = []
         self.shapes: list[Shapes] = []
+        self.messages: list[Messages] = []
         self.dropped: Counter[str] = Counter()
         self._device_rows = 0
         self._joined = 0
@@ -141,6 +143,7 @@ class TraceColumns:
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
         operators = np.flatnonzero(kinds == HostKind.OPERATOR)
         self._add_shapes(events, rows[operators], threads[operators], start, end, names)
+        self._add_messages(events, rows[operators], threads[operators], start)
 
     def _add_shapes(
         self, events: Sequence[TraceEvent], rows: Column, threads: Column, start: Column, end: Column, names: Column
@@ -159,6 +162,29 @@ class TraceColumns:
             self.shapes.append(
                 Shapes(start[used], end[used], names[used], threads[chosen], np.array(inputs, dtype=np.int32))
             )
+
+    def _add_messages(self, events: Sequence[TraceEvent], rows: Column, threads: Column, start: Column) -> None:
+        """Add the operators that send something to one rank, or receive it."""
+        chosen: list[int] = []
+        args: list[Args] = []
+        for at, row in enumerate(rows.tolist()):
+            of = events[row].args
+            if of and (of.source != UNKNOWN or of.destination != UNKNOWN):
+                chosen.append(at)
+                args.append(of)
+        if chosen:
+            columns: dict[str, Sequence[int] | Column] = {"start": start[rows[chosen]], "thread": threads[chosen]}
+            self.messages.append(Messages.from_lists(columns | self._of_messages(args)))
+
+    def _of_messages(self, args: Sequence[Args]) -> dict[str, Sequence[int] | Column]:
+        """Return what requests and kernels say about communication, by column."""
+        return {
+            "dtype": [self._name(of.dtype) for of in args],
+            "source": np.clip(integers([of.source for of in args]), UNKNOWN, 2**31 - 1),
+            "destination": np.clip(integers([of.destination for of in args]), UNKNOWN, 2**31 - 1),
+            "elements_in": integers([of.elements_in for of in args]),
+            "elements_out": integers([of.elements_out for of in args]),
+        }
 
     def _add_device(
         self, events: Sequence[TraceEvent], rows: Column, codes: Column, start: Column, end: Column, names: Column
@@ -191,12 +217,10 @@ class TraceColumns:
         columns: dict[str, Sequence[int] | Column] = {
             "event": [self._device_rows + row for row, _ in chosen],
             "operation": [self._name(of.collective) for _, of in chosen],
-            "dtype": [self._name(of.dtype) for _, of in chosen],
             "group": [self._name(of.group) for _, of in chosen],
             "sequence": integers([of.sequence for _, of in chosen]),
             "ranks": np.clip(integers([of.ranks for _, of in chosen]), UNKNOWN, 2**31 - 1),
-            "elements_in": integers([of.elements_in for _, of in chosen]),
-            "elements_out": integers([of.elements_out for _, of in chosen]),
+            **self._of_messages([of for _, of in chosen]),
         }
         self.collectives.append(Collectives.from_lists(columns))
 
