@@ -19,7 +19,7 @@ from gpu_exporter.traces.collectives import is_message, sizes_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes
 from gpu_exporter.traces.idle import Launches, difference
 from gpu_exporter.traces.intervals import Intervals, covered, union
-from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, Distributed, Trace, distinct
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, Distributed, Trace, TraceStep, distinct
 from gpu_exporter.traces.result import RankResult, WaitingFor
 
 # What kernels of NCCL for messages between ranks have in their names: these may be of two ranks, or of all.
@@ -59,8 +59,8 @@ class Waits:
     exposed_transfer: int  # ns in all, without what a kernel hid
 
 
-def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communication:
-    """Return the communication of one GPU.
+def communication_of(trace: Trace, device: int, times: DeviceTimes, steps: Sequence[TraceStep] = ()) -> Communication:
+    """Return the communication of one GPU. `steps` are those that it executed.
 
     What has no arguments is numbered by its name, and messages by the two ranks, from the end of the trace: its
     beginning is that of the window of the profiler, which is not the same for all ranks.
@@ -109,7 +109,7 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communica
         rank_row.astype(np.int32),
         peers.astype(np.int32),
         difference(times.communication, times.compute),
-        tuple(step.start for step in trace.steps if step.end > step.start),
+        tuple(step.start for step in steps if step.end > step.start),
     )
 
 

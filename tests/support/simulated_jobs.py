@@ -25,7 +25,8 @@ class Job:
     """A training job in which every step has layers, and every layer a collective after its kernel. Times are us.
 
     `host` is what the host does before a step, `gpu` what each kernel takes longer, both by rank and step. Without
-    `overlaps`, the next kernel waits for the collective. `loads` is the time in the data loader of every step.
+    `overlaps`, the next kernel waits for the collective. `loads` is the time in the data loader of every step. If it
+    does not wait for the loss, a host runs ahead of its GPU.
     """
 
     ranks: int = 4
@@ -35,6 +36,7 @@ class Job:
     transfer: float = 200.0
     launch: float = LAUNCH
     overlaps: bool = True
+    waits_for_loss: bool = True
     loads: float = 0.0
     host: Jitter = none
     gpu: Jitter = none
@@ -233,9 +235,10 @@ class _Rank:
         start = max(self._compute, launched + DELAY)
         self.trace.device(start, 100, "multi_tensor_apply_kernel", launched=launched, stream=COMPUTE_STREAM)
         self._compute = start + 100
-        self.trace.host("train.py(20): log_loss", self._host, max(1.0, self._compute - self._host + 5))
-        self.trace.host("cudaStreamSynchronize", self._host, max(1.0, self._compute - self._host), "cuda_runtime")
-        self._host = max(self._host + 1, self._compute + 5)
+        if self._job.waits_for_loss:
+            self.trace.host("train.py(20): log_loss", self._host, max(1.0, self._compute - self._host + 5))
+            self.trace.host("cudaStreamSynchronize", self._host, max(1.0, self._compute - self._host), "cuda_runtime")
+            self._host = max(self._host + 1, self._compute + 5)
         self.trace.host("train.py(3): main", self._start, self._host - self._start)
         self.trace.step(step, self._start, self._host - self._start)
 

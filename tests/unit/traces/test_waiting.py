@@ -232,6 +232,12 @@ JOBS: dict[str, tuple[Job, str, tuple[str, int] | None]] = {
         Job(ranks=2, layers=3, kernel=100, transfer=20, host=on(1, 400)), "straggler", ("host", 1)
     ),
     "a late host of eight, by 12 %": (Job(ranks=8, host=on(7, 1600)), "straggler", ("host", 7)),
+    "a late host, and another that runs ahead of its GPU": (
+        Job(ranks=2, host=on(0, 20000), waits_for_loss=False), "straggler", ("host", 0)
+    ),
+    "a slow GPU, and hosts that run ahead": (
+        Job(waits_for_loss=False, gpu=both(up_to(20), on(3, 400))), "straggler", ("gpu", 3)
+    ),
     "a slow GPU": (Job(gpu=both(up_to(20), on(3, 400))), "straggler", ("gpu", 3)),
     "a slow GPU of eight": (
         Job(ranks=8, overlaps=False, gpu=both(up_to(20), on(5, 500))), "straggler", ("gpu", 5)
