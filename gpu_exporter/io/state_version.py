@@ -1,7 +1,7 @@
 """Versions of the files in `--state-dir`, so that an older gpu-exporter does not overwrite what a newer one wrote.
 
 Each file has a `version`, which rises when a change would be misread: a new field needs none, because unknown ones are
-ignored. The first format had no version, and counts as 1.
+ignored. The first format had no version, and counts as 1. `events.jsonl` has the version of `events.json` beside it.
 """
 
 from __future__ import annotations
