@@ -148,7 +148,7 @@ def _compressed(content: bytes) -> bytes:
         from compression import zstd
     else:
         from backports import zstd
-    return bytes(zstd.compress(content, level=12))
+    return bytes(zstd.compress(content, level=6))
 
 
 def main() -> int:

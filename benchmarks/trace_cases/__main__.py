@@ -34,7 +34,10 @@ def main() -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     import torch
 
-    ranks = chosen.ranks or torch.cuda.device_count()
+    gpus = torch.cuda.device_count()
+    ranks = chosen.ranks or gpus
+    if not 0 < ranks <= gpus:
+        parser.error(f"{max(1, ranks)} GPUs are needed, and {gpus} are there")
     cases = CASES if ranks == 1 else JOBS
     if unknown := [name for name in chosen.names if name not in cases]:
         parser.error(f"no cases of {ranks} ranks: {', '.join(unknown)}; choose from {', '.join(cases)}")

@@ -55,6 +55,8 @@ _NO_ARGS = Args()
 # Faster than attributes in a loop.
 _CATEGORY, _NAME, _TIME, _DURATION = map(attrgetter, ("cat", "name", "ts", "dur"))
 _THREAD = attrgetter("pid", "tid")
+# The operator in which PyTorch records the arguments of a collective or message.
+REQUEST = "record_param_comms"
 NO_TIME, NOT_COMPLETE = "without a valid time", "begin or end events without the other"
 MOST_PARTS = 64
 
@@ -143,7 +145,8 @@ class TraceColumns:
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
         operators = np.flatnonzero(kinds == HostKind.OPERATOR)
         self._add_shapes(events, rows[operators], threads[operators], start, end, names)
-        self._add_messages(events, rows[operators], threads[operators], start)
+        requests = np.flatnonzero(names[rows] == self.names.get(REQUEST, UNKNOWN))
+        self._add_messages([events[row] for row in rows[requests]], threads[requests], start[rows[requests]])
 
     def _add_shapes(
         self, events: Sequence[TraceEvent], rows: Column, threads: Column, start: Column, end: Column, names: Column
@@ -163,18 +166,13 @@ class TraceColumns:
                 Shapes(start[used], end[used], names[used], threads[chosen], np.array(inputs, dtype=np.int32))
             )
 
-    def _add_messages(self, events: Sequence[TraceEvent], rows: Column, threads: Column, start: Column) -> None:
-        """Add the operators that send something to one rank, or receive it."""
-        chosen: list[int] = []
-        args: list[Args] = []
-        for at, row in enumerate(rows.tolist()):
-            of = events[row].args
-            if of and (of.source != UNKNOWN or of.destination != UNKNOWN):
-                chosen.append(at)
-                args.append(of)
+    def _add_messages(self, requests: Sequence[TraceEvent], threads: Column, start: Column) -> None:
+        """Add the requests to send something to one rank, or to receive it."""
+        args = [event.args or _NO_ARGS for event in requests]
+        chosen = [at for at, of in enumerate(args) if of.source != UNKNOWN or of.destination != UNKNOWN]
         if chosen:
-            columns: dict[str, Sequence[int] | Column] = {"start": start[rows[chosen]], "thread": threads[chosen]}
-            self.messages.append(Messages.from_lists(columns | self._of_messages(args)))
+            columns: dict[str, Sequence[int] | Column] = {"start": start[chosen], "thread": threads[chosen]}
+            self.messages.append(Messages.from_lists(columns | self._of_messages([args[at] for at in chosen])))
 
     def _of_messages(self, args: Sequence[Args]) -> dict[str, Sequence[int] | Column]:
         """Return what requests and kernels say about communication, by column."""

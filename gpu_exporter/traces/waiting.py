@@ -44,7 +44,7 @@ class Communication:
     end: Column
     bytes: Column  # 0 if unknown
     ranks: Column  # of the group, or UNKNOWN
-    peer: Column  # the only other rank, or UNKNOWN
+    peer: Column  # the only other rank, or UNKNOWN; empty if all are
     exposed: Intervals  # when the GPU communicated and did not compute
     steps: tuple[int, ...]  # the starts of steps, ns
 
@@ -107,7 +107,7 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes, steps: Seque
         events.end[chosen],
         size_row.copy(),
         rank_row.astype(np.int32),
-        peers.astype(np.int32),
+        peers.astype(np.int32) if (peers != UNKNOWN).any() else np.zeros(0, dtype=np.int32),
         difference(times.communication, times.compute),
         tuple(step.start for step in steps if step.end > step.start),
     )
@@ -159,9 +159,10 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
     group = np.concatenate([_numbered(of.groups, names)[of.group] for of in gpus])
     lengths = [len(of.group) for of in gpus]
     owner = np.repeat(np.arange(len(gpus)), lengths)
-    number, repeat, size, ranks, peer = (
-        np.concatenate([getattr(of, name) for of in gpus]) for name in ("number", "repeat", "bytes", "ranks", "peer")
+    number, repeat, size, ranks = (
+        np.concatenate([getattr(of, name) for of in gpus]) for name in ("number", "repeat", "bytes", "ranks")
     )
+    peer = np.concatenate([of.peer if len(of.peer) else np.full(len(of.group), UNKNOWN) for of in gpus])
     duration = np.concatenate([of.end - of.start for of in gpus])
     unpaired = _unpaired(names, group, owner, ranks, len(gpus))
     # Of each collective, the shortest comes first: that is the rank that came last.

@@ -175,7 +175,7 @@ def test_a_kernel_with_messages_of_several_ranks_waits_for_unknown_ones(tmp_path
         trace.device(0, 10, launched=-20)
         for number, duration in enumerate((20, 50)):
             for peer in peers:
-                request = {**ALLREDUCE, "Collective name": "send", "Dst Rank": peer}
+                request: dict[str, Any] = {**ALLREDUCE, "Collective name": "send", "Dst Rank": peer}
                 trace.host("record_param_comms", 100 * number, 1, "cpu_op", **request)
             trace.device(100 * number + 20, duration, "ncclDevKernel_SendRecv", launched=100 * number + 10, stream=9)
         traces.append(trace)
