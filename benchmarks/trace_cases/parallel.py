@@ -109,7 +109,8 @@ def scheduled_pipeline(net: Any, width: int, tokens: int, batches: int) -> Train
     rank, ranks = ranks_of_job()
     optimiser = optimiser_of(net)
     stage = PipelineStage(net, rank, ranks, next(net.parameters()).device)
-    schedule = Schedule1F1B(stage, batches, loss_fn=lambda output, target: (output - target).float().pow(2).mean())
+    # A loss that costs nothing: the last stage has no more work than the others.
+    schedule = Schedule1F1B(stage, batches, loss_fn=lambda output, _: output.mean())
     whole = (
         torch.randn(batches * tokens, width, device=DEVICE, dtype=torch.bfloat16) if rank in (0, ranks - 1) else None
     )
@@ -148,7 +149,7 @@ def message_pipeline(net: Any, width: int, tokens: int, batches: int) -> Train:
                 torch.distributed.recv(gradient, rank + 1)
                 output.backward(gradient)
             else:
-                output.float().pow(2).mean().backward()
+                output.mean().backward()
             if rank > 0:
                 torch.distributed.send(given.grad, rank - 1)
         optimiser.step()
