@@ -50,7 +50,7 @@ from benchmarks.exporter import (
 )
 from benchmarks.exposition import rendering_seconds
 from benchmarks.harness import begin, exit_code, gpus, options
-from benchmarks.peers import PEERS, Peer
+from benchmarks.peers import PEERS, Peer, versions
 
 SETS: Mapping[str, Sequence[str]] = {
     "default": (),
@@ -320,7 +320,13 @@ def main() -> int:
         )
     run, rows, missed = begin(__name__, chosen), list[Any](), list[str]()
     not_measured = list[Any]()
+
+    def keep(*, is_part: bool = True) -> None:
+        """Write what is measured so far: an interrupted run keeps its rows."""
+        run.write({"stand_in": simulated, "rows": rows, "not_measured": not_measured}, of_peers, is_part=is_part)
+
     simulated = chosen.fake_driver is not None
+    of_peers = {} if simulated or chosen.without_peers else versions()
     costs: Iterable[Cost | NotMeasured] = (
         on_fake_driver([int(count) for count in chosen.fake_driver.split(",")], chosen.seconds)
         if simulated
@@ -331,11 +337,13 @@ def main() -> int:
         if isinstance(cost, NotMeasured):
             print(f"{cost.name:<38}not measured: {cost.why}", flush=True)
             not_measured.append(asdict(cost))
+            keep()
             continue
         print(row(cost), flush=True)
         missed += missed_bounds(cost, simulated)
         rows.append(asdict(cost))
-    run.write({"stand_in": simulated, "rows": rows, "not_measured": not_measured})
+        keep()
+    keep(is_part=False)
     return exit_code(missed)
 
 

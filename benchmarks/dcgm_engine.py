@@ -23,11 +23,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import peers
+from benchmarks import harness, peers
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib
 
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
@@ -177,6 +177,7 @@ class Setup:
     rows: Sequence[str]
     stopped: Sequence[float]
     folder: Path
+    run: harness.Run
 
     def environment(self, checkout: str) -> dict[str, str]:
         """Return the environment that runs the gpu_exporter of a checkout."""
@@ -314,9 +315,12 @@ def cost_row(each: Cost) -> list[str]:
 def print_cost(setup: Setup) -> None:
     """Print each row when it is measured, and the table at the end."""
     head, rows = ("client", "engine", "client", "together", "up", "samples", "MiB"), []
+    measured_rows: list[dict[str, object]] = []
     for each in cost(setup):
         rows.append(cost_row(each))
         print(*rows[-1], sep="  ", flush=True)
+        measured_rows.append(asdict(each))
+        setup.run.write({"rows": measured_rows}, peers.versions(), is_part=True)
     print(f"\n{table(head, rows)}", flush=True)
 
 
@@ -534,16 +538,13 @@ def found(chosen: argparse.Namespace, folder: Path) -> Setup | str:
         chosen.rows.split(","),
         [float(seconds) for seconds in chosen.stopped.split(",") if seconds],
         folder,
+        harness.begin(__name__, chosen),
     )
 
 
 def main() -> int:
     """Run the chosen sections; return 2 if something that they need is missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.dcgm_engine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = harness.options(__name__, __doc__, written=False)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="what to measure (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=40, help="how long a row is measured (default: %(default)s)")
     parser.add_argument("--rows", default=",".join(ROWS), help="rows of the cost (default: %(default)s)")

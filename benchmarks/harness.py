@@ -169,8 +169,10 @@ class Run:
     commit: str | None
     path: Path | None
 
-    def write(self, numbers: Mapping[str, object]) -> None:
-        """Write the result and print its path.
+    def write(
+        self, numbers: Mapping[str, object], versions: Mapping[str, str] | None = None, *, is_part: bool = False
+    ) -> None:
+        """Write the result and print its path, unless it is only a part. `versions` are those of other programs.
 
         Runs on the fake driver are not written unless --json is given, except `cost_stand_in`, a result of its own.
         """
@@ -178,8 +180,14 @@ class Run:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"command": self.command, "date": self.date, "commit": self.commit, "machine": self.machine}
-        self.path.write_text(json.dumps({**head, "numbers": numbers}, indent=2) + "\n")
-        print(f"wrote {os.path.relpath(self.path)}")
+        if versions:
+            head["versions"] = versions
+        # An interrupted run leaves a whole file.
+        written = self.path.with_suffix(".new")
+        written.write_text(json.dumps({**head, "numbers": numbers}, indent=2) + "\n")
+        written.replace(self.path)
+        if not is_part:
+            print(f"wrote {os.path.relpath(self.path)}")
 
 
 def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -> Run:

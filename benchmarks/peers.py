@@ -7,7 +7,9 @@ NVIDIA_GPU_EXPORTER, NVIDIA_SMI, NVITOP_EXPORTER. DCGM_BINDINGS names the direct
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from pathlib import Path
 
 from benchmarks.exporter import HOST, exporter_command, free_port
 from gpu_exporter.sources.dcgm.places import DCGM_3, DCGM_4, has_bindings
+
+VERSION_SECONDS = 10.0
 
 
 def program(name: str) -> str:
@@ -74,6 +78,22 @@ class Peer:
     def command(self, port: int) -> Sequence[str]:
         """Return the command alone."""
         return self.commands(port)[0]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the programs of PEERS that are installed, as far as they say them."""
+    names = {peer.programs[0] for peer in PEERS if peer.programs} | {"nv-hostengine"}
+    found = {name: _version(program(name)) for name in sorted(names) if program(name)}
+    return {name: version for name, version in found.items() if version}
+
+
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r"\d+\.\d+(?:\.\d+)?", done.stdout + done.stderr)
+    return match[0] if match else ""
 
 
 def _dcgm(interval: float) -> Callable[[int, int], Sequence[str]]:

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plots from benchmarks/results/*.json.
+"""Writes docs/performance.md and its plots from benchmarks/results/*.json, and the tables of `comparison_page`.
 
     python -m benchmarks.report [--check]
 
@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sections
+from benchmarks import comparison_page, sections
 from benchmarks.harness import BENCHMARKS, RESULTS, ROOT
-from benchmarks.sections import Numbers, Shown
+from benchmarks.sections import Numbers, Shown, wrapped
 
 PAGE, PLOTS = "docs/performance.md", "docs/performance"
 INTRODUCTION = """\
@@ -50,7 +49,8 @@ SECTIONS = (
         `high-resolution` adds `--high-resolution true`. The column `prometheus_client` is the CPU that this library
         needs to render the same samples. *Memory of a collection* is what one collection allocates and frees, measured
         in a separate process. Extrapolated values use the difference between the runs with one GPU and with all GPUs,
-        so their error grows with each further GPU.""",
+        so their error grows with each further GPU. Newer results beside other exporters, without these details, are in
+        the [comparison](comparison.md#cost).""",
         sections.cost,
     ),
     Section(
@@ -161,16 +161,12 @@ def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapp
     return f"{head}\n{wrapped(how)}\n\n{shown.text}{images}", made
 
 
-def wrapped(text: str) -> str:
-    """Wrap a text at 120 characters."""
-    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
-
-
 def rendered(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the page and its plots, by path."""
     made = [section(known, found.get(known.name)) for known in SECTIONS]
     page = "\n".join([INTRODUCTION, *(text for text, _ in made)])
-    return {PAGE: page} | {path: svg for _, drawn in made for path, svg in drawn.items()}
+    drawings = {path: svg for _, drawn in made for path, svg in drawn.items()}
+    return {PAGE: page} | drawings | comparison_page.rendered(comparison_page.known())
 
 
 def differing(found: Mapping[str, Any], root: Path = ROOT) -> list[str]:

@@ -6,17 +6,23 @@ skips modules named `__main__`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trace_cases.case import STEPS, Case, Step
+from benchmarks.trace_cases.case import DEVICE, STEPS, Case, Step
 from benchmarks.trace_cases.jobs import JOBS
+
+# Seconds after which a rank gives up waiting for another that failed.
+LONGEST_WAIT = 60
 
 
 def record(step: Step, path: Path, *, memory: bool = False) -> None:
@@ -44,31 +50,82 @@ def record(step: Step, path: Path, *, memory: bool = False) -> None:
             profiler.step()
 
 
-def run(cases: Mapping[str, Case], names: list[str], out: Path, suffix: str = "") -> dict[str, Mapping[str, Any]]:
-    """Record cases; return what is true of each trace. A case that fails is reported and left out."""
+def run(cases: Mapping[str, Case], names: Sequence[str], out: Path) -> None:
+    """Record cases of one GPU, and what is true of each trace. A case that fails is reported and left out."""
     truth = {}
-    for name in names or list(cases):
-        case = cases[name]
-        for model in case.models:
-            began, file = time.monotonic(), f"{name}-{model}{suffix}.json.gz"
-            try:
-                record(case.make(model), out / file, memory=name == "before")
-            except (RuntimeError, OSError, ValueError, ImportError):
-                print(f"{file}: {traceback.format_exc(limit=2)}", file=sys.stderr, flush=True)
-                continue
-            truth[file] = case.truth()
-            print(f"{file}: {time.monotonic() - began:.1f} s, {(out / file).stat().st_size} bytes", flush=True)
-    return truth
+    for name, model in recordings(cases, names):
+        file = f"{name}-{model}.json.gz"
+        try:
+            _record(cases[name], name, model, out / file)
+        except (RuntimeError, OSError, ValueError, ImportError):
+            print(f"{file}: {traceback.format_exc(limit=2)}", file=sys.stderr, flush=True)
+            continue
+        truth[file] = cases[name].truth()
+    (out / "truth.json").write_text(json.dumps(truth, indent=1))
 
 
-def rank_main(rank: int, ranks: int, names: list[str], out: Path) -> None:
-    """Run one rank of the jobs."""
+def recordings(cases: Mapping[str, Case], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the cases with their models."""
+    return [(name, model) for name in names for model in cases[name].models]
+
+
+def _record(case: Case, name: str, model: str, path: Path) -> None:
     import torch
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT="29512")
+    began = time.monotonic()
+    record(case.make(model), path, memory=name == "before")
+    gc.collect()  # models refer to themselves
+    torch.cuda.empty_cache()
+    print(f"{path.name}: {time.monotonic() - began:.1f} s, {path.stat().st_size} bytes", flush=True)
+
+
+def rank_main(rank: int, ranks: int, port: int, chosen: Sequence[tuple[str, str]], out: Path) -> None:
+    """Run one rank of the jobs: names of cases and models. The first rank writes what is true after each of them."""
+    import torch
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
-    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    truth = run(JOBS, names, out, f"-rank{rank}of{ranks}")
-    if rank == 0:
-        (out / f"truth-{ranks}.json").write_text(json.dumps(truth, indent=1))
+    device = torch.device(DEVICE, rank)
+    torch.distributed.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=LONGEST_WAIT))
+    for name, model in chosen:
+        file = f"{name}-{model}-rank{rank}of{ranks}.json.gz"
+        _record(JOBS[name], name, model, out / file)
+        torch.distributed.barrier()
+        if rank == 0:
+            add_truth(out, ranks, {file: JOBS[name].truth(ranks)})
     torch.distributed.destroy_process_group()
+
+
+def add_truth(out: Path, ranks: int, truth: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add what is true of recordings to the file for jobs of this size."""
+    path = out / f"truth-{ranks}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **truth}, indent=1))
+
+
+def recorded(out: Path, ranks: int) -> set[tuple[str, str]]:
+    """Return the cases and models of jobs that have been recorded on all ranks."""
+    path = out / f"truth-{ranks}.json"
+    files = json.loads(path.read_text()) if path.exists() else {}
+    return {(name, model) for name, model, _ in (file.rsplit("-", 2) for file in files)}
+
+
+def run_jobs(names: Sequence[str], ranks: int, out: Path) -> list[str]:
+    """Record jobs, each rank in a process of its own; return those that failed: the others go on in new processes."""
+    import torch
+
+    (out / f"truth-{ranks}.json").unlink(missing_ok=True)
+    left = recordings(JOBS, names)
+    failed: list[str] = []
+    while left:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        try:
+            torch.multiprocessing.spawn(rank_main, (ranks, port, left, out), nprocs=ranks)
+            break
+        except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+            left = [one for one in left if one not in recorded(out, ranks)]
+            failed += ["-".join(one) for one in left[:1]]
+            left = left[1:]
+            print(f"{failed[-1:]}: {error}", file=sys.stderr, flush=True)
+    return failed

@@ -7,21 +7,20 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.trace_cases.case import STEPS, Case, Step
+from benchmarks.trace_cases.case import DEVICE, STEPS, Case, Step
 
 
 def model_of(name: str, width: int = 2048) -> tuple[Any, Any]:
     """Return a model and a batch: some layers, or an encoder with attention."""
     import torch
 
-    if name == "layers":
-        net = torch.nn.Sequential(
-            *(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(6))
-        )
-        return net.cuda().bfloat16(), torch.randn(8192, width, device="cuda", dtype=torch.bfloat16)
-    layer = torch.nn.TransformerEncoderLayer(width // 2, 8, width * 2, batch_first=True)
-    net = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-    return net.cuda().bfloat16(), torch.randn(16, 512, width // 2, device="cuda", dtype=torch.bfloat16)
+    with torch.device(DEVICE):
+        if name == "layers":
+            layers = (torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(6))
+            return torch.nn.Sequential(*layers).bfloat16(), torch.randn(8192, width, dtype=torch.bfloat16)
+        layer = torch.nn.TransformerEncoderLayer(width // 2, 8, width * 2, batch_first=True)
+        net = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        return net.bfloat16(), torch.randn(16, 512, width // 2, dtype=torch.bfloat16)
 
 
 def training(name: str, width: int = 2048) -> Callable[..., Any]:

@@ -20,11 +20,13 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import FileWorker, open_regular
+from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.verdict import Action, Health
 
 FILE = "active-checks.json"
+# Of the file: see `io.state_version`.
 VERSION = 1
 # Runs that are kept of each GPU, and GPUs that are kept.
 MOST_RUNS, MOST_GPUS = 50, 64
@@ -118,12 +120,12 @@ class ActiveChecks:
         if len(content) > LARGEST:
             raise ValueError(f"{self.path}: larger than {LARGEST >> 20} MiB; remove it")
         try:
-            history = json_as(CheckHistory, content)
+            check_version(content, VERSION)
+            return json_as(CheckHistory, content)
+        except NewerStateError as error:
+            raise ValueError(f"{self.path}: {error}") from None
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}; remove it") from None
-        if history.version != VERSION:
-            raise ValueError(f"{self.path}: version {history.version}, not {VERSION}; remove it")
-        return history
 
     def _append(self, runs: Mapping[str, Run]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

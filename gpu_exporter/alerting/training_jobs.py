@@ -207,7 +207,8 @@ LONGEST = _job(
 _THRICE, _PAST = f"({j.STALL_SECONDS} + {j.STALL_STEPS} * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
 STALL_LIMIT = _job(
     "stall_limit:seconds",
-    "Time without a step after which a job counts as stalled: three steps and 20 s, or its longest step of the past",
+    f"Time without a step after which a job counts as stalled: {j.STALL_STEPS} steps and {j.STALL_SECONDS} s, or its"
+    " longest step of the past",
     f"({_THRICE} >= {_PAST})\nor\n{_PAST}\nor\n{_THRICE}",
 )
 # Not the rates of all ranks: only jobs that train compare with the price of GPUs.

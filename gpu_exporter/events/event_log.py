@@ -38,6 +38,7 @@ from gpu_exporter.events.xid_counts import (
     read_clocks,
 )
 from gpu_exporter.io.decoding import json_as, printable
+from gpu_exporter.io.state_version import check_version
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import pci_bus_id
@@ -156,12 +157,17 @@ class SavedEvents(_Appending):
     recent: list[Event]
 
 
+# Of the state file: see `io.state_version`.
+VERSION = 1
+
+
 class _File(TypedDict):
     events: SavedEvents
 
 
 def decode(content: bytes) -> SavedEvents:
-    """Decode a state file. Raises ValueError with one line that says what is wrong."""
+    """Decode a state file. Raises NewerStateError, and ValueError with one line that says what is wrong."""
+    check_version(content, VERSION)
     state = json_as(_File, content)["events"]
     if not all(0 <= at < LATEST for at in _times(state)):
         raise ValueError("a time is out of range")

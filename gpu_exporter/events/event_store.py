@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.events.event_log import LARGEST_STATE, Event, EventLog, SavedEvents, decode
+from gpu_exporter.events.event_log import LARGEST_STATE, VERSION, Event, EventLog, SavedEvents, decode
 from gpu_exporter.io.file_access import FileWorker, open_regular
+from gpu_exporter.io.state_version import NewerStateError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class InUse(OSError):
 class EventStore:
     """A directory for events.
 
-    Failures to read or write it are logged once and never raised; a state that cannot be read is moved aside.
+    Failures to read or write it are logged once and never raised; a state that cannot be read is moved aside, and
+    nothing is saved beside one of a newer gpu-exporter.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -52,6 +54,7 @@ class EventStore:
         self._history = directory / "events.jsonl"
         self._worker = FileWorker("state")
         self._unread = False
+        self._is_newer = False
         self._complained = ""
 
     def load(self, events: EventLog) -> None:
@@ -76,6 +79,9 @@ class EventStore:
             self._complain(f"{self._state}: {_reason(error)}; XIDs are counted from what the kernel log still has")
             if not isinstance(error, TimeoutError):
                 self._move_aside_now()
+        except NewerStateError as error:
+            self._is_newer = True
+            self._complain_of_newer(error)
         except ValueError as error:
             self._unread = True
             self._complain(f"{self._state}: {error}; it is moved aside to {self._aside().name}, and counts start anew")
@@ -100,8 +106,12 @@ class EventStore:
 
     def _take_over(self, events: EventLog) -> None:
         """Go on with the history of the process that had the lock, which saw the same events."""
-        with contextlib.suppress(OSError, ValueError):  # at worst, lines are repeated
+        try:
             events.take_written(decode(self._read())["recent"])
+        except NewerStateError:
+            raise
+        except (OSError, ValueError):  # at worst, lines are repeated
+            pass
         self._waited = False
         log.info("%s: the other gpu-exporter has ended: XIDs are saved again", self._state.parent)
 
@@ -139,6 +149,9 @@ class EventStore:
         except InUse as error:
             events.changed = True
             self._complain(str(error))
+        except NewerStateError as error:
+            events.changed = True
+            self._complain_of_newer(error)
         except OSError as error:
             events.changed = True
             events.failed_writes = (events.failed_writes or 0) + 1
@@ -158,6 +171,8 @@ class EventStore:
         self._lock()
         if self._waited:
             self._take_over(events)
+        if self._is_newer:
+            self._look_again()
         if self._unread:  # its counts must not be lost
             self._move_aside()
         if unwritten := events.unwritten(settled):
@@ -170,10 +185,22 @@ class EventStore:
                     event.written = True
         self._write_state(events.state())
 
+    def _look_again(self) -> None:
+        """Raise NewerStateError unless the state of a newer gpu-exporter has gone."""
+        try:
+            decode(self._read())
+        except NewerStateError:
+            raise
+        except FileNotFoundError:
+            pass
+        except ValueError:
+            self._unread = True
+        self._is_newer = False
+
     def _write_state(self, state: Mapping[str, Any]) -> None:
         draft = self._state.with_suffix(".draft")
         with os.fdopen(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(json.dumps({"events": state}).encode())
+            file.write(json.dumps({"version": VERSION, "events": state}).encode())
         os.replace(draft, self._state)
 
     def _end_of_history(self) -> tuple[int, int]:
@@ -229,6 +256,9 @@ class EventStore:
         os.close(descriptor)
         os.replace(self._history, self._history.with_suffix(".jsonl.1"))
         return _open(self._history, flags)
+
+    def _complain_of_newer(self, error: NewerStateError) -> None:
+        self._complain(f"{self._state}: {error}; until then, XIDs are not kept over a restart")
 
     def _complain(self, message: str) -> None:
         if message != self._complained:

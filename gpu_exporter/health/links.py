@@ -22,12 +22,15 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import FABRIC_DONE, pcie_capacity
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import FileWorker, open_regular, read
+from gpu_exporter.io.state_version import NewerStateError, check_version
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 
 log = logging.getLogger(__name__)
 
 FILE = "links.json"
+# Of the file: see `io.state_version`.
+VERSION = 1
 MOST_BYTES, MOST_GPUS = 1 << 20, 256
 # On boards of this form, every NVLink leads to an NVSwitch or to another GPU of the baseboard.
 SXM = re.compile(r"\bSXM")
@@ -73,6 +76,7 @@ class ReachedLinks:
 class SavedLinks:
     """The content of the file: what the links of each GPU reached, by UUID."""
 
+    version: int = VERSION
     gpus: dict[str, ReachedLinks] = field(default_factory=dict)
 
 
@@ -137,7 +141,7 @@ class LinkHistory:
             return
         self._changed = False
         kept = dict(list(self._reached.items())[-MOST_GPUS:])
-        content = json.dumps(asdict(SavedLinks(kept))).encode()
+        content = json.dumps(asdict(SavedLinks(VERSION, kept))).encode()
         self._writing = threading.Thread(target=self._write, args=(self._path, content), name="links", daemon=True)
         self._writing.start()
 
@@ -151,17 +155,33 @@ class LinkHistory:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._refuse_newer(path)
             with os.fdopen(open_regular(draft, flags), "wb") as file:
                 file.write(content)
             os.replace(draft, path)
+        except NewerStateError as error:
+            self._complain(f"{path}: {error}")
         except OSError as error:
             self._complain(f"{path}: {error.strerror}; what links reached is not kept over a restart (--state-dir)")
 
+    def _refuse_newer(self, path: Path) -> None:
+        """Raise NewerStateError if a newer gpu-exporter wrote the file, perhaps since the start of this one."""
+        try:
+            check_version(read(path, MOST_BYTES), VERSION)
+        except NewerStateError:
+            raise
+        except (FileNotFoundError, ValueError):  # a damaged file is replaced
+            pass
+
     def _load(self, path: Path) -> None:
         try:
-            self._reached = json_as(SavedLinks, FileWorker("links").call(lambda: read(path, MOST_BYTES))).gpus
+            content = FileWorker("links").call(lambda: read(path, MOST_BYTES))
+            check_version(content, VERSION)
+            self._reached = json_as(SavedLinks, content).gpus
         except FileNotFoundError:
             return
+        except NewerStateError as error:
+            self._complain(f"{path}: {error}")
         except (OSError, ValueError) as error:
             self._complain(f"{path}: {error}; what links reached before is not known")
 

@@ -15,7 +15,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
 from gpu_exporter.traces.collectives import calls_of, collective_times, rank_step, straggler_of
 from gpu_exporter.traces.details import NO_FRAMES, gpu_stacks, timeline
-from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
+from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times, steps_on_gpu
 from gpu_exporter.traces.idle import (
     HostTimes,
     Launches,
@@ -82,7 +82,7 @@ def summary(trace: Trace, *, details: bool = False) -> RankSummary:
                 replace(result, memory=memory.get(device)),
                 tuple(advice(trace, times, result, classes, waits)),
                 (times.start, times.end),
-                communication_of(trace, device, times),
+                communication_of(trace, device, times, steps_on_gpu(trace.steps, times.events, host)),
                 timeline(times, trace.steps) if details else None,
                 gpu_stacks(trace, times.events, stacks, launches) if details else {},
             )

@@ -19,6 +19,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
+    Messages,
     Shapes,
     Trace,
     TraceStep,
@@ -42,6 +43,7 @@ class Parts:
     memory: Sequence[MemoryEvents] = ()
     out_of_memory: Sequence[MemoryEvents] = ()
     shapes: Sequence[Shapes] = ()
+    messages: Sequence[Messages] = ()
 
 
 def assemble(
@@ -80,12 +82,18 @@ def assemble(
         dropped=reasons,
         repaired=repaired,
         shapes=_shapes(parts.shapes, base),
+        messages=_messages(parts.messages, base),
     )
 
 
 def _by_time(parts: Sequence[MemoryEvents], base: int) -> MemoryEvents:
     table = MemoryEvents.joined(parts)
     return replace(table, time=table.time + base).rows(np.argsort(table.time, kind="stable"))
+
+
+def _messages(parts: Sequence[Messages], base: int) -> Messages:
+    table = Messages.joined(parts)
+    return replace(table, start=table.start + base).rows(np.argsort(table.start, kind="stable"))
 
 
 def _shapes(parts: Sequence[Shapes], base: int) -> Shapes:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpu_exporter.traces.model import UNKNOWN, Column, Trace, distinct
+from gpu_exporter.traces.model import UNKNOWN, Collectives, Column, Messages, Trace, distinct
 from gpu_exporter.traces.result import CollectiveTime, RankResult, Straggler
 
 NS = 1e9
@@ -40,6 +40,15 @@ BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
 )
 
 
+# Operations of two ranks, each of which has its own name for it.
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend")
+
+
+def is_message(operation: str) -> bool:
+    """Return whether an operation is a message between two ranks."""
+    return operation.lower().startswith(POINT_TO_POINT)
+
+
 @dataclass(frozen=True)
 class GroupCalls:
     """The collectives of one operation and process group in one file, in order of their numbers, which are distinct."""
@@ -56,7 +65,7 @@ CallsByGroup: TypeAlias = Mapping[tuple[str, str], GroupCalls]  # by operation a
 
 def calls_of(trace: Trace) -> dict[tuple[str, str], GroupCalls]:
     """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
-    table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace)
+    table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace, trace.collectives)
     start = events.start[table.event]
     rows: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, key in enumerate(zip(table.operation.tolist(), table.group.tolist(), strict=True)):
@@ -76,9 +85,8 @@ def calls_of(trace: Trace) -> dict[tuple[str, str], GroupCalls]:
     return found
 
 
-def sizes_of(trace: Trace) -> Column:
+def sizes_of(trace: Trace, table: Collectives | Messages) -> Column:
     """Return the bytes of each collective: those of the larger side; 0 if they are not known."""
-    table = trace.collectives
     elements = np.maximum(np.maximum(table.elements_in, table.elements_out), 0)
     widths = {row: BYTES.get(trace.names[row].lower(), 0) for row in distinct(table.dtype).tolist() if row != UNKNOWN}
     found: Column = elements * np.array([widths.get(row, 0) for row in table.dtype.tolist()], dtype=np.int64)
@@ -113,8 +121,12 @@ def collective_times(files: Sequence[CallsByGroup]) -> list[tuple[CollectiveTime
     for of_file in files:
         for key, calls in of_file.items():
             by_group[key].append(calls)
-    peers = {key: _Peers.of(calls) for key, calls in by_group.items()}
-    found = [[_time(*key, calls, peers[key]) for key, calls in of_file.items()] for of_file in files]
+    # The sends of several ranks are different messages, whatever their numbers are.
+    peers = {key: _Peers.of(calls) for key, calls in by_group.items() if not is_message(key[0])}
+    found = [
+        [_time(*key, calls, peers.get(key) or _Peers.of([calls])) for key, calls in of_file.items()]
+        for of_file in files
+    ]
     return [tuple(sorted(of_file, key=lambda of: -of.seconds)) for of_file in found]
 
 

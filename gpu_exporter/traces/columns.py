@@ -20,6 +20,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
+    Messages,
     Shapes,
 )
 from gpu_exporter.traces.work import has_work
@@ -54,6 +55,8 @@ _NO_ARGS = Args()
 # Faster than attributes in a loop.
 _CATEGORY, _NAME, _TIME, _DURATION = map(attrgetter, ("cat", "name", "ts", "dur"))
 _THREAD = attrgetter("pid", "tid")
+# The operator in which PyTorch records the arguments of a collective or message.
+REQUEST = "record_param_comms"
 NO_TIME, NOT_COMPLETE = "without a valid time", "begin or end events without the other"
 MOST_PARTS = 64
 
@@ -78,6 +81,7 @@ class TraceColumns:
         self.out_of_memory: list[MemoryEvents] = []
         self.collectives: list[Collectives] = []
         self.shapes: list[Shapes] = []
+        self.messages: list[Messages] = []
         self.dropped: Counter[str] = Counter()
         self._device_rows = 0
         self._joined = 0
@@ -141,6 +145,8 @@ class TraceColumns:
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
         operators = np.flatnonzero(kinds == HostKind.OPERATOR)
         self._add_shapes(events, rows[operators], threads[operators], start, end, names)
+        requests = np.flatnonzero(names[rows] == self.names.get(REQUEST, UNKNOWN))
+        self._add_messages([events[row] for row in rows[requests]], threads[requests], start[rows[requests]])
 
     def _add_shapes(
         self, events: Sequence[TraceEvent], rows: Column, threads: Column, start: Column, end: Column, names: Column
@@ -159,6 +165,24 @@ class TraceColumns:
             self.shapes.append(
                 Shapes(start[used], end[used], names[used], threads[chosen], np.array(inputs, dtype=np.int32))
             )
+
+    def _add_messages(self, requests: Sequence[TraceEvent], threads: Column, start: Column) -> None:
+        """Add the requests to send something to one rank, or to receive it."""
+        args = [event.args or _NO_ARGS for event in requests]
+        chosen = [at for at, of in enumerate(args) if of.source != UNKNOWN or of.destination != UNKNOWN]
+        if chosen:
+            columns: dict[str, Sequence[int] | Column] = {"start": start[chosen], "thread": threads[chosen]}
+            self.messages.append(Messages.from_lists(columns | self._of_messages([args[at] for at in chosen])))
+
+    def _of_messages(self, args: Sequence[Args]) -> dict[str, Sequence[int] | Column]:
+        """Return what requests and kernels say about communication, by column."""
+        return {
+            "dtype": [self._name(of.dtype) for of in args],
+            "source": np.clip(integers([of.source for of in args]), UNKNOWN, 2**31 - 1),
+            "destination": np.clip(integers([of.destination for of in args]), UNKNOWN, 2**31 - 1),
+            "elements_in": integers([of.elements_in for of in args]),
+            "elements_out": integers([of.elements_out for of in args]),
+        }
 
     def _add_device(
         self, events: Sequence[TraceEvent], rows: Column, codes: Column, start: Column, end: Column, names: Column
@@ -191,12 +215,10 @@ class TraceColumns:
         columns: dict[str, Sequence[int] | Column] = {
             "event": [self._device_rows + row for row, _ in chosen],
             "operation": [self._name(of.collective) for _, of in chosen],
-            "dtype": [self._name(of.dtype) for _, of in chosen],
             "group": [self._name(of.group) for _, of in chosen],
             "sequence": integers([of.sequence for _, of in chosen]),
             "ranks": np.clip(integers([of.ranks for _, of in chosen]), UNKNOWN, 2**31 - 1),
-            "elements_in": integers([of.elements_in for _, of in chosen]),
-            "elements_out": integers([of.elements_out for _, of in chosen]),
+            **self._of_messages([of for _, of in chosen]),
         }
         self.collectives.append(Collectives.from_lists(columns))
 

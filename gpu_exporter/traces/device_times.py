@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,25 +73,42 @@ def _of_kinds(events: DeviceEvents, *kinds: DeviceKind) -> Intervals:
     return union(events.start[chosen], events.end[chosen])
 
 
-def step_times(times: DeviceTimes, steps: tuple[TraceStep, ...], origin: int, host: HostTimes) -> tuple[StepTime, ...]:
+def steps_on_gpu(steps: Sequence[TraceStep], events: DeviceEvents, host: HostTimes) -> tuple[TraceStep, ...]:
+    """Return when the GPU executed each step of the host, which may be several steps ahead of it.
+
+    A step begins and ends when the host begins and ends it, or later: when the GPU has done what was launched before.
+    """
+    known = host.launched != UNKNOWN
+    order = np.argsort(host.launched[known], kind="stable")
+    launched = host.launched[known][order]
+    done = np.maximum.accumulate(events.end[known][order])
+
+    def on_gpu(at: int) -> int:
+        before = int(np.searchsorted(launched, at))
+        return max(at, int(done[before - 1])) if before else at
+
+    return tuple(replace(step, start=on_gpu(step.start), end=on_gpu(step.end)) for step in steps)
+
+
+def step_times(times: DeviceTimes, steps: Sequence[TraceStep], origin: int, host: HostTimes) -> tuple[StepTime, ...]:
     """Return how each step went on one GPU and its host. `origin` is the start of the trace, ns."""
     found = []
     has_launches = bool((host.launched != UNKNOWN).any())
-    for step in steps:
-        length_ns = step.end - step.start
-        if length_ns <= 0:
+    for step, on_gpu in zip(steps, steps_on_gpu(steps, times.events, host), strict=True):
+        length_ns, of_host = on_gpu.end - on_gpu.start, step.end - step.start
+        if length_ns <= 0 or of_host <= 0:
             continue
-        busy = length(clipped(times.busy, step.start, step.end))
-        exposed = times.exposed_communication(step.start, step.end)
+        busy = length(clipped(times.busy, on_gpu.start, on_gpu.end))
+        exposed = times.exposed_communication(on_gpu.start, on_gpu.end)
         found.append(
             StepTime(
                 step.name,
-                (step.start - origin) / NS,
+                (on_gpu.start - origin) / NS,
                 length_ns / NS,
                 busy / length_ns,
                 exposed / NS,
                 (length_ns - exposed) / NS,
-                (length_ns - length(clipped(host.blocked, step.start, step.end))) / NS if has_launches else 0.0,
+                (of_host - length(clipped(host.blocked, step.start, step.end))) / NS if has_launches else 0.0,
                 (_launched_in(step, times.events, host) if has_launches else busy - exposed) / NS,
             )
         )

@@ -43,6 +43,8 @@ class Args(msgspec.Struct, gc=False):
     ranks: Any = msgspec.field(default=UNKNOWN, name="Group size")
     group: Any = msgspec.field(default=None, name="Process Group Name")
     sequence: Any = msgspec.field(default=UNKNOWN, name="Seq")
+    source: Any = msgspec.field(default=UNKNOWN, name="Src Rank")
+    destination: Any = msgspec.field(default=UNKNOWN, name="Dst Rank")
     address: Any = msgspec.field(default=None, name="Addr")
     size: Any = msgspec.field(default=None, name="Bytes")
     device_id: Any = msgspec.field(default=UNKNOWN, name="Device Id")

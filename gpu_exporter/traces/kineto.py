@@ -63,6 +63,7 @@ def _trace(header: bytes, decoder: Decoder, columns: TraceColumns, dropped: Mapp
         columns.memory,
         columns.out_of_memory,
         columns.shapes,
+        columns.messages,
     )
     return assemble(
         parts,

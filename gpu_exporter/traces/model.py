@@ -114,6 +114,21 @@ class Collectives(EventTable):
     group: Column = field(metadata=INT32)  # row of `Trace.names`: the process group, or UNKNOWN
     sequence: Column = field(metadata=INT64)  # number of the collective in its group, or UNKNOWN
     ranks: Column = field(metadata=INT32)  # size of the group
+    source: Column = field(metadata=INT32)  # rank that sent what this one receives, or UNKNOWN
+    destination: Column = field(metadata=INT32)  # rank that receives what this one sent, or UNKNOWN
+    elements_in: Column = field(metadata=INT64)
+    elements_out: Column = field(metadata=INT64)
+
+
+@dataclass(frozen=True)
+class Messages(EventTable):
+    """Messages between two ranks that the host requested: kernels that send several at once have no arguments."""
+
+    start: Column = field(metadata=INT64)  # ns
+    thread: Column = field(metadata=INT32)  # row of `Trace.threads`
+    dtype: Column = field(metadata=INT32)  # row of `Trace.names`
+    source: Column = field(metadata=INT32)  # rank that sent what this one receives, or UNKNOWN
+    destination: Column = field(metadata=INT32)  # rank that receives what this one sent, or UNKNOWN
     elements_in: Column = field(metadata=INT64)
     elements_out: Column = field(metadata=INT64)
 
@@ -212,6 +227,7 @@ class Trace:
     repaired: int = 0  # events that were not valid JSON and are read all the same
     out_of_memory: MemoryEvents = field(default_factory=MemoryEvents.empty)  # allocations that failed
     shapes: Shapes = field(default_factory=Shapes.empty)
+    messages: Messages = field(default_factory=Messages.empty)  # by start
 
     @property
     def dropped_events(self) -> int:

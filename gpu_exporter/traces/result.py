@@ -74,9 +74,9 @@ class CollectiveTime:
     bytes: int
     # Bytes per second per GPU, as nccl-tests define it, over the fastest rank of each collective; None if unknown.
     bus_bandwidth: float | None
-    # The largest difference between the starts of one collective on two ranks; None with one file.
+    # The largest difference between the starts of one collective on two ranks; None with one file, and of messages.
     skew_seconds: float | None
-    # Of `seconds`, what the rank that came last needed: the rest is waiting for it. None with one file.
+    # Of `seconds`, what the rank that came last needed: the rest is waiting for it. None as above.
     transfer_seconds: float | None = None
 
 
@@ -88,7 +88,7 @@ class WaitingFor:
     known.
     """
 
-    rank: int | None  # None if it is not among the files
+    rank: int | None  # None if it is not among the files or cannot be told
     seconds: float
     share: float  # of the span
     cause: str

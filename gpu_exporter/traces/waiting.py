@@ -2,6 +2,8 @@
 
 The rank that comes last to a collective waits for nobody: its duration is the transfer. What the same collective takes
 longer on another rank is waiting for that rank, at the beginning. No clocks are compared, only durations.
+
+A message is divided in the same way between the two ranks that it connects, where both files say which these are.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ from statistics import median
 
 import numpy as np
 
-from gpu_exporter.traces.collectives import sizes_of
+from gpu_exporter.traces.collectives import is_message, sizes_of
 from gpu_exporter.traces.device_times import NS, DeviceTimes
-from gpu_exporter.traces.idle import difference
+from gpu_exporter.traces.idle import Launches, difference
 from gpu_exporter.traces.intervals import Intervals, covered, union
-from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, Distributed, Trace, TraceStep, distinct
 from gpu_exporter.traces.result import RankResult, WaitingFor
 
-# Operations of two ranks, each of which has its own name for it.
-POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend")
+# What kernels of NCCL for messages between ranks have in their names: these may be of two ranks, or of all.
+MESSAGES = "sendrecv"
+# The groups of messages of two ranks, and of those of which the other rank's kernel is not known.
+MESSAGE, UNPAIRED = "message", ("", "")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Communication:
     It is part of what another process sends, so small numbers have 32 bits.
     """
 
+    rank: int  # what its file says, or UNKNOWN
     groups: tuple[tuple[str, str], ...]  # operations and process groups, which `group` refers to
     group: Column
     number: Column  # of the collective in its group
@@ -39,6 +44,7 @@ class Communication:
     end: Column
     bytes: Column  # 0 if unknown
     ranks: Column  # of the group, or UNKNOWN
+    peer: Column  # the only other rank, or UNKNOWN; empty if all are
     exposed: Intervals  # when the GPU communicated and did not compute
     steps: tuple[int, ...]  # the starts of steps, ns
 
@@ -53,37 +59,46 @@ class Waits:
     exposed_transfer: int  # ns in all, without what a kernel hid
 
 
-def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communication:
-    """Return the communication of one GPU.
+def communication_of(trace: Trace, device: int, times: DeviceTimes, steps: Sequence[TraceStep] = ()) -> Communication:
+    """Return the communication of one GPU. `steps` are those that it executed.
 
-    What has no arguments is numbered by its name, from the end of the trace: its beginning is that of the window of the
-    profiler, which is not the same for all ranks.
+    What has no arguments is numbered by its name, and messages by the two ranks, from the end of the trace: its
+    beginning is that of the window of the profiler, which is not the same for all ranks.
     """
-    table, events = trace.collectives, times.events
+    table, events, of_job = trace.collectives, times.events, trace.distributed
     of_device = np.flatnonzero(trace.device_events.device[table.event] == device)
     position = np.searchsorted(np.flatnonzero(trace.device_events.device == device), table.event[of_device])
     of_event = dict(zip(position.tolist(), of_device.tolist(), strict=True))
-    sizes = sizes_of(trace)
+    sizes = sizes_of(trace, table)
     groups: dict[tuple[str, str], int] = {}
     order, same = Counter[int](), Counter[tuple[int, int]]()
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int, int]] = []
     chosen = np.flatnonzero(events.kind == DeviceKind.COMMUNICATION)
+    batches = _batches(trace, events, [at for at in chosen.tolist() if MESSAGES in _name(trace, events, at)])
     for at in chosen[::-1].tolist():
         row = of_event.get(at)
-        number, size, ranks = UNKNOWN, 0, UNKNOWN
+        number, size, ranks, peer = UNKNOWN, 0, of_job.world_size if of_job else UNKNOWN, UNKNOWN
         name = trace.names[events.name[at]], ""
         if row is not None:
             group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
             name, number = (trace.names[table.operation[row]], group), int(table.sequence[row])
             size, ranks = int(sizes[row]), int(table.ranks[row])
+            if is_message(name[0]):
+                source, destination = int(table.source[row]), int(table.destination[row])
+                ends = _ends(source, destination, of_job)
+                name, number, ranks = (ends and f"{ends} of {size} bytes", group), UNKNOWN, 2
+                peer = max(source, destination)
+        elif at in batches:
+            (peer, size), name = batches[at], UNPAIRED
         key = groups.setdefault(name, len(groups))
         order[key] += 1
         number = -1 - order[key] if number == UNKNOWN else number
-        rows.append((key, number, same[key, number], size, ranks))
+        rows.append((key, number, same[key, number], size, ranks, peer))
         same[key, number] += 1
-    group_row, numbers, repeat, size_row, rank_row = np.array(rows[::-1], dtype=np.int64).reshape(-1, 5).T
+    group_row, numbers, repeat, size_row, rank_row, peers = np.array(rows[::-1], dtype=np.int64).reshape(-1, 6).T
     # All are copies: a view would keep the other columns.
     return Communication(
+        of_job.rank if of_job else UNKNOWN,
         tuple(groups),
         group_row.astype(np.int32),
         numbers.copy(),
@@ -92,9 +107,50 @@ def communication_of(trace: Trace, device: int, times: DeviceTimes) -> Communica
         events.end[chosen],
         size_row.copy(),
         rank_row.astype(np.int32),
+        peers.astype(np.int32) if (peers != UNKNOWN).any() else np.zeros(0, dtype=np.int32),
         difference(times.communication, times.compute),
-        tuple(step.start for step in trace.steps if step.end > step.start),
+        tuple(step.start for step in steps if step.end > step.start),
     )
+
+
+def _name(trace: Trace, events: DeviceEvents, at: int) -> str:
+    name: str = trace.names[events.name[at]]
+    return name.lower()
+
+
+def _ends(source: int, destination: int, of_job: Distributed | None) -> str:
+    """Return the two ranks that a message connects, in words; "" if the file does not say both."""
+    if not of_job or (source == UNKNOWN) == (destination == UNKNOWN):
+        return ""
+    ends = (of_job.rank, destination) if source == UNKNOWN else (source, of_job.rank)
+    return f"{MESSAGE} from {ends[0]} to {ends[1]}"
+
+
+def _batches(trace: Trace, events: DeviceEvents, kernels: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return with which rank each kernel exchanges messages, and the bytes of the larger direction.
+
+    A kernel sends what its thread requested since it launched the kernel before. One that exchanges messages with
+    several ranks is left out: nobody can tell for which of these it waited.
+    """
+    requests, host = trace.messages, trace.host_events
+    if not len(requests) or not kernels:
+        return {}
+    rows = np.array(kernels, dtype=np.int64)
+    calls = Launches(trace).rows_of(events.rows(rows))
+    sizes, found = sizes_of(trace, requests), {}
+    launched = calls != UNKNOWN
+    for thread in distinct(host.thread[calls[launched]]).tolist():
+        of_thread = np.flatnonzero(launched & (host.thread[calls] == thread))
+        of_thread = of_thread[np.argsort(host.start[calls[of_thread]], kind="stable")]
+        own = np.flatnonzero(requests.thread == thread)
+        ends = np.searchsorted(requests.start[own], host.start[calls[of_thread]])
+        for kernel, begin, end in zip(rows[of_thread].tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            sent = own[begin:end]
+            peers = distinct(np.maximum(requests.source[sent], requests.destination[sent]))
+            if len(peers) == 1:
+                received = requests.source[sent] != UNKNOWN
+                found[kernel] = int(peers[0]), max(int(sizes[sent[is_of]].sum()) for is_of in (received, ~received))
+    return found
 
 
 def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
@@ -106,8 +162,9 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
     number, repeat, size, ranks = (
         np.concatenate([getattr(of, name) for of in gpus]) for name in ("number", "repeat", "bytes", "ranks")
     )
+    peer = np.concatenate([of.peer if len(of.peer) else np.full(len(of.group), UNKNOWN) for of in gpus])
     duration = np.concatenate([of.end - of.start for of in gpus])
-    pairs = _point_to_point(names, group, owner, len(gpus))
+    unpaired = _unpaired(names, group, owner, ranks, len(gpus))
     # Of each collective, the shortest comes first: that is the rank that came last.
     order = np.lexsort((owner, duration, repeat, number, group))
     keys = np.stack((group, number, repeat))[:, order]
@@ -116,28 +173,37 @@ def divided(gpus: Sequence[Communication]) -> list[Waits | None]:
     run = np.empty(len(order), dtype=np.int64)
     run[order] = np.cumsum(new) - 1
     count = np.bincount(run, minlength=len(first))[run]
-    is_known = (count > 1) & ~pairs[group] & ((ranks < 1) | (count <= ranks))
-    # Nobody else recorded the others: they are as fast as the fastest of their kind, for whoever they waited.
-    kind = np.where(pairs[group], -1, _operations(names)[group])
+    is_known = (count > 1) & ~unpaired[group] & ((ranks < 1) | (count <= ranks))
+    # Nobody else recorded the others: they are as fast as the fastest of their kind. Of messages, it is known for whom.
+    messages = np.array([unpaired[row] or name.startswith(MESSAGE) for row, (name, _) in enumerate(names)], dtype=bool)
+    kind = np.where(messages[group], -1, _operations(names)[group])
     transfer = np.where(is_known, duration[first[run]], _shortest(kind, size, duration))
-    last = np.where(is_known, owner[first[run]], UNKNOWN)
-    of_gpus = (np.split(column, np.cumsum(lengths)[:-1]) for column in (transfer, last, is_known))
+    other = _positions(gpus, peer)
+    last = np.where(is_known, owner[first[run]], np.where(duration > transfer, other, UNKNOWN))
+    of_gpus = (np.split(column, np.cumsum(lengths)[:-1]) for column in (transfer, last, is_known | (other != UNKNOWN)))
     return [
         _waits(of, own_transfer, own_last) if known.any() else None
         for of, own_transfer, own_last, known in zip(gpus, *of_gpus, strict=True)
     ]
 
 
-def _point_to_point(names: Mapping[tuple[str, str], int], group: Column, owner: Column, gpus: int) -> Column:
-    """Return whether each operation is of two ranks. A kernel for messages is, unless all run it equally often."""
+def _positions(gpus: Sequence[Communication], ranks: Column) -> Column:
+    """Return which GPU each rank is; UNKNOWN if none, or one of several GPUs, says so."""
+    counts = Counter(of.rank for of in gpus)
+    position = {of.rank: row for row, of in enumerate(gpus) if of.rank != UNKNOWN and counts[of.rank] == 1}
+    return np.array([position.get(rank, UNKNOWN) for rank in ranks.tolist()], dtype=np.int64)
+
+
+def _unpaired(names: Mapping[tuple[str, str], int], group: Column, owner: Column, ranks: Column, gpus: int) -> Column:
+    """Return which groups are messages of which nobody can tell to what other message they belong.
+
+    Those without arguments belong together in a job of two ranks, if both run them equally often.
+    """
     counts = np.bincount(group * gpus + owner, minlength=len(names) * gpus).reshape(len(names), gpus)
-    unequal = counts.min(axis=1) != counts.max(axis=1)
+    of_two = (counts.min(axis=1) == counts.max(axis=1)) & (gpus == 2)
+    of_two[group[ranks > gpus]] = False
     return np.array(
-        [
-            name.lower().startswith(POINT_TO_POINT) or ("sendrecv" in name.lower() and unequal[row])
-            for row, (name, _) in enumerate(names)
-        ],
-        dtype=bool,
+        [not name or (MESSAGES in name.lower() and not of_two[row]) for row, (name, _) in enumerate(names)], dtype=bool
     )
 
 

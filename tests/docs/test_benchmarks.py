@@ -6,11 +6,14 @@ import copy
 import json
 import random
 import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import harness, report, sections
+from benchmarks import comparison_page, cost, harness, report, sections
 from benchmarks.paired import quantile, slowdown
 from benchmarks.stalls import board, busy, modes
 
@@ -110,6 +113,50 @@ def test_every_result_has_a_section_and_a_benchmark() -> None:
 
     assert {name for name in FOUND if not name.startswith("scale")} <= names, FIX
     assert names == {benchmark.name for benchmark in harness.BENCHMARKS}, FIX
+
+
+COMPARED = comparison_page.known()
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_comparisons_depend_on_their_numbers(name: str) -> None:
+    """Of the sentence in README.md, on the machine with most GPUs."""
+    other = {**COMPARED, name: {**COMPARED[name], "numbers": grown(COMPARED[name]["numbers"])}}
+    pages = comparison_page.rendered(COMPARED)
+    changed = {path for path, text in comparison_page.rendered(other).items() if text != pages[path]}
+    assert changed == {
+        "1_h100": {"docs/comparison.md"},
+        "2_h200": {"docs/comparison.md", "README.md"},
+        "dcgm_engine": {"docs/dcgm.md"},
+    }.get(name, {"docs/comparison.md"})
+
+
+def test_what_was_not_measured_is_an_empty_cell_or_a_reason() -> None:
+    row = {"name": "dcgm-exporter, 30 s", "gpus": 1, "seconds": 5, "rss_mib": 108.4, "samples": 23}
+    row |= {"alone": {"p50": 1.31, "p99": 4.26}, "start_seconds": 30.3}
+    failed = {"name": "nvidia_gpu_exporter, NVML", "why": "nvidia_gpu_exporter is not in PATH"}
+    machine = {"gpus": {"NVIDIA H100": 1}, "driver": "580.1"}
+    numbers = {"rows": [row], "not_measured": [failed]}
+    shown = comparison_page.cost({"machine": machine, "date": "2026-11-27", "commit": None, "numbers": numbers})
+    assert shown.startswith("1 NVIDIA H100, driver 580.1, 2026-11-27, measured for 5 s:\n")
+    assert "| dcgm-exporter, 30 s |  |  | 108 MiB | 23 | 1.3 ms | 4.3 ms | 30.3 s |\n" in shown
+    assert "| nvidia_gpu_exporter, NVML | not measured: nvidia_gpu_exporter is not in PATH |\n" in shown
+
+
+def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = cost.NotMeasured("first", "because")
+
+    def interrupted(*_: object) -> Iterator[cost.NotMeasured]:
+        yield row
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cost, "on_fake_driver", interrupted)
+    monkeypatch.setattr(sys, "argv", ["cost", "--fake-driver", "1", "--json", str(tmp_path / "cost.json")])
+    with pytest.raises(KeyboardInterrupt):
+        cost.main()
+    written = json.loads((tmp_path / "cost.json").read_text())
+    assert written["numbers"]["not_measured"] == [{"name": "first", "why": "because"}]
+    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias
 from urllib.error import HTTPError
 
 import yaml
@@ -20,6 +21,11 @@ OF_RATES = 0.25
 # In seconds.
 LOOK_BACK = 300
 SOME = 1e-6
+
+
+REFUSED = "refused"
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+Answer: TypeAlias = Mapping[Labels, float]
 
 
 class Store(Protocol):
@@ -55,35 +61,145 @@ def differences(one: Store, other: Store, at: float, rate_interval: str = "15s")
     for expression, where in expressions(rate_interval).items():
         if _longest(_WINDOW, expression) + _longest(_OFFSET, expression) + LOOK_BACK > at:
             continue
-        expected, found = _answer(one, expression, at), _answer(other, expression, at)
-        tolerance = OF_RATES if "rate(" in expression else SOME
-        if "topk(" in expression:  # of equal values, any may be chosen, so that a rank may have none or two
-            compared = _unmatched((expected or found).values(), (found or expected).values(), tolerance)
-        else:
-            compared = _differing(expected, found, tolerance)
-        problem = next(compared, None)
+        problem = next(differing(one, other, expression, at), None)
         if problem:
             problems.append(f"{where} at {at:.0f}: {problem}\n{expression}")
         else:
-            full += bool(expected)
+            full += bool(_answer(one, expression, at))
     return problems, full
 
 
-Answer = Mapping[tuple[tuple[str, str], ...], float]
+def differing(one: Store, other: Store, expression: str, at: float) -> Iterator[str]:
+    """Yield how the answers to an expression differ, except as their documentation says.
+
+    `increase()` has a formula of its own in each store: what it reads is compared, and the expression with a formula
+    that both have, whose windows begin at a sample. `topk()` may choose any of equal series.
+    """
+    chosen, increases = list(_calls_of_topk(expression)), _INCREASE.findall(expression)
+    if "increase(" in expression and (chosen or len(increases) != expression.count("increase(")):
+        raise ValueError(f"not known how to compare: {expression}")
+    tolerance = OF_RATES if "rate(" in expression else SOME
+    expected, found = _answer(one, expression, at), _answer(other, expression, at)
+    if increases:
+        yield from _refused(expected, found)
+        yield from _of_increases(one, other, increases, at)
+        expression = _INCREASE.sub(r"(\1 - \1 offset \2)", expression)
+        expected, found = _answer(one, expression, at), _answer(other, expression, at)
+    if "topk" in expression:
+        yield from _refused(expected, found)
+        yield from _of_topk(one, other, expression, at, tolerance)
+    else:
+        yield from _differing(expected, found, tolerance)
+
+
+def _refused(*answers: Answer) -> Iterator[str]:
+    for answer in answers:
+        yield from (text for ((name, text), *_) in answer if name == REFUSED)
+
+
+# The selector and the window of a call.
+_INCREASE = re.compile(r"increase\(([\w:]+(?:\{[^}]*\})?)\[(\w+)\]\)")
+
+
+def _of_increases(one: Store, other: Store, increases: Sequence[tuple[str, str]], at: float) -> Iterator[str]:
+    """Yield where the samples differ that `increase()` reads, or where the other store differs from its formula.
+
+    MetricsQL subtracts the sample before the window. If there is none, the series began in it: at 0, or at its first.
+    """
+    for selector, window in dict.fromkeys(increases):
+        seconds = _longest(_WINDOW, f"[{window}]")
+        expected, found = (_samples(store, selector, seconds + LOOK_BACK, at) for store in (one, other))
+        if expected != found:
+            yield f"other samples of {selector}"
+        for labels, value in _answer(other, f"increase({selector}[{window}])", at).items():
+            known = found.get(labels, {})
+            before = [number for time, number in known.items() if time <= at - seconds]
+            inside = [number for time, number in known.items() if time > at - seconds]
+            allowed = [_grown([*before[-1:], *inside])] if before else [_grown(inside), _grown([0.0, *inside])]
+            if not any(_near(value, each, SOME) for each in allowed):
+                yield f"increase of {value}, not {' or '.join(map(str, allowed))}: {dict(labels)}"
+
+
+def _grown(values: Sequence[float]) -> float:
+    """Return by how much a counter grew, which may have begun again at 0."""
+    return sum(later - earlier if later >= earlier else later for earlier, later in pairwise(values))
+
+
+def _calls_of_topk(expression: str) -> Iterator[tuple[str, str]]:
+    """Yield the calls of `topk()`, with and without `by`, each as a whole and its vector."""
+    for match in _TOPK.finditer(expression):
+        depth, end = 1, match.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(expression[end], 0)
+            end += 1
+        yield expression[match.start() : end], expression[match.end() : end - 1]
+
+
+_TOPK = re.compile(r"topk (?:by|without) \([^)]*\) \(\d+, |topk\(\d+, ")
+
+
+def _all_candidates(expression: str) -> str:
+    """Return an expression that chooses all candidates, where it chooses the largest of all."""
+    for call, vector in _calls_of_topk(expression):
+        if call.startswith("topk("):
+            return _all_candidates(expression.replace(call, f"({vector})"))
+    return expression
+
+
+def _of_topk(one: Store, other: Store, expression: str, at: float, tolerance: float) -> Iterator[str]:
+    """Yield how answers differ beyond the choice among equal series.
+
+    The values that each call chooses are equal, and each chosen series is a candidate with that value. So is each
+    series of the whole answer. If that excludes chosen series or chooses in groups, only its values are compared.
+    """
+    for call, vector in dict(_calls_of_topk(expression)).items():
+        chosen = [_answer(store, call, at) for store in (one, other)]
+        for store, answer in zip((one, other), chosen, strict=True):
+            yield from _not_among(answer, _answer(store, vector, at))
+        yield from _other_values(chosen[0].values(), chosen[1].values(), tolerance)
+    opened = _all_candidates(expression)
+    answers = [(_answer(store, expression, at), _answer(store, opened, at)) for store in (one, other)]
+    if "unless topk" in expression or "topk by" in opened:
+        expected, found = answers[0][0].values(), answers[1][0].values()
+        yield from _unmatched(expected or found, found or expected, tolerance)
+        return
+    yield from _differing(answers[0][1], answers[1][1], tolerance)
+    for answer, candidates in answers:
+        yield from _not_among(answer, candidates)
+
+
+def _not_among(answer: Answer, candidates: Answer) -> Iterator[str]:
+    for labels, value in answer.items():
+        if not _near(value, candidates.get(labels, math.nan), SOME):
+            yield f"{value} is not that of a candidate: {dict(labels)}"
+
+
+def _other_values(expected: Collection[float], found: Collection[float], tolerance: float) -> Iterator[str]:
+    """Yield how sorted values differ."""
+    if len(expected) != len(found):
+        yield f"{len(expected)} and {len(found)} series chosen"
+    for value, other in zip(sorted(expected), sorted(found), strict=False):
+        if not _near(value, other, tolerance):
+            yield f"{value} and {other} chosen"
 
 
 def _answer(store: Store, expression: str, at: float) -> Answer:
     try:
         data = store.api("query", query=expression, time=f"{at:.3f}")
     except HTTPError as error:
-        return {(("refused", error.read().decode()),): 1.0}
+        return {((REFUSED, error.read().decode()),): 1.0}
     found = data["result"] if data["resultType"] == "vector" else [{"metric": {}, "value": data["result"]}]
-    return {
-        tuple(sorted((name, value) for name, value in each["metric"].items() if name != "__name__")): float(
-            each["value"][1]
-        )
-        for each in found
-    }
+    return {_labels(each["metric"]): float(each["value"][1]) for each in found}
+
+
+def _samples(store: Store, selector: str, seconds: float, at: float) -> Mapping[Labels, Mapping[float, float]]:
+    """Return the samples of the last seconds by time, of each series that has some."""
+    found = store.api("query", query=f"{selector}[{seconds:.0f}s]", time=f"{at:.3f}")["result"]
+    return {_labels(each["metric"]): {float(time): float(value) for time, value in each["values"]} for each in found}
+
+
+def _labels(metric: Mapping[str, str]) -> Labels:
+    return tuple(sorted((name, value) for name, value in metric.items() if name != "__name__"))
 
 
 def _longest(spans: re.Pattern[str], expression: str) -> float:

@@ -214,7 +214,7 @@ def test_several_devices_of_a_file_are_apart(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_a_step(tmp_path: Path) -> None:
-    """A step of no length is none; the GPU time of a step is what it launched, also after its end."""
+    """A step of no length is none. A GPU that is behind its host begins and ends a step later."""
     trace = SyntheticTrace()
     trace.step(1, 100, 0)
     trace.step(2, 100, 1000)
@@ -227,8 +227,8 @@ def test_the_numbers_of_a_step(tmp_path: Path) -> None:
     trace.host("cudaStreamSynchronize", 950, 250, "cuda_runtime")
     first, second = _analyzed(tmp_path, trace).ranks[0].steps
     assert (first.name, second.name) == ("ProfilerStep#2", "ProfilerStep#3")
-    assert (first.start_seconds, first.seconds, first.busy_ratio) == pytest.approx((50e-6, 1000e-6, 0.65))
-    assert (first.exposed_communication_seconds, first.self_seconds) == pytest.approx((100e-6, 900e-6))
+    assert (first.start_seconds, first.seconds, first.busy_ratio) == pytest.approx((100e-6, 1150e-6, 800 / 1150))
+    assert (first.exposed_communication_seconds, first.self_seconds) == pytest.approx((100e-6, 1050e-6))
     assert (first.host_seconds, first.gpu_seconds) == pytest.approx((850e-6, 700e-6))
     assert (second.host_seconds, second.gpu_seconds) == pytest.approx((900e-6, 50e-6))
 

@@ -66,6 +66,15 @@ def test_the_transfer_takes_as_long_as_on_the_rank_that_comes_last(tmp_path: Pat
     assert first.skew_seconds == pytest.approx(20e-6)
 
 
+def test_messages_of_several_ranks_with_one_number_are_not_compared(tmp_path: Path) -> None:
+    ((first,), (second,)) = _times(
+        tmp_path,
+        [(10, 50, {"Collective name": "send", "Seq": 1})],
+        [(30, 30, {"Collective name": "send", "Seq": 1})],
+    )
+    assert [of.transfer_seconds for of in (first, second)] == [of.skew_seconds for of in (first, second)] == [None] * 2
+
+
 def test_one_file_says_nothing_about_skew(tmp_path: Path) -> None:
     ((found,),) = _times(tmp_path, [(10, 50, {})])
     assert found.skew_seconds is None

@@ -14,7 +14,7 @@ from gpu_exporter.traces.html_page import page
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 from gpu_exporter.traces.text_report import lines
-from tests.support.simulated_jobs import Jitter, Job
+from tests.support.simulated_jobs import Jitter, Job, Pipeline
 from tests.support.traces import SyntheticTrace
 
 US = 1e-6
@@ -102,17 +102,86 @@ def test_collectives_say_how_much_is_transfer(tmp_path: Path) -> None:
     assert [rank.collectives[0].transfer_seconds for rank in (first, second)] == pytest.approx([30 * US, 30 * US])
 
 
-@pytest.mark.parametrize(("others", "waited"), [(1, None), (2, 20.0)])
-def test_messages_without_arguments(tmp_path: Path, others: int, waited: float | None) -> None:
-    """An all-to-all, if all ranks run them equally often; otherwise nobody knows which belong together."""
+BOTH = [(20, 50), (90, 10)], [(40, 30), (90, 10)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world_size", "waited"),
+    [
+        (BOTH, 2, 20.0),
+        (BOTH, None, 20.0),
+        # One of the two that communicate may have no file.
+        (BOTH, 4, None),
+        # Not equally often.
+        ((BOTH[0], BOTH[1][:1]), 2, None),
+        # Of two ranks, or of all.
+        ((*BOTH, BOTH[1]), 3, None),
+    ],
+)
+def test_messages_without_arguments(
+    tmp_path: Path, ranks: tuple[list[tuple[float, float]], ...], world_size: int | None, waited: float | None
+) -> None:
+    """In a job of two ranks, those belong together that both run equally often; otherwise nobody knows which do."""
     traces = []
-    for starts in ([(20, 50), (90, 10)], [(40, 30), (90, 10)][:others]):
-        trace = SyntheticTrace()
+    for number, starts in enumerate(ranks):
+        trace = SyntheticTrace(rank=number, world_size=world_size) if world_size else SyntheticTrace()
         trace.device(0, 10, launched=-20)
         for start, duration in starts:
             trace.device(start, duration, "ncclDevKernel_SendRecv", launched=-10, stream=9)
         traces.append(trace)
     assert _parts(_analyzed(tmp_path, *traces).ranks[0])[1] == waited
+
+
+SEND, RECEIVE = {"Collective name": "send", "Dst Rank": 1}, {"Collective name": "recv", "Src Rank": 0}
+# What rank 0 runs, what rank 1 runs, and for which rank each waited how long, us.
+MESSAGES: dict[str, tuple[list[Call], list[Call], list[tuple[int, float]], list[tuple[int, float]]]] = {
+    "the receiver came last": ([(20, 50, SEND)], [(40, 30, RECEIVE)], [(1, 20)], []),
+    "the sender came last": ([(40, 30, SEND)], [(20, 50, RECEIVE)], [], [(0, 20)]),
+    "their own numbers do not count": (
+        [(20, 50, {**SEND, "Seq": 7})], [(40, 30, {**RECEIVE, "Seq": 9})], [(1, 20)], []
+    ),
+    "by their order from the end": (
+        [(20, 50, SEND), (90, 20, SEND)], [(100, 10, RECEIVE)], [(1, 50)], []
+    ),
+    "those of other sizes belong to others": (
+        [(20, 50, SEND)], [(40, 30, {**RECEIVE, "In msg nelems": 9, "Out msg nelems": 9})], [], []
+    ),
+    "the other rank has no file": ([(20, 50, {**SEND, "Dst Rank": 3}), (80, 20, {**SEND, "Dst Rank": 3})], [], [], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages_are_compared_between_their_two_ranks(tmp_path: Path, case: str) -> None:
+    *calls, first, second = MESSAGES[case]
+    traces = []
+    for rank, of_rank in enumerate(calls):
+        trace = SyntheticTrace(rank=rank, world_size=4)
+        trace.device(0, 10, launched=-20)
+        for start, duration, args in of_rank:
+            arguments = {**ALLREDUCE, **(args or {})}
+            trace.device(start, duration, "ncclDevKernel_SendRecv", launched=-10, stream=9, args=arguments)
+        traces.append(trace)
+    waiting = [
+        [(of.rank, round(of.seconds / US, 3)) for of in rank.waiting if of.rank is not None]
+        for rank in _analyzed(tmp_path, *traces).ranks
+    ]
+    assert waiting == [first, second]
+
+
+def test_a_kernel_with_messages_of_several_ranks_waits_for_unknown_ones(tmp_path: Path) -> None:
+    traces = []
+    for rank, peers in enumerate(((1, 2), (0, 0))):
+        trace = SyntheticTrace(rank=rank, world_size=3)
+        trace.device(0, 10, launched=-20)
+        for number, duration in enumerate((20, 50)):
+            for peer in peers:
+                request: dict[str, Any] = {**ALLREDUCE, "Collective name": "send", "Dst Rank": peer}
+                trace.host("record_param_comms", 100 * number, 1, "cpu_op", **request)
+            trace.device(100 * number + 20, duration, "ncclDevKernel_SendRecv", launched=100 * number + 10, stream=9)
+        traces.append(trace)
+    of_several, of_one = _analyzed(tmp_path, *traces).ranks
+    assert of_several.waiting == ()
+    assert [(of.rank, round(of.seconds / US, 3)) for of in of_one.waiting] == [(0, 30)]
 
 
 def on(slow: int, time: float) -> Jitter:
@@ -163,6 +232,12 @@ JOBS: dict[str, tuple[Job, str, tuple[str, int] | None]] = {
         Job(ranks=2, layers=3, kernel=100, transfer=20, host=on(1, 400)), "straggler", ("host", 1)
     ),
     "a late host of eight, by 12 %": (Job(ranks=8, host=on(7, 1600)), "straggler", ("host", 7)),
+    "a late host, and another that runs ahead of its GPU": (
+        Job(ranks=2, host=on(0, 20000), waits_for_loss=False), "straggler", ("host", 0)
+    ),
+    "a slow GPU, and hosts that run ahead": (
+        Job(waits_for_loss=False, gpu=both(up_to(20), on(3, 400))), "straggler", ("gpu", 3)
+    ),
     "a slow GPU": (Job(gpu=both(up_to(20), on(3, 400))), "straggler", ("gpu", 3)),
     "a slow GPU of eight": (
         Job(ranks=8, overlaps=False, gpu=both(up_to(20), on(5, 500))), "straggler", ("gpu", 5)
@@ -195,6 +270,35 @@ def test_verdicts_on_jobs(tmp_path: Path, case: str) -> None:
     text = result.verdict.because
     assert text.startswith("rank") is (trace_class == "straggler")
     assert ("makes the others wait" in text) is (straggler is not None)
+
+
+# The class, and the kind and rank of the straggler.
+PIPELINES: dict[str, tuple[Pipeline, str, tuple[str, int] | None]] = {
+    "balanced": (Pipeline(Job(gpu=up_to(20), transfer=20), batches=32), "compute-bound", None),
+    "balanced, two stages": (Pipeline(Job(ranks=2, gpu=up_to(20))), "compute-bound", None),
+    "one batch for each stage: each waits for the others": (Pipeline(Job(transfer=20), batches=4), "mixed", None),
+    "a late host in the first stage": (Pipeline(Job(host=on(0, 20_000))), "straggler", ("host", 0)),
+    "a late host in the second stage": (Pipeline(Job(host=on(1, 20_000))), "straggler", ("host", 1)),
+    "a slow GPU in the second stage": (Pipeline(Job(gpu=on(1, 700))), "straggler", ("gpu", 1)),
+    "a slow GPU in the last stage": (Pipeline(Job(gpu=on(3, 700))), "straggler", ("gpu", 3)),
+    "a slow GPU of two, without arguments": (
+        Pipeline(Job(ranks=2, gpu=on(0, 700)), has_arguments=False), "straggler", ("gpu", 0)
+    ),
+    # Nobody can tell for whom they wait.
+    "a slow GPU of four, without arguments": (
+        Pipeline(Job(gpu=on(1, 700)), has_arguments=False), "communication-bound", None
+    ),
+    "large messages": (Pipeline(Job(kernel=500, transfer=3000)), "communication-bound", None),
+    "slow launches": (Pipeline(Job(kernel=15, transfer=10, launch=60)), "launch-bound", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+def test_verdicts_on_pipelines(tmp_path: Path, case: str) -> None:
+    pipeline, trace_class, straggler = PIPELINES[case]
+    result = _analyzed(tmp_path, *pipeline.traces())
+    found = result.straggler
+    assert (result.verdict.trace_class.value, found and (found.kind, found.rank)) == (trace_class, straggler)
 
 
 def test_the_straggler_is_named_with_what_it_does_longer(tmp_path: Path) -> None:
