@@ -146,7 +146,7 @@ soak: $(VENV)/dev $(VENV)/mutation tools .tools/virtual_clock/virtual_clock ## R
 	$(BIN)/python -m tests.soak.remediation
 	$(BIN)/python -m tests.soak.remediation_days
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak --long
-	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules --long
+	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules tests/docs/test_contributing.py tests/e2e/training/test_stragglers.py tests/fuzz --long
 	$(BIN)/python -m tests.operation.run --composition usual --seed 1 --processes $$(nproc) --json tests/operation/results/usual-1.json
 	$(BIN)/python -m tests.operation.run --composition usual --seed 2 --processes $$(nproc) --json tests/operation/results/usual-2.json
 	$(BIN)/python -m tests.operation.run --composition other --seed 5 --processes $$(nproc) --json tests/operation/results/other-5.json

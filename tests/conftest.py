@@ -234,6 +234,14 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of unit tests that has no slow one, if only these are run: each worker would import them all."""
+    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+        return None
+    is_fast = collection_path.relative_to(ROOT).as_posix().startswith(IN_MAKE_TEST)
+    return True if is_fast and "pytest.mark.slow" not in collection_path.read_text() else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what only `make test-all` runs as slow; let each worker begin with tests that take long."""

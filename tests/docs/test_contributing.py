@@ -20,14 +20,21 @@ import pytest
 from gpu_exporter.alerting.boards import panel_link
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import is_long
 
 FIX = "fix: make the diff in CONTRIBUTING.md apply again, or name its results in tests/docs/test_contributing.py"
 ROW = "fix: correct the row in docs/architecture.md, or what tests/docs/test_contributing.py adds for it"
 
 MISTAKE = "fix: correct MISTAKES in tests/docs/test_contributing.py, or the message of the test that must report it"
 # The unit tests that read what the recipes change: lists of metrics, modes, settings, paths, commands and messages.
+# Only with `--long` all that draw dashboards, render the chart and diagnose recordings.
+SOME = (
+    *("content/test_chart_effects.py", "content/test_chart_values.py", "content/test_dashboards.py"),
+    *("diagnosis/test_report.py", "diagnosis/test_terminal_report.py", "diagnosis/test_words.py"),
+)
 PARTS = (
-    *("alerting", "catalogue", "conditions", "content", "diagnosis", "health", "test_config.py"),
+    *("alerting", "catalogue", "conditions", "health", "test_config.py"),
+    *(("content", "diagnosis") if is_long() else SOME),
     *("app/test_routes.py", "cli/test_help.py", "jobs/test_message.py", "jobs/test_samples.py"),
     *("pipeline/test_fields_file.py", "pipeline/test_labels.py", "pipeline/test_renderer.py"),
     *("sources/test_choice.py", "sources/test_contract.py", "training/test_timer.py", "training/test_transport.py"),

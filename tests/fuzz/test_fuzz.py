@@ -11,8 +11,9 @@ import pytest
 
 from tests.fuzz.harness import Parser, Target, run
 from tests.fuzz.targets import TARGETS
+from tests.support.tools import is_long
 
-INPUTS = 50
+INPUTS = 50 if is_long() else 20
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

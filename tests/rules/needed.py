@@ -15,7 +15,9 @@ from gpu_exporter.alerting import bundle
 
 Rule = Mapping[str, Any]
 Group = Mapping[str, Any]
-_ALERTS, _NAMED_ALERT = re.compile(r"ALERTS\{"), re.compile(r'ALERTS\{[^}]*alertname="([^"]+)"')
+_ALERTS = re.compile(r"ALERTS\{([^}]*)\}")
+# What narrows alerts down. Matchers of other labels, and those that leave out some alerts, are ignored.
+_MATCHER = re.compile(r'\b(alertname|domain)(=~?)"([^"]*)"')
 
 
 def write_needed(rules: Path, target: Path, alerts: Collection[str] = ()) -> None:
@@ -36,20 +38,27 @@ def bundled(folder: Path, part: str) -> Path:
 def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], alerts: Collection[str]) -> None:
     """Write the rules of files that expressions read directly or not, and these alerts with what they read.
 
-    An expression that reads ALERTS without the name of one alert reads all alerts, one without a name all rules.
+    An expression that reads ALERTS without names or a domain reads all alerts, one without a name all rules.
     """
     text = " ".join(expressions)
-    named = _NAMED_ALERT.findall(text)
-    all_alerts = len(named) < len(_ALERTS.findall(text))
+    selectors = [_MATCHER.findall(matchers) for matchers in set(_ALERTS.findall(text))]
 
     def is_read(rule: Rule) -> bool:
         if "{__name__" in text:
             return True
         if "alert" in rule:
-            return all_alerts or rule["alert"] in named or rule["alert"] in alerts
+            has = {"alertname": rule["alert"], "domain": rule["labels"]["domain"]}
+            return rule["alert"] in alerts or any(_selects(matchers, has) for matchers in selectors)
         return rule["record"] in text
 
     _write(_groups(tuple(rules)), target, is_read)
+
+
+def _selects(matchers: Sequence[tuple[str, str, str]], labels: Mapping[str, str]) -> bool:
+    return all(
+        re.fullmatch(value, labels[name]) if operator == "=~" else value == labels[name]
+        for name, operator, value in matchers
+    )
 
 
 def _write(groups: Sequence[Group], target: Path, asked: Callable[[Rule], bool]) -> None:

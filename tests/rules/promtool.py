@@ -20,6 +20,8 @@ from tests.support.tools import NEWER, is_long, tool
 
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))
 BY_NAME = {mode.name: mode for mode in MODES}
+# The interval of what lasts for hours; only with `--long` that of the committed groups.
+COARSE = "1m" if is_long() else "2m"
 WHAT = "alertname, node, gpu, severity, domain, action"
 
 Sample = tuple[Mapping[str, str], float]

@@ -17,7 +17,7 @@ from tests.operation.encode import series
 from tests.operation.fleet import HOUR, Fleet, Timeline, steps
 from tests.operation.loads import BOARD, IDLE, RESERVED, TOTAL, Values, growing, memory
 from tests.rules.needed import write_needed
-from tests.rules.promtool import check
+from tests.rules.promtool import COARSE, check
 from tests.rules.series import Generation, Stretch, rank, selector
 from tests.rules.shapes import STEP, Integral, notation
 from tests.support.tools import is_long
@@ -55,11 +55,11 @@ def _sample(alert: Alert) -> Mapping[str, Any]:
     return {"labels": selector("", [(name, value) for name, value in labels.items() if value]), "value": 1}
 
 
-def tell(folder: Path, *stories: Story) -> None:
+def tell(folder: Path, *stories: Story, interval: str = "1m") -> None:
     """Check stories with the rules that their alerts need."""
     rules = folder / "needed.yaml"
     write_needed(ROOT / "alerts", rules, {name for story in stories for name in story.alerts})
-    check(folder, stories, rules=[rules])
+    check(folder, stories, rules=[rules], interval=interval)
 
 
 def every(minutes: float, until: float, alerts: Sequence[Alert] = ()) -> Mapping[float, Sequence[Alert]]:
@@ -196,7 +196,7 @@ def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> No
     fatal = [("GpuXidFatal", "critical", "0")]
     after: Mapping[float, Sequence[Alert]] = {minutes: [] for minutes in range(1515, 29 * 60, 5)}
     first: Mapping[float, Sequence[Alert]] = {59: [], 62: fatal, 119: fatal, 145: fatal, 24 * 60: fatal}
-    tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)))
+    tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)), interval=COARSE)
 
 
 def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     made.xid("n", 0, HOUR, 79, HOUR, 3 * HOUR)
     made.xid("n", 0, 24 * HOUR + steps(90), 79, 24 * HOUR, made.total)
     fatal = [("GpuXidFatal", "critical", "0")]
-    tell(tmp_path, Story(made, {62: fatal, 195: [], 1529: [], 1533: fatal}, ("GpuXidFatal",)))
+    tell(tmp_path, Story(made, {62: fatal, 195: [], 1529: [], 1533: fatal}, ("GpuXidFatal",)), interval=COARSE)
 
 
 # --- 5: normal operation ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.failure_modes.loops import STEP_SECONDS, TrainingLoo
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
 from tests.rules.loops import BUSY, Loop, Story, Stretch, changed, devices, paused, rules, scaled, series
-from tests.rules.promtool import Case, Expect, check
+from tests.rules.promtool import COARSE, Case, Expect, check
 from tests.rules.series import Device, input_series, minutes, rank
 
 RULES = [ROOT / "alerts" / f"{name}.yaml" for name in ("recording", "distributed", "bottleneck", "cost")]
@@ -54,13 +54,18 @@ def test_injected_modes_fire(tmp_path: Path) -> None:
     ]
     stories["healthy"] = [Stretch(4 * HOUR, TrainingLoop("healthy"))]
     fires = [fired(mode.name.lower(), mode.name) for mode in modes]
-    jobs(tmp_path, stories, *fires, fired("healthy"))
+    jobs(tmp_path, stories, *fires, fired("healthy"), interval=COARSE)
 
 
 def test_mfu_that_drops_for_hours(tmp_path: Path) -> None:
     """Goodput is still more than three quarters, so MFU alone says it."""
     mode = by_name("GpuJobMfuDropped")
-    jobs(tmp_path, {"gpujobmfudropped": injected(mode, 7 * HOUR, 7 * HOUR)}, fired("gpujobmfudropped", mode.name))
+    jobs(
+        tmp_path,
+        {"gpujobmfudropped": injected(mode, 7 * HOUR, 7 * HOUR)},
+        fired("gpujobmfudropped", mode.name),
+        interval=COARSE,
+    )
 
 
 def by_name(name: str) -> FailureMode:
@@ -164,7 +169,7 @@ def test_an_evaluation_in_several_hours_is_no_alert(tmp_path: Path) -> None:
             ("often", 60, TrainingLoop("often")),
         )
     }
-    jobs(tmp_path, stories, fired("seldom"), fired("often", "GpuJobGoodputLow"))
+    jobs(tmp_path, stories, fired("seldom"), fired("often", "GpuJobGoodputLow"), interval=COARSE)
 
 
 def stragglers(job: str, *ranks: int) -> Expect:

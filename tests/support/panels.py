@@ -194,8 +194,7 @@ class Truth:
         if "ALERTS" in text:
             if label in ("runbook", "urgency", "order"):  # which the query adds
                 return f'"{label}"' in text
-            shown = [_matchers(each) for each in _selectors(promql_parser.parse(text)) if each.name == "ALERTS"]
-            alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in shown)]
+            alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in _shown_alerts(text))]
             if label == "rank" and "rank" not in text:
                 return False
             if label in SINGLE and "== 1" in text:  # rows of several GPUs do not name one
@@ -221,7 +220,7 @@ class Truth:
 
     def of(self, text: str) -> Devices | bool:
         """Return the devices that a query must return; for an aggregate, whether it returns any."""
-        node: Any = promql_parser.parse(text)
+        node: Any = _parsed(text)
         return self._of(node.lhs if _drops_values(node) else node)
 
     def _of(self, node: Any) -> Devices | bool:
@@ -327,7 +326,7 @@ class Truth:
         if name == aggregates.SHARE.record:
             return self._where(lambda part: not self.seen.devices[part].has_instances)
         assert name in self.rules, f"{name} is neither recorded nor a signal"
-        return self._of(promql_parser.parse(self.rules[name]))
+        return self._of(_parsed(self.rules[name]))
 
     def _incidents(self, matchers: Mapping[str, str]) -> bool:
         """Return whether there are incidents: alerts that no other one of the cluster explains."""
@@ -365,10 +364,21 @@ class Truth:
         return evaluate.value(what, self.seen, part) is not None
 
 
+@cache
+def _parsed(text: str) -> Any:
+    return promql_parser.parse(text)
+
+
+@cache
+def _shown_alerts(text: str) -> Sequence[Mapping[str, str]]:
+    """Return the matchers of each selector of alerts in a query."""
+    return [_matchers(each) for each in _selectors(_parsed(text)) if each.name == "ALERTS"]
+
+
+@cache
 def is_direct(text: str) -> bool:
     """Return whether a query, as Grafana sends it or with variables, reads metrics without a rule."""
-    parsed = promql_parser.parse(_substituted(text, {}))
-    return bool({each.name for each in _selectors(parsed)} & (DIRECT | SERVED))
+    return bool({each.name for each in _selectors(_parsed(_substituted(text, {})))} & (DIRECT | SERVED))
 
 
 def _drops_values(node: Any) -> bool:
@@ -516,7 +526,7 @@ def _answer(truth: Truth, expr: str, series: Sequence[tuple[Mapping[str, str], s
         have = {(labels["UUID"], labels.get("GPU_I_ID", "")) for labels, _ in series}
         if have != (want := {(part.uuid, part.instance) for part in expected}):
             wrong.append(f"finds {sorted(have)} and not {sorted(want)}: {text}")
-    elif bool(series) is not expected and not (expected and _may_be_empty(promql_parser.parse(text))):
+    elif bool(series) is not expected and not (expected and _may_be_empty(_parsed(text))):
         wrong.append(f"{'finds nothing' if expected else 'finds what is not there'}: {text}")
     return wrong
 

@@ -79,7 +79,7 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         "relabel_configs": [{"target_label": name, "replacement": text} for name, text in of_target.items()],
     }
     with scraping(
-        tmp_path, "2s", settings, rule_files=rules(tmp_path, "10m", RATE), evaluation_interval="2s"
+        tmp_path, "2s", settings, rule_files=rules(tmp_path, "10m", RATE), evaluation_interval="4s"
     ) as prometheus:
         alive = {node for node, mode in injected.items() if mode.inject.fault not in OF_NODE}
         workloads = {node: f"injected-{node}" for node in alive}

@@ -208,14 +208,15 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     ranks: list[tuple[Values, int | None]] = [({**HEALTHY, **inject.values}, inject.xid)]
     ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
     assert mode.condition
-    # A memory leak takes more than an hour to fill the memory.
     longest = max(term.window for term in terms(mode.condition) if isinstance(term, Over))
+    # A memory leak takes more than an hour to fill the memory; what stands still needs no past.
+    before = 70 if any(isinstance(value, Ramp) for value in inject.values.values()) else 2
     pages = [
         Scrape(
             60.0 * tick,
             [row for gpu, rank in enumerate(ranks) for row in rows(*rank, names, gpu, tick) if row.name in names],
         )
-        for tick in range(int(longest / 60) + 70)
+        for tick in range(int(longest / 60) + before)
     ]
     of = diagnose(seen(pages, {}), [mode])
     return {match.mode.name for each in of if each.device.uuid == "GPU-0" for match in each.matches}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 from helm_python import Chart, HelmError
@@ -16,6 +18,7 @@ from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, o
 from tests.support.chart_effects import nested
 from tests.support.chart_valid_values import VALID
 from tests.support.chart_values import INVALID
+from tests.support.tools import is_long
 
 pytestmark = pytest.mark.slow
 
@@ -45,19 +48,34 @@ def test_a_valid_edge_case_is_accepted(name: str) -> None:
 SECTIONS = sorted({row.path.partition(".")[0] for row in rows() if "." in row.path} - {"image"})
 
 
-@pytest.mark.parametrize("path", SECTIONS)
-def test_an_empty_section_has_its_defaults(path: str) -> None:
+# With `--long`, each alone.
+@pytest.mark.parametrize("paths", [[path] for path in SECTIONS] if is_long() else [SECTIONS])
+def test_empty_sections_have_their_defaults(paths: Sequence[str]) -> None:
     """Not a trace of Helm's, nor all features off."""
-    assert texts({path: None}) == texts({})
+    assert texts(dict.fromkeys(paths)) == texts({})
+
+
+def section(path: str) -> str:
+    """Return the path of the section of a key; empty at the top."""
+    return path.rpartition(".")[0]
+
+
+KEYS = sorted(
+    (row.path for row in BY_HAND if isinstance(row.default, dict | list) or row.path in ("nodes", "interval")),
+    key=section,
+)
 
 
 @pytest.mark.parametrize(
-    "path", [row.path for row in BY_HAND if isinstance(row.default, dict | list) or row.path in ("nodes", "interval")]
+    "paths", [[path] for path in KEYS] if is_long() else [[*keys] for _, keys in groupby(KEYS, section)]
 )
-def test_an_empty_key_is_accepted(path: str) -> None:
-    first, _, last = path.partition(".")
-    beside = {first: {"enabled": True}} if last and first in ("networkPolicy", "prometheusRule") else {}
-    assert "daemonset.yaml" in texts(nested(path, None, beside))
+def test_empty_keys_are_accepted(paths: Sequence[str]) -> None:
+    """Those of a section at once; with `--long`, each alone."""
+    enabled = section(paths[0]) in ("networkPolicy", "prometheusRule")
+    values: Values = {section(paths[0]): {"enabled": True}} if enabled else {}
+    for path in paths:
+        values = nested(path, None, values)
+    assert "daemonset.yaml" in texts(values)
 
 
 @pytest.mark.parametrize("begin", ["dashboards", "web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])
