@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         def passed(self, mark: Any) -> bool:
             """Return whether a mark has been passed."""
 
+        def separate(self) -> None:
+            """Let the next mark be another one than the last, however soon it comes."""
+
         def between(self, begin: Any, end: Any) -> float:
             """Return the seconds between marks. Raises RuntimeError if one has not been passed."""
 
@@ -49,6 +52,9 @@ class HostClock:
         return []
 
     def reuse(self, marks: list[float]) -> None:
+        """Do nothing."""
+
+    def separate(self) -> None:
         """Do nothing."""
 
     def passed(self, mark: float) -> bool:
@@ -101,6 +107,10 @@ class CudaClock:
     def reuse(self, marks: list[Any]) -> None:
         """Keep events to record them again: making one costs as much as recording it."""
         self._pool.extend(marks)
+
+    def separate(self) -> None:
+        """Let the next mark be an event of its own: the GPU may wait in between, which the CPU does not."""
+        self._marked_at = 0.0
 
     def passed(self, mark: Any) -> bool:
         """Return whether the GPU has passed an event. What was not recorded is nothing to wait for."""

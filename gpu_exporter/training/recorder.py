@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpu_exporter.training.clocks import Clock
+    from gpu_exporter.training.collectives import CollectiveWatch
     from gpu_exporter.training.totals import StepTotals
 
 ONLY_WAITING = frozenset({WAITING})
@@ -25,6 +26,9 @@ MOST_PENDING = 256
 # On a GPU, sections of short steps are measured in one step of so many, the same on all ranks: each mark takes the CPU
 # several microseconds.
 SHORT_SECONDS, ONE_OF = 0.05, 4
+# Where all collectives of a step are measured, there may be hundreds of marks: one step in so many, if steps are short,
+# and if they are not.
+ONE_OF_SHORT_WATCHED, ONE_OF_WATCHED = 32, 8
 
 
 class Recorder:
@@ -55,10 +59,12 @@ class Recorder:
         "_totals",
         "on_gpu",
         "waits",
+        "watch",
     )
 
     def __init__(self, totals: StepTotals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
         self.waits, self.on_gpu = waits, False
+        self.watch: CollectiveWatch | None = None
         self._totals, self._lock, self._gpu = totals, lock, gpu
         self._clock: Clock = HostClock()
         self._begin: Any = None
@@ -76,10 +82,12 @@ class Recorder:
     def start(self) -> None:
         """Begin the first step here, unless it has begun."""
         if self._gpu and not self.on_gpu and (module := cuda()):
+            self.unwatch()
             self._clock, self._begin, self.on_gpu = CudaClock(module), None, True
             self._marks, self._depth, self._restart = [], 0, True
         if self._begin is None and not self._is_paused:
             self._begin = self._clock.mark()
+        self._switch()
 
     def enter(self, name: str) -> None:
         """Begin a section within the one that is open."""
@@ -98,6 +106,16 @@ class Recorder:
         elif self._depth:  # else the step ended within the section
             self._depth -= 1
             self._marks.append((LEAVE, self._clock.mark()))
+
+    def leave_wait(self) -> None:
+        """End the section that is open, in which the CPU has only told the GPU to wait: that takes no time."""
+        self._clock.separate()
+        self.leave()
+
+    def unwatch(self) -> None:
+        """Leave collectives alone until the next step."""
+        if self.watch:
+            self.watch.switch(on=False)
 
     def pause(self) -> None:
         """Begin something that is no training."""
@@ -135,8 +153,20 @@ class Recorder:
             self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
         self.collect()
         self._ended += 1
-        self._is_sampled = not (self._is_short and self._ended % ONE_OF)
+        self._is_sampled = not self._ended % self._one_of()
         self._ignores = not self._is_sampled
+        self._switch()
+
+    def _one_of(self) -> int:
+        """Return in one of how many steps sections are measured."""
+        if self.watch:
+            return ONE_OF_SHORT_WATCHED if self._is_short else ONE_OF_WATCHED
+        return ONE_OF if self._is_short else 1
+
+    def _switch(self) -> None:
+        """Let the collectives of this step be measured if its sections are."""
+        if self.watch:
+            self.watch.switch(on=self._is_sampled)
 
     def collect(self) -> None:
         """Add the steps that are over to the totals. Only the thread of the loop may call it."""
@@ -178,7 +208,9 @@ class Recorder:
             except RuntimeError:  # this step has no times
                 return
         self._is_short = self.on_gpu and trained < SHORT_SECONDS
+        # A step in which no collective was seen has some that are not.
+        is_seen = not self.watch or any(name == WAITING for name, _ in phases)
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits, weight)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight)
