@@ -36,6 +36,8 @@ from benchmarks.job_verdict import PARTS, UNKNOWN, Verdict, judge, parts_of, sam
 from gpu_exporter.diagnosis.scrape import ScrapedSample
 
 SCRAPE_SECONDS = 1.0
+# Longer than it takes to import PyTorch and to set up its collectives.
+SILENT_SECONDS = 120.0
 # What is judged: step timers, telemetry, or both.
 TIMERS, TELEMETRY, BOTH = "step timers", "telemetry", "both"
 
@@ -51,7 +53,7 @@ class Scrapes(NamedTuple):
 def collect(
     names: Sequence[str], ranks: int, device_kind: str, seconds: float, telemetry: Callable[[], Sequence[ScrapedSample]]
 ) -> dict[str, list[Scrapes]]:
-    """Run the ranks, and return the scrapes of each case. Raises RuntimeError if a rank fails."""
+    """Run the ranks, and return the scrapes of each case: of those so far if a rank fails, or all are silent."""
     scrapes: dict[str, list[Scrapes]] = defaultdict(list)
     latest: dict[str, dict[int, Any]] = defaultdict(dict)
     with (
@@ -62,12 +64,14 @@ def collect(
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         children = [_start(rank, ranks, path, port, names, device_kind, seconds) for rank in range(ranks)]
-        begin = time.monotonic()
+        begin = heard = time.monotonic()
         try:
             while (messages := _receive(receiver)) or any(child.poll() is None for child in children):
+                heard = time.monotonic() if messages else heard
                 failed = [rank for rank, child in enumerate(children) if child.poll()]
-                if failed:
-                    raise RuntimeError(f"ranks {failed} failed")
+                if failed or time.monotonic() > heard + SILENT_SECONDS:
+                    print(f"ranks {failed} failed" if failed else "all ranks are silent", file=sys.stderr)
+                    break
                 for message in messages:
                     latest[message["job_id"]][message["rank"]] = message
                 for name in {message["job_id"] for message in messages}:
@@ -232,7 +236,9 @@ def main() -> int:
     with ExitStack() as stack:
         telemetry = telemetry_of(device_kind, stack)
         scrapes = collect(names, ranks, device_kind, options.seconds, telemetry)
-    results = [result(BY_NAME[name.partition("#")[0]], name, scrapes[name]) for name in names]
+    results = [result(BY_NAME[name.partition("#")[0]], name, scrapes[name]) for name in names if scrapes.get(name)]
+    if missing := [name for name in names if not scrapes.get(name)]:
+        print(f"not run: {', '.join(missing)}")
     for found in results:
         show(found)
     summary = summarize(results)
@@ -244,9 +250,9 @@ def main() -> int:
         if device_kind == "cuda":
             about["gpu"] = torch.cuda.get_device_name()
         options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**about, "summary": summary, "results": results}, indent=2)
+        text = json.dumps({**about, "summary": summary, "not_run": missing, "results": results}, indent=2)
         (options.out / "job_cases.json").write_text(text)
-    return 0
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

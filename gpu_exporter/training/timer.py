@@ -150,13 +150,13 @@ class StepTimer:
         For DistributedDataParallel, in each backward pass, with every communication hook. For FSDP, tensor and pipeline
         parallelism, in the collectives that Python calls, in some of the steps. A single rank waits for none.
         """
-        from gpu_exporter.training import ddp  # imports torch, which the model's owner has imported
+        from gpu_exporter.training.ddp import watch  # imports torch, which the model's owner has imported
 
-        is_watched = ddp.watch(model, self.recorder)
+        is_watched = watch(model, self.recorder)
         if not is_watched and not self._sampler and self.place.world_size > 1 and process_group():
-            from gpu_exporter.training import collectives
+            from gpu_exporter.training.collectives import watch as watch_collectives
 
-            is_watched = collectives.watch(model, self.recorder)
+            is_watched = watch_collectives(model, self.recorder)
         if is_watched:
             self.know_waiting()
 
