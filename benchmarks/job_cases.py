@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,11 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.job_receiver import Receiver
 from benchmarks.job_training import BY_NAME, CASES, NOBODY, REPEATED, Case, possible, rank_main
 from benchmarks.job_verdict import PARTS, UNKNOWN, Verdict, judge, parts_of, samples_of, uuid_of
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.scrape import ScrapedSample
 
 SCRAPE_SECONDS = 1.0
 # Longer than it takes to import PyTorch and to set up its collectives.
 SILENT_SECONDS = 120.0
+_TELLING = (m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE, m.TENSOR_ACTIVE, m.PCIE_RX, m.PCIE_TX, m.NVLINK_RX, m.POWER)
+TELLING = frozenset(metric.name for metric in _TELLING)
 # What is judged: step timers, telemetry, or both.
 TIMERS, TELEMETRY, BOTH = "step timers", "telemetry", "both"
 
@@ -158,12 +162,22 @@ def result(case: Case, name: str, scrapes: Sequence[Scrapes]) -> dict[str, Any]:
             }
             for way, verdict in verdicts.items()
         },
+        "telemetry": means([samples for _, samples in seen], ranks),
         "steps": {rank: message["steps"] for rank, message in last.items()},
         "milliseconds": {
             rank: {part: None if value != value else round(value * 1e3, 3) for part, value in parts_of(message).items()}
             for rank, message in last.items()
         },
     }
+
+
+def means(scrapes: Sequence[Sequence[ScrapedSample]], ranks: Mapping[str, int]) -> dict[int, dict[str, float]]:
+    """Return the mean of what tells jobs apart in telemetry, by rank."""
+    values: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample in (sample for samples in scrapes for sample in samples):
+        if sample.name in TELLING and sample.labels.get("UUID") in ranks:
+            values[ranks[sample.labels["UUID"]]][sample.name].append(sample.value)
+    return {rank: {name: fmean(of_name) for name, of_name in by_name.items()} for rank, by_name in values.items()}
 
 
 def outcome(case: Case, verdict: Verdict, is_known: bool) -> str:
@@ -216,7 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", type=int, default=0, help="default: all GPUs, or 4 on the CPU")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there are GPUs")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run (default: %(default)s)")
     parser.add_argument("--cases", default="all", help=f"none, or some of {', '.join(BY_NAME)}")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each balanced size (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write the results to job_cases.json in this folder")

@@ -23,12 +23,10 @@ LEAVE, PAUSE, RESUME, END = object(), object(), object(), object()
 MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
 MOST_PENDING = 256
-# On a GPU, sections of short steps are measured in one step of so many, the same on all ranks: each mark takes the CPU
-# several microseconds.
-SHORT_SECONDS, ONE_OF = 0.05, 4
-# Where all collectives of a step are measured, there may be hundreds of marks: one step in so many, if steps are short,
-# and if they are not.
-ONE_OF_SHORT_WATCHED, ONE_OF_WATCHED = 32, 8
+# On a GPU, sections of steps shorter than so many seconds are measured in one step of so many, the same on all ranks:
+# each mark takes the CPU several microseconds. Where all collectives are measured, a step may have hundreds of marks.
+ONE_OF = ((0.05, 4),)
+ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
 
 
 class Recorder:
@@ -50,12 +48,12 @@ class Recorder:
         "_ignores",
         "_is_paused",
         "_is_sampled",
-        "_is_short",
         "_lock",
         "_marks",
         "_pending",
         "_restart",
         "_skipped",
+        "_took",
         "_totals",
         "on_gpu",
         "waits",
@@ -75,8 +73,8 @@ class Recorder:
         self._is_paused = False
         self._restart = False
         # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
-        # whose sections were measured.
-        self._is_sampled, self._is_short, self._ended, self._skipped = True, False, 0, 0
+        # whose sections were measured; how long a step took.
+        self._is_sampled, self._ended, self._skipped, self._took = True, 0, 0, float("inf")
         self._ignores = False
 
     def start(self) -> None:
@@ -159,9 +157,8 @@ class Recorder:
 
     def _one_of(self) -> int:
         """Return in one of how many steps sections are measured."""
-        if self.watch:
-            return ONE_OF_SHORT_WATCHED if self._is_short else ONE_OF_WATCHED
-        return ONE_OF if self._is_short else 1
+        paces = ONE_OF_WATCHED if self.watch else ONE_OF
+        return next((one_of for seconds, one_of in paces if self._took < seconds), 1)
 
     def _switch(self) -> None:
         """Let the collectives of this step be measured if its sections are."""
@@ -207,7 +204,7 @@ class Recorder:
                 trained = between(begin, end) - paused
             except RuntimeError:  # this step has no times
                 return
-        self._is_short = self.on_gpu and trained < SHORT_SECONDS
+        self._took = trained
         # A step in which no collective was seen has some that are not.
         is_seen = not self.watch or any(name == WAITING for name, _ in phases)
         weight = self._skipped + 1 if is_sampled else 0
