@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source_kind import AUTO, REPLAY
+from gpu_exporter.model.source_kind import AUTO, REPLAY, SOURCE_KINDS
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.request import DiagnosisRequest
@@ -101,7 +102,37 @@ def diagnose_command(url: str, **values: Any) -> None:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
     request = DiagnosisRequest(Config(**values), _remote(url, credentials) if url else None, **what)
     _refuse_ignored(request)
-    leave(*print_diagnosis(request, output))
+    is_live = not request.remote and not request.config.recording and SOURCE_KINDS[request.config.source].live
+    loops = LocalLoops(f"http://localhost:{Config().address.port}") if is_live else None
+    result = print_diagnosis(request, output)
+    if loops and (jobs := loops.jobs()):
+        what = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
+        click.echo(f"{what}; `gpu-exporter diagnose --url {loops.url}` judges them, too", err=True)
+    leave(*result)
+
+
+class LocalLoops(threading.Thread):
+    """Asks an exporter, if there is one, for the training jobs that send to it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self._jobs: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        from gpu_exporter.catalogue.metrics import JOB_RANK_INFO
+        from gpu_exporter.diagnosis.text_format import parsed
+        from gpu_exporter.http.client import Remote
+
+        with suppress(GpuExporterError, ValueError):
+            samples = parsed(Remote(self.url).metrics(), lambda name: name == JOB_RANK_INFO.name)
+            self._jobs = sorted({printable(sample.labels.get("job_id", ""), 80) for sample in samples})
+
+    def jobs(self) -> list[str]:
+        """Return the names of jobs, without waiting for an exporter that does not answer."""
+        self.join(0)
+        return self._jobs
 
 
 def _remote(url: str, credentials: Mapping[str, Any]) -> Remote:
