@@ -106,8 +106,8 @@ def diagnose_command(url: str, **values: Any) -> None:
     loops = LocalLoops(f"http://localhost:{Config().address.port}") if is_live else None
     result = print_diagnosis(request, output)
     if loops and (jobs := loops.jobs()):
-        what = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
-        click.echo(f"{what}; `gpu-exporter diagnose --url {loops.url}` judges them, too", err=True)
+        seen = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
+        click.echo(f"{seen}; `gpu-exporter diagnose --url {loops.url}` judges them, too", err=True)
     leave(*result)
 
 

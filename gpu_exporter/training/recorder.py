@@ -10,11 +10,17 @@ from gpu_exporter.training.totals import WAITING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
-    from typing import Any
+    from typing import Any, Protocol
 
     from gpu_exporter.training.clocks import Clock
-    from gpu_exporter.training.collectives import CollectiveWatch
     from gpu_exporter.training.totals import StepTotals
+
+    class CollectiveWatch(Protocol):
+        """Calls `enter` and `leave_wait` for each collective while it is on."""
+
+        def switch(self, *, on: bool) -> None:
+            """Begin or end to measure."""
+
 
 ONLY_WAITING = frozenset({WAITING})
 # What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step.

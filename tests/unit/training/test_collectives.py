@@ -174,8 +174,11 @@ def test_a_library_that_replaces_a_method_meanwhile_keeps_its_own(
         timer.watch(Module())
         with timer.step():
             inner = Work.wait
-            theirs = lambda work: inner(work)  # noqa: E731
-            Work.wait = theirs  # type: ignore[method-assign]
+
+            def theirs(work: Work) -> str:
+                return inner(work)
+
+            Work.wait = theirs  # type: ignore[assignment, method-assign]
     assert Work.wait is theirs
     assert reduce() == "waited"
 
@@ -202,13 +205,15 @@ def test_models_whose_collectives_are_seen(
         assert ("self" in timer.message()) == is_known
 
 
-def test_profiled_steps_take_precedence(distributed: ModuleType, time: Time) -> None:
-    for first in (True, False):
-        timer = StepTimer("job")
-        calls = [lambda: timer.sample_every(2), lambda: timer.watch(Module())]  # noqa: B023
-        for call in calls if first else reversed(calls):
-            call()
-        assert timer.recorder.watch is None
-        with timer.step():
-            reduce()
-        assert "self" not in timer.message()
+@pytest.mark.parametrize("sampled_first", [True, False])
+def test_profiled_steps_take_precedence(distributed: ModuleType, time: Time, sampled_first: bool) -> None:
+    timer = StepTimer("job")
+    if sampled_first:
+        timer.sample_every(2)
+    timer.watch(Module())
+    if not sampled_first:
+        timer.sample_every(2)
+    assert timer.recorder.watch is None
+    with timer.step():
+        reduce()
+    assert "self" not in timer.message()
