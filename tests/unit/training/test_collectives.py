@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpu_exporter.training import StepTimer
+from gpu_exporter.training import StepTimer, clocks
 from tests.unit.training.conftest import Time
+from tests.unit.training.test_clocks import Event, Gpu
 
 
 class Module:
@@ -86,6 +87,7 @@ def distributed(monkeypatch: pytest.MonkeyPatch, time: Time) -> Iterator[ModuleT
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     fake = modules["torch.distributed"]
+    fake.__dict__["torch"] = modules["torch"]
     fake.__dict__.update(
         ProcessGroup=ProcessGroup,
         Work=Work,
@@ -217,3 +219,109 @@ def test_profiled_steps_take_precedence(distributed: ModuleType, time: Time, sam
     with timer.step():
         reduce()
     assert "self" not in timer.message()
+
+
+class StreamedEvent(Event):
+    """`torch.cuda.Event`; the stream that waits for it waits a tenth of a second."""
+
+    def wait(self, stream: str | None = None) -> None:
+        self._gpu.launch(0.1)
+
+
+class Cuda:
+    """The parts of PyTorch that wait for events, by the module in which they are, and the current stream."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, torch: ModuleType) -> None:
+        self.gpu, self.stream = Gpu(), "main"
+        module: Any = ModuleType("torch.cuda")
+        module.is_initialized = lambda: True
+        module.is_current_stream_capturing = lambda: False
+        module.current_device = lambda: 0
+        module.current_stream = lambda: self.stream
+        module.get_device_properties = lambda index: SimpleNamespace(uuid="0000")
+        module.Event = type("Event", (StreamedEvent,), {"__init__": lambda event, **_: Event.__init__(event, self.gpu)})
+        torch.__dict__["cuda"] = module
+        monkeypatch.setattr(Event, "record", lambda event, stream: setattr(event, "at", self.gpu.queued))
+        self.event = module.Event
+        streams: dict[str, Any] = {"__name__": "torch.cuda.streams"}
+        exec("def wait_event(stream, event):\n    event.wait(stream)", streams)
+        self._wait_event = streams["wait_event"]
+
+    def wait(self, module: str, stream: str) -> None:
+        """Let code of a module tell a stream to wait for an event."""
+        caller: dict[str, Any] = {"__name__": module, "wait_event": self._wait_event}
+        exec("def wait(stream, event):\n    wait_event(stream, event)", caller)
+        caller["wait"](stream, self.event())
+
+
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "current", "waiting"),
+    [
+        (FSDP, "main", "main", 0.2),
+        (FSDP, "side", "main", 0.1),
+        ("apex.prefetcher", "main", "main", 0.1),
+        (FSDP, "main", "side", 0.0),
+    ],
+)
+def test_waits_of_the_gpu(
+    distributed: ModuleType,
+    time: Time,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    target: str,
+    current: str,
+    waiting: float,
+) -> None:
+    """The stream of the loop waits in its own collectives, and for those that PyTorch queues on other streams."""
+    cuda = Cuda(monkeypatch, distributed.__dict__["torch"])
+    monkeypatch.setattr(ProcessGroup, "allreduce", lambda group, tensors: cuda.gpu.launch(0.1))
+    monkeypatch.setattr(clocks, "perf_counter", time)
+    timer = StepTimer("job")
+    timer.watch(Module())
+    with timer.step():
+        cuda.gpu.launch(1.0)
+        time.pass_(1e-4)
+        cuda.stream = current
+        ProcessGroup().allreduce([])
+        time.pass_(1e-4)
+        cuda.wait(module, target)
+        cuda.stream = "main"
+        time.pass_(1e-4)
+        cuda.gpu.launch(1.0)
+    cuda.gpu.arrived = 10.0
+    timer.recorder.collect()
+    timer.close()
+    message = timer.message()
+    assert message["step"]["sum"] == pytest.approx(2.2)
+    assert message["phase_seconds"].get("waiting", 0.0) == pytest.approx(waiting)
+    if waiting:
+        assert message["self"]["sum"] == pytest.approx(2.2 - waiting)
+    else:
+        assert "self" not in message
+
+
+@pytest.mark.parametrize(("seconds", "one_of"), [(0.02, 32), (0.2, 8), (2.0, 1)])
+def test_collectives_are_measured_in_some_steps(
+    distributed: ModuleType, time: Time, monkeypatch: pytest.MonkeyPatch, seconds: float, one_of: int
+) -> None:
+    cuda = Cuda(monkeypatch, distributed.__dict__["torch"])
+    monkeypatch.setattr(clocks, "perf_counter", time)
+    original, replaced = cuda.event.wait, []
+    timer = StepTimer("job")
+    timer.watch(Module())
+    for _ in range(100):
+        with timer.step():
+            replaced.append(cuda.event.wait is not original)
+            cuda.gpu.launch(seconds / 2)
+            time.pass_(1e-4)
+            cuda.wait(FSDP, "main")
+            cuda.gpu.queued += seconds / 2 - 0.1
+            time.pass_(1e-4)
+        cuda.gpu.arrived = cuda.gpu.queued
+    timer.close()
+    late = replaced[32:]
+    assert late.count(True) == len(range(32 if one_of > 1 else 0, 100 if one_of > 1 else 68, one_of))
+    assert cuda.event.wait is original
