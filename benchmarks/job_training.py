@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 SLOW_RANK = 1
 # What the cause costs the slow rank, in seconds per step.
-COST_SECONDS = {"cuda": 0.008, "cpu": 0.03}
+COST_SECONDS = {"cuda": 0.02, "cpu": 0.03}
 # As a multiple of that cost: a loader that takes less than the GPU's work of a step hides behind it, and slows nobody.
-LOADER_COSTS = 3
+LOADER_COSTS = 4
+# FSDP of the usual size keeps the GPU busy for longer than the CPU needs: else a slower GPU would slow nobody.
 # Width, number of layers and batch by size: usual, of kernels so small that the host is the limit, large.
 USUAL, LAUNCH_BOUND, LARGE = "", "launch-bound", "large"
 SIZES = {
-    "cuda": {USUAL: (4096, 8, 4096), LAUNCH_BOUND: (256, 48, 32), LARGE: (8192, 12, 8192)},
+    "cuda": {USUAL: (4096, 8, 16384), LAUNCH_BOUND: (256, 48, 32), LARGE: (8192, 12, 8192)},
     "cpu": {USUAL: (64, 8, 16), LAUNCH_BOUND: (16, 24, 4), LARGE: (256, 8, 64)},
 }
 # Causes of which no rank is slow.
@@ -248,8 +249,10 @@ def steps_for(seconds: float, step: Callable[[], None], device_kind: str) -> int
     import torch
     import torch.distributed as dist
 
-    for _ in range(3):
+    for _ in range(5):
         step()
+    if device_kind == "cuda":
+        torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(5):
         step()

@@ -83,8 +83,9 @@ class CudaClock:
         self._marked_at = 0.0
 
     def mark(self) -> Any:
-        """Record an event and return it."""
-        if perf_counter() - self._marked_at < SAME_SECONDS and self._marks:
+        """Record an event and return it. It keeps when the CPU queued it, and how long that took."""
+        now = perf_counter()
+        if now - self._marked_at < SAME_SECONDS and self._marks:
             return self._marks[-1]
         driver = self._driver
         stream = driver.stream()
@@ -97,6 +98,7 @@ class CudaClock:
             return None
         self._marks.append(event)
         self._marked_at = perf_counter()
+        event.queued_at, event.queued_in = now, self._marked_at - now
         return event
 
     def cut(self) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 from gpu_exporter.training.clocks import CudaClock, HostClock, cuda
 from gpu_exporter.training.totals import WAITING
@@ -10,6 +11,7 @@ from gpu_exporter.training.totals import WAITING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
     from typing import Any, Protocol
 
     from gpu_exporter.training.clocks import Clock
@@ -33,6 +35,30 @@ MOST_PENDING = 256
 # each mark takes the CPU several microseconds. Where all collectives are measured, a step may have hundreds of marks.
 ONE_OF = ((0.05, 4),)
 ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
+# To queue an event takes 2 us. If it usually takes so long, the queue is full; if the CPU loses so much of its lead at
+# once, as a share of the step, it has waited for the GPU.
+BLOCKED_SECONDS, BLOCKED_SHARE = 15e-6, 0.1
+
+
+def cpu_seconds(moments: Sequence[tuple[Any, float]]) -> float:
+    """Return for how long the CPU was busy with a step, without the time in which it only waited for the GPU.
+
+    `moments` are the events at the begin and the end of the step, and at the end of each wait for other ranks, with the
+    time at which the GPU passed them. The CPU runs ahead of the GPU. Where it waits for the GPU, as to read a loss, it
+    loses its lead between two events; where the queue is full, to queue an event takes long. Where it does neither, it
+    is busy, even if its own GPU waits for other ranks all the time: their CPUs are as busy, and a little behind.
+    """
+    queued_in = sorted(event.queued_in for event, _ in moments)
+    if queued_in[len(queued_in) // 2] > BLOCKED_SECONDS:
+        return 0.0
+    total: float = moments[-1][0].queued_at - moments[0][0].queued_at
+    waited = 0.0
+    for (before, passed), (event, passed_then) in pairwise(moments):
+        queued_for = event.queued_at - before.queued_at
+        lost = queued_for - (passed_then - passed)
+        if lost > BLOCKED_SHARE * total:
+            waited += lost
+    return total - waited
 
 
 class Recorder:
@@ -182,6 +208,7 @@ class Recorder:
     def _add(self, begin: Any, end: Any, marks: list[tuple[Any, Any]], *, is_sampled: bool) -> None:
         phases: list[list[Any]] = []
         opened: list[list[Any]] = []  # name and seconds
+        waits: list[tuple[Any, float]] = []
         trained = paused = 0.0
         is_paused, is_complete = False, True
         between, last = self._clock.between, begin
@@ -201,6 +228,8 @@ class Recorder:
                         opened[-1][1] += seconds
             if begins is LEAVE:
                 phases.append(opened.pop())
+                if phases[-1][0] == WAITING:
+                    waits.append((mark, trained))
             elif begins is PAUSE or begins is RESUME:
                 is_paused = begins is PAUSE
             else:
@@ -212,8 +241,10 @@ class Recorder:
                 return
         self._took = trained
         # A step in which no collective was seen has some that are not.
-        is_seen = not self.watch or any(name == WAITING for name, _ in phases)
+        is_seen = not self.watch or bool(waits)
+        is_whole = is_complete and is_sampled and self.on_gpu and not paused
+        least = cpu_seconds([(begin, 0.0), *waits, (end, trained)]) if self.watch and is_whole else 0.0
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, least)
