@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
+# Longer than any exporter of this machine takes to accept a connection.
+CONNECT_SECONDS = 1.0
 # How many more objects start a garbage collection. A page of a fleet becomes a million, none of them in cycles: with
 # Python's default of 700, to traverse them would take 40 % of the CPU time.
 GARBAGE_OBJECTS = 1_000_000
@@ -103,7 +106,7 @@ def diagnose_command(url: str, **values: Any) -> None:
     request = DiagnosisRequest(Config(**values), _remote(url, credentials) if url else None, **what)
     _refuse_ignored(request)
     is_live = not request.remote and not request.config.recording and SOURCE_KINDS[request.config.source].live
-    loops = LocalLoops(f"http://localhost:{Config().address.port}") if is_live else None
+    loops = LocalLoops(Config().address.port) if is_live else None
     result = print_diagnosis(request, output)
     if loops and (jobs := loops.jobs()):
         seen = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
@@ -112,15 +115,19 @@ def diagnose_command(url: str, **values: Any) -> None:
 
 
 class LocalLoops(threading.Thread):
-    """Asks an exporter, if there is one, for the training jobs that send to it."""
+    """Asks the exporter on a port of this machine, if there is one, for the training jobs that send to it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
-        self.url = url
+        self.url, self._port = f"http://localhost:{port}", port
         self._jobs: list[str] = []
         self.start()
 
     def run(self) -> None:
+        try:
+            socket.create_connection(("localhost", self._port), CONNECT_SECONDS).close()
+        except OSError:  # then no client of HTTP is needed
+            return
         from gpu_exporter.catalogue.metrics import JOB_RANK_INFO
         from gpu_exporter.diagnosis.text_format import parsed
         from gpu_exporter.http.client import Remote

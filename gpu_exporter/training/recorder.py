@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpu_exporter.training.clocks import Clock
     from gpu_exporter.training.totals import StepTotals
 
-    class CollectiveWatch(Protocol):
+    class Switchable(Protocol):
         """Calls `enter` and `leave_wait` for each collective while it is on."""
 
         def switch(self, *, on: bool) -> None:
@@ -94,7 +94,7 @@ class Recorder:
 
     def __init__(self, totals: StepTotals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
         self.waits, self.on_gpu = waits, False
-        self.watch: CollectiveWatch | None = None
+        self.watch: Switchable | None = None
         self._totals, self._lock, self._gpu = totals, lock, gpu
         self._clock: Clock = HostClock()
         self._begin: Any = None

@@ -19,7 +19,7 @@ gpu_job_steps_total{job_id="c",rank="1"} 1
 )
 def test_jobs_of_the_exporter_of_this_machine(page: str, jobs: list[str]) -> None:
     with serving({"metrics": page}) as port:
-        loops = LocalLoops(f"http://127.0.0.1:{port}")
+        loops = LocalLoops(port)
         loops.join()
         assert loops.jobs() == jobs
 
@@ -27,6 +27,6 @@ def test_jobs_of_the_exporter_of_this_machine(page: str, jobs: list[str]) -> Non
 def test_no_exporter() -> None:
     with serving({}) as port:
         pass
-    loops = LocalLoops(f"http://127.0.0.1:{port}")
+    loops = LocalLoops(port)
     loops.join()
     assert loops.jobs() == []
