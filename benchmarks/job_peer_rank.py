@@ -22,7 +22,9 @@ from benchmarks.job_training import (
     BY_NAME,
     COST_SECONDS,
     LOADER_COSTS,
+    SIZES,
     SLOW_RANK,
+    USUAL,
     competitor,
     layers,
     slow_layer,
@@ -167,10 +169,10 @@ def train(tool_name: str, case_name: str, device_kind: str, seconds: float) -> d
     case, cost = BY_NAME[case_name], COST_SECONDS[device_kind]
     slow = case.cause if dist.get_rank() == SLOW_RANK else ""
     layer = slow_layer(device_kind, cost * (slow == "forward"), cost * (slow == "backward"))
-    plain, width = layers(device_kind, 8, layer)
-    model = wrapped(plain, case.strategy, device_kind)
+    width, count, size = SIZES[device_kind][USUAL]
+    model = wrapped(layers(device_kind, count, layer, width), case.strategy, device_kind)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    batch = torch.randn(4096 if device_kind == "cuda" else 16, width, device=device_kind)
+    batch = torch.randn(size, width, device=device_kind)
     tool = TOOLS[tool_name](case.name, model, device_kind)
     batches = iter(loader(batch, LOADER_COSTS * cost if slow == "data" else 0.0))
 

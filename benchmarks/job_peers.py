@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.job_receiver import Receiver
 from benchmarks.job_training import BY_NAME, SLOW_RANK
-from benchmarks.job_verdict import parts_of, verdict
+from benchmarks.job_verdict import judge, samples_of, uuid_of
 
 RANK_SCRIPT = Path(__file__).with_name("job_peer_rank.py")
 # The tool, and the package that it needs.
@@ -62,7 +62,7 @@ def _port() -> int:
 def run(tool: str, case: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run a case under a tool; return step time and finding. Raises RuntimeError if the job fails."""
     with tempfile.TemporaryDirectory() as name, closing(Receiver(Path(name) / "jobs.sock")) as receiver:
-        folder, latest = Path(name), dict[int, Any]()
+        folder, scrapes = Path(name), list[tuple[float, dict[int, Any]]]()
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()), "WORLD_SIZE": str(options.ranks)}
         shared |= {"GPU_EXPORTER_JOB_SOCKET": f"{name}/jobs.sock", "OMP_NUM_THREADS": "1"}
         with (folder / "log").open("w+") as log, ExitStack() as stack:
@@ -74,13 +74,13 @@ def run(tool: str, case: str, options: argparse.Namespace) -> dict[str, Any]:
                 stack.callback(process.kill)
                 job.append(process)
             for message in _messages(receiver, job):
-                latest[message["rank"]] = message
+                scrapes.append((time.time(), {**(scrapes[-1][1] if scrapes else {}), message["rank"]: message}))
             log.seek(0)
             if any(process.returncode for process in job) or not (folder / "result.json").exists():
                 raise RuntimeError(f"the job failed: {log.read().strip()[-300:]}")
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         if tool == "gpu-exporter":
-            result["finding"] = _ours(latest)
+            result["finding"] = _ours([(at, latest) for at, latest in scrapes if len(latest) == options.ranks])
         elif tool == "traceml":
             result["finding"] = _traceml(folder)
     return result
@@ -95,9 +95,10 @@ def _messages(receiver: Receiver, job: Sequence[subprocess.Popen[bytes]]) -> Ite
         yield from map(json.loads, receiver.receive(0.2))
 
 
-def _ours(latest: Mapping[int, Any]) -> dict[str, list[int]]:
-    rank, cause = verdict({rank: parts_of(message) for rank, message in sorted(latest.items())})
-    return {} if rank is None else {cause: [rank]}
+def _ours(scrapes: Sequence[tuple[float, Mapping[int, Any]]]) -> dict[str, list[int]]:
+    ranks = {uuid_of(rank, message): rank for rank, message in scrapes[-1][1].items()}
+    found = judge([(at, samples_of(latest, at)) for at, latest in scrapes], ranks)
+    return {named.phase or named.mode: [rank] for rank, named in found.named.items()}
 
 
 def _traceml(folder: Path) -> Any:

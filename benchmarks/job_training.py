@@ -7,49 +7,86 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.job_verdict import UNKNOWN
-
 SLOW_RANK = 1
 # What the cause costs the slow rank, in seconds per step.
-COST_SECONDS = {"cuda": 0.008, "cpu": 0.03}
+COST_SECONDS = {"cuda": 0.02, "cpu": 0.03}
 # As a multiple of that cost: a loader that takes less than the GPU's work of a step hides behind it, and slows nobody.
-LOADER_COSTS = 3
-# Every so many steps of FSDP on GPUs, one is profiled; 0 for none.
-SAMPLE_EVERY = int(os.environ.get("SAMPLE_EVERY", "20"))
+LOADER_COSTS = 4
+# FSDP of the usual size keeps the GPU busy for longer than the CPU needs: else a slower GPU would slow nobody.
+# Width, number of layers and batch by size: usual, of kernels so small that the host is the limit, large.
+USUAL, LAUNCH_BOUND, LARGE = "", "launch-bound", "large"
+SIZES = {
+    "cuda": {USUAL: (4096, 8, 16384), LAUNCH_BOUND: (256, 48, 32), LARGE: (8192, 12, 8192)},
+    "cpu": {USUAL: (64, 8, 16), LAUNCH_BOUND: (16, 24, 4), LARGE: (256, 8, 64)},
+}
+# Causes of which no rank is slow.
+NOBODY = ("balanced", "evaluation")
+# A slow GPU is slow in all that it computes.
+OF_GPU = ("forward", "backward", "optimizer")
 
 
 class Case(NamedTuple):
-    """A way to train, what slows SLOW_RANK, and the causes that may be named; "" is none."""
+    """A way to train, what slows SLOW_RANK, and the phases that may be named.
+
+    `telling` is False where a step timer cannot know the self time; then it has to say so.
+    """
 
     strategy: str
     cause: str
-    right: tuple[str, ...]
+    right: tuple[str, ...] = ()
+    size: str = USUAL
+    telling: bool = True
 
     @property
     def name(self) -> str:
-        return f"{self.strategy}-{self.cause}"
+        return "-".join(part for part in (self.strategy, self.cause, self.size) if part)
+
+    @property
+    def slow(self) -> int | None:
+        """The rank that is slow, None if none is."""
+        return None if self.cause in NOBODY else SLOW_RANK
 
 
-# The rank must be named where one is slow: a miss is wrong, too. Of FSDP, the part may stay unknown.
 CASES = (
-    Case("ddp", "balanced", ("", UNKNOWN)),
-    Case("ddp", "data", ("data",)),
-    Case("ddp", "forward", ("forward",)),
-    Case("ddp", "backward", ("backward",)),
-    Case("ddp", "gpu", ("gpu", "forward", "backward")),
-    Case("ddp", "evaluation", ("", UNKNOWN)),
-    Case("fsdp", "balanced", ("", UNKNOWN)),
-    Case("fsdp", "data", ("data",)),
-    Case("fsdp", "forward", ("forward", UNKNOWN)),
-    Case("fsdp", "backward", ("backward", UNKNOWN)),
-    Case("fsdp", "gpu", ("gpu", "forward", "backward", UNKNOWN)),
-    Case("pipeline", "uneven", ("forward", "backward", "gpu")),
+    *(
+        Case(strategy, cause, right)
+        for strategy in ("ddp", "fsdp", "tensor")
+        for cause, right in (
+            ("balanced", ()),
+            ("data", ("data",)),
+            ("forward", ("forward",)),
+            ("backward", ("backward",)),
+            ("gpu", OF_GPU),
+        )
+    ),
+    Case("ddp", "evaluation"),
+    Case("pipeline", "balanced"),
+    Case("pipeline", "uneven", ("forward", "backward")),
+    Case("pipeline", "gpu", OF_GPU),
+    # Collectives of DTensor are not seen.
+    Case("dtensor", "balanced", telling=False),
+    Case("dtensor", "forward", ("forward",), telling=False),
 )
-BY_NAME = {case.name: case for case in CASES}
+# Of these, no run may have a straggler.
+REPEATED = tuple(
+    Case(strategy, "balanced", size=size) for strategy in ("ddp", "fsdp") for size in (LAUNCH_BOUND, LARGE)
+)
+BY_NAME = {case.name: case for case in (*CASES, *REPEATED)}
 
 
-def rank_main(cases: Sequence[Case], device_kind: str, seconds: float) -> None:
-    """Train all cases as one rank, which the environment describes as torchrun does."""
+def possible(case: Case, device_kind: str) -> bool:
+    """Return whether a case can run on a device with this version of PyTorch. On a CPU, nothing competes."""
+    if device_kind == "cpu" and case.cause == "gpu":
+        return False
+    if case.strategy in ("fsdp", "dtensor"):
+        import torch
+
+        return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+    return True
+
+
+def rank_main(names: Sequence[str], device_kind: str, seconds: float) -> None:
+    """Train cases as one rank, which the environment describes as torchrun does."""
     import torch
     import torch.distributed as dist
 
@@ -59,11 +96,11 @@ def rank_main(cases: Sequence[Case], device_kind: str, seconds: float) -> None:
         torch.cuda.set_device(local)
         torch.set_float32_matmul_precision("high")  # TF32: else a step takes so long that the causes hardly matter
     dist.init_process_group("nccl" if device_kind == "cuda" else "gloo")
-    for case in cases:
-        if case.strategy == "pipeline":
-            run_pipeline(case, device_kind, seconds)
-        else:
-            run_parallel(case, device_kind, seconds)
+    for name in names:
+        # A case that is repeated has several names.
+        case = BY_NAME[name.partition("#")[0]]
+        run = run_pipeline if case.strategy == "pipeline" else run_parallel
+        run(case, name, device_kind, seconds)
         dist.barrier()
     dist.destroy_process_group()
 
@@ -102,32 +139,81 @@ def slow_layer(device_kind: str, forward: float, backward: float) -> Any:
     return Layer()
 
 
-def layers(device_kind: str, count: int, slow: Any) -> Any:
+def layers(device_kind: str, count: int, slow: Any, width: int) -> Any:
     """Return a model of linear layers, with the slow layer in the middle."""
     import torch
 
-    width = 4096 if device_kind == "cuda" else 64
     parts = [torch.nn.Linear(width, width) for _ in range(count)]
     parts.insert(count // 2, slow)
-    return torch.nn.Sequential(*parts).to(device_kind), width
+    return torch.nn.Sequential(*parts).to(device_kind)
+
+
+def tensor_layers(device_kind: str, count: int, slow: Any, width: int) -> Any:
+    """Return the same with the weights divided among the ranks: an all-reduce after each two layers, in both passes."""
+    import torch
+    import torch.distributed as dist
+
+    def total(tensor: Any) -> Any:
+        tensor = tensor.contiguous().clone()
+        dist.all_reduce(tensor)
+        return tensor
+
+    class Copy(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return total(gradient)
+
+    class Sum(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return total(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient
+
+    class Pair(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            part = width // dist.get_world_size()
+            self.columns, self.rows = torch.nn.Linear(width, part), torch.nn.Linear(part, width, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return Sum.apply(self.rows(self.columns(Copy.apply(x))))
+
+    parts = [Pair() for _ in range(count // 2)]
+    parts.insert(len(parts) // 2, slow)
+    return torch.nn.Sequential(*parts).to(device_kind)
 
 
 def wrapped(model: Any, strategy: str, device_kind: str) -> Any:
     """Return the model for several ranks."""
     import torch
+    import torch.distributed as dist
 
     if strategy == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if device_kind == "cuda" else 0.02)
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        from torch.distributed.fsdp import FullyShardedDataParallel
+    if strategy == "tensor":
+        return model
+    from torch.distributed.device_mesh import init_device_mesh
 
-        return FullyShardedDataParallel(model)
+    mesh = init_device_mesh(device_kind, (dist.get_world_size(),))
+    if strategy == "dtensor":
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        linear = [name for name, layer in model.named_children() if any(True for _ in layer.parameters())]
+        plan = {name: (RowwiseParallel() if at % 2 else ColwiseParallel()) for at, name in enumerate(linear)}
+        return parallelize_module(model, mesh, plan)
+    from torch.distributed.fsdp import fully_shard
+
     for layer in model:
         if any(True for _ in layer.parameters()):
-            fully_shard(layer)
-    fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
 
 
@@ -163,8 +249,10 @@ def steps_for(seconds: float, step: Callable[[], None], device_kind: str) -> int
     import torch
     import torch.distributed as dist
 
-    for _ in range(3):
+    for _ in range(5):
         step()
+    if device_kind == "cuda":
+        torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(5):
         step()
@@ -175,8 +263,8 @@ def steps_for(seconds: float, step: Callable[[], None], device_kind: str) -> int
     return max(int(seconds / float(taken)), 10)
 
 
-def run_parallel(case: Case, device_kind: str, seconds: float) -> None:
-    """Train with DDP or FSDP."""
+def run_parallel(case: Case, job_id: str, device_kind: str, seconds: float) -> None:
+    """Train with data or tensor parallelism."""
     import torch
 
     from gpu_exporter.training import StepTimer
@@ -184,19 +272,14 @@ def run_parallel(case: Case, device_kind: str, seconds: float) -> None:
     rank = int(os.environ["RANK"])
     slow = case.cause if rank == SLOW_RANK else ""
     cost = COST_SECONDS[device_kind]
+    width, count, size = SIZES[device_kind][case.size]
     layer = slow_layer(device_kind, cost * (slow == "forward"), cost * (slow == "backward"))
-    plain, width = layers(device_kind, 8, layer)
-    model = wrapped(plain, case.strategy, device_kind)
+    make = tensor_layers if case.strategy == "tensor" else layers
+    model = wrapped(make(device_kind, count, layer, width), case.strategy, device_kind)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    batch = torch.randn(4096 if device_kind == "cuda" else 16, width, device=device_kind)
-    # FSDP exchanges parameters in both passes: without samples, only the rest of a step is certainly a rank's own.
-    is_sampled = case.strategy == "fsdp" and SAMPLE_EVERY > 0 and device_kind == "cuda"
-    timer = StepTimer(case.name)
+    batch = torch.randn(size, width, device=device_kind)
+    timer = StepTimer(job_id)
     timer.watch(model)
-    if is_sampled:
-        timer.sample_every(SAMPLE_EVERY)
-    elif case.strategy == "fsdp":
-        timer.mark_collectives("forward", "backward", "optimizer")
 
     def load() -> Any:
         if slow == "data":
@@ -236,33 +319,35 @@ def finish(timer: Any, device_kind: str) -> None:
     timer.close()
 
 
-def run_pipeline(case: Case, device_kind: str, seconds: float) -> None:
-    """Train a pipeline with one stage per rank and four micro-batches, in which SLOW_RANK has twice the layers."""
+def run_pipeline(case: Case, job_id: str, device_kind: str, seconds: float) -> None:
+    """Train a pipeline with one stage per rank and four micro-batches. If it is uneven, SLOW_RANK has more layers."""
     import torch
     import torch.distributed as dist
 
     from gpu_exporter.training import StepTimer
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    cost = COST_SECONDS[device_kind] / 8 if device_kind == "cpu" and rank == SLOW_RANK else 0.0
-    model, width = layers(device_kind, 8 if rank == SLOW_RANK else 4, slow_layer(device_kind, cost, cost))
+    is_long = case.cause == "uneven" and rank == SLOW_RANK
+    cost = COST_SECONDS[device_kind] / 8 if device_kind == "cpu" and is_long else 0.0
+    width, count, samples = SIZES[device_kind][case.size]
+    slow = slow_layer(device_kind, cost, cost)
+    model = layers(device_kind, count if is_long else count // 2, slow, width)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    batch = torch.randn(2048 if device_kind == "cuda" else 4, width, device=device_kind)
-    timer = StepTimer(case.name)
+    batch = torch.randn(samples // 2, width, device=device_kind)
+    timer = StepTimer(job_id)
+    timer.watch(model)
 
     def micro_batches() -> list[tuple[Any, Any]]:
         done = []
         for _ in range(4):
             x = batch.clone()
             if rank > 0:
-                with timer.waiting():
-                    dist.recv(x, rank - 1)
+                dist.recv(x, rank - 1)
             x.requires_grad_()
             with timer.phase("forward"):
                 y = model(x)
             if rank < size - 1:
-                with timer.waiting():
-                    dist.send(y.detach(), rank + 1)
+                dist.send(y.detach(), rank + 1)
             done.append((x, y))
         return done
 
@@ -271,19 +356,20 @@ def run_pipeline(case: Case, device_kind: str, seconds: float) -> None:
             for x, y in micro_batches():
                 gradient = torch.ones_like(y) / y.numel()
                 if rank < size - 1:
-                    with timer.waiting():
-                        dist.recv(gradient, rank + 1)
+                    dist.recv(gradient, rank + 1)
                 with timer.phase("backward"):
                     y.backward(gradient)
                 if rank > 0:
-                    with timer.waiting():
-                        dist.send(x.grad, rank - 1)
+                    dist.send(x.grad, rank - 1)
             with timer.phase("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
 
+    end = competitor(device_kind) if case.cause == "gpu" and rank == SLOW_RANK else None
     with timer.compile():
-        count = steps_for(seconds, step, device_kind)
-    for _ in range(count):
+        number = steps_for(seconds, step, device_kind)
+    for _ in range(number):
         step()
     finish(timer, device_kind)
+    if end:
+        end()

@@ -1,22 +1,90 @@
-"""Which rank is slow, and in which part of the step: a simple comparison of the messages of training loops. Pure."""
+"""Which ranks `gpu-exporter diagnose` calls stragglers: from the messages of training loops, from telemetry, or both.
+
+Needs neither PyTorch nor a GPU. What is fed are scrapes of an exporter; what judges them is the diagnosis itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from statistics import median
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-# A rank is named if its self time is this many MADs, and this share of the step time, above the median. The floor of
-# the MAD, also a share of the step time, keeps noise from singling out one of several equal ranks.
-MOST_MADS, MAD_FLOOR, LEAST_SHARE = 3.5, 0.01, 0.05
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.mode import STRAGGLING_GPU
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.headline import findings
+from gpu_exporter.diagnosis.rolling import RollingWindow
+from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.training.textfile import render
+
 PARTS = ("data", "forward", "backward", "optimizer", "rest")
-FEW_RANKS, LEAST_SHARE_OF_FEW = 4, 0.2
-# A slow GPU is slow in all that it computes: both passes have at least this share of the larger excess.
-COMPUTE = ("forward", "backward")
-GPU_SHARE = 0.2
-# A part is named if it explains this share of the excess. Phases that contain waiting, as with FSDP, do not.
-EXPLAINED = 0.5
 UNKNOWN = "unknown"
+# As long as `diagnose` watches by default.
+WINDOW_SECONDS = 20.0
+# What a step timer renders: no value has a quote or a brace in it.
+_LINE, _LABEL = re.compile(r"(\w+)\{(.*)\} (\S+)"), re.compile(r'(\w+)="([^"]*)"')
+_PHASE = re.compile(r"its phase (\w+) takes")
+
+
+class Named(NamedTuple):
+    """A rank that is called a straggler: the failure mode, and the phase that takes longer, "" if none is named."""
+
+    mode: str
+    phase: str
+
+
+class Verdict(NamedTuple):
+    """The stragglers at the end, those at any time, after how many seconds the first was named, and all classes."""
+
+    named: Mapping[int, Named]
+    ever: frozenset[int]
+    after: float | None
+    classes: Mapping[int, str]
+
+
+def samples_of(messages: Mapping[int, Mapping[str, Any]], now: float) -> list[ScrapedSample]:
+    """Return what an exporter exposes of the last message of each rank."""
+    samples: list[ScrapedSample] = []
+    for rank, message in messages.items():
+        uuid = uuid_of(rank, message)
+        lines = _LINE.findall(render({**message, "uuid": uuid}, now))
+        samples += (ScrapedSample(name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in lines)
+        samples.append(ScrapedSample(m.INFO.name, {"UUID": uuid, "gpu": str(rank)}, 1.0))
+    return samples
+
+
+def uuid_of(rank: int, message: Mapping[str, Any]) -> str:
+    """Return the GPU of a rank, or a made-up one for a rank on a CPU."""
+    return str(message.get("uuid") or f"GPU-of-rank-{rank}")
+
+
+def judge(scrapes: Sequence[tuple[float, Sequence[ScrapedSample]]], ranks: Mapping[str, int]) -> Verdict:
+    """Return what the diagnosis says of the scrapes of a job, made after each of them. `ranks` are those by UUID."""
+    window = RollingWindow(WINDOW_SECONDS, job="job")
+    named: dict[int, Named] = {}
+    classes: dict[int, str] = {}
+    ever: set[int] = set()
+    after = None
+    for at, samples in scrapes:
+        by_name: dict[str, list[ScrapedSample]] = {}
+        for sample in samples:
+            by_name.setdefault(sample.name, []).append(sample)
+        window.add(at, by_name)
+        found = {ranks[each.device.uuid]: each for each in diagnose(window.recent()) if each.device.uuid in ranks}
+        named = {rank: straggler for rank, each in found.items() for straggler in _stragglers(each)}
+        classes = {rank: each.bottleneck.name if each.bottleneck else UNKNOWN for rank, each in found.items()}
+        ever |= named.keys()
+        if named and after is None:
+            after = at - scrapes[0][0]
+    return Verdict(named, frozenset(ever), after, classes)
+
+
+def _stragglers(diagnosis: Diagnosis) -> Iterator[Named]:
+    for finding in findings(diagnosis):
+        if finding["name"] in STRAGGLING_GPU:
+            phases = (_PHASE.match(text) for text in finding["evidence"])
+            yield Named(finding["name"], next((phase[1] for phase in phases if phase), ""))
+            return
 
 
 def parts_of(message: Mapping[str, Any]) -> dict[str, float]:
@@ -29,37 +97,3 @@ def parts_of(message: Mapping[str, Any]) -> dict[str, float]:
     found["waiting"] = phases.get("waiting", 0.0) / count
     found["rest"] = max(step - sum(found.values()), 0.0)
     return {**found, "step": step, "self": own["sum"] / max(sum(own["counts"]), 1) if own else float("nan")}
-
-
-def outlier(values: Mapping[int, float], step: float) -> int | None:
-    """Return the rank that is slower than the others by a material part of a step; None if none is."""
-    if any(value != value for value in values.values()) or len(values) < 2:
-        return None
-    slowest, middle = max(values, key=lambda rank: values[rank]), median(values.values())
-    if len(values) < FEW_RANKS:
-        return slowest if values[slowest] - min(values.values()) > LEAST_SHARE_OF_FEW * step else None
-    spread = 1.4826 * median(abs(value - middle) for value in values.values()) + MAD_FLOOR * step
-    excess = values[slowest] - middle
-    return slowest if excess > MOST_MADS * spread and excess > LEAST_SHARE * step else None
-
-
-def verdict(parts: Mapping[int, Mapping[str, float]]) -> tuple[int | None, str]:
-    """Return the straggler among ranks and the part in which it is slow: UNKNOWN if none explains it.
-
-    (None, "") if there is no straggler, (None, UNKNOWN) if the self time of a rank is not known.
-    """
-    step = median(of_rank["step"] for of_rank in parts.values())
-    own = {rank: of_rank["self"] for rank, of_rank in parts.items()}
-    if any(value != value for value in own.values()):
-        return None, UNKNOWN
-    slow = outlier(own, step)
-    if slow is None:
-        return None, ""
-    usual = {name: median(of_rank[name] for rank, of_rank in parts.items() if rank != slow) for name in PARTS}
-    excess = {name: parts[slow][name] - usual[name] for name in PARTS}
-    worst = max(excess, key=lambda name: excess[name])
-    of_gpu = worst in COMPUTE and all(excess[name] > GPU_SHARE * excess[worst] for name in COMPUTE)
-    explained = sum(excess[name] for name in COMPUTE) if of_gpu else excess[worst]
-    if explained < EXPLAINED * (own[slow] - median(own[rank] for rank in own if rank != slow)):
-        return slow, UNKNOWN
-    return slow, "gpu" if of_gpu else worst

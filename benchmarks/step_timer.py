@@ -4,8 +4,9 @@
 
 Blocks of steps alternate between the plain loop and the one with a timer, in one process, in a random order. Each pair
 is one measurement; the result is the mean slowdown with the upper end of its 95 % confidence interval. The timer sends
-to a socket that is read, to one that is absent (a dead exporter), and to one whose queue is full. Needs PyTorch with a
-GPU; without one, only the CPU per step is measured.
+to a socket that is read, to one that is absent (a dead exporter), and to one whose queue is full. The last row is a
+loop with 80 collectives per step, whose waiting the timer measures. Needs PyTorch with a GPU; without one, only the CPU
+per step is measured.
 
     python3 benchmarks/step_timer.py --fake-cuda
 
@@ -87,17 +88,24 @@ def timed_step(step_timer: StepTimer, forward: Callable[[], Any], backward: Call
                 pass
 
 
-def gpu_step() -> tuple[Callable[[], None], Callable[[], None]]:
+def gpu_step(*, collectives: bool = False) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return two functions that queue half a step each: kernels that spin, STEP_SECONDS together.
+
+    With `collectives`, each is followed by an all-reduce of this rank alone.
 
     They need little power, so the GPU's clock does not change. With matrix products at the power limit, the time of a
     step varied by 1 %, ten times the effect to be measured.
     """
     import torch
+    import torch.distributed as dist
+
+    tensor = torch.zeros(1, device="cuda")
 
     def spin(cycles: int) -> None:
         for _ in range(KERNELS):
             torch.cuda._sleep(cycles)
+            if collectives:
+                dist.all_reduce(tensor)
 
     probe = 1_000_000
     spin(probe)
@@ -109,7 +117,20 @@ def gpu_step() -> tuple[Callable[[], None], Callable[[], None]]:
     return lambda: spin(cycles), lambda: spin(cycles)
 
 
-def paired_blocks(path: str, *, synced: bool = False) -> dict[str, Any]:
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Let this process be the only rank of PyTorch's process group."""
+    import torch.distributed as dist
+
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("nccl", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def paired_blocks(path: str, *, synced: bool = False, collectives: bool = False) -> dict[str, Any]:
     """Return the slowdown of a GPU step, and the seconds of a step without the timer.
 
     A loop that reads its loss waits for the GPU: after each step if `synced`, so that no cost on the CPU is hidden,
@@ -117,8 +138,10 @@ def paired_blocks(path: str, *, synced: bool = False) -> dict[str, Any]:
     """
     import torch
 
-    forward, backward = gpu_step()
-    step_timer = StepTimer("benchmark", socket=path)
+    forward, backward = gpu_step(collectives=collectives)
+    step_timer = StepTimer("benchmark", socket=path, rank=0, world_size=2)
+    if collectives:
+        step_timer.watch(torch.nn.Linear(1, 1))
 
     def plain() -> None:
         for _ in (None,):
@@ -240,6 +263,13 @@ def main() -> int:
             if "synced" in found:
                 print(f"; synced every step {found['synced']['slowdown']:+.3%}", end="")
         print(flush=True)
+    if on_gpu:
+        with receiver("reads") as path, process_group():
+            found = results["collectives"] = paired_blocks(path, collectives=True)
+        ok = found["slowdown"] <= MOST_SHARE
+        is_good = is_good and ok
+        print(f"{'ok  ' if ok else 'MISS'} collectives, step {found['step_seconds'] * 1e3:.2f} ms", end=" ")
+        print(f"{found['slowdown']:+.3%} (upper {found['slowdown_upper']:+.3%}, {found['pairs']} pairs)", flush=True)
     print(f"limits: {MOST_CPU_SECONDS * 1e6:.0f} µs, {MOST_SHARE:.1%}; messages every {SEND_SECONDS:g} s")
     if options.json:
         options.json.write_text(json.dumps({"python": sys.version.split()[0], "gpu": on_gpu, **results}, indent=2))

@@ -6,9 +6,11 @@ import gc
 import json
 import logging
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import replace_file
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source_kind import AUTO, REPLAY
+from gpu_exporter.model.source_kind import AUTO, REPLAY, SOURCE_KINDS
 
 if TYPE_CHECKING:
     from gpu_exporter.diagnosis.request import DiagnosisRequest
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
+# Longer than any exporter of this machine takes to accept a connection.
+CONNECT_SECONDS = 1.0
 # How many more objects start a garbage collection. A page of a fleet becomes a million, none of them in cycles: with
 # Python's default of 700, to traverse them would take 40 % of the CPU time.
 GARBAGE_OBJECTS = 1_000_000
@@ -101,7 +105,41 @@ def diagnose_command(url: str, **values: Any) -> None:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
     request = DiagnosisRequest(Config(**values), _remote(url, credentials) if url else None, **what)
     _refuse_ignored(request)
-    leave(*print_diagnosis(request, output))
+    is_live = not request.remote and not request.config.recording and SOURCE_KINDS[request.config.source].live
+    loops = LocalLoops(Config().address.port) if is_live else None
+    result = print_diagnosis(request, output)
+    if loops and (jobs := loops.jobs()):
+        seen = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
+        click.echo(f"{seen}; `gpu-exporter diagnose --url {loops.url}` judges them, too", err=True)
+    leave(*result)
+
+
+class LocalLoops(threading.Thread):
+    """Asks the exporter on a port of this machine, if there is one, for the training jobs that send to it."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self._port = f"http://localhost:{port}", port
+        self._jobs: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            socket.create_connection(("localhost", self._port), CONNECT_SECONDS).close()
+        except OSError:  # then no client of HTTP is needed
+            return
+        from gpu_exporter.catalogue.metrics import JOB_RANK_INFO
+        from gpu_exporter.diagnosis.text_format import parsed
+        from gpu_exporter.http.client import Remote
+
+        with suppress(GpuExporterError, ValueError):
+            samples = parsed(Remote(self.url).metrics(), lambda name: name == JOB_RANK_INFO.name)
+            self._jobs = sorted({printable(sample.labels.get("job_id", ""), 80) for sample in samples})
+
+    def jobs(self) -> list[str]:
+        """Return the names of jobs, without waiting for an exporter that does not answer."""
+        self.join(0)
+        return self._jobs
 
 
 def _remote(url: str, credentials: Mapping[str, Any]) -> Remote:

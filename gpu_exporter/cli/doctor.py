@@ -24,12 +24,40 @@ from gpu_exporter.sources.choice import make_source
 @settings(
     *SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence", "nics", "job_socket"
 )
+@click.option(
+    "--job",
+    is_flag=False,
+    flag_value="",
+    metavar="[JOB_ID]",
+    help="Only check whether messages of training loops arrive, of this job or of all jobs, and why not.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
-    """Exit code 0 if a GPU can be read, even with warnings; 1 if none can; 2 if that cannot be determined."""
+def doctor_command(job: str | None, quiet: bool, as_json: bool, **values: Any) -> None:
+    """Exit code 0 if a GPU can be read, even with warnings; 1 if none can; 2 if that cannot be determined.
+
+    With --job, 0 if messages arrive, 1 if none does.
+    """
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
+    findings, clean = _examined(config) if job is None else (_examined_job(config, job), True)
+    result = finding.as_dict(findings)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    elif not quiet:
+        click.echo("\n".join(map(str, findings)))
+    leave(0 if result["ok"] else 1, clean)
+
+
+def _examined_job(config: Config, job: str) -> list[finding.Finding]:
+    """Return why messages of a job do not arrive."""
+    from gpu_exporter.doctor import jobs
+
+    return jobs.why_silent(config.job_socket, partial(_own_metrics, config), job)
+
+
+def _examined(config: Config) -> tuple[list[finding.Finding], bool]:
+    """Return the findings on GPUs and machine, and False if a driver call is stuck."""
     certificate = partial(local_exporter.certificate, config.web_config_file)
     around = machine.checks(config.address, certificate, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
@@ -49,13 +77,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
         from gpu_exporter.doctor import jobs
 
         around += (partial(jobs.checks, config.job_socket, partial(_own_metrics, config)),)
-    findings, clean = examine.examine(lambda: make_source(config), around)
-    result = finding.as_dict(findings)
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
-    elif not quiet:
-        click.echo("\n".join(map(str, findings)))
-    leave(0 if result["ok"] else 1, clean)
+    return examine.examine(lambda: make_source(config), around)
 
 
 def _own_metrics(config: Config) -> str:

@@ -304,7 +304,7 @@ def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) ->
     own = {
         key: growth[_SELF_SUM] / growth[_SELF_COUNT]
         for key, growth in grown.items()
-        if growth.get(_SELF_COUNT, 0.0) > 0 and _SELF_SUM in growth
+        if growth.get(_SELF_COUNT, 0.0) >= ENOUGH and _SELF_SUM in growth
     }
     usual = _usual(list(own.values()))
     if usual is None:

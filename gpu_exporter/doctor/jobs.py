@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
@@ -15,9 +17,11 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, FindingLevel
 from gpu_exporter.model.job_message import SOCKET_VARIABLE
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
+from gpu_exporter.reports.numbers import whole_duration
 
 TOPIC = "jobs"
 RESTART = "start `gpu-exporter serve --job-socket` with this path; see its log"
+OF_RANKS = frozenset(row.name for row in (m.JOB_RANK_INFO, m.JOB_STARTED_AT, m.JOB_STEPPED_AT, m.JOB_ENDED_AT))
 # By result: why messages are dropped, and what to do about it.
 DROPPED: Mapping[Accepted, tuple[str, str]] = {
     Accepted.INVALID: ("they are faulty", "the exporter's log says what is wrong, once a minute"),
@@ -50,15 +54,35 @@ DROPPED: Mapping[Accepted, tuple[str, str]] = {
 def checks(path: Path, page: Callable[[], str]) -> list[Finding]:
     """Return the findings about the socket. `page` returns the running exporter's /metrics, or raises
     GpuExporterError."""
-    reached = [*_socket(path), *_folders(path)]
-    if all(finding.level is FindingLevel.OK for finding in reached):
-        reached = [Finding(TOPIC, FindingLevel.OK, f"the exporter listens on {path}, and every user may send to it")]
+    reached = _reached(path)
     try:
         samples = parsed(page())
     except (GpuExporterError, ValueError) as error:
-        what = f"what became of messages of training loops is unknown: {error}"
-        return [*reached, Finding(TOPIC, FindingLevel.NOTE, what, "run `serve` with the same settings as this command")]
+        return [*reached, _unasked(FindingLevel.NOTE, error)]
     return [*reached, *judge(samples)]
+
+
+def why_silent(path: Path | None, page: Callable[[], str], job: str) -> list[Finding]:
+    """Return why messages of a job do not arrive, or of all jobs if the name is empty; FAIL if none arrives."""
+    what, cure = "no socket is named", f"give --job-socket, or set {SOCKET_VARIABLE} as in the job"
+    reached = _reached(path) if path else [Finding(TOPIC, FindingLevel.WARN, what, cure)]
+    try:
+        samples = parsed(page())
+    except (GpuExporterError, ValueError) as error:
+        return [*reached, _unasked(FindingLevel.FAIL, error)]
+    return [*reached, *judge(samples), *ranks(samples, job)]
+
+
+def _unasked(level: FindingLevel, error: Exception) -> Finding:
+    what = f"what became of messages of training loops is unknown: {error}"
+    return Finding(TOPIC, level, what, "run `serve` with the same settings as this command")
+
+
+def _reached(path: Path) -> list[Finding]:
+    found = [*_socket(path), *_folders(path)]
+    if all(finding.level is FindingLevel.OK for finding in found):
+        return [Finding(TOPIC, FindingLevel.OK, f"the exporter listens on {path}, and every user may send to it")]
+    return found
 
 
 def _socket(path: Path) -> Iterator[Finding]:
@@ -73,6 +97,9 @@ def _socket(path: Path) -> Iterator[Finding]:
             yield Finding(TOPIC, FindingLevel.WARN, what, f"`chmod a+rw {path}`")
     except FileNotFoundError:
         yield Finding(TOPIC, FindingLevel.WARN, f"there is no socket {path}", RESTART)
+    except PermissionError:
+        what = f"this user (UID {os.geteuid()}) may not send to {path}"
+        yield Finding(TOPIC, FindingLevel.WARN, what, f"`chmod a+rw {path}`, and a+x for each folder above it")
     except OSError as error:
         what = f"{path} cannot be used: {error.strerror or error}"
         yield Finding(
@@ -119,6 +146,60 @@ def _received(accepted: float, samples: Sequence[ScrapedSample]) -> Finding:
     jobs = len({labels.get("job_id") for labels in ranks})
     what = f"messages of training loops accepted: {accepted:.0f}; sending now: ranks {len(ranks)}, jobs {jobs}"
     return Finding(TOPIC, FindingLevel.OK, what)
+
+
+def ranks(samples: Sequence[ScrapedSample], job: str) -> Iterator[Finding]:
+    """Yield which ranks of a job send and since when, and which do not; of all jobs if the name is empty. Pure."""
+    by_job: dict[str, dict[str, dict[int, ScrapedSample]]] = defaultdict(lambda: defaultdict(dict))
+    now = 0.0
+    for sample in samples:
+        if sample.name == m.RENDERED_AT.name:
+            now = sample.value
+        elif sample.name in OF_RANKS and sample.labels.get("rank", "").isdecimal():
+            by_job[sample.labels.get("job_id", "")][sample.name][int(sample.labels["rank"])] = sample
+    if job and job not in by_job:
+        others = f"; jobs that do: {', '.join(sorted(by_job))}" if by_job else ""
+        cure = "job_id is the first argument of StepTimer; without it, what docs/training.md says"
+        yield Finding(TOPIC, FindingLevel.FAIL, f"no rank of job {job} sends{others}", cure)
+    elif not by_job:
+        cure = f"does the job have {SOCKET_VARIABLE}, and does it make steps? StepTimer sends from the first step on"
+        yield Finding(TOPIC, FindingLevel.FAIL, "no training loop sends", cure)
+    for name, series in sorted(by_job.items()):
+        if name == job or not job:
+            yield from _of_job(name, series, now)
+
+
+def _of_job(name: str, series: Mapping[str, Mapping[int, ScrapedSample]], now: float) -> Iterator[Finding]:
+    sending, ended = series.get(m.JOB_RANK_INFO.name, {}), series.get(m.JOB_ENDED_AT.name, {})
+    started, stepped = series.get(m.JOB_STARTED_AT.name, {}), series.get(m.JOB_STEPPED_AT.name, {})
+    worlds = [sample.labels.get("world_size", "") for sample in sending.values()]
+    world = max((int(size) for size in worlds if size.isdecimal()), default=0)
+    if sending:
+        since = whole_duration(now - min((sample.value for sample in started.values()), default=now))
+        what = f"job {name}: {_numbers(sending)} of {world} sending for {since}"
+        if stepped:
+            what += f"; last step {whole_duration(now - max(sample.value for sample in stepped.values()))} ago"
+        yield Finding(TOPIC, FindingLevel.OK, what)
+    if ended:
+        age = whole_duration(now - min(sample.value for sample in ended.values()))
+        what = f"job {name}: {_numbers(ended)} sent the last message {age} ago"
+        yield Finding(TOPIC, FindingLevel.WARN, what, "read the log of the rank, and look for its process")
+    if missing := set(range(world)) - sending.keys() - ended.keys():
+        what = f"job {name}: {_numbers(missing)} not sending to this exporter"
+        cure = f"ranks of this node need {SOCKET_VARIABLE}; those of other nodes send to the exporter there"
+        yield Finding(TOPIC, FindingLevel.NOTE, what, cure)
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    """Return numbers of ranks, with runs of them as ranges."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
 def _unverified(ranks: Sequence[Mapping[str, str]]) -> Iterator[Finding]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         def passed(self, mark: Any) -> bool:
             """Return whether a mark has been passed."""
 
+        def separate(self) -> None:
+            """Let the next mark be another one than the last, however soon it comes."""
+
         def between(self, begin: Any, end: Any) -> float:
             """Return the seconds between marks. Raises RuntimeError if one has not been passed."""
 
@@ -49,6 +52,9 @@ class HostClock:
         return []
 
     def reuse(self, marks: list[float]) -> None:
+        """Do nothing."""
+
+    def separate(self) -> None:
         """Do nothing."""
 
     def passed(self, mark: float) -> bool:
@@ -77,8 +83,9 @@ class CudaClock:
         self._marked_at = 0.0
 
     def mark(self) -> Any:
-        """Record an event and return it."""
-        if perf_counter() - self._marked_at < SAME_SECONDS and self._marks:
+        """Record an event and return it. It keeps when the CPU queued it, and how long that took."""
+        now = perf_counter()
+        if now - self._marked_at < SAME_SECONDS and self._marks:
             return self._marks[-1]
         driver = self._driver
         stream = driver.stream()
@@ -91,6 +98,7 @@ class CudaClock:
             return None
         self._marks.append(event)
         self._marked_at = perf_counter()
+        event.queued_at, event.queued_in = now, self._marked_at - now
         return event
 
     def cut(self) -> list[Any]:
@@ -101,6 +109,10 @@ class CudaClock:
     def reuse(self, marks: list[Any]) -> None:
         """Keep events to record them again: making one costs as much as recording it."""
         self._pool.extend(marks)
+
+    def separate(self) -> None:
+        """Let the next mark be an event of its own: the GPU may wait in between, which the CPU does not."""
+        self._marked_at = 0.0
 
     def passed(self, mark: Any) -> bool:
         """Return whether the GPU has passed an event. What was not recorded is nothing to wait for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 from gpu_exporter.training.clocks import CudaClock, HostClock, cuda
 from gpu_exporter.training.totals import WAITING
@@ -10,10 +11,18 @@ from gpu_exporter.training.totals import WAITING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
-    from typing import Any
+    from collections.abc import Sequence
+    from typing import Any, Protocol
 
     from gpu_exporter.training.clocks import Clock
     from gpu_exporter.training.totals import StepTotals
+
+    class Switchable(Protocol):
+        """Calls `enter` and `leave_wait` for each collective while it is on."""
+
+        def switch(self, *, on: bool) -> None:
+            """Begin or end to measure."""
+
 
 ONLY_WAITING = frozenset({WAITING})
 # What a mark begins: a section of this name, or the end of the last one, or time that is not part of the step.
@@ -22,9 +31,34 @@ LEAVE, PAUSE, RESUME, END = object(), object(), object(), object()
 MOST_MARKS = 8192
 # So many steps the CPU can be ahead of the GPU; times of older ones are given up.
 MOST_PENDING = 256
-# On a GPU, sections of short steps are measured in one step of so many, the same on all ranks: each mark takes the CPU
-# several microseconds.
-SHORT_SECONDS, ONE_OF = 0.05, 4
+# On a GPU, sections of steps shorter than so many seconds are measured in one step of so many, the same on all ranks:
+# each mark takes the CPU several microseconds. Where all collectives are measured, a step may have hundreds of marks.
+ONE_OF = ((0.05, 4),)
+ONE_OF_WATCHED = ((0.05, 32), (0.5, 8))
+# To queue an event takes 2 us. If it usually takes so long, the queue is full; if the CPU loses so much of its lead at
+# once, as a share of the step, it has waited for the GPU.
+BLOCKED_SECONDS, BLOCKED_SHARE = 15e-6, 0.1
+
+
+def cpu_seconds(moments: Sequence[tuple[Any, float]]) -> float:
+    """Return for how long the CPU was busy with a step, without the time in which it only waited for the GPU.
+
+    `moments` are the events at the begin and the end of the step, and at the end of each wait for other ranks, with the
+    time at which the GPU passed them. The CPU runs ahead of the GPU. Where it waits for the GPU, as to read a loss, it
+    loses its lead between two events; where the queue is full, to queue an event takes long. Where it does neither, it
+    is busy, even if its own GPU waits for other ranks all the time: their CPUs are as busy, and a little behind.
+    """
+    queued_in = sorted(event.queued_in for event, _ in moments)
+    if queued_in[len(queued_in) // 2] > BLOCKED_SECONDS:
+        return 0.0
+    total: float = moments[-1][0].queued_at - moments[0][0].queued_at
+    waited = 0.0
+    for (before, passed), (event, passed_then) in pairwise(moments):
+        queued_for = event.queued_at - before.queued_at
+        lost = queued_for - (passed_then - passed)
+        if lost > BLOCKED_SHARE * total:
+            waited += lost
+    return total - waited
 
 
 class Recorder:
@@ -46,19 +80,21 @@ class Recorder:
         "_ignores",
         "_is_paused",
         "_is_sampled",
-        "_is_short",
         "_lock",
         "_marks",
         "_pending",
         "_restart",
         "_skipped",
+        "_took",
         "_totals",
         "on_gpu",
         "waits",
+        "watch",
     )
 
     def __init__(self, totals: StepTotals, lock: threading.Lock, waits: frozenset[str] | None, *, gpu: bool) -> None:
         self.waits, self.on_gpu = waits, False
+        self.watch: Switchable | None = None
         self._totals, self._lock, self._gpu = totals, lock, gpu
         self._clock: Clock = HostClock()
         self._begin: Any = None
@@ -69,17 +105,19 @@ class Recorder:
         self._is_paused = False
         self._restart = False
         # Whether the sections of this step are measured; how many steps have ended, and how many since the last one
-        # whose sections were measured.
-        self._is_sampled, self._is_short, self._ended, self._skipped = True, False, 0, 0
+        # whose sections were measured; how long a step took.
+        self._is_sampled, self._ended, self._skipped, self._took = True, 0, 0, float("inf")
         self._ignores = False
 
     def start(self) -> None:
         """Begin the first step here, unless it has begun."""
         if self._gpu and not self.on_gpu and (module := cuda()):
+            self.unwatch()
             self._clock, self._begin, self.on_gpu = CudaClock(module), None, True
             self._marks, self._depth, self._restart = [], 0, True
         if self._begin is None and not self._is_paused:
             self._begin = self._clock.mark()
+        self._switch()
 
     def enter(self, name: str) -> None:
         """Begin a section within the one that is open."""
@@ -98,6 +136,16 @@ class Recorder:
         elif self._depth:  # else the step ended within the section
             self._depth -= 1
             self._marks.append((LEAVE, self._clock.mark()))
+
+    def leave_wait(self) -> None:
+        """End the section that is open, in which the CPU has only told the GPU to wait: that takes no time."""
+        self._clock.separate()
+        self.leave()
+
+    def unwatch(self) -> None:
+        """Leave collectives alone until the next step."""
+        if self.watch:
+            self.watch.switch(on=False)
 
     def pause(self) -> None:
         """Begin something that is no training."""
@@ -135,8 +183,19 @@ class Recorder:
             self._pending.append((self._begin, end, self._marks, used, self._is_sampled))
         self.collect()
         self._ended += 1
-        self._is_sampled = not (self._is_short and self._ended % ONE_OF)
+        self._is_sampled = not self._ended % self._one_of()
         self._ignores = not self._is_sampled
+        self._switch()
+
+    def _one_of(self) -> int:
+        """Return in one of how many steps sections are measured."""
+        paces = ONE_OF_WATCHED if self.watch else ONE_OF
+        return next((one_of for seconds, one_of in paces if self._took < seconds), 1)
+
+    def _switch(self) -> None:
+        """Let the collectives of this step be measured if its sections are."""
+        if self.watch:
+            self.watch.switch(on=self._is_sampled)
 
     def collect(self) -> None:
         """Add the steps that are over to the totals. Only the thread of the loop may call it."""
@@ -149,6 +208,7 @@ class Recorder:
     def _add(self, begin: Any, end: Any, marks: list[tuple[Any, Any]], *, is_sampled: bool) -> None:
         phases: list[list[Any]] = []
         opened: list[list[Any]] = []  # name and seconds
+        waits: list[tuple[Any, float]] = []
         trained = paused = 0.0
         is_paused, is_complete = False, True
         between, last = self._clock.between, begin
@@ -168,6 +228,8 @@ class Recorder:
                         opened[-1][1] += seconds
             if begins is LEAVE:
                 phases.append(opened.pop())
+                if phases[-1][0] == WAITING:
+                    waits.append((mark, trained))
             elif begins is PAUSE or begins is RESUME:
                 is_paused = begins is PAUSE
             else:
@@ -177,8 +239,12 @@ class Recorder:
                 trained = between(begin, end) - paused
             except RuntimeError:  # this step has no times
                 return
-        self._is_short = self.on_gpu and trained < SHORT_SECONDS
+        self._took = trained
+        # A step in which no collective was seen has some that are not.
+        is_seen = not self.watch or bool(waits)
+        is_whole = is_complete and is_sampled and self.on_gpu and not paused
+        least = cpu_seconds([(begin, 0.0), *waits, (end, trained)]) if self.watch and is_whole else 0.0
         weight = self._skipped + 1 if is_sampled else 0
         self._skipped = 0 if is_sampled else self._skipped + 1
         with self._lock:
-            self._totals.add_step(max(trained, 0.0), phases, self.waits, weight)
+            self._totals.add_step(max(trained, 0.0), phases, self.waits if is_seen else None, weight, least)

@@ -145,13 +145,19 @@ class StepTimer:
         return Activity(self, COMPILE)
 
     def watch(self, model: Any) -> None:
-        """Measure how long each backward pass of a DistributedDataParallel model waits for other ranks.
+        """Measure how long a model waits for other ranks. Call it when the model is wrapped, before the loop.
 
-        Works with every communication hook. Other models are left alone, so that a script also runs on one GPU.
+        For DistributedDataParallel, in each backward pass, with every communication hook. For FSDP, tensor and pipeline
+        parallelism, in the collectives that Python calls, in some of the steps. A single rank waits for none.
         """
         from gpu_exporter.training.ddp import watch  # imports torch, which the model's owner has imported
 
-        if watch(model, self.recorder):
+        is_watched = watch(model, self.recorder)
+        if not is_watched and not self._sampler and self.place.world_size > 1 and process_group():
+            from gpu_exporter.training.collectives import watch as watch_collectives
+
+            is_watched = watch_collectives(model, self.recorder)
+        if is_watched:
             self.know_waiting()
 
     def sample_every(self, steps: int) -> None:
@@ -163,7 +169,7 @@ class StepTimer:
 
         sampler = StepSampler(steps)
         if self.place.world_size > 1:  # a single rank waits for none
-            self._sampler, self.recorder.waits = sampler, None
+            self._sampler, self.recorder.waits, self.recorder.watch = sampler, None, None
 
     def mark_collectives(self, *phases: str) -> None:
         """Leave phases that contain collectives out of the self time. Call it before the loop.
@@ -187,6 +193,7 @@ class StepTimer:
 
         Without it, a program that does something else after the training looks like a training that is stalled.
         """
+        self.recorder.unwatch()
         if self._sender and self._process == os.getpid():  # not at the exit of a forked child
             self.recorder.collect()
             self._sender.close()

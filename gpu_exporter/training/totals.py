@@ -70,11 +70,17 @@ class StepTotals:
         self.amounts = dict.fromkeys(AMOUNTS, 0.0)
 
     def add_step(
-        self, seconds: float, phases: Iterable[Sequence[Any]], waits: frozenset[str] | None, weight: int = 1
+        self,
+        seconds: float,
+        phases: Iterable[Sequence[Any]],
+        waits: frozenset[str] | None,
+        weight: int = 1,
+        least: float = 0.0,
     ) -> None:
         """Add a step. `waits` are the phases in which it waited for other ranks, None if that is unknown.
 
-        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured.
+        `phases`, pairs of name and seconds, stand for those of `weight` steps; 0 if they were not measured. The rank
+        needs `least` seconds of its own.
         """
         waiting = 0.0
         sums = self.phases
@@ -89,7 +95,7 @@ class StepTotals:
         self.step.add(seconds)
         self.activities[TRAINING] += seconds
         if waits is not None and weight:
-            self.own.add(max(seconds - waiting, 0.0))
+            self.own.add(max(seconds - waiting, min(least, seconds)))
 
     def _add_phase(self, name: str, seconds: float) -> None:
         if len(self.phases) >= MOST_PHASES and name != WAITING:

@@ -260,8 +260,9 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
         ),
         wrong="A pipeline stage or an expert that has more work by design is reported correctly. A rank is not reported if the "
         "evaluations and checkpoints of the others can explain why it waits. Self time is unknown "
-        "for FSDP and tensor parallelism unless steps are sampled ([where self time comes from](../training.md)). "
-        + _TIMER,
+        "where collectives are those of compiled code or DTensor, unless steps are sampled ([where self time comes "
+        "from](../training.md)). In a launch-bound job with DistributedDataParallel, the rank that launches last may be "
+        "reported, although the CPUs of all ranks are at their limit. " + _TIMER,
     ),
     FailureMode(
         "GpuJobSlower",

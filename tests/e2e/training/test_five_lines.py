@@ -47,6 +47,11 @@ def test_the_five_lines_of_the_readme(serve: Serve, source: str) -> None:
         assert page.value("gpu_job_tokens_total", job_id="llm-7b") == 30
         address = f"127.0.0.1:{exporter.port}"
         said = run("doctor", "--source", source, *SOURCES[source], "--job-socket", str(socket), "--address", address)
+        of_job = run("doctor", "--job", "llm-7b", "--job-socket", str(socket), "--address", address)
+        of_other = run("doctor", "--job", "other", "--job-socket", str(socket), "--address", address)
     assert f"the exporter listens on {socket}" in said.stdout
+    assert (of_job.returncode, of_other.returncode) == (0, 1)
+    assert "job llm-7b: rank 1 of 2 sending for" in of_job.stdout
+    assert "no rank of job other sends; jobs that do: llm-7b" in of_other.stdout
     assert re.search(r"ok +messages of training loops accepted: \d+; sending now: ranks 1, jobs 1", said.stdout)
     assert "unverified" not in said.stdout

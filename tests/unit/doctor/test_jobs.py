@@ -8,7 +8,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpu_exporter.doctor.jobs import DROPPED, checks
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.text_format import parsed
+from gpu_exporter.doctor.jobs import DROPPED, checks, ranks, why_silent
 from gpu_exporter.jobs.socket_file import JobSocket
 from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.model.errors import GpuExporterError
@@ -108,3 +110,56 @@ def test_ranks_that_are_not_verified(listens: Path) -> None:
 def test_no_process_is_seen_on_gpus_that_are_not_there(listens: Path, source: str) -> None:
     page = FINE.replace('verified="true"', f'verified="false",source="{source}"')
     assert [level for level, _ in said(listens, page)] == [FindingLevel.OK] * 2
+
+
+def page_of(job: str, world: int, sending: tuple[int, ...], ended: tuple[int, ...] = ()) -> str:
+    """Return what an exporter says at 1000 s of a job whose ranks started at 400 s and made the last step at 990 s."""
+    lines = [f"{m.RENDERED_AT.name} 1000"]
+    for rank in sending:
+        labels = f'job_id="{job}",rank="{rank}"'
+        lines.append(f'gpu_job_rank_info{{{labels},verified="true",world_size="{world}"}} 1')
+        lines.append(f"gpu_job_start_timestamp_seconds{{{labels}}} 400")
+        lines.append(f"gpu_job_last_step_timestamp_seconds{{{labels}}} 990")
+    lines += [f'gpu_job_rank_ended_timestamp_seconds{{job_id="{job}",rank="{rank}"}} 940' for rank in ended]
+    return "\n".join([*lines, ""])
+
+
+OK, NOTE, WARN, FAIL = FindingLevel.OK, FindingLevel.NOTE, FindingLevel.WARN, FindingLevel.FAIL
+
+
+@pytest.mark.parametrize(
+    ("page", "job", "expected"),
+    [
+        ("", "", [(FAIL, "no training loop sends")]),
+        ("", "a", [(FAIL, "no rank of job a sends")]),
+        (page_of("b", 1, (0,)), "a", [(FAIL, "no rank of job a sends; jobs that do: b")]),
+        (page_of("a", 1, (0,)), "a", [(OK, "job a: rank 0 of 1 sending for 10 min; last step 10 s ago")]),
+        (page_of("a", 4, (0, 1, 2, 3)), "", [(OK, "job a: ranks 0-3 of 4 sending for 10 min; last step 10 s ago")]),
+        (
+            page_of("a", 8, (0, 1, 3), (2,)),
+            "",
+            [
+                (OK, "job a: ranks 0-1, 3 of 8 sending for 10 min; last step 10 s ago"),
+                (WARN, "job a: rank 2 sent the last message 1 min ago"),
+                (NOTE, "job a: ranks 4-7 not sending to this exporter"),
+            ],
+        ),
+    ],
+)
+def test_ranks_of_a_job(page: str, job: str, expected: list[tuple[FindingLevel, str]]) -> None:
+    found = list(ranks(parsed(page), job))
+    assert [(finding.level, finding.what) for finding in found] == expected
+    assert all(finding.cure for finding in found if finding.level is not OK)
+
+
+def test_why_a_job_is_silent(listens: Path) -> None:
+    """From the socket to its ranks; without a name of the socket, what the exporter says."""
+    page = FINE + page_of("a", 1, (0,))
+    assert [finding.level for finding in why_silent(listens, lambda: page, "a")] == [OK, OK, OK]
+    assert [finding.level for finding in why_silent(None, lambda: page, "a")] == [WARN, OK, OK]
+    assert [finding.level for finding in why_silent(listens, lambda: FINE.replace(" 7", " 0"), "c")] == [OK, NOTE, FAIL]
+
+    def fail() -> str:
+        raise GpuExporterError("http://127.0.0.1:9400: connection refused", fix="start it")
+
+    assert [finding.level for finding in why_silent(listens, fail, "")] == [OK, FAIL]
