@@ -104,7 +104,7 @@ class GpuState:
         if not between_pages:
             samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
-            missing = {**reading.unsupported, **self.accumulator.unknown()}
+            missing = {**reading.unsupported, **self.accumulator.unknown(), **plan.not_read}
             self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
             self.duration = time.monotonic() - started
         now = time.monotonic()

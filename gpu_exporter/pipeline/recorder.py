@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.catalogue.metrics import OF_HOSTS
+from gpu_exporter.catalogue.metrics import GAUGES_OF_SAMPLES, OF_HOSTS
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, GpuNotSampled
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import EntityKind, Metric, Pace
@@ -69,9 +69,13 @@ def record(
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
     """Return one row for each field of a whole GPU, and those of processes, which only host evidence uses.
 
-    The field's other rows are derived from it. Links have no row.
+    The field's other rows are derived from it. Links and samples that the driver keeps have no row.
     """
-    rows = [metric for metric in metrics if metric.nvml and metric.entity is EntityKind.GPU]
+    rows = [
+        metric
+        for metric in metrics
+        if metric.nvml and metric.entity is EntityKind.GPU and metric not in GAUGES_OF_SAMPLES
+    ]
     fields = {metric.nvml: metric for metric in reversed(rows) if metric.bit is None}
     processes = (metric for metric in metrics if metric.entity is EntityKind.PROCESS)
     return [*(metric for metric in rows if fields.get(metric.nvml) is metric), *processes]

@@ -55,6 +55,7 @@ _COMMON: dict[str, Value] = {
     "MigMode.pending": 0,
     "UtilizationRates.gpu": 0,
     "UtilizationRates.memory": 0,
+    **_numbered("Samples", {1: 0, 2: 0}),
     **dict.fromkeys(("EncoderUtilization", "DecoderUtilization", "JpgUtilization", "OfaUtilization"), 0),
     **{f"P2PStatus.2.{gpu}": 0 for gpu in range(8)},
     **dict.fromkeys(("ComputeRunningProcesses", "GraphicsRunningProcesses", "ProcessUtilization"), "none"),

@@ -40,3 +40,13 @@ def test_a_plan_selects_what_a_source_has() -> None:
     assert plan.metrics == (m.SM_ACTIVE, m.CLOCK_EVENTS)
     assert plan.histograms == {m.SM_ACTIVE: [m.SM_SHARES]}
     assert plan.counts.clock == {m.EXP_CLOCK_COUNT}
+
+
+@pytest.mark.parametrize(("interval", "read"), [(1.0, True), (10.0, True), (15.0, False)])
+def test_samples_that_the_driver_would_overwrite(interval: float, read: bool) -> None:
+    """They are not integrated, and the plan has the reason; the gauge of the same quantity is read."""
+    plan = make_plan((m.GPU_UTIL, m.GPU_UTIL_SECONDS), CollectionSettings(interval), xids_reported=True)
+
+    assert (m.GPU_UTIL_SECONDS in plan.metrics) is read
+    assert plan.not_read == ({} if read else {m.GPU_UTIL_SECONDS: "interval_too_long"})
+    assert m.GPU_UTIL in plan.metrics

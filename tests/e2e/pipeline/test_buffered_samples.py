@@ -1,0 +1,65 @@
+"""Utilisation between two scrapes: the integral of the samples that the driver keeps, in an exporter with faults."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from gpu_exporter.catalogue import metrics as m
+from tests.conftest import Page, Serve
+from tests.support.fakes.driver import FakeDriver, steps
+
+UTIL, MEMORY = m.GPU_UTIL_SECONDS.name, m.MEM_UTIL_SECONDS.name
+NOT_FOUND, NOT_SUPPORTED = 6, 3
+
+
+def total(page: Page, name: str = UTIL) -> float:
+    """Return the integral on a page."""
+    return sum(page.values(name))
+
+
+def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path) -> None:
+    """Half busy: no fault makes the integral rise faster than that, and after each fault it rises again."""
+    driver = FakeDriver(tmp_path / "driver", 1)
+    driver.set("Samples.1", 50)
+    began = time.monotonic()
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    page = exporter.until(lambda page: total(page) > 0, 30)
+
+    def rises_on() -> None:
+        nonlocal page
+        before = total(page)
+        page = exporter.until(lambda page: total(page) > before + 1, 60)
+        assert total(page) <= 0.5 * (time.monotonic() - began)
+
+    rises_on()
+    back = time.time()
+    driver.set("ClockBack", steps((0, back), (3600, math.inf)))
+    rises_on()
+    driver.set("ClockBack", steps((0, back), (3600, time.time()), (0, math.inf)))
+    rises_on()
+    driver.lose(0)
+    page = exporter.until(lambda page: page.values("gpu_up") == [0], 30)
+    driver.restore(0)
+    page = exporter.until(lambda page: page.values("gpu_up") == [1] and bool(page.values(UTIL)), 60)
+    rises_on()
+    driver.unload()
+    driver.load()
+    rises_on()
+
+
+def test_gpus_without_samples(serve: Serve, tmp_path: Path) -> None:
+    """Not supported, or never a sample: no series, and the reason. Samples that come later count."""
+    driver = FakeDriver(tmp_path / "driver", 1)
+    driver.fail("Samples.1", NOT_SUPPORTED)
+    driver.fail("Samples.2", NOT_FOUND)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    page = exporter.until(lambda page: page.values(m.SUPPORTED.name, metric=MEMORY) == [0], 30)
+    assert not page.values(UTIL)
+    assert not page.values(MEMORY)
+    assert page.values(m.SUPPORTED.name, metric=UTIL, reason="not_supported") == [0]
+    assert page.values(m.SUPPORTED.name, metric=MEMORY, reason="no_value") == [0]
+    driver.set("Samples.2", 100)
+    page = exporter.until(lambda page: total(page, MEMORY) > 0, 60)
+    assert not page.values(m.SUPPORTED.name, metric=MEMORY)
