@@ -783,7 +783,7 @@ int nvmlDeviceGetSamples(struct gpu *device, unsigned kind, u64 last, unsigned *
 {
     const u64 step = kind ? 200000 : 20000, kept = kind ? 71 : 120;
     int status = enter(device, "Samples"), gpu = number_of(device);
-    const char *line = line_of(gpu, "Samples", ARGUMENTS("%u", kind));
+    const char *line = line_of(gpu, "Samples", ARGUMENTS("%u", kind)), *clock = find(gpu, "ClockBack");
     double value = 0, back, t = now();
     u64 newest = (u64)(t * 1e6) / step, n = 0;
     if (!status)
@@ -792,7 +792,7 @@ int nvmlDeviceGetSamples(struct gpu *device, unsigned kind, u64 last, unsigned *
         status = INSUFFICIENT_SIZE;
     for (u64 k = newest - (kept - 1); !status && k <= newest && (!out || n < *count); k++) {
         double at = (double)(k * step) / 1e6; /* a clock that was set shows in the samples since then */
-        u64 stamp = k * step - (evaluate(find(gpu, "ClockBack"), at, at, &back) ? 0 : (u64)(back * 1e6));
+        u64 stamp = k * step - (evaluate(clock, at, at, &back) ? 0 : (u64)(back * 1e6));
         if (stamp <= last)
             continue;
         if (out) {
