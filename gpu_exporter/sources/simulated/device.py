@@ -151,7 +151,8 @@ class SimulatedDevice(Device):
         for pace in paces:
             for how, recipes in self._recipes.get(pace, {}).items():
                 if how is Averaging.INTEGRAL:
-                    values.update((each.series, self._integral(each.row, now) * each.scale) for each in recipes)
+                    totals = ((each, self._integral(each.row, now) * each.scale) for each in recipes)
+                    values.update((each.series, round(total, 6)) for each, total in totals)
                     continue
                 if how is Averaging.JOULES:
                     joules = self._integral(self._node.workloads.rows[m.POWER.key], now)
