@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
 ARGS   ?=
 IMAGE  ?= gpu-exporter:local
+BUILDER ?= docker
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 # If it is set, every process of the tests compiles all modules.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo demo-fault quick test test-all coverage lint generate docs docs-serve licenses image smoke bench boards screenshots fuzz \
+.PHONY: help run demo demo-fault quick test test-all coverage lint generate docs docs-serve licenses lock image verify-image smoke bench boards screenshots pictures fuzz \
   soak tools wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
@@ -68,11 +69,23 @@ docs-serve: $(VENV)/docs ## Show the documentation on http://localhost:8000 whil
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
 
-screenshots: $(VENV)/dev .tools/chromium ## Take screenshots of the live page with simulated GPUs, and of a report on a trace, into docs/images and build/screenshots
+screenshots: $(VENV)/dev .tools/chromium ## Take the pictures of the live page with simulated GPUs, and of a report on a trace, into docs/images and build/screenshots: ARGS=--compare only compares
 	$(BIN)/python -m tests.page.shoot $(ARGS)
 
+pictures: $(VENV)/dev .tools/chromium ## Make every picture of the docs: those of `top`, the live page, the report on a trace, and the dashboards
+	$(BIN)/python -m benchmarks.top_picture
+	$(BIN)/python -m tests.page.shoot
+	$(MAKE) boards ARGS=--pictures
+
+lock: $(VENV)/dev ## Write requirements/: the image's packages with versions and hashes
+	@command -v uv >/dev/null || { echo "needs uv: pipx install uv"; exit 1; }
+	$(BIN)/python -m release.lock
+
+verify-image: ## Build the image twice, compare the layers, and run hadolint if it is installed: BUILDER=docker, podman or buildah
+	sh release/verify_image.sh $(BUILDER)
+
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
-	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
+	docker build --tag $(IMAGE) --build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's,://[^/@]*@,://,')" $(ARGS) .
 
 smoke: ## Build both container images, and start each with simulated GPUs until its health check passes

@@ -3,13 +3,17 @@
     python -m benchmarks.cost [--seconds 60] [--rows default,everything,…] [--without-peers]
     python -m benchmarks.cost --fake-driver 1,2,4,8,16 [--seconds 10] [--json FILE]
 
-gpu-exporter and other installed exporters run one after the other on the GPUs of this machine. A row of gpu-exporter
-is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`; `@100ms` sets the interval,
-`/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default of 60 s covers the fields
-that are read once a minute. Rows with an interval are measured for half of that time, other exporters for a third. Then
-one scraper makes 300 scrapes, then ten scrapers at once. The CPU of a scrape excludes the collection loop. The table
-compares it with the CPU that `prometheus_client` needs to render the same samples. Memory that a collection allocates
-is measured in a separate process, with tracemalloc.
+gpu-exporter and the exporters of `benchmarks.peers` run one after the other on the GPUs of this machine. One that is
+not installed, or does not start, has a row that says why. CPU and memory are those of everything that an exporter
+starts, with the processes that ended, and of the host engine that it reads; memory is the most at any time while it is
+scraped. *Idle* is the CPU without any scrape, *start* the time until the first page with all of its samples.
+
+A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
+`@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
+of 60 s covers the fields that are read once a minute. Rows with an interval are measured for half of that time, other
+exporters for a third. Then one scraper makes 300 scrapes, then ten scrapers at once. The CPU of a scrape excludes the
+collection loop. The table compares it with the CPU that `prometheus_client` needs to render the same samples. Memory
+that a collection allocates is measured in a separate process, with tracemalloc.
 
 `--fake-driver` shows how the cost grows with the number of GPUs, whole and each divided into seven MIG instances, with
 the default and the full metrics. It is the cost of gpu-exporter and of the fake driver, without NVIDIA's library.
@@ -25,9 +29,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,7 +50,7 @@ from benchmarks.exporter import (
 )
 from benchmarks.exposition import rendering_seconds
 from benchmarks.harness import begin, exit_code, gpus, options
-from benchmarks.peers import PEERS
+from benchmarks.peers import PEERS, Peer
 
 SETS: Mapping[str, Sequence[str]] = {
     "default": (),
@@ -55,6 +61,8 @@ SETS: Mapping[str, Sequence[str]] = {
 ROW = re.compile(rf"(?P<whole>(?P<name>{'|'.join(SETS)})(@(?P<interval>\d+m?s))?)(/(?P<gpus>[1-9]\d*))?")
 ROWS = "default,everything,high-resolution,default@100ms,everything@100ms"
 WARM_SECONDS = 5.0
+# Between two looks at the page of an exporter that starts, and at the memory of one that is scraped.
+POLL_SECONDS, MEMORY_SECONDS = 0.25, 0.05
 SCRAPES = 300
 ALLOCATION_TICKS = 6
 MIG_SLICES = 7
@@ -80,6 +88,16 @@ class Cost:
     rendering_ms: float
     ticks_skipped: int | None
     allocations: Mapping[str, float] | None
+    idle_cpu: float
+    start_seconds: float
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """A row of an exporter that is not installed or did not start."""
+
+    name: str
+    why: str
 
 
 def skipped(page: str) -> int | None:
@@ -94,12 +112,58 @@ def skipped(page: str) -> int | None:
 
 
 def cpu_and_memory(exporter: Exporter, seconds: float) -> tuple[float, float]:
-    """Scrape once a second with gzip, as Prometheus does; return the share of a core and the memory in MiB."""
+    """Scrape once a second with gzip, as Prometheus does; return the share of a core and the most memory in MiB."""
+    with most_memory(exporter) as most:
+        start, before = time.monotonic(), exporter.cpu_seconds()
+        while (elapsed := time.monotonic() - start) < seconds:
+            scrape(exporter.port, scrapers=1, scrapes_each=1, pause=0.0)
+            time.sleep(min(1.0, max(0.0, seconds - elapsed)))
+        return (exporter.cpu_seconds() - before) / (time.monotonic() - start), max(most)
+
+
+@contextmanager
+def most_memory(exporter: Exporter) -> Iterator[Sequence[float]]:
+    """Measure memory in MiB again and again, so that processes that live only for a scrape count, too."""
+    ended, found = Event(), [exporter.rss_mib()]
+
+    def measure_memory() -> None:
+        while not ended.wait(MEMORY_SECONDS):
+            found.append(exporter.rss_mib())
+
+    thread = Thread(target=measure_memory)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
+def idle_cpu(exporter: Exporter, seconds: float) -> float:
+    """Return the share of a core without a scrape."""
     start, before = time.monotonic(), exporter.cpu_seconds()
-    while (elapsed := time.monotonic() - start) < seconds:
-        scrape(exporter.port, scrapers=1, scrapes_each=1, pause=0.0)
-        time.sleep(min(1.0, max(0.0, seconds - elapsed)))
-    return (exporter.cpu_seconds() - before) / (time.monotonic() - start), exporter.rss_mib()
+    time.sleep(seconds)
+    return (exporter.cpu_seconds() - before) / (time.monotonic() - start)
+
+
+def samples_of(page: str) -> int:
+    """Return the number of samples of a page."""
+    return sum(not line.startswith("#") for line in page.splitlines())
+
+
+def start_seconds(exporter: Exporter, first_read: float) -> float:
+    """Return the seconds from the start to the first page with all samples: none appeared in WARM_SECONDS after it.
+
+    `first_read` is how many seconds after its start an exporter may read the GPUs for the first time.
+    """
+    most, at = 0, 0.0
+    while True:
+        samples, now = samples_of(exporter.page()), time.monotonic() - exporter.began
+        if samples > most:
+            most, at = samples, now
+        if now >= max(at, first_read) + WARM_SECONDS:
+            return at
+        time.sleep(POLL_SECONDS)
 
 
 def allocations(arguments: Sequence[str], env: Mapping[str, str], ticks: int = ALLOCATION_TICKS) -> Mapping[str, float]:
@@ -121,10 +185,13 @@ def measure(
     mig: bool = False,
     env: Mapping[str, str] | None = None,
     allocated: Mapping[str, float] | None = None,
+    beside: Mapping[int, Sequence[str]] | None = None,
+    first_read: float = 0.0,
 ) -> Cost:
-    """Measure one exporter."""
-    with running(command, port, env) as exporter:
-        time.sleep(WARM_SECONDS)
+    """Measure one exporter, with the commands that run `beside` it. Raises RuntimeError if it does not start."""
+    with running(command, port, env, beside=beside) as exporter:
+        start_after = start_seconds(exporter, first_read)
+        idle = idle_cpu(exporter, seconds / 2)
         first = skipped(exporter.page())
         cpu, rss = cpu_and_memory(exporter, seconds)
         start, before = time.monotonic(), exporter.cpu_seconds()
@@ -140,7 +207,7 @@ def measure(
         seconds=seconds,
         cpu=cpu,
         rss_mib=rss,
-        samples=sum(not line.startswith("#") for line in page.splitlines()),
+        samples=samples_of(page),
         body_bytes=len(page.encode()),
         gzip_bytes=alone.body_bytes,
         alone=alone,
@@ -149,10 +216,12 @@ def measure(
         rendering_ms=rendering_seconds(page) * 1000,
         ticks_skipped=None if first is None or last is None else last - first,
         allocations=allocated,
+        idle_cpu=idle,
+        start_seconds=start_after,
     )
 
 
-def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[Cost]:
+def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[Cost | NotMeasured]:
     """Measure the rows of gpu-exporter, then the other exporters."""
     boards = gpus()
     for row in rows:
@@ -167,11 +236,21 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
         command = exporter_command(port, *arguments)
         yield measure(whole, command, port, span, boards=read, allocated=allocated)
     for peer in PEERS if with_peers else ():
-        if peer.present():
-            port = free_port()
-            yield measure(peer.name, peer.command(port), port, seconds / 3, boards=boards)
-        else:
-            print(f"skipped {peer.name}: not installed")
+        yield measured(peer, seconds / 3, boards)
+
+
+def measured(peer: Peer, seconds: float, boards: int, env: Mapping[str, str] | None = None) -> Cost | NotMeasured:
+    """Measure another exporter, or return why that is not possible."""
+    if why := peer.missing():
+        return NotMeasured(peer.name, why)
+    port = free_port()
+    command, beside = peer.commands(port)
+    try:
+        return measure(
+            peer.name, command, port, seconds, boards=boards, env=env, beside=beside, first_read=peer.seconds
+        )
+    except RuntimeError as error:
+        return NotMeasured(peer.name, str(error))
 
 
 def on_fake_driver(counts: Sequence[int], seconds: float) -> Iterator[Cost]:
@@ -197,7 +276,8 @@ def row(cost: Cost) -> str:
     """Return a row of the printed table."""
     allocated = f"{cost.allocations['peak_kib']:>7.0f} KiB" if cost.allocations else " " * 11
     return (
-        f"{cost.name:<20}{cost.gpus:>3}{' MIG' if cost.mig else '    '}{cost.cpu:>8.2%}{cost.rss_mib:>7.1f} MiB"
+        f"{cost.name:<38}{cost.gpus:>3}{' MIG' if cost.mig else '    '}{cost.cpu:>8.2%}{cost.idle_cpu:>8.2%}"
+        f"{cost.start_seconds:>9.1f}{cost.rss_mib:>7.1f} MiB"
         f"{cost.samples:>7}{cost.body_bytes / 1024:>7.0f}{cost.gzip_bytes / 1024:>5.0f} KiB"
         f"{cost.alone.p50:>8.2f}{cost.alone.p99:>7.2f}{cost.ten.p50:>8.2f}{cost.ten.p99:>7.2f}"
         f"{cost.scrape_cpu_ms:>8.2f}{cost.rendering_ms:>8.2f}{allocated}{cost.ticks_skipped or 0:>5}"
@@ -205,8 +285,8 @@ def row(cost: Cost) -> str:
 
 
 HEAD = (
-    f"{'':<20}{'GPUs':>7}{'CPU':>8}{'RSS':>11}{'samples':>7}{'body':>7}{'gzip':>9}{'p50 ms':>8}{'p99':>7}"
-    f"{'ten p50':>8}{'p99':>7}{'CPU ms':>8}{'client':>8}{'allocated':>11}{'skip':>5}"
+    f"{'':<38}{'GPUs':>7}{'CPU':>8}{'idle':>8}{'start s':>9}{'RSS':>11}{'samples':>7}{'body':>7}{'gzip':>9}"
+    f"{'p50 ms':>8}{'p99':>7}{'ten p50':>8}{'p99':>7}{'CPU ms':>8}{'client':>8}{'allocated':>11}{'skip':>5}"
 )
 
 
@@ -239,18 +319,23 @@ def main() -> int:
             f"--rows: unknown row {', '.join(unknown)}; choose from {', '.join(SETS)}, as in {ROWS},everything/1"
         )
     run, rows, missed = begin(__name__, chosen), list[Any](), list[str]()
+    not_measured = list[Any]()
     simulated = chosen.fake_driver is not None
-    costs = (
+    costs: Iterable[Cost | NotMeasured] = (
         on_fake_driver([int(count) for count in chosen.fake_driver.split(",")], chosen.seconds)
         if simulated
         else on_gpus(chosen.rows.split(","), chosen.seconds, not chosen.without_peers)
     )
     print(HEAD)
     for cost in costs:
+        if isinstance(cost, NotMeasured):
+            print(f"{cost.name:<38}not measured: {cost.why}", flush=True)
+            not_measured.append(asdict(cost))
+            continue
         print(row(cost), flush=True)
         missed += missed_bounds(cost, simulated)
         rows.append(asdict(cost))
-    run.write({"stand_in": simulated, "rows": rows})
+    run.write({"stand_in": simulated, "rows": rows, "not_measured": not_measured})
     return exit_code(missed)
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import IO, NamedTuple
 
 TICKS = os.sysconf("SC_CLK_TCK")
+HOST = "127.0.0.1"
 EVERYTHING = ("--metrics", "full", "--processes")
 HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution")
 
@@ -36,19 +41,26 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A child process that serves /metrics."""
+    """A child process that serves /metrics, and those that were started beside it, such as DCGM's host engine."""
 
     process: subprocess.Popen[bytes]
     port: int
     path: str = "/metrics"
+    beside: Sequence[subprocess.Popen[bytes]] = ()
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The processes that were started."""
+        return [each.pid for each in (self.process, *self.beside)]
 
     def cpu_seconds(self) -> float:
-        """Return the user and system time so far."""
-        return cpu_seconds(self.process.pid)
+        """Return the user and system time so far, of everything that was started."""
+        return cpu_seconds(*self.pids)
 
     def rss_mib(self) -> float:
-        """Return the resident memory."""
-        return rss_mib(self.process.pid)
+        """Return the resident memory now, of everything that was started."""
+        return rss_mib(*self.pids)
 
     def page(self) -> str:
         """Scrape once and return the response as text."""
@@ -56,15 +68,56 @@ class Exporter:
             return str(answer.read(), "utf-8")
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process so far."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(stat[11]) + int(stat[12])) / TICKS
+class ProcessTime(NamedTuple):
+    """What /proc says of a process: CPU ticks of its own, and of its children that ended and that it waited for."""
+
+    parent: int
+    session: int
+    own: int
+    ended: int
 
 
-def rss_mib(pid: int) -> float:
-    """Return the resident memory of a process."""
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+def process_time(pid: int) -> ProcessTime | None:
+    """Return the times of a process, or None if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return ProcessTime(int(stat[1]), int(stat[3]), int(stat[11]) + int(stat[12]), int(stat[13]) + int(stat[14]))
+
+
+def process_tree(*roots: int) -> dict[int, ProcessTime]:
+    """Return the processes that live now: the roots, their descendants, and what else is in the roots' sessions.
+
+    A daemon has another parent, but `running` starts each program in a session of its own.
+    """
+    pids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal())
+    every = {pid: found for pid in pids if (found := process_time(pid))}
+    tree = {pid: found for pid, found in every.items() if pid in roots or found.session in roots}
+    while more := {pid: found for pid, found in every.items() if pid not in tree and found.parent in tree}:
+        tree.update(more)
+    return tree
+
+
+def cpu_seconds(*roots: int) -> float:
+    """Return the user and system time so far of processes and their descendants, those that ended included.
+
+    A child that ends is counted by its parent. To count it once, the processes are read until none ends meanwhile.
+    """
+    while True:
+        before, now = process_tree(*roots), process_tree(*roots)
+        if before.keys() <= now.keys() and all(now[pid].ended == each.ended for pid, each in before.items()):
+            return sum(each.own + each.ended for each in now.values()) / TICKS
+
+
+def rss_mib(*roots: int) -> float:
+    """Return the resident memory of processes and their descendants. Memory that they share counts for each."""
+    found = 0
+    for pid in process_tree(*roots):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            _, found_it, rest = Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")
+            found += int(rest.split()[0]) if found_it else 0  # a zombie has none
+    return found / 1024
 
 
 @contextmanager
@@ -74,26 +127,68 @@ def running(
     env: Mapping[str, str] | None = None,
     path: str = "/metrics",
     timeout: float = 30,
+    beside: Mapping[int, Sequence[str]] | None = None,
 ) -> Iterator[Exporter]:
-    """Run a command that listens on `port`, once it answers. Raises RuntimeError if it takes `timeout` seconds."""
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})
-    try:
-        exporter = Exporter(process, port, path)
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                exporter.page()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{command[0]} does not answer on port {port}") from None
-                time.sleep(0.1)
+    """Run a command that listens on `port`, once it answers, and commands `beside` it, by the ports that they have.
+
+    Raises RuntimeError if it ends or takes `timeout` seconds, with the last line that it wrote to stderr.
+    """
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})}
+    with ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile())
+        others = []
+        for its_port, each in (beside or {}).items():
+            others.append(stack.enter_context(_process(each, environment, log, timeout)))
+            _wait(others[-1], its_port, partial(_connect, its_port), timeout, log)
+        process = stack.enter_context(_process(command, environment, log, timeout))
+        exporter = Exporter(process, port, path, others)
+        _wait(process, port, exporter.page, timeout, log)
         yield exporter
-    finally:
+
+
+def _connect(port: int) -> None:
+    socket.create_connection((HOST, port), 1).close()
+
+
+def _wait(
+    process: subprocess.Popen[bytes], port: int, ask: Callable[[], object], timeout: float, log: IO[bytes]
+) -> None:
+    """Wait until a process answers."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            ask()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > end:
+                log.seek(0)
+                last = (log.read().decode(errors="replace").splitlines() or [""])[-1]
+                ended = "" if process.returncode is None else f", exit code {process.returncode}"
+                raise RuntimeError(f"does not answer on port {port}{ended}: {last}") from None
+            time.sleep(0.1)
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], timeout: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a session of its own, which ends with the block. Its stderr goes to `log`."""
+    try:
+        process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
+    except OSError as error:
+        raise RuntimeError(str(error)) from None
+    try:
+        yield process
         if process.poll() is not None:
             print(f"{command[0]} exited early with code {process.returncode}")
+    finally:
         process.terminate()
-        process.wait(timeout)
+        try:
+            process.wait(timeout)
+        finally:
+            for pid in process_tree(process.pid):  # what it left behind
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -79,12 +79,14 @@ def result(case: Case, messages: Mapping[int, Any]) -> dict[str, Any]:
     """Return truth, times by rank in ms, and what the comparison says of a case."""
     parts = {rank: parts_of(message) for rank, message in sorted(messages.items())}
     rank, cause = verdict(parts)
-    is_right = cause in case.right and (rank is None or rank == SLOW_RANK)
+    slow = None if case.cause in ("balanced", "evaluation") else SLOW_RANK
+    is_right = cause in case.right and rank == slow
     return {
         "case": case.name,
-        "truth": {"rank": None if case.cause in ("balanced", "evaluation") else SLOW_RANK, "cause": case.cause},
+        "truth": {"rank": slow, "cause": case.cause},
         "named": {"rank": rank, "cause": cause},
         "right": is_right,
+        "missed": slow is not None and rank is None,
         "steps": {rank: message["steps"] for rank, message in sorted(messages.items())},
         "milliseconds": {
             rank: {name: None if value != value else round(value * 1e3, 3) for name, value in of_rank.items()}
@@ -96,8 +98,9 @@ def result(case: Case, messages: Mapping[int, Any]) -> dict[str, Any]:
 def show(found: Mapping[str, Any]) -> None:
     """Print a result."""
     named = found["named"]
-    said = "no straggler" if named["rank"] is None else f"rank {named['rank']}: {named['cause']}"
-    print(f"{'ok   ' if found['right'] else 'WRONG'} {found['case']:<18} named: {said}", flush=True)
+    said = named["cause"] or "no straggler" if named["rank"] is None else f"rank {named['rank']}: {named['cause']}"
+    outcome = "ok    " if found["right"] else "MISSED" if found["missed"] else "WRONG "
+    print(f"{outcome} {found['case']:<18} named: {said}", flush=True)
     for name in ("step", "self", *PARTS, "waiting"):
         values = "".join(f"{of_rank[name] or 0:>9.2f}" for of_rank in found["milliseconds"].values())
         print(f"      {name:<10}{values}  ms")

@@ -46,10 +46,12 @@ def outlier(values: Mapping[int, float], step: float) -> int | None:
 def verdict(parts: Mapping[int, Mapping[str, float]]) -> tuple[int | None, str]:
     """Return the straggler among ranks and the part in which it is slow: UNKNOWN if none explains it.
 
-    (None, "") if there is no straggler.
+    (None, "") if there is no straggler, (None, UNKNOWN) if the self time of a rank is not known.
     """
     step = median(of_rank["step"] for of_rank in parts.values())
     own = {rank: of_rank["self"] for rank, of_rank in parts.items()}
+    if any(value != value for value in own.values()):
+        return None, UNKNOWN
     slow = outlier(own, step)
     if slow is None:
         return None, ""

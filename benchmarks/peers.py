@@ -1,42 +1,114 @@
-"""Other GPU exporters, and how to run those that are installed."""
+"""Exporters to compare with, and how to run those that are installed.
+
+A program is found in PATH, or where a variable of the environment says: DCGM_EXPORTER, NV_HOSTENGINE,
+NVIDIA_GPU_EXPORTER, NVIDIA_SMI, NVITOP_EXPORTER. DCGM_BINDINGS names the directory of DCGM's Python bindings.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+
+from benchmarks.exporter import HOST, exporter_command, free_port
+
+
+def program(name: str) -> str:
+    """Return the path of a program; empty if there is none."""
+    return os.environ.get(_variable(name)) or shutil.which(name) or ""
+
+
+def _variable(name: str) -> str:
+    return name.upper().replace("-", "_")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another exporter: its name, whether it is installed, and the command that serves on a port of 127.0.0.1."""
+    """A row of another exporter, or of gpu-exporter with another source.
+
+    `options` are its arguments for a port, and for the port of the host engine, if it needs one. `programs` are those
+    that it needs, its own first. `seconds` is how long after its start it may read the GPUs for the first time.
+    """
 
     name: str
-    present: Callable[[], bool]
-    command: Callable[[int], Sequence[str]]
+    programs: Sequence[str]
+    options: Callable[[int, int], Sequence[str]]
+    engine: bool = False
+    seconds: float = 0.0
+    # The module of Python that it also is.
+    module: str = ""
+
+    def missing(self) -> str:
+        """Return why it cannot run here; empty if it can."""
+        if self.module and find_spec(self.module):
+            return ""
+        names = [*self.programs, *(("nv-hostengine",) if self.engine else ())]
+        lacking = [f"{name} is not in PATH, and {_variable(name)} is not set" for name in names if not program(name)]
+        return "; ".join(lacking)
+
+    def present(self) -> bool:
+        """Return whether it can run here."""
+        return not self.missing()
+
+    def commands(self, port: int) -> tuple[Sequence[str], Mapping[int, Sequence[str]]]:
+        """Return the command that serves on a port of 127.0.0.1, and what must run beside it, by port."""
+        engine = free_port() if self.engine else 0
+        own = program(self.programs[0]) if self.programs else ""
+        start = [own] if own else [sys.executable, "-m", self.module] if self.module else []
+        beside = [program("nv-hostengine"), "-n", "-b", HOST, "-p", str(engine), "--log-level", "ERROR"]
+        return [*start, *self.options(port, engine)], {engine: beside} if self.engine else {}
+
+    def command(self, port: int) -> Sequence[str]:
+        """Return the command alone."""
+        return self.commands(port)[0]
 
 
-def _on_path(*programs: str) -> Callable[[], bool]:
-    return lambda: all(map(shutil.which, programs))
+def _dcgm(interval: float) -> Callable[[int, int], Sequence[str]]:
+    return lambda port, _: ["--address", f"{HOST}:{port}", "--collect-interval", f"{interval * 1000:.0f}"]
+
+
+def _nvidia(*options: str) -> Callable[[int, int], Sequence[str]]:
+    return lambda port, _: [f"--web.listen-address={HOST}:{port}", *options]
 
 
 NVITOP = Peer(
     "nvitop-exporter",
-    lambda: find_spec("nvitop_exporter") is not None,
-    lambda port: [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port)],
+    ("nvitop-exporter",),
+    lambda port, _: ["--bind-address", HOST, "--port", str(port)],
+    module="nvitop_exporter",
 )
+DCGM, NVIDIA, SMI = "dcgm-exporter", "nvidia_gpu_exporter", "nvidia-smi"
 PEERS = (
-    NVITOP,
     Peer(
-        "dcgm-exporter",
-        _on_path("dcgm-exporter"),
-        lambda port: ["dcgm-exporter", "--address", f"127.0.0.1:{port}", "--collect-interval", "1000"],
+        "gpu-exporter, DCGM",
+        (),
+        lambda port, engine: exporter_command(
+            *(port, "--source", "dcgm", "--dcgm-hostengine", f"{HOST}:{engine}"),
+            *(("--dcgm-bindings", bindings) if (bindings := os.environ.get("DCGM_BINDINGS")) else ()),
+        ),
+        engine=True,
+    ),
+    NVITOP,
+    Peer("dcgm-exporter, 30 s", (DCGM,), _dcgm(30), seconds=30),
+    Peer("dcgm-exporter, 1 s", (DCGM,), _dcgm(1)),
+    Peer(
+        "dcgm-exporter, 1 s, and nv-hostengine",
+        (DCGM,),
+        lambda port, engine: [*_dcgm(1)(port, engine), "--remote-hostengine-info", f"{HOST}:{engine}"],
+        engine=True,
     ),
     Peer(
-        "nvidia_gpu_exporter",
-        _on_path("nvidia_gpu_exporter", "nvidia-smi"),
-        lambda port: ["nvidia_gpu_exporter", f"--web.listen-address=127.0.0.1:{port}"],
+        "nvidia_gpu_exporter, nvidia-smi",
+        (NVIDIA, SMI),
+        lambda port, _: [*_nvidia()(port, 0), f"--nvidia-smi-command={program(SMI)}"],
+    ),
+    Peer("nvidia_gpu_exporter, NVML", (NVIDIA,), _nvidia("--collect.backend=nvml")),
+    Peer(
+        "nvidia_gpu_exporter, NVML every second",
+        (NVIDIA,),
+        _nvidia("--collect.backend=nvml", "--collect.interval=1s"),
     ),
 )

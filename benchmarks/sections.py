@@ -31,6 +31,13 @@ CHECKS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
+ACCOUNTING = """
+CPU and memory are those of everything that an exporter starts, with the processes that ended, and of the host engine
+that it reads. Memory is the most at any time while it is scraped. *Start* is the time until the first page with all
+samples.
+"""
+
+
 @dataclass(frozen=True)
 class Shown:
     """Markdown, and SVG files by name (without the extension), which are shown below it."""
@@ -71,21 +78,26 @@ def _cells(each: Numbers) -> tuple[str, ...]:
 def cost(numbers: Numbers) -> Shown:
     """Return one row for each exporter; if it was measured with fewer GPUs, too, also an extrapolation to eight."""
     found, most_gpus = numbers["rows"], max(each["gpus"] for each in numbers["rows"])
-    rows = [
+    # Results of earlier versions have no idle CPU and no start, and count only the process of the exporter.
+    fair = all("idle_cpu" in each for each in found)
+    rows: list[tuple[str, ...]] = [
         (
             named(each["name"]) + ("" if each["gpus"] == most_gpus else f", {each['gpus']} of these GPUs"),
             percent(each["cpu"], 2),
+            *([percent(each["idle_cpu"], 2), f"{each['start_seconds']:.1f} s"] if fair else []),
             *_cells(each),
             "" if each["ticks_skipped"] is None else f"{each['ticks_skipped']}",
         )
         for each in found
     ]
-    head = ("exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
+    rows += [(each["name"], f"not measured: {each['why']}") for each in numbers.get("not_measured", ())]
+    head = ["exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst"]
+    head[2:2] = ["CPU without a scrape", "start"] if fair else []
     more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection", "collections skipped")
     whole = [each for each in found if each["gpus"] == most_gpus]
     names, what = [each["name"] for each in whole], _by(most_gpus, "GPU")
     return Shown(
-        table((*head, *more), rows) + _extrapolated(found, most_gpus),
+        table((*head, *more), rows) + (ACCOUNTING if fair else "") + _extrapolated(found, most_gpus),
         {
             "cpu": plots.bars(f"CPU, {what}", "% of a core", names, {"CPU": _all(whole, "cpu", 100)}, "{:.2f}"),
             "memory": plots.bars(f"Memory, {what}", "MiB", names, {"RSS": _all(whole, "rss_mib")}, "{:.0f}"),

@@ -8,14 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from content.chart import files as chart
-from content.chart import manifests
+from content.chart import manifests, platforms
 from content.docs import failure_modes as failure_pages
-from content.docs import gpu_models, reference
+from content.docs import gpu_models, peer_series, reference, without_profiling
 from content.docs import signals as signal_page
 from gpu_exporter.alerting import alertmanager, rules, runbooks
 from gpu_exporter.alerting import coverage as dcgm_csv
 from gpu_exporter.alerting.boards import BOARDS, Board
-from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.model.errors import GpuExporterError
@@ -33,6 +32,10 @@ def _dashboard(board: Board) -> str:
         raise _needs(module) from None
 
 
+def _without_profiling() -> str:
+    return without_profiling.page({board.title: _dashboard(board) for board in BOARDS})
+
+
 def _in_chart(board: Board) -> str:
     return chart.dashboard(_dashboard(board))
 
@@ -44,16 +47,16 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/dcgm-exporter-flags.md": reference.page,
     "docs/xids.md": reference.xids,
     "docs/gpu-models.md": gpu_models.page,
+    "docs/peer-series.md": peer_series.page,
     "alerts/recording.yaml": rules.recording,
     "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
-    **{f"alerts/levels/{level.value}.yaml": partial(rules.level_rules, level) for level in RuleLevel},
     "alerts/examples/remote_write.yaml": rules.forwarding,
-    "alerts/vmalert/rules.yaml": rules.vmalert_rules,
     "alerts/dcgm-exporter.csv": dcgm_csv.classic,
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
     "docs/failure-modes.md": failure_pages.failure_modes,
     "docs/signals.md": signal_page.signals,
+    "docs/without-profiling.md": _without_profiling,
     f"{runbooks.FOLDER}/README.md": runbooks.index,
     **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
     **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
@@ -64,6 +67,8 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     f"{chart.FOLDER}/files/defaults.yaml": chart.defaults,
     f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
     f"{chart.FOLDER}/README.md": chart.readme,
+    "docs/kubernetes-platforms.md": platforms.page,
+    **{platforms.path(each): partial(platforms.preset, each) for each in platforms.PLATFORMS},
 }
 
 

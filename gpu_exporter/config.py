@@ -35,6 +35,7 @@ from gpu_exporter.io.user_text import (
     reasons,
     schema,
     speed,
+    web_url,
     whole,
 )
 from gpu_exporter.model.errors import GpuExporterError
@@ -116,7 +117,7 @@ COMMON, PODS, HEALTH, PROFILES, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED =
 class Config:
     """Every setting with its default. Seconds, paths and numbers, already checked."""
 
-    address: Address          = _setting(COMMON, "Address to listen on.", address, ":9400")
+    address: Address          = _setting(COMMON, "Address to listen on; `:9400` is port 9400 of all IPv4 and IPv6 addresses.", address, ":9400")
     source: str               = _setting(COMMON, f"Where to read GPUs from: {', '.join(f'{kind.name} ({kind.description})' for kind in SOURCE_KINDS.values())}.", choice(*SOURCE_KINDS), AUTO.name)
     devices: Devices          = _setting(COMMON, "GPUs to monitor: f (each GPU, or its instances if it is in MIG mode), g (GPUs only), i (instances only), or a list such as g:0,2-3 or g:UUID.", device_list, "f")
     metrics: MetricSet        = _setting(COMMON, "Set of metrics: default or full.", metric_set, "default")
@@ -136,7 +137,7 @@ class Config:
     no_hostname: bool         = _setting(PODS, "Omit the Hostname label.", boolean, "false")
     expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the number of NVIDIA GPUs on the PCI bus, or the most GPUs seen if that is higher.", count)
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
-    state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts, and the results of `check --active`.", Path)
+    state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs and what links reached across restarts, and the results of `check --active`.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
     profile: frozenset[ProfileReason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy automatically: {', '.join(reason.value for reason in AUTOMATIC)}, or several, separated by commas. Off by default; see docs/continuous-profiling.md.", reasons, "")
     profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")
@@ -147,6 +148,7 @@ class Config:
     web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
     web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit and /-/reload, and /-/release and /-/resume without --token-file.", boolean, "false", "web.enable-lifecycle")
     mask_names: bool          = _setting(ACCESS, "On the live page and in the JSON API, replace the names of namespaces, workloads, pods, containers, programs and users by pseudonyms, except for --profile-users; see docs/security.md. /metrics keeps them.", boolean, "false")
+    grafana_url: str          = _setting(ACCESS, "URL of your Grafana, for links from the live page to the dashboards.", web_url, "")
     web_trusted_proxies: tuple[Network, ...] = _setting(ACCESS, "Addresses and networks of proxies, such as 10.0.0.0/8, separated by commas. For limits and the log, the client of their requests is the one that X-Forwarded-For names.", networks, "")
     token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release`, `resume` and `profile` on this machine use to log in. `serve` writes it.", Path)
     log_level: str            = _setting(LOG, "Lowest level to log: debug, info, warning or error.", choice("debug", "info", "warning", "error"), "info")

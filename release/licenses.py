@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 # Extras of setup.cfg. The image installs `kubernetes`.
 RUNTIME = ("kubernetes",)
-OPTIONAL = ("dashboards", "plots", "profile", "top", "trace")
+OPTIONAL = ("dashboards", "distributed", "plots", "profile", "top", "trace", "xplane", "zstd")
 DEVELOPMENT = ("dev", "docs", "release", "bench", "mutation")
 PYTHON = "3.12"  # of the image, for conditions such as python_version
 
@@ -52,6 +52,12 @@ APACHE = "Apache-2.0, Copyright NVIDIA Corporation"
 COPIED = (
     Copied("deploy/dcgm-exporter/*.csv", "wheel, image", "unchanged files of NVIDIA's dcgm-exporter", APACHE),
     Copied("tests/dcgm_exporter/*.json", "no", "an unchanged file of NVIDIA's dcgm-exporter", APACHE),
+    Copied(
+        "tests/data/peer_queries.jsonl",
+        "no",
+        "queries of the dashboards and alerts of nvidia_gpu_exporter and nvitop-exporter",
+        "MIT, Copyright Utku Özdemir; Apache-2.0, Copyright Xuehai Pan",
+    ),
     Copied(
         "gpu_exporter/catalogue/dcgm_exporter/fields.csv",
         "wheel, image",
@@ -122,7 +128,8 @@ image. [The SBOM of a release](releases.md#verify-a-release) has the exact versi
 ## What do optional features need?
 
 `dashboards` and `plots` are for rendering dashboards and plots, `top` for the live view in the terminal, `trace` for
-profiler traces, `profile` for profiles of running jobs. The image has none of these extras.
+profiler traces, `zstd`, `xplane` and `distributed` for traces that are compressed with zstd, of JAX, and on a Dask
+cluster or behind URLs, `profile` for profiles of running jobs. The image has none of these extras.
 
 {table(optional)}
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import project
 from gpu_exporter.version import __version__
-from release.source import ROOT, git
+from release.source import ROOT, commit_time, git
 
 CHANGELOG = ROOT / "CHANGELOG.md"
 OPEN = "not released yet"
@@ -78,8 +78,9 @@ def verify(tag: str, root: Path = ROOT) -> None:
         published = places(repository)
         if lines := wrong_names(f"{os.environ['GITHUB_SERVER_URL']}/{repository}", published):
             sys.exit("\n".join(lines))
+        outputs = {"version": __version__, "time": commit_time(root), **published}
         with Path(output).open("a", encoding="utf-8") as file:
-            file.writelines(f"{key}={value}\n" for key, value in {"version": __version__, **published}.items())
+            file.writelines(f"{key}={value}\n" for key, value in outputs.items())
     print(f"{tag} can be released")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
-from content.chart.schemas import BOOL, DURATION, POSITIVE, TEXT, Schema, closed, keyed, listed, one_of, text
+from content.chart.schemas import BOOL, DURATION, POSITIVE, TEXT, TEXTS, Schema, closed, keyed, listed, one_of, text
 from gpu_exporter.catalogue import xids
 from gpu_exporter.catalogue.xids import XidKind
 from gpu_exporter.config import Config
@@ -16,6 +16,7 @@ from gpu_exporter.io import user_text
 from gpu_exporter.model.metric import Schema as NameSchema
 from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.model.verdict import Action
+from gpu_exporter.remediation.settings import Settings
 
 HOST_ENGINE = text("|(unix://)?/.+|([^][:/ ]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]+)?")
 
@@ -105,3 +106,28 @@ _COLUMNS: Mapping[str, Schema] = {
     "date": text("[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 }
 XID_OVERRIDES = keyed(_CODE, closed(_COLUMNS))
+
+# The controller's settings without those that the chart sets: its rights, its Service and the pools depend on them.
+_BY_TYPE: Mapping[Any, Schema] = {
+    str: TEXT,
+    bool: BOOL,
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    tuple[str, ...]: TEXTS,
+}
+
+
+def _of_class(owner: type, *managed: str) -> Schema:
+    """Return the schema of an object that is decoded as a dataclass."""
+    types = get_type_hints(owner)
+    assert is_dataclass(owner)
+    return closed(
+        {
+            each.name: _of_class(types[each.name]) if is_dataclass(types[each.name]) else _BY_TYPE[types[each.name]]
+            for each in fields(owner)
+            if each.name not in managed
+        }
+    )
+
+
+CONTROLLER = _of_class(Settings, "namespace", "lease", "address", "pools", "events")

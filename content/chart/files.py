@@ -12,7 +12,7 @@ import yaml
 
 from content.chart import readme as readme_text
 from content.chart import values as v
-from content.chart.schemas import OBJECTS, REGISTRY, Schema
+from content.chart.schemas import PULL_SECRETS, REGISTRY, Schema
 from content.chart.values import Value
 from gpu_exporter.alerting import allocation, banner, rules
 from gpu_exporter.alerting.limits import user_limits
@@ -31,7 +31,7 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 GLOBAL: Schema = {
     "type": "object",
     "description": "Values of all charts of a release: imageRegistry, imagePullSecrets.",
-    "properties": {"imageRegistry": REGISTRY, "imagePullSecrets": OBJECTS},
+    "properties": {"imageRegistry": REGISTRY, "imagePullSecrets": PULL_SECRETS},
 }
 ENABLED: Schema = {"type": "boolean", "description": "For the `condition` of a parent chart."}
 WIDTH = 110

@@ -12,17 +12,18 @@ import yaml
 
 from content.chart import files as chart
 from gpu_exporter.alerting import banner
+from gpu_exporter.alerting.operator_rules import NAMESPACE
 from gpu_exporter.version import __version__
 
 FOLDER = "deploy/kubernetes"
-NAMESPACE = "gpu-monitoring"
 # Of a domain that never exists, so that nobody's image runs by accident.
 REPOSITORY = "registry.invalid/gpu-exporter"
 NOTE = "# Rendered from helm/gpu-exporter by `make generate`.\n"
 README = f"""# Kubernetes manifests
 
-The [chart](../../helm/gpu-exporter/README.md) rendered with its defaults: `plain`, and `monitored`, which adds a
-ServiceMonitor and a PrometheusRule for Prometheus Operator.
+The [chart](../../helm/gpu-exporter/README.md) rendered with its defaults. For Prometheus Operator,
+`gpu-exporter bundle deploy --out DIR` also writes `kubernetes/monitored`, with the ServiceMonitor and the rules;
+`--limits` gives these your limits.
 
 No image is published, so these manifests name one that cannot be pulled (`{REPOSITORY}`). Build the
 image in the root of the repository, push it, and name it in an overlay:
@@ -43,16 +44,14 @@ kubectl apply -k overlay
 The pods meet Pod Security *restricted*, which the namespace enforces. For all other settings, use the chart, also to
 see which pod uses a GPU: `attribution.enabled`.
 """
-# Manifests that need Prometheus Operator are in `monitored`. Dashboards are left out: the repository has them twice.
+# Dashboards are left out: the repository has them twice.
 FEATURES: Mapping[str, Any] = {
     "fullnameOverride": "gpu-exporter",
     "namespaceOverride": NAMESPACE,
     "image": {"repository": REPOSITORY},
     "serviceMonitor": {"enabled": True},
-    "prometheusRule": {"enabled": True},
     "test": {"enabled": False},
 }
-OPERATED = ("ServiceMonitor", "PrometheusRule")
 # Labels that mark an object as managed by Helm.
 OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
 
@@ -88,15 +87,14 @@ def left_out(root: Path) -> str:
 def files(root: Path) -> Mapping[str, str]:
     """Render the chart below `root`, and return the content of each file by name. Needs helm_python."""
     objects = [_without_helm(document) for document in _objects(root / chart.FOLDER)]
-    monitoring = [document for document in objects if document["kind"] in OPERATED]
-    exporter = [document for document in objects if document["kind"] not in OPERATED]
+    monitor = [document for document in objects if document["kind"] == "ServiceMonitor"]
+    exporter = [document for document in objects if document not in monitor]
     return {
         f"{FOLDER}/README.md": banner.markdown(sys.modules[__name__]) + README,
         f"{FOLDER}/plain/kustomization.yaml": _kustomization("namespace.yaml", "gpu-exporter.yaml"),
         f"{FOLDER}/plain/namespace.yaml": _dumped([SPACE]),
         f"{FOLDER}/plain/gpu-exporter.yaml": _dumped(exporter),
-        f"{FOLDER}/monitored/kustomization.yaml": _kustomization("../plain", "monitoring.yaml"),
-        f"{FOLDER}/monitored/monitoring.yaml": _dumped(monitoring),
+        f"{FOLDER}/monitored/servicemonitor.yaml": _dumped(monitor),
     }
 
 

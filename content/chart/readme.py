@@ -30,7 +30,46 @@ The labels are those by which your Prometheus selects its ServiceMonitors and ru
 of `serviceMonitor.enabled`; its values mean the same.
 
 If `gpu-exporter doctor` in the pod finds no GPU, set `gpuAccess.mode`: `runtimeClass` if the cluster has a runtime class
-`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI.
+`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI. For GKE, EKS, AKS, OpenShift, Talos, k3s and kubeadm there
+are [presets](../../docs/kubernetes-platforms.md), such as `--values helm/gpu-exporter/presets/gke.yaml`.
+
+### Argo CD and Flux
+
+Rendering needs no cluster, and the same values always give the same objects. Create first: the namespace with its labels,
+Prometheus Operator's CRDs, and the Secrets that you name (`web.existingSecret`, `remediation.secret`, and those of
+`serviceMonitor.basicAuth`). The order of all else does not matter. The largest objects have 230 kB, below the 256 KiB that
+client-side apply allows.
+
+Set `test.enabled: false` and `prometheusRule.grafanaUrl`, since nobody reads the notes that ask for it, and name the
+release as the Application: older versions of Argo CD put its name into the label by which the ServiceMonitor selects. The
+project must allow ClusterRoles and, with `remediation.events`, a Role in the namespace `default`. With passwords:
+
+```yaml
+dashboards: {{enabled: true}}
+web: {{existingSecret: gpu-exporter-web, scheme: http}}   # its web.yml has the users prometheus and remediation
+serviceMonitor:
+  enabled: true
+  basicAuth: {{username: {{name: gpu-exporter-login, key: username}}, password: {{name: gpu-exporter-login, key: password}}}}
+prometheusRule: {{enabled: true, grafanaUrl: "https://grafana.example"}}
+test: {{enabled: false}}
+remediation:
+  enabled: true
+  secret: gpu-remediation
+  config: {{exporters: {{user: remediation, password_file: /etc/gpu-exporter-secret/password}}}}
+```
+
+### Without internet access
+
+All objects use the one image, and the chart has no subcharts. Where there is a network, build the image as above, and
+`make chart` packages the chart into `dist/`. Then push both to your registry (`docker save` and `docker load` carry the
+image, `helm push` the chart), and set `image.repository` to the image there. `global.imageRegistry` and
+`global.imagePullSecrets` also work. The dashboards need only the panels that come with Grafana, and links of alerts lead
+to your `prometheusRule.grafanaUrl`, whose dashboard *Runbooks* has all runbooks.
+
+### IPv6
+
+The exporter and the controller listen on all IPv4 and IPv6 addresses, so a cluster with IPv6 alone needs no values.
+`service.ipFamilyPolicy` and `service.ipFamilies` choose the addresses of both Services.
 
 ## Which pod uses a GPU?
 
@@ -43,7 +82,10 @@ kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privil
 helm upgrade gpu-exporter helm/gpu-exporter --namespace gpu-monitoring --reuse-values --set attribution.enabled=true
 ```
 
-The container still has no capabilities, and sees of the node only the folder with the socket, read-only:
+If you must stay *restricted*, you do without pods, processes (also that of an XID), evidence of the host, step times, and
+what only the kernel log has (SXids). `gpuAccess.mode` may then be `env`, `runtimeClass`, `cdi` or `none`.
+
+With attribution, the container still has no capabilities, and sees of the node only the folder with the socket, read-only:
 [what can be read with that](../../docs/security.md#attribution).
 
 ## What each feature costs
@@ -68,8 +110,10 @@ while it is on:
 | `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |
 | `xids.keep: node` | writable hostPath, uid 0 |
 | `gpuAccess.mode: volumeMounts` | hostPath of /dev/null |
+| `gpuAccess.mode: hostPath` | `privileged`, because nothing else opens the device files; read-only hostPath of the driver |
 | `dcgm.profiling` | SYS_ADMIN, uid 0; not with a remote host engine |
 | `hostNetwork` | the node's network |
+| `hostPort` | a port of the node |
 
 ## Priority class
 
@@ -127,7 +171,8 @@ would look like those of its user. `node` is the node, `instance` the node and p
 of the labels of the user (`serviceMonitor.exportedLabels`), because public dashboards read those. A Prometheus
 with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
 
-For a Prometheus without the operator:
+For a Prometheus without the operator, with a job for the exporters and, if `remediation.enabled`, one for the controller.
+Both select pods by the label `app.kubernetes.io/component`, because all pods of a release share the other labels:
 
 ```yaml
 scrape_configs:
@@ -135,10 +180,22 @@ scrape_configs:
     honor_labels: true
     kubernetes_sd_configs: [{{role: pod}}]
     relabel_configs:
-      - {{source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_name], regex: gpu-exporter, action: keep}}
+      - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_part_of, __meta_kubernetes_pod_label_app_kubernetes_io_component]
+        regex: gpu-exporter;exporter
+        action: keep
       - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: metrics, action: keep}}
       - {{source_labels: [__meta_kubernetes_pod_node_name], target_label: node}}
       - {{source_labels: [__meta_kubernetes_pod_node_name], regex: (.+), target_label: instance, replacement: "$1:9400"}}
+  - job_name: gpu-remediation
+    honor_labels: true
+    kubernetes_sd_configs: [{{role: pod}}]
+    relabel_configs:
+      - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_part_of, __meta_kubernetes_pod_label_app_kubernetes_io_component]
+        regex: gpu-exporter;remediation
+        action: keep
+      - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: http, action: keep}}
+      - {{source_labels: [__meta_kubernetes_namespace], target_label: namespace}}
+      - {{source_labels: [__meta_kubernetes_pod_name], target_label: pod}}
 ```
 
 ## With dcgm-exporter or GPU operator

@@ -40,9 +40,11 @@ def keyed(keys: str, values: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 BOOL: Schema = {"type": "boolean"}
+MAYBE: Schema = {"type": ["boolean", "null"]}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+PORTS = listed(PORT)
 TEXTS = listed(TEXT)
 # Objects of Kubernetes with so many keys that Kubernetes itself has to check them.
 OBJECT: Schema = {"type": "object"}
@@ -109,8 +111,7 @@ _AMOUNTS: Schema = {
     # The templates refuse these, with the reason.
     "patternProperties": {"^nvidia[.]com/": {}, "^hugepages-": _BYTES},
 }
-_CLAIMS = listed(closed({"name": text(_LABEL), "request": TEXT}, "name"))
-RESOURCES = closed({"requests": _AMOUNTS, "limits": _AMOUNTS, "claims": _CLAIMS})
+RESOURCES = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
 
 _EFFECTS = one_of("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATIONS = listed(
@@ -145,10 +146,12 @@ UPDATE_STRATEGY = closed(
         "rollingUpdate": closed({"maxUnavailable": _SHARE, "maxSurge": _SHARE}),
     }
 )
+_PROFILE = closed({"type": one_of("RuntimeDefault", "Unconfined", "Localhost"), "localhostProfile": TEXT}, "type")
 _OF_BOTH = {
     **dict.fromkeys(("runAsUser", "runAsGroup"), COUNT),
     "runAsNonRoot": BOOL,
-    **dict.fromkeys(("seccompProfile", "appArmorProfile", "seLinuxOptions", "windowsOptions"), OBJECT),
+    **dict.fromkeys(("seccompProfile", "appArmorProfile"), _PROFILE),
+    "seLinuxOptions": closed(dict.fromkeys(("user", "role", "type", "level"), TEXT)),
 }
 POD_SECURITY = closed(
     {
@@ -158,7 +161,7 @@ POD_SECURITY = closed(
         "supplementalGroups": listed(COUNT),
         "supplementalGroupsPolicy": one_of("Merge", "Strict"),
         "seLinuxChangePolicy": one_of("MountOption", "Recursive"),
-        "sysctls": OBJECTS,
+        "sysctls": listed(closed({"name": TEXT, "value": TEXT}, "name", "value")),
     }
 )
 SECURITY = closed(
@@ -175,14 +178,34 @@ PROBE = closed(
         **dict.fromkeys(("periodSeconds", "timeoutSeconds", "failureThreshold"), POSITIVE),
     }
 )
+_ADDRESS = text("[0-9]{1,3}([.][0-9]{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:.]*")
 DNS_CONFIG = closed(
-    {"nameservers": TEXTS, "searches": TEXTS, "options": listed(closed({"name": TEXT, "value": TEXT}, "name"))}
+    {
+        "nameservers": {**listed(_ADDRESS), "maxItems": 3},
+        "searches": TEXTS,
+        "options": listed(closed({"name": TEXT, "value": TEXT}, "name")),
+    }
 )
-HOST_ALIASES = listed(closed({"ip": text("[0-9a-fA-F.:]+"), "hostnames": listed(text(_DOMAIN))}, "ip", "hostnames"))
-VARIABLES = listed(closed({"name": text("[^=]+"), "value": TEXT, "valueFrom": OBJECT}, "name"))
+HOST_ALIASES = listed(closed({"ip": _ADDRESS, "hostnames": listed(text(_DOMAIN))}, "ip", "hostnames"))
+_ITEM = closed({"name": text(_DOMAIN), "key": TEXT, "optional": BOOL}, "name", "key")
+_SOURCE: Schema = {
+    **closed(
+        {
+            "fieldRef": closed({"apiVersion": TEXT, "fieldPath": TEXT}, "fieldPath"),
+            "resourceFieldRef": closed({"containerName": TEXT, "resource": TEXT, "divisor": {}}, "resource"),
+            "configMapKeyRef": _ITEM,
+            "secretKeyRef": _ITEM,
+        }
+    ),
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+VARIABLES = listed(closed({"name": text("[^=]+"), "value": TEXT, "valueFrom": _SOURCE}, "name"))
 _REFERENCE = closed({"name": text(_DOMAIN), "optional": BOOL}, "name")
 VARIABLE_SOURCES = listed(closed({"prefix": text("[^=]*"), "configMapRef": _REFERENCE, "secretRef": _REFERENCE}))
-PULL_SECRETS = listed(closed({"name": text(_DOMAIN)}, "name"))
+PULL_SECRETS = listed(
+    {**closed({"name": text(_DOMAIN)}, "name"), "type": ["object", "string"], "pattern": f"^{_DOMAIN}$"}
+)
 CONTAINERS = listed({"type": "object", "required": ["name", "image"]})
 VOLUMES = listed({"type": "object", "required": ["name"]})
 MOUNTS = listed(
@@ -204,8 +227,23 @@ MANIFESTS = listed(
         "then": {"required": ["apiVersion", "kind"]},
     }
 )
-PEERS = listed(closed({"podSelector": OBJECT, "namespaceSelector": OBJECT, "ipBlock": OBJECT}))
-EGRESS = listed(closed({"to": PEERS, "ports": OBJECTS}))
+_EXPRESSIONS = listed(
+    closed(
+        {"key": text(QUALIFIED), "operator": one_of("In", "NotIn", "Exists", "DoesNotExist"), "values": TEXTS}, "key"
+    )
+)
+_SELECTOR = closed({"matchLabels": LABELS, "matchExpressions": _EXPRESSIONS})
+_NETWORK = text("[0-9a-fA-F.:]+/[0-9]{1,3}")
+_BLOCK = closed({"cidr": _NETWORK, "except": listed(_NETWORK)}, "cidr")
+PEERS = listed(closed({"podSelector": _SELECTOR, "namespaceSelector": _SELECTOR, "ipBlock": _BLOCK}))
+_PORT: Schema = {
+    "type": ["integer", "string"],
+    "minimum": 1,
+    "maximum": 65535,
+    "pattern": "^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$",
+}
+_PORTS = listed(closed({"port": _PORT, "endPort": PORT, "protocol": one_of("TCP", "UDP", "SCTP")}))
+EGRESS = listed(closed({"to": PEERS, "ports": _PORTS}))
 
 # Of Prometheus and its operator.
 # Jobs that the rules recognise as GPU exporters.
@@ -213,7 +251,7 @@ JOB = text("gpu|.*(gpu.?exporter|dcgm).*")
 _METRIC_LABEL = "[a-zA-Z]\\w*|_([a-zA-Z0-9]\\w*)?"
 ALERT_LABELS = keyed(_METRIC_LABEL, TEXT)
 _KEY = closed({"name": TEXT, "key": TEXT, "optional": BOOL}, "name", "key")
-_EITHER = closed({"secret": _KEY, "configMap": _KEY})
+_EITHER: Schema = {**closed({"secret": _KEY, "configMap": _KEY}), "maxProperties": 1}
 _VERSION = one_of("TLS10", "TLS11", "TLS12", "TLS13")
 _TLS = {
     "ca": _EITHER,

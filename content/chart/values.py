@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from content.chart import exporter_schemas, schemas
-from content.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, listed, one_of
+from content.chart.schemas import BOOL, COUNT, MAYBE, SPAN, TEXT, TEXTS, Schema, listed, one_of
 from gpu_exporter.alerting.allocation import TOLERATED_TAINTS
 from gpu_exporter.alerting.boards import BOARDS
 from gpu_exporter.alerting.levels import RuleLevel
@@ -87,24 +87,25 @@ def _deprecated(path: str, successor: str, default: Any, schema: Schema) -> Valu
 def _of_pod_monitor(value: Value) -> Iterator[Value]:
     """Yield the value of the PodMonitor that means the same; nothing for what only a ServiceMonitor has."""
     name = value.path.removeprefix("serviceMonitor.")
-    if name not in ("enabled", "targetLabels", "jobLabel") and not value.successor:
+    if name not in ("enabled", "targetLabels", "jobLabel", "bearerTokenFile") and not value.successor:
         schema = schemas.POD_TLS_CONFIG if name == "tlsConfig" else value.schema
         yield Value(f"podMonitor.{name}", value.default, schema, f"As `{value.path}`.")
 
 
 # fmt: off
 IMAGE = (
-    Value("image.registry", "", schemas.REGISTRY, "Registry, put before `image.repository`; `global.imageRegistry` takes precedence."),
+    Value("image.registry", "", schemas.REGISTRY, "Registry, put before `image.repository`, which then has none of its own; `global.imageRegistry` takes precedence."),
     Value("image.repository", "", schemas.REPOSITORY, "Where you pushed the image, such as `registry.example/gpu-exporter`. Required: no image is published."),
     Value("image.tag", "", schemas.TAG, "Tag; empty for the chart's appVersion."),
     Value("image.digest", "", schemas.DIGEST, "Digest, `sha256:…`; it takes precedence over the tag."),
     Value("image.pullPolicy", "IfNotPresent", one_of("Always", "IfNotPresent", "Never"), "When to pull the image."),
-    Value("imagePullSecrets", [], schemas.PULL_SECRETS, "Secrets for the registry, such as `[{name: registry}]`."),
+    Value("imagePullSecrets", [], schemas.PULL_SECRETS, "Secrets for the registry, by name: `[registry]`, or `[{name: registry}]`."),
 )
 NAMES = (
     Value("nameOverride", "", schemas.NAME, "Replaces the chart's name."),
     Value("fullnameOverride", "", schemas.NAME, "Replaces the names of release and chart."),
     Value("namespaceOverride", "", schemas.NAME, "Replaces the release's namespace."),
+    Value("releaseLabel", False, BOOL, "Whether all objects have the label `release` with the name of the release, by which some Prometheus select their monitors and rules."),
     Value("commonLabels", {}, schemas.LABELS, "Labels of all objects."),
     Value("commonAnnotations", {}, schemas.ANNOTATIONS, "Annotations of all objects."),
 )
@@ -113,7 +114,7 @@ EXPORTER = (
     Value("metrics", "default", one_of("default", "full"), "Which metrics to expose."),
     Value("interval", "1s", schemas.SECONDS, "Time between two collections."),
     Value("logLevel", "info", one_of("debug", "info", "warning", "error"), "Log level."),
-    Value("config", {}, exporter_schemas.settings(MANAGED), "All other settings of docs/configuration.md, by key."),
+    Value("config", {}, exporter_schemas.settings(MANAGED), "Settings of docs/configuration.md, by key, other than those for which the chart has a value, such as `port` for `address`."),
     Value("collectors", "", TEXT, "Content of a dcgm-exporter CSV file; only its families are exposed."),
     Value("xids.overrides", {}, exporter_schemas.XID_OVERRIDES, "Changes to the table of XIDs, such as `\"63\": {action: gpu_reset, drain: true}`."),
     Value("xids.keep", "pod", one_of("none", "pod", "node"), "Where XIDs are stored across restarts: `none`, the pod's own volume (`pod`), or `xids.path` of the node (`node`; *hostPath, uid 0*)."),
@@ -145,8 +146,9 @@ ATTRIBUTION = (
     Value("kernelLog.group", 4, COUNT, "Group that may read that file; 4 is adm."),
 )
 GPUS = (
-    Value("gpuAccess.mode", "env", one_of("env", "runtimeClass", "cdi", "volumeMounts", "none"), "How the container gets access to the GPUs. It never requests `nvidia.com/gpu`, which would take a GPU from a workload. `env`: the node's default runtime is NVIDIA's; `runtimeClass`: the runtime class `gpuAccess.runtimeClassName`; `cdi`: an annotation; `volumeMounts`: for nodes that ignore the environment variable of unprivileged pods (*hostPath*); `none`: with a remote DCGM."),
+    Value("gpuAccess.mode", "env", one_of("env", "runtimeClass", "cdi", "volumeMounts", "hostPath", "none"), "How the container gets access to the GPUs. It never requests `nvidia.com/gpu`, which would take a GPU from a workload. `env`: the node's default runtime is NVIDIA's; `runtimeClass`: the runtime class `gpuAccess.runtimeClassName`; `cdi`: an annotation; `volumeMounts`: for nodes that ignore the environment variable of unprivileged pods (*hostPath*); `hostPath`: for nodes without NVIDIA's runtime, such as GKE's (*privileged, hostPath*); `none`: with a remote DCGM. See [which platform needs which](../../docs/kubernetes-platforms.md)."),
     Value("gpuAccess.runtimeClassName", "nvidia", schemas.DOMAIN, "For `gpuAccess.mode: runtimeClass`."),
+    Value("gpuAccess.hostPath", "/home/kubernetes/bin/nvidia", schemas.FOLDER, "Folder of the node with the driver, whose libraries are in `lib64`, for `gpuAccess.mode: hostPath`. The default is that of GKE."),
     Value("gpuAccess.visibleDevices", "all", schemas.VISIBLE_DEVICES, "`NVIDIA_VISIBLE_DEVICES`."),
     Value("gpuAccess.driverCapabilities", "utility", schemas.CAPABILITIES, "`NVIDIA_DRIVER_CAPABILITIES`; NVML needs only `utility`."),
     Value("gpuAccess.cdiDevice", "nvidia.com/gpu=all", schemas.CDI_DEVICE, "Device for `gpuAccess.mode: cdi`."),
@@ -156,7 +158,7 @@ GPUS = (
     Value("dcgm.profiling", False, BOOL, "Whether DCGM in the container may read profiling metrics (*SYS_ADMIN, uid 0*)."),
 )
 PODS = (
-    Value("nodes", "auto", one_of("auto", "nfd", "gpuOperator", "any"), "Nodes to run on. `auto`: those with NFD's label of NVIDIA's PCI vendor, GPU operator's `nvidia.com/gpu.present` or GKE's accelerator label. `any`: only `nodeSelector` and `affinity` decide."),
+    Value("nodes", "auto", one_of("auto", "nfd", "gpuOperator", "any"), "Nodes to run on. `auto`: those with NFD's label of NVIDIA's PCI vendor, GPU operator's `nvidia.com/gpu.present`, or a label that GKE, AKS or Karpenter on AWS gives nodes with NVIDIA GPUs. `any`: only `nodeSelector` and `affinity` decide."),
     Value("nodeSelector", {}, schemas.LABELS, "Labels that nodes must have in addition."),
     Value("affinity", {}, schemas.AFFINITY, "Affinity, merged with the node affinity that `nodes` creates; required node affinity of your own replaces that."),
     Value("tolerations", [{"operator": "Exists"}], schemas.TOLERATIONS, "Tolerations. With the default, the exporter also runs, and stays, on nodes that are tainted because they are broken."),
@@ -165,6 +167,8 @@ PODS = (
     Value("minReadySeconds", 0, COUNT, "How long a new pod must be ready before the next one is replaced."),
     Value("revisionHistoryLimit", 10, COUNT, "Number of old revisions to keep."),
     Value("terminationGracePeriodSeconds", 30, COUNT, "Time until Kubernetes kills the container; the exporter ends within 2 s."),
+    Value("hostPort", 0, {"type": "integer", "minimum": 0, "maximum": 65535}, "Port of the node that is forwarded to the exporter (*host port*); 0 for none."),
+    Value("hostUsers", None, MAYBE, "False runs the pods in a user namespace of their own, in which uid 0 is no root of the node. Kubernetes refuses that with features that need *hostPID* or the node's network. Not tried with `attribution.enabled`, whose socket belongs to the node's root. Empty for the cluster's default."),
     Value("hostNetwork", False, BOOL, "Whether to listen on the node's address (*host namespace*); choose a `port` that is free on every node."),
     Value("dnsConfig", {}, schemas.DNS_CONFIG, "Name servers, search domains and options of the resolver, such as `{options: [{name: ndots, value: \"1\"}]}`."),
     Value("hostAliases", [], schemas.HOST_ALIASES, "Entries of /etc/hosts, such as `[{ip: 10.0.0.7, hostnames: [dcgm.example]}]`."),
@@ -186,18 +190,28 @@ ACCESS = (
     Value("serviceAccount.create", True, BOOL, "Whether to create a service account."),
     Value("serviceAccount.name", "", schemas.DOMAIN, "Name of the service account; empty for the full name of the release, or `default` if none is created."),
     Value("serviceAccount.annotations", {}, schemas.ANNOTATIONS, "Annotations of the service account."),
+    Value("serviceAccount.automountToken", None, MAYBE, "Whether the pods have the token of their service account; empty: only if a feature needs it. True is for containers of your own."),
     Value("rbac.create", True, BOOL, "Whether to grant the service account what `attribution.pods`, `attribution.podLabels` and `attribution.dra` need; without these it has no rights, and the pods no token."),
     Value("openShift.scc", False, BOOL, "Whether to create a SecurityContextConstraints with what the features need, and no more, that only the service account may use. The pods then demand it."),
-    Value("service.annotations", {}, schemas.ANNOTATIONS, "Annotations of the headless service."),
+    Value("service.type", "ClusterIP", one_of("ClusterIP", "NodePort", "LoadBalancer"), "Type of the Service. Through a Service that is not headless, a client reaches any one of the exporters."),
+    Value("service.headless", True, BOOL, "Whether a Service of type ClusterIP has no address of its own, but those of all pods."),
+    Value("service.nodePort", 0, {"type": "integer", "minimum": 0, "maximum": 65535}, "Port of the nodes, for the types NodePort and LoadBalancer; 0: Kubernetes chooses one."),
+    Value("service.internalTrafficPolicy", "", one_of("", "Cluster", "Local"), "`Local`: clients reach only the exporter of their own node."),
+    Value("service.ipFamilyPolicy", "", one_of("", "SingleStack", "PreferDualStack", "RequireDualStack"), "Whether the Service has addresses of both IP families; empty for the cluster's default."),
+    Value("service.ipFamilies", [], {**listed(one_of("IPv4", "IPv6")), "uniqueItems": True}, "IP families of the Service, the preferred one first; empty for the cluster's."),
+    Value("service.labels", {}, schemas.LABELS, "Labels of the Service."),
+    Value("service.annotations", {}, schemas.ANNOTATIONS, "Annotations of the Service."),
     Value("web.config", {}, exporter_schemas.WEB_CONFIG, "TLS, passwords and headers, in the form of docs/security.md; stored as a Secret."),
     Value("web.tlsSecret", "", schemas.DOMAIN, "Secret with `tls.crt`, `tls.key` and, if needed, `ca.crt`, mounted at /etc/gpu-exporter/tls. It turns TLS on; certificate and key in `web.config` take precedence."),
     Value("web.existingSecret", "", schemas.DOMAIN, "Secret with a `web.yml` to use instead of `web.config`. With `web.tlsSecret`, it has to name the files itself."),
     Value("web.scheme", "", one_of("", "http", "https"), "Required with `web.existingSecret`, whose content the chart cannot see: `https` if its `web.yml` has a `tls_server_config`, otherwise `http`."),
     Value("web.lifecycle", False, BOOL, "Whether to enable POST /-/quit, /-/reload, /-/release and /-/resume. Protect them with a password (`web.config`)."),
     Value("web.trustedProxies", [], schemas.NETWORKS, "Addresses and networks of proxies, such as the pod network of an ingress: for limits and the log, the client of their requests is the one that X-Forwarded-For names. The remediation controller trusts them, too."),
-    Value("networkPolicy.enabled", False, BOOL, "Whether to restrict who may reach the exporter, and what it may reach to what its features need. Has no effect with `hostNetwork`."),
-    Value("networkPolicy.from", [], schemas.PEERS, "Who may scrape it; anyone if empty."),
-    Value("networkPolicy.egress", [], schemas.EGRESS, "What else it may reach."),
+    Value("networkPolicy.enabled", False, BOOL, "Whether to restrict who may reach the exporter and the remediation controller, and what they may reach to what their features need. Has no effect on the exporter with `hostNetwork`."),
+    Value("networkPolicy.from", [], schemas.PEERS, "Who may scrape the exporter; anyone if empty."),
+    Value("networkPolicy.egress", [], schemas.EGRESS, "What else the exporter may reach."),
+    Value("networkPolicy.apiServerPorts", [443, 6443], schemas.PORTS, "Ports of the API server, if a feature or the controller needs it: those of its Service and of its endpoints."),
+    Value("networkPolicy.dnsPorts", [53], schemas.PORTS, "Ports of the pods of the cluster's DNS, if a feature needs it; on OpenShift, 5353."),
 )
 SERVICE_MONITOR = (
     Value("serviceMonitor.enabled", False, BOOL, "Whether to create a ServiceMonitor, so that Prometheus Operator scrapes the exporter."),
@@ -219,8 +233,14 @@ SERVICE_MONITOR = (
     Value("serviceMonitor.tlsConfig", {}, schemas.TLS_CONFIG, "With TLS: how Prometheus verifies the certificate, such as `{ca: {secret: {name: tls, key: ca.crt}}, serverName: gpu-exporter}`."),
     Value("serviceMonitor.basicAuth", {}, schemas.BASIC_AUTH, "With a password: the Secret that has it, such as `{username: {name: login, key: user}, password: {name: login, key: password}}`."),
     Value("serviceMonitor.authorization", {}, schemas.AUTHORIZATION, "With an authenticating proxy: credentials."),
+    Value("serviceMonitor.oauth2", {}, schemas.OBJECT, "With an authenticating proxy: OAuth 2.0, in the form of Prometheus Operator."),
+    Value("serviceMonitor.bearerTokenFile", "", schemas.NO_FOLDER, "With an authenticating proxy such as kube-rbac-proxy: a file of Prometheus with its token."),
     Value("serviceMonitor.proxyUrl", "", schemas.URL, "Proxy through which Prometheus scrapes."),
     Value("serviceMonitor.sampleLimit", 0, COUNT, "A scrape with more samples fails; 0 for no limit."),
+    Value("serviceMonitor.targetLimit", 0, COUNT, "With more targets, no scrape succeeds; 0 for no limit."),
+    Value("serviceMonitor.labelLimit", 0, COUNT, "A scrape with a series of more labels fails; 0 for no limit."),
+    Value("serviceMonitor.labelNameLengthLimit", 0, COUNT, "A scrape with a longer name of a label fails; 0 for no limit."),
+    Value("serviceMonitor.labelValueLengthLimit", 0, COUNT, "A scrape with a longer value of a label fails; 0 for no limit."),
     Value("serviceMonitor.relabelings", [], schemas.RELABELINGS, "Relabelings, after those of the chart."),
     Value("serviceMonitor.metricRelabelings", [], schemas.RELABELINGS, "Metric relabelings, which drop or rename series."),
 )
@@ -237,7 +257,7 @@ DASHBOARDS = (
     *(Value(f"dashboards.boards.{board.name}", True, BOOL, board.description) for board in BOARDS),
 )
 RULES = (
-    Value("prometheusRule.enabled", False, BOOL, "Whether to create a PrometheusRule with the recording rules and alerts."),
+    Value("prometheusRule.enabled", False, BOOL, "Whether to create two PrometheusRules: one with the recording rules, one with the alerts."),
     Value("prometheusRule.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
     Value("prometheusRule.additionalLabels", {}, schemas.LABELS, "Labels by which your Prometheus selects it."),
     _deprecated("prometheusRule.labels", "prometheusRule.additionalLabels", {}, schemas.LABELS),
@@ -247,17 +267,28 @@ RULES = (
     Value("prometheusRule.domains", [domain.value for domain in Domain], listed(one_of(*(domain.value for domain in Domain))), "Domains whose alerts to create, with the recording rules that these and their dashboards need."),
     Value("prometheusRule.toleratedTaints", list(TOLERATED_TAINTS), schemas.TAINTS, "Keys of taints that pods with GPUs tolerate. GPUs of a node with another taint (`NoSchedule`, `NoExecute`) do not count as free."),
     Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
+    Value("prometheusRule.severityLabels", {}, schemas.keyed("critical|warning|info", schemas.ALERT_LABELS), "More labels of alerts by their severity, for routes that know other words: `{critical: {priority: P1}}`. The label `severity` stays, because the dashboards select by it."),
     Value("prometheusRule.additionalRules", [], schemas.RULE_GROUPS, "Groups of rules of your own, added as they are: `[{name: own, rules: [{alert: …, expr: …}]}]`."),
-    Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
+    Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them, as `gpu-exporter bundle runbooks` writes them: alerts link to `URL/gpulost.md`. Without it, they link to the dashboard with all runbooks."),
     Value("prometheusRule.pageUrl", "", schemas.URL, "URL of an exporter's live page, with `{node}` for the node, such as `https://gpus.example/{node}/`. Alerts about a GPU then link to it (`page_url`), also to the line of code where its processes are."),
-    Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
+    Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts. Without it, they have no host, and work only in Grafana."),
 )
 REMEDIATION = (
     Value("remediation.enabled", False, BOOL, "Whether to run the [remediation controller](../../docs/remediation.md), which cordons and drains nodes with unfit GPUs: a Deployment with its own service account, which may patch nodes, and evict pods if a pool has the mode `drain` or `observe`."),
     Value("remediation.replicas", 2, schemas.POSITIVE, "Controllers, of which one acts and the others wait."),
     Value("remediation.pools", [{"name": "all", "mode": "observe"}], schemas.POOLS, "Pools of nodes, each with its mode and bounds. In mode `observe`, nothing is changed."),
-    Value("remediation.config", {}, schemas.OBJECT, "The other settings of docs/remediation.md, such as `interval`, `breaker`, `exporters` and `notify`."),
+    Value("remediation.config", {}, exporter_schemas.CONTROLLER, "The other settings of docs/remediation.md, such as `interval`, `breaker`, `exporters` and `notify`."),
     Value("remediation.secret", "", schemas.DOMAIN, "Secret with the tokens, passwords and authorities that the settings name, mounted at /etc/gpu-exporter-secret."),
+    Value("remediation.events", True, BOOL, "Whether the controller writes Events about nodes, for `kubectl describe node`. They belong to the namespace `default`, so this needs a Role there."),
+    Value("remediation.priorityClassName", "", schemas.DOMAIN, "Priority class of the controller; empty for none."),
+    Value("remediation.nodeSelector", {}, schemas.LABELS, "Labels that the controller's node must have."),
+    Value("remediation.affinity", {}, schemas.AFFINITY, "Affinity of the controller, merged with its preference for nodes without GPUs; preferred node affinity of your own replaces that."),
+    Value("remediation.tolerations", [], schemas.TOLERATIONS, "Tolerations of the controller."),
+    Value("remediation.podLabels", {}, schemas.LABELS, "Labels of the controller's pods."),
+    Value("remediation.podAnnotations", {}, schemas.ANNOTATIONS, "Annotations of the controller's pods."),
+    Value("remediation.podDisruptionBudget.enabled", True, BOOL, "Whether a PodDisruptionBudget keeps a `kubectl drain` from ending more than one controller at a time."),
+    Value("remediation.networkPolicy.from", [], schemas.PEERS, "With `networkPolicy.enabled`: who may scrape the controller and send it webhooks; those of `networkPolicy.from` if empty."),
+    Value("remediation.networkPolicy.egress", [], schemas.EGRESS, "What else the controller may reach: it may reach the exporters, the API server and the port of `notify.url`."),
     Value("remediation.resources", {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}, schemas.RESOURCES, "Requests and limits of the controller."),
 )
 TEST = (

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, ORANGE, RED, About
 from content.dashboards.queries import Query
-from content.dashboards.tables import coloured_text, merged, numeric, override, texts
+from content.dashboards.tables import ZERO, coloured_text, merged, numeric, override, texts
+from gpu_exporter.alerting import aggregates as a
 from gpu_exporter.alerting import incidents as i
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes.relation import is_of_job
 from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.model.verdict import Action
 
@@ -36,7 +41,23 @@ ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workl
 # What a row of a single GPU names besides.
 SINGLE = ("gpu", "rank")
 # Numbers of a row of incidents that are labels, so that they need no queries of their own.
-NUMBERS = {"nodes": i.OPEN_NODES, "explains": i.OPEN_EXPLAINED}
+NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
+# Whether no other alert explains an alert.
+ROLES = {"root cause": ("root cause", RED), "symptom": ("symptom", "text")}
+# Alerts about a job that stands still, of which a rank outside of the collective is the culprit.
+STANDS_STILL = (q.STALL, "GpuJobStalled")
+# What identifies an alert about a job.
+OF_JOB = ("cluster", "alertname", "severity", "namespace", "workload")
+# Letters of a step that have a place in a column: a longer step is in the runbook.
+LONGEST_STEP = 70
+# How sentences of advice begin that are no steps.
+NO_STEP = tuple(
+    f"{each} "
+    for each in (
+        *("Do not", "ECC", "If", "It", "Multi-node", "No", "Not", "Nothing", "Other", "Programs", "Python", "Running"),
+        *("The", "This", "What", "Which"),
+    )
+)
 
 
 def _shows(board: Board, mode: FailureMode) -> bool:
@@ -66,7 +87,8 @@ def firing(
         f"Firing alerts ({what}), with the number of GPUs and the time since when each is active: many first wait for "
         "a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
-        "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
+        "critical alerts come first. Begin with a *root cause*, which no other alert explains: symptoms end with it. "
+        "The name of an alert opens its runbook.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     after_node = columns.index("node") + 1
@@ -74,14 +96,35 @@ def firing(
     # On a dashboard of one GPU there are few.
     groups = [] if "gpu" in board.single else _by_urgency(modes)
     number, since = _rows(board, domains, columns, by_gpu=by_gpu, by_owner=by_owner)
-    timed = q.with_runbooks(q.with_order(f"({since}) * 1000", groups), modes)
-    queries = [Query(number, "", "short", "GPUs"), Query(timed, "", "dateTimeFromNow", "active since")]
-    overrides = [
-        *_overrides(queries),
-        override("action", texts({each.value: (each.words or "see runbook", "text") for each in Action})),
+    # Of any GPU of the cluster, because the text is shorter: VictoriaMetrics refuses queries of more than 16 KiB.
+    found = q.alerts(replace(board, chosen=board.chosen[:1]), domains)
+    timed = q.with_runbooks(q.with_order(f"{_with_role(since, found)} * 1000", groups), modes)
+    shown = ["severity", "role", *(name for name in columns[1:] if name != "action" and name != "cluster")]
+    if not board.single:
+        shown.insert(3, "cluster")
+        timed = q.with_cluster(timed, found)
+    queries = [
+        Query(number, "", "short", "GPUs"),
+        Query(_with_first_step(timed), "", "dateTimeFromNow", "active since"),
     ]
+    overrides = [*_overrides(queries, modes), override("role", texts(ROLES), coloured_text())]
     empty = "no firing alerts"
-    return merged("Firing alerts", about, queries, columns, (width, height), overrides, empty=empty)
+    return merged("Firing alerts", about, queries, (*shown, "first"), (width, height), overrides, empty=empty)
+
+
+def _with_role(rows: str, alerts: str) -> str:
+    """Add to each row of alerts whether it is a root cause: an alert that no other one explains."""
+    key = "cluster, alertname, severity, node"
+    roles = f" or on ({key}) ".join(
+        f'label_replace(group by ({key}) ({found}), "role", "{role}", "", "")'
+        for role, found in zip(ROLES, (i.CAUSES.record, alerts), strict=True)
+    )
+    return f"({rows}) * on ({key}) group_left (role) ({roles})"
+
+
+def _with_first_step(alerts: str) -> str:
+    """Add the name of each alert as a further label, which a table shows as what to do first."""
+    return f'label_replace({alerts}, "first", "$1", "alertname", "(.*)")'
 
 
 def _rows(
@@ -97,17 +140,22 @@ def _rows(
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    return naming(of_gpus), f"0 * ({naming(q.with_owner(found))}) + {times}"
+    rows = f"0 * ({naming(q.with_owner(found))}) + {times}"
+    if Domain.DISTRIBUTED in domains:
+        stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
+        rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
+    return naming(of_gpus), rows
 
 
 def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: int) -> Any:
-    """Return a table of incidents, critical ones first, with links to what is affected and to the runbook.
+    """Return a table of incidents, critical ones first, then by their cost, with links to what is affected.
 
     It has one row per cause, and node or job; it names the GPU, the node and the owner if there is only one.
     """
     about = About(
-        "What is wrong, and how many GPUs and nodes cause it. Alerts that another alert explains are not listed: "
-        "*explains* is their number.",
+        "What is wrong, by severity, then by cost. *cost/h*: what the GPUs of the incident waste per hour at most; if "
+        "it slows down a job, what the whole job wastes. *symptoms*: how many other alerts it explains, which are "
+        "not listed. *GPUs*, *nodes*: how many cause it.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical incidents come first; the name opens the runbook, which says what to do.",
     )
@@ -115,29 +163,64 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     for name, number in NUMBERS.items():
         counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
         since = f"{since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since}"
-    timed = q.with_runbooks(q.with_order(since, _by_urgency(modes)), modes)
+    timed = _with_first_step(q.with_runbooks(q.with_order(since), modes))
+    clusters = f"{q.CLUSTERS} or {q.selected(board, i.OPEN)}"
     queries = [
-        Query(_with_culprit(board, q.selected(board, i.OPEN_GPUS)), "", "short", "GPUs"),
-        Query(timed, "", "dateTimeFromNow", "active since"),
+        Query(f"max by ({i.KEY}) ({_cost(board, modes)})", "", "currencyUSD", "cost/h"),
+        Query(q.with_cluster(timed, clusters), "", "dateTimeFromNow", "active since"),
+        Query(f"max by ({i.KEY}) ({q.selected(board, i.OPEN_GPUS)})", "", "short", "GPUs"),
     ]
-    columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", *NUMBERS]
-    return merged("Incidents", about, queries, columns, (width, height), _overrides(queries), empty="no incidents")
+    columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", "first", *NUMBERS]
+    overrides = _overrides(queries, modes)
+    return merged("Incidents", about, queries, columns, (width, height), overrides, "cost/h", "no incidents")
+
+
+def _cost(board: Board, modes: Sequence[FailureMode]) -> str:
+    """Return what each incident costs per hour at most.
+
+    That is what its job wastes, if it slows down the job; otherwise no more than this, nor than the price of its GPUs.
+    """
+    cost, gpus = (q.selected(board, each) for each in (a.GPU_COST, a.GPUS))
+    of_gpus = f"{q.selected(board, i.OPEN_GPUS)} * on () group_left () (sum({cost}) / sum({gpus}))"
+    job = f"* on (cluster, namespace, workload) group_left () {q.selected(board, a.WASTED_COST)}"
+    owned = q.selected(board, i.OPEN)
+    of_job = f"{owned} {job}"
+    slowed = "|".join(mode.name for mode in modes if is_of_job(mode))
+    of_slowed = of_job.replace("{", f'{{alertname=~"{slowed}", ', 1)
+    return f"{of_slowed} or ({of_gpus} <= {of_job}) or {of_job} or {of_gpus} or 0 * {owned}"
+
+
+def first_step(mode: FailureMode) -> str:
+    """Return the first sentence of what to do about a mode that is a step, not a condition or an explanation."""
+    sentences = mode.advice.removesuffix(".").replace("`", "").split(". ")
+    step = next((each for each in sentences if not each.startswith(NO_STEP)), sentences[0])
+    step = re.sub(r" \([^)]*\)", "", step.removeprefix("Otherwise "))
+    step = shorten(step, LONGEST_STEP, placeholder=" …")
+    return step[0].upper() + step[1:]
 
 
 def _with_culprit(board: Board, incidents: str) -> str:
     """Return incidents; that of a job that hangs has the GPU, and the rank, that holds it up, if it is a single one."""
-    job, device, stalls = "cluster, namespace, workload", ", ".join(DEVICE), q.named(incidents, [q.STALL])
-    culprits = q.absent(board)
+    return f"{_of_culprit(board, q.named(incidents, STANDS_STILL))} or on ({i.KEY}) {incidents}"
+
+
+def _of_culprit(board: Board, stalls: str) -> str:
+    """Return alerts about jobs that stand still, with the GPU and the rank that hold up each, if it is a single one."""
+    job, device, culprits = "cluster, namespace, workload", ", ".join(DEVICE), q.absent(board)
     rank = f"topk by ({device}) (1, {q.selected(board, RANK)})"
     numbered = f"{culprits} * on ({device}) group_left (rank) {rank} or on ({device}) {culprits}"
     single = f"count by ({job}, node, gpu, rank) ({numbered}) and on ({job}) count by ({job}) ({culprits}) == 1"
-    return f"{stalls} * on ({job}) group_left (node, gpu, rank) ({single}) or on ({i.KEY}) {incidents}"
+    return f"{stalls} * on ({job}) group_left (node, gpu, rank) ({single})"
 
 
-def _overrides(queries: Sequence[Query]) -> list[Any]:
+def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[Any]:
     colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
+    # Without what else a mapping may have, because there are many.
+    steps = {"type": "value", "options": {mode.name: {"text": first_step(mode)} for mode in modes}}
     return [
         *(numeric(each, optional=True) for each in queries),
+        override("first", {"id": "mappings", "value": [steps]}),
+        *(override(name, texts(ZERO)) for name in NUMBERS),
         override("severity", texts(colours), coloured_text()),
         override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
     ]

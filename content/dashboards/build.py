@@ -9,22 +9,32 @@ from typing import Any
 from grafanalib import core
 from grafanalib._gen import DashboardEncoder
 
-from content.dashboards import cost, fleet, gpu, job, node, runbooks
+from content.dashboards import cost, fleet, gpu, job, node, runbooks, server
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, ORANGE, RED, TAG, BoardRow
 from content.dashboards.mode_panels import mode_rows
 from content.dashboards.modernise import modern
 from gpu_exporter.alerting.aggregates import NODE_GPUS
-from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
+from gpu_exporter.alerting.allocation import POD_REQUESTS
+from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, SERVER, Board
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.conditions.signal import DEVICE_INFO
 
-ROWS = {FLEET: fleet.rows, NODE: node.rows, GPU: gpu.rows, JOB: job.rows, COST: cost.rows}
+ROWS = {
+    FLEET: fleet.rows,
+    NODE: node.rows,
+    GPU: gpu.rows,
+    JOB: job.rows,
+    SERVER: server.rows,
+    COST: cost.rows,
+}
 ON_TIME_CHANGE, NATURAL = 2, 7
 LABELS = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "namespace": "Namespace", "workload": "Workload"}
-XIDS = ((s.XID_FATAL, RED), (s.XID_UNKNOWN, ORANGE), (s.XID_APPLICATION, BLUE))
+LABELS |= {"pod": "Pod"}
+# Where annotations are on: the dashboards of single jobs and GPUs, on which there are few.
+ANNOTATED = (GPU, JOB)
 
 
 def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
@@ -66,6 +76,8 @@ def _variables(board: Board) -> list[Any]:
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
         # One series per node is cheaper than one per GPU, where it has the label.
         known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
+        if board is SERVER and label != "cluster":
+            known = POD_REQUESTS.record
         narrowed = f"{known}{{{chosen}}}" if chosen else known
         found.append(
             core.Template(
@@ -83,32 +95,23 @@ def _variables(board: Board) -> list[Any]:
 
 
 def _annotations(board: Board) -> list[dict[str, Any]]:
-    firing = [
+    urgent = q.alerts_since(board, severities=(Severity.CRITICAL, Severity.WARNING))
+    ages = " or ".join(q.selected(board, each) for each in (s.XID_UNKNOWN, s.XID_APPLICATION))
+    return [
         {
-            "name": f"{severity.value} alerts",
-            "enable": False,
+            "name": name,
+            "enable": board in ANNOTATED,
             "iconColor": colour,
-            "expr": f"({q.alerts_since(board, severities=[severity])}) * 1000",
-            "titleFormat": "{{alertname}}",
+            "expr": expr,
+            "titleFormat": title,
             "textFormat": q.DEVICE_LEGEND,
-            "tagKeys": "severity,domain",
-            "useValueForTime": True,
+            "tagKeys": tags,
+            "useValueForTime": timed,
         }
-        for severity, colour in ((Severity.CRITICAL, RED), (Severity.WARNING, ORANGE))
+        for name, colour, expr, title, tags, timed in (
+            ("alerts", ORANGE, f"({urgent}) * 1000", "{{alertname}}", "severity,domain", True),
+            # Shown until the repair.
+            ("XIDs (fatal)", RED, q.selected(board, s.XID_FATAL), "XID {{xid}}", "xid", False),
+            ("XIDs (other)", BLUE, f"(time() - ({ages})) * 1000", "XID {{xid}}", "xid", True),
+        )
     ]
-    xids = [
-        {
-            "name": f"XIDs ({signal.name.removeprefix('xid_').removesuffix('_age')})",
-            "enable": False,
-            "iconColor": colour,
-            "expr": q.selected(board, signal)
-            if signal is s.XID_FATAL
-            else f"(time() - {q.selected(board, signal)}) * 1000",
-            "titleFormat": "XID {{xid}}",
-            "textFormat": q.DEVICE_LEGEND,
-            "tagKeys": "xid",
-            "useValueForTime": signal is not s.XID_FATAL,  # a fatal XID is shown until the repair
-        }
-        for signal, colour in XIDS
-    ]
-    return [*firing, *xids]

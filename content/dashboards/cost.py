@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from content.dashboards import loops
 from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
 from content.dashboards.frame import ORANGE, RED, About, BoardRow
-from content.dashboards.graphs import CAUSES, GraphStyle, hues, lines, time_shares
+from content.dashboards.graphs import CAUSES, GraphStyle, Legend, hues, lines, time_shares
 from content.dashboards.panels import number, watched
 from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
+from gpu_exporter.alerting import hourly_sums as h
+from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import COST
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
@@ -32,6 +35,8 @@ _IN_HANGING_JOB = {
     HANGING: ("job hangs: waits", ORANGE),
 }
 UNMEASURED = "A GPU without measurements counts as cost, not as waste."
+# How many days the graph of costs shows, whatever the time range is.
+DAYS = 14
 # Longer lists belong into a report.
 WORST = 20
 
@@ -43,6 +48,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "What do the GPUs cost, and who wastes them?",
             [watched(BOARD), *_numbers(), _workloads(), _wasted_spend(), _wasted_gpus()],
         ),
+        BoardRow("Who pays? (whole hours)", [_chargeback(), _per_day()]),
         BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, height=6)]),
         BoardRow("Where do the GPU hours go?", _time()),
         loops.cost_row(),
@@ -77,6 +83,56 @@ def _numbers() -> list[object]:
         ),
         number("Price per GPU hour", price, Query(_PRICE, "", "currencyUSD")),
     ]
+
+
+def _of_range(report: Aggregate) -> str:
+    return f"sum by (cluster, namespace) (sum_over_time({q.selected(BOARD, report)}[$__range]))"
+
+
+def _chargeback() -> object:
+    hours = _of_range(h.GPU_HOURS)
+    return table(
+        "Chargeback by namespace",
+        About(
+            "GPU hours, cost and energy of each namespace within the time range, the share of all GPU hours, what it "
+            "wasted, and its cost per day at this rate. From hourly sums: choose a day or more.",
+            "as budgeted, with little wasted.",
+            "click the namespace to see its workloads.",
+        ),
+        [
+            Query(hours, "", "none", "GPU hours"),
+            Query(f"{hours} / on () group_left () (sum({hours}) > 0)", "", "percentunit", "share"),
+            Query(_of_range(h.COST), "", "currencyUSD", "cost"),
+            Query(f"{_of_range(h.COST)} * 86400 / $__range_s", "", "currencyUSD", "per day"),
+            Query(_of_range(h.WASTED), "", "currencyUSD", "wasted"),
+            Query(_of_range(h.ENERGY), "", "kwatth", "energy"),
+        ],
+        Columns(("cluster", "namespace"), shares=["share"], optional=["wasted", "energy"]),
+        width=14,
+        sort="cost",
+        height=9,
+    )
+
+
+def _per_day() -> object:
+    daily = f"sum by (cluster, namespace) (sum_over_time({q.selected(BOARD, h.COST)}[1d]))"
+    payers = [replace(each, interval="1d") for each in q.ranked_series(daily, "{{namespace}}", "currencyUSD")]
+    panel = lines(
+        "Cost per day",
+        About(
+            f"Cost of the GPUs in the day before each point, for {DAYS} days: the {q.RANKS} namespaces that cost most "
+            "now, and the sum of the others.",
+            "as budgeted.",
+            "the table beside says how much of it is wasted.",
+        ),
+        payers,
+        GraphStyle(Legend.LIST, stacked=True, overrides=hues(payers)),
+        width=10,
+        link=None,
+        height=9,
+    )
+    panel.timeFrom = f"{DAYS}d"
+    return panel
 
 
 def _cost(what: str) -> About:
@@ -132,12 +188,12 @@ def _workloads() -> object:
             "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
         ),
         [
-            q.query(BOARD, a.WASTED_COST, "wasted per hour"),
+            q.query(BOARD, a.WASTED_COST, "wasted/h"),
             Query(f"{q.selected(BOARD, a.WASTED_COST)} / {on} {cost}", "", "percentunit", SHARE_OF_COST),
-            q.query(BOARD, a.GPU_COST, "cost per hour"),
+            q.query(BOARD, a.GPU_COST, "cost/h"),
             q.query(BOARD, a.GPUS, "GPUs"),
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
-            Query(f"{idle} * {on} {cost} / {on} {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
+            Query(f"{idle} * {on} {cost} / {on} {gpus} or 0 * {gpus}", "", "currencyUSD", "idle/h"),
         ],
         Columns(
             ("cluster", "namespace", "workload"),
@@ -145,7 +201,7 @@ def _workloads() -> object:
             steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
         ),
         width=14,
-        sort="wasted per hour",
+        sort="wasted/h",
         height=10,
     )
 
@@ -181,7 +237,7 @@ def _wasted_gpus() -> object:
             "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),
         [
-            Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
+            Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted/h"),
             Query(wasted, "", "percentunit", "wasted"),
             Query(_worst_cause(wasted), "", "percentunit", "share by cause"),
         ],
@@ -192,7 +248,7 @@ def _wasted_gpus() -> object:
             texts={LABEL: _TEXTS | _IN_HANGING_JOB},
         ),
         width=24,
-        sort="wasted per hour",
+        sort="wasted/h",
         height=9,
     )
 

@@ -11,18 +11,19 @@ from dataclasses import replace
 from content.dashboards import queries as q
 from content.dashboards import remediation
 from content.dashboards.alert_table import grouped, incidents
-from content.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, ColourStep
+from content.dashboards.frame import DARK_RED, GREEN, ORANGE, RED, YELLOW, About, BoardRow, ColourStep, link_to
 from content.dashboards.graphs import GraphStyle, Legend, coloured, hues, lines, time_shares
-from content.dashboards.panels import HOT, number, number_of_all
+from content.dashboards.panels import HOT, number, number_of_all, states
 from content.dashboards.queries import Query
 from content.dashboards.tables import FEW, SHARE_OF_COST, SOME, WASTEFUL, Columns, table
 from gpu_exporter.alerting import aggregates as a
 from gpu_exporter.alerting import allocation as al
 from gpu_exporter.alerting.aggregates import Aggregate
-from gpu_exporter.alerting.boards import FLEET
-from gpu_exporter.alerting.incidents import OPEN
+from gpu_exporter.alerting.boards import FLEET, NODE
+from gpu_exporter.alerting.incidents import ALL, OPEN
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.causes import COLOURS, Cause
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.time_shares import LABEL
 
 BOARD = FLEET
@@ -83,9 +84,22 @@ def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
     return [q.query(BOARD, aggregate, name) for aggregate, name in aggregates]
 
 
-CRITICAL, WARNING = (f"{each.value} alerts" for each in (Severity.CRITICAL, Severity.WARNING))
+CRITICAL, WARNING = (each.value for each in (Severity.CRITICAL, Severity.WARNING))
 # Rows of the grid: the numbers, and up to the end of the first screen below them.
-TILES, FIRST_SCREEN = 3, 18
+TILES, INCIDENTS, FIRST_SCREEN = 3, 9, 18
+# How many nodes the map shows: as many as it has lines for. The counts below are of all nodes.
+WORST = 14
+# What is wrong with a node: the values 0, 1, … of the map. Of several alerts, the one with the highest value counts.
+PROBLEMS = (
+    ("no alert", GREEN),
+    ("could be faster", "#67cad3"),
+    ("waits for ranks", ORANGE),
+    ("idle or host-bound", COLOURS[Cause.HOST]),
+    ("hardware, network", YELLOW),
+    ("throttled", COLOURS[Cause.THROTTLED]),
+    ("straggler or hang", RED),
+    ("lost or unhealthy", DARK_RED),
+)
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -95,11 +109,12 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "Is anything wrong?",
             [
                 *_numbers(),
-                incidents(BOARD, modes, 14, FIRST_SCREEN),
+                incidents(BOARD, modes, 24, INCIDENTS),
+                _map(modes),
                 _teams(),
-                _nodes(),
             ],
         ),
+        BoardRow("Which nodes differ?", [_nodes(), _problems(modes)]),
         BoardRow("What are the GPUs doing?", _doing()),
         BoardRow("Which workloads waste GPU time?", _owners()),
         BoardRow("Are GPUs free? (needs kube-state-metrics)", panels(), True),
@@ -184,7 +199,7 @@ def _incidents(severity: Severity, colour: str, cure: str) -> object:
     """Return the number of rows of a severity in the table; no value, rather than 0, if nothing is collected."""
     found = q.selected(BOARD, OPEN).replace("}", f', severity="{severity.value}"}}')
     return number(
-        f"{severity.value.capitalize()} incidents",
+        severity.value.capitalize(),
         About(
             f"Incidents of severity {severity.value}; alerts that another one explains do not count.",
             "0. Without data no alert can fire; the panel then shows that nothing is collected.",
@@ -202,6 +217,75 @@ def _throttled(*by: str) -> str:
     return f"count by ({', '.join(by)}) (count by (cluster, node, UUID) ({q.throttling(BOARD)}))"
 
 
+def problem(mode: FailureMode) -> int:
+    """Return the place in `PROBLEMS` of an alert of a node."""
+    if mode.severity is Severity.CRITICAL:
+        return 7
+    if mode.severity is Severity.INFO:
+        return 2 if mode.cause is Cause.PEERS else 1
+    if mode.cause is Cause.FAULT or mode.domain is Domain.NETWORK:
+        return 4
+    return {Cause.PEERS: 6, Cause.THROTTLED: 5}.get(mode.cause, 3)
+
+
+def _problem_of_nodes(modes: Sequence[FailureMode]) -> str:
+    """Return the place in `PROBLEMS` of the worst alert of each node."""
+    names = ["|".join(mode.name for mode in modes if problem(mode) == place) for place in range(len(PROBLEMS))]
+    alerts = q.selected(BOARD, ALL)[:-1]
+    terms = [f'{place} * {alerts}, alertname=~"{of_place}"}}' for place, of_place in enumerate(names) if of_place]
+    worst = q.having(f"max by (cluster, node) ({' or '.join(terms)})", "node")
+    return f"{worst} or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
+
+
+def _map(modes: Sequence[FailureMode]) -> object:
+    meanings = "\n".join(f"- {text}" for text, _ in reversed(PROBLEMS))
+    worst = f"topk({WORST}, {q.at_end(_problem_of_nodes(modes))})"
+    # The first label, by which Prometheus sorts.
+    order = f'count_values by (cluster, node) ("Order", {len(PROBLEMS) - 1} - {worst})'
+    return states(
+        "Nodes over time",
+        About(
+            f"What is wrong with the {WORST} worst nodes, by their alerts, the worst node first; of several alerts "
+            f"the worst counts:\n{meanings}",
+            "no alert.",
+            "click the first node. *Nodes by problem* below counts all nodes.",
+        ),
+        Query(f"({_problem_of_nodes(modes)}) * on (cluster, node) group_left (Order) {order}", "{{node}}", "short"),
+        PROBLEMS,
+        width=13,
+        height=FIRST_SCREEN - INCIDENTS,
+        link=link_to(NODE, "node"),
+        lines=WORST,
+    )
+
+
+def _problems(modes: Sequence[FailureMode]) -> object:
+    counts = Query(f'count_values ("problem", {_problem_of_nodes(modes)})', "{{problem}}", "short")
+    overrides = [
+        {
+            "matcher": {"id": "byName", "options": str(place)},
+            "properties": [
+                {"id": "displayName", "value": text},
+                {"id": "color", "value": {"mode": "fixed", "fixedColor": colour}},
+            ],
+        }
+        for place, (text, colour) in enumerate(PROBLEMS)
+    ]
+    return lines(
+        "Nodes by problem",
+        About(
+            "All nodes by the worst of their alerts; the map above explains the problems.",
+            "no alert.",
+            "many nodes at once: see what they have in common, such as a rack, a driver or a job.",
+        ),
+        [counts],
+        GraphStyle(Legend.LIST, stacked=True, overrides=overrides),
+        width=8,
+        height=9,
+        link=None,
+    )
+
+
 def _teams() -> object:
     cost, gpus, idle = (
         f"sum by (cluster, namespace) ({each})"
@@ -216,9 +300,9 @@ def _teams() -> object:
             "click the namespace: the Cost dashboard shows which workloads and GPUs.",
         ),
         [
-            q.query(BOARD, a.NAMESPACE_WASTED, "wasted per hour"),
+            q.query(BOARD, a.NAMESPACE_WASTED, "wasted/h"),
             Query(f"{idle} or 0 * {gpus}", "", "short", "idle GPUs"),
-            Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle per hour"),
+            Query(f"{idle} * {cost} / {gpus} or 0 * {gpus}", "", "currencyUSD", "idle/h"),
             Query(
                 f"{q.selected(BOARD, a.NAMESPACE_WASTED)} / on (cluster, namespace) {cost}",
                 "",
@@ -232,9 +316,9 @@ def _teams() -> object:
             shares=[SHARE_OF_COST],
             steps={"idle GPUs": FEW, SHARE_OF_COST: WASTEFUL},
         ),
-        width=10,
-        sort="wasted per hour",
-        height=8,
+        width=11,
+        sort="wasted/h",
+        height=FIRST_SCREEN - INCIDENTS,
     )
 
 
@@ -243,7 +327,6 @@ def _doing() -> list[object]:
     return [
         _classes(),
         time_shares("GPUs by what their time is spent on", by_cause),
-        _activity(),
         _utilisation(),
         lines(
             "Power",
@@ -254,7 +337,7 @@ def _doing() -> list[object]:
             ),
             [q.query(BOARD, a.CLUSTER_POWER)],
             GraphStyle(Legend.LIST),
-            width=5,
+            width=12,
             link=None,
         ),
     ]
@@ -297,7 +380,7 @@ def _utilisation() -> object:
         ),
         queries,
         GraphStyle(Legend.LIST, overrides=hues(queries)),
-        width=8,
+        width=12,
         link=None,
     )
 
@@ -307,17 +390,17 @@ def _nodes() -> object:
     return table(
         "Nodes",
         About(
-            "Critical and warning alerts, unhealthy and throttled GPUs, and the highest temperature by node. Missing "
+            "Alerts, GPUs by health, the highest temperature, and the mean activity and power of each node. Missing "
             "columns were not collected.",
-            "no alert, no unhealthy and no throttled GPU.",
+            "no alert, no unhealthy and no throttled GPU; nodes of one job have similar values.",
             "click the first node, or the one that differs.",
         ),
         [
             _affected(Severity.CRITICAL),
-            Query(throttled, "", "short", "throttled"),
             _affected(Severity.WARNING),
-            q.query(BOARD, a.NODE_UNHEALTHY, "unhealthy"),
-            q.query(BOARD, a.NODE_TEMP, "hottest GPU"),
+            *_named((a.NODE_UNHEALTHY, "unhealthy"), (a.NODE_DEGRADED, "degraded")),
+            Query(throttled, "", "short", "throttled"),
+            *_named((a.NODE_TEMP, "hottest GPU"), (a.NODE_SM, "SM"), (a.NODE_POWER, "power")),
         ],
         Columns(
             ("cluster", "node"),
@@ -325,34 +408,15 @@ def _nodes() -> object:
                 CRITICAL: SOME,
                 WARNING: FEW,
                 "unhealthy": SOME,
+                "degraded": FEW,
                 "throttled": FEW,
                 "hottest GPU": [ColourStep(None, "text"), HOT],
             },
+            shares=["SM"],
         ),
-        width=10,
+        width=16,
         sort=(CRITICAL, "throttled", WARNING),
-        height=FIRST_SCREEN - 8,
-    )
-
-
-def _activity() -> object:
-    return table(
-        "Activity by node",
-        About(
-            "GPUs of each node, how many of them are degraded, their mean activity and power.",
-            "nodes of one job have similar values.",
-            "click the node that differs.",
-        ),
-        _named(
-            (a.NODE_GPUS, "GPUs"),
-            (a.NODE_DEGRADED, "degraded"),
-            (a.NODE_UTIL, "utilisation"),
-            (a.NODE_SM, "SM"),
-            (a.NODE_POWER, "power"),
-        ),
-        Columns(("cluster", "node"), shares=["utilisation", "SM"], steps={"degraded": FEW}),
-        width=11,
-        sort="degraded",
+        height=9,
     )
 
 
@@ -360,7 +424,7 @@ def _affected(severity: Severity) -> Query:
     """Return the number of firing alerts of a severity on each node, as the table of alerts counts them."""
     alerts = q.having(q.alerts(BOARD, severities=[severity]), "node")
     of_node = f"count by (cluster, node) ({grouped(alerts)})"
-    return Query(f"{of_node} or 0 * {q.selected(BOARD, a.NODE_GPUS)}", "", "short", f"{severity.value} alerts")
+    return Query(f"{of_node} or 0 * {q.selected(BOARD, a.NODE_GPUS)}", "", "short", severity.value)
 
 
 def _owners() -> list[object]:
@@ -376,13 +440,13 @@ def _owners() -> list[object]:
                 "click the workload to see why its ranks wait.",
             ),
             [
-                *_named((a.WASTED_COST, "wasted per hour"), (a.GPU_COST, "cost per hour"), (a.GPUS, "GPUs")),
+                *_named((a.WASTED_COST, "wasted/h"), (a.GPU_COST, "cost/h"), (a.GPUS, "GPUs")),
                 Query(idle, "", "short", "idle GPUs"),
                 *_named((a.WORKLOAD_GR, "engine"), (a.WORKLOAD_SM, "SM")),
             ],
             Columns(("cluster", "namespace", "workload"), shares=["engine", "SM"], steps={"idle GPUs": FEW}),
-            width=13,
-            sort="wasted per hour",
+            width=14,
+            sort="wasted/h",
         ),
         lines(
             "Wasted spend by namespace",
@@ -394,7 +458,7 @@ def _owners() -> list[object]:
             ),
             wasters,
             GraphStyle(overrides=hues(wasters)),
-            width=11,
+            width=10,
             link=None,
         ),
     ]

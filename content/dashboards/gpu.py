@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from content.dashboards import between_scrapes, queries
+from content.dashboards import between_scrapes, queries, why
 from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
-from content.dashboards.frame import GREEN, RED, About, BoardRow, ColourStep
-from content.dashboards.graphs import GraphStyle, Legend, dashed, hues, lines, time_shares
-from content.dashboards.panels import LIMITS, class_timeline, named, number, reachable, states, verdict
+from content.dashboards.frame import BLUE, DARK_RED, GREEN, GREY, RED, About, BoardRow, ColourStep
+from content.dashboards.graphs import GraphStyle, Legend, band, dashed, hues, lines, time_shares
+from content.dashboards.panels import LIMITS, class_timeline, named, number, states, verdict
 from content.dashboards.queries import Query
+from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting.boards import GPU
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.failure_modes.health import STALE
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import Fn, Over
 
 BOARD = GPU
 
 
+_IDENTITY = (
+    *("gpu", "model", "UUID", "serial", "driver_version", "pci_bus_id", "link", "slot", "pod", "rank", "instance"),
+)
+# Rows of the grid of what is above the first row of graphs.
+IDENTITY, TILES, ALERTS = 4, 3, 5
+# Gives the lower end of the band of power its name, by which the upper end finds it.
+SWING = Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW)
+LOWEST, HIGHEST = "swings down to", "swings up to"
+
+
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: what is wrong and what limits it, then details in rows that query when opened."""
+    """Return the rows: identity and alerts, health, throughput, bottleneck; then details, which query when opened."""
     return [
         BoardRow("Is it healthy, is it working, and what limits it?", _first(modes)),
-        BoardRow("Health: errors, heat and throttling", _health(), True),
-        BoardRow("Throughput: units, memory and clocks", _throughput(), True),
-        BoardRow("Bottleneck: copies and links", _bottleneck(), True),
+        BoardRow("Health", _health()),
+        BoardRow("Throughput", _throughput()),
+        BoardRow("Bottleneck", _bottleneck()),
+        why.sharing_row(BOARD),
+        BoardRow("Utilisation, memory, clocks and links", [*_usage(), *_traffic()], True),
         between_scrapes.row(BOARD),
         BoardRow("Counters", _counters(), True),
     ]
@@ -41,19 +57,53 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: t
         queries,
         GraphStyle(Legend.LIST, overrides=[*hues(queries), *dashed(queries, [prose.title(each) for each in limits])]),
         width=width,
+        link=None,
     )
 
 
 def _first(modes: Sequence[FailureMode]) -> list[object]:
     return [
+        _identity(),
         *_numbers(),
-        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=5),
-        class_timeline(BOARD, 12),
-        time_shares("Where does its time go?", q.shares_of(BOARD)),
-        _activity(),
-        _power(),
-        _temperature(),
+        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=ALERTS),
     ]
+
+
+def _identity() -> object:
+    device = "cluster, UUID"
+    gpu = q.direct(BOARD, m.INFO)
+    owner = f"topk by ({device}) (1, {q.direct(BOARD, m.POD_INFO)})"
+    owned = f"({gpu} * on ({device}) group_left (pod, rank) {owner} or on ({device}) {gpu})"
+    facts = ", ".join(name for name in _IDENTITY if name not in ("link", "slot"))
+    # Of the past, for a GPU that no longer answers.
+    limit = f"max by ({device}) (last_over_time({q.selected(BOARD, s.POWER_LIMIT)}[$__range]))"
+    known = f"{owned} * on ({device}) group_left () {limit} or 0 * {owned}"
+    link, slot = (
+        f'label_join(count_values by ({device}) ("of_{name}", {q.selected(BOARD, generation)}) '
+        f"* on ({device}) group_left (lanes) "
+        f'count_values by ({device}) ("lanes", {q.selected(BOARD, lanes)}), "{name}", " x", "of_{name}", "lanes")'
+        for name, generation, lanes in (("link", s.PCIE_GEN, s.PCIE_WIDTH), ("slot", s.PCIE_MAX_GEN, s.PCIE_MAX_WIDTH))
+    )
+    pcie = f"{link} * on ({device}) group_left (slot) {slot}"
+    for name in ("link", "slot"):
+        pcie = f'label_replace({pcie}, "{name}", "Gen$1", "{name}", "(.+)")'
+    return table(
+        "Which GPU is it, and who has it?",
+        About(
+            "The GPU, its driver, the pod that uses it with its rank, its PCIe link as generation and lanes (*link*), "
+            "what GPU and slot support (*slot*), and its power limit. An idle GPU lowers the generation of its link. "
+            "*instance* opens the live page of the exporter, with flame graphs.",
+            "under load, *link* is the same as *slot*.",
+            "fewer lanes or a lower generation under load: see GpuPcieLinkDegraded.",
+        ),
+        [
+            Query(f"max by ({facts}) ({known})", "", "watt", "power limit"),
+            Query(f"max by (UUID, link, slot) ({pcie})", "", "short"),
+        ],
+        Columns(_IDENTITY, added=_IDENTITY),
+        width=24,
+        height=IDENTITY,
+    )
 
 
 def _numbers() -> list[object]:
@@ -81,15 +131,20 @@ def _numbers() -> list[object]:
             "max",
         ),
     )
+    lost = f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"
     return [
-        reachable(BOARD),
-        verdict(BOARD),
+        verdict(BOARD, width=5, height=TILES),
         _class(),
         *(
-            number(title, about, Query(f"{of}({q.selected(BOARD, each)}){lost}", "", q.unit(each)), alarm=alarm)
+            number(
+                title,
+                about,
+                Query(f"{of}({q.selected(BOARD, each)}){'' if each is s.READ_AGE else lost}", "", q.unit(each)),
+                alarm=ColourStep(STALE.value, RED) if each is s.READ_AGE else None,
+                width=4 if each is s.READ_AGE else 5,
+                height=TILES,
+            )
             for title, about, each, of in shown
-            for alarm in [ColourStep(STALE.value, RED) if each is s.READ_AGE else None]
-            for lost in ["" if each is s.READ_AGE else f" or 0 * max({q.lost(BOARD)}) - {-q.NO_ANSWER}"]
         ),
     ]
 
@@ -100,21 +155,8 @@ def _class() -> object:
         "compute-bound; memory-bound when generating tokens.",
         "the timeline below shows all GPUs.",
     )
-    return named("Bottleneck now", about, Query(f"max({queries.limit_of(BOARD)})", "", "short"), LIMITS)
-
-
-def _activity() -> object:
-    return _lines(
-        "SM, tensor core and memory activity",
-        About(
-            "Share of SMs with a resident warp, and of cycles in which tensor cores and device memory are active.",
-            "SM activity above 60 %, tensor cores above 20 % in training.",
-            "low SM activity: see where the time goes, above.",
-        ),
-        s.SM_ACTIVE,
-        s.TENSOR_ACTIVE,
-        s.DRAM_ACTIVE,
-    )
+    query = Query(f"max({queries.limit_of(BOARD)})", "", "short")
+    return named("Bottleneck now", about, query, [*LIMITS[:-1], ("lost", DARK_RED)], width=5, height=TILES)
 
 
 def _temperature() -> object:
@@ -134,32 +176,64 @@ def _temperature() -> object:
 
 
 def _power() -> object:
-    return _lines(
-        "Power and its limit",
+    swing = f"({q.selected(BOARD, s.POWER_SWING)} or {q.selected(BOARD, SWING)} * {q.selected(BOARD, s.POWER_LIMIT)})"
+    power, on = q.selected(BOARD, s.POWER), "on (cluster, UUID) group_left ()"
+    queries = [
+        q.query(BOARD, s.POWER, "power"),
+        Query(f"{power} - {on} {swing}", LOWEST, "watt"),
+        Query(f"{power} + {on} {swing}", HIGHEST, "watt"),
+        q.query(BOARD, s.POWER_LIMIT, "limit"),
+    ]
+    return lines(
+        "Power, its swings and its limit",
         About(
-            "Power draw (mean and instantaneous); the dashed line is the limit in force.",
-            "near the limit at full load.",
-            "idle power at full utilisation: fake load or a stall. Large swings: the GPU alternates "
-            "between work and waiting.",
+            "Mean power, and a band for how far it swings between two scrapes (from the histogram of `--metrics full`, "
+            "otherwise from instantaneous power). The dashed line is the limit in force.",
+            "near the limit at full load, with a narrow band.",
+            "a wide band: the GPU alternates between work and waiting. Idle power at full utilisation: fake load or a "
+            "stall.",
         ),
-        s.POWER,
-        s.POWER_INSTANT,
-        s.POWER_LIMIT,
-        limits=(s.POWER_LIMIT,),
+        queries,
+        GraphStyle(Legend.LIST, overrides=[*hues(queries[:1]), *band(1, 2, LOWEST, BLUE), *dashed(queries, ["limit"])]),
+    )
+
+
+def _xids() -> object:
+    last = f"max by (xid, kind, action) ({q.direct(BOARD, m.XID_LAST)})"
+    return table(
+        "XIDs",
+        About(
+            "Errors of the GPU that the driver reported, the latest first, with what repairs them.",
+            "empty: none was reported.",
+            "docs/xids.md explains each XID; hardware XIDs have alerts.",
+        ),
+        [Query(f"{last} * 1000", "", "dateTimeFromNow", "last")],
+        Columns(("xid", "kind", "action")),
+        width=8,
+        sort="last",
+        empty="none reported",
     )
 
 
 def _health() -> list[object]:
     return [
-        states(
-            "GPU reachable",
+        _temperature(),
+        _power(),
+        _xids(),
+        _lines(
+            "Memory errors",
             About(
-                "Whether the exporter can read the GPU.",
-                "always reachable.",
-                "see GpuLost: drain the node and look for XID 79 or 119.",
+                "ECC errors since the driver was loaded, remapped memory rows, and memory banks with few or no spare "
+                "rows.",
+                "no uncorrectable errors; a few corrected errors are normal.",
+                "uncorrectable errors: drain the node and reset the GPU. No spare rows: replace the GPU.",
             ),
-            q.query(BOARD, s.UP),
-            (("unreachable", RED), ("reachable", GREEN)),
+            s.ECC_DBE,
+            s.ECC_SBE,
+            s.REMAPPED,
+            s.BANKS_LOW,
+            s.BANKS_NONE,
+            width=10,
         ),
         _lines(
             "Throttled",
@@ -172,22 +246,39 @@ def _health() -> list[object]:
             s.SW_THERMAL,
             s.POWER_BRAKE,
             s.POWER_CAP,
-            width=12,
+            width=9,
+        ),
+        states(
+            "GPU reachable",
+            About(
+                "Whether the exporter can read the GPU.",
+                "always reachable.",
+                "see GpuLost: drain the node and look for XID 79 or 119.",
+            ),
+            q.query(BOARD, s.UP),
+            (("unreachable", RED), ("reachable", GREEN)),
+            width=5,
         ),
     ]
 
 
 def _throughput() -> list[object]:
+    active = [q.query(BOARD, each, prose.title(each)) for each in (s.SM_ACTIVE, s.SM_OCCUPANCY)]
+    right = {"id": "custom.axisPlacement", "value": "right"}
     return [
-        _lines(
+        lines(
             "SM activity and occupancy",
             About(
-                "SM activity: share of SMs with a resident warp. Occupancy: resident warps as a share of the maximum.",
+                "Left: share of SMs with a resident warp. Right: occupancy, resident warps as a share of the maximum.",
                 "SM activity above 60 %. Low occupancy alone is no problem: the best matrix kernels run at 14 %.",
                 "low SM activity: see the bottleneck row below.",
             ),
-            s.SM_ACTIVE,
-            s.SM_OCCUPANCY,
+            active,
+            GraphStyle(
+                Legend.LIST,
+                overrides=[*hues(active), {"matcher": {"id": "byFrameRefID", "options": "B"}, "properties": [right]}],
+            ),
+            width=12,
         ),
         _lines(
             "Tensor cores and arithmetic pipes",
@@ -201,8 +292,29 @@ def _throughput() -> list[object]:
             s.FP32_ACTIVE,
             s.FP16_ACTIVE,
             s.INT_ACTIVE,
+            width=12,
         ),
-        *_usage(),
+    ]
+
+
+def _bottleneck() -> list[object]:
+    return [
+        _lines(
+            "PCIe receive and memory activity",
+            About(
+                "PCIe traffic to the GPU as a share of the link's capacity, and the share of cycles in which device "
+                "memory is read or written.",
+                "memory activity above PCIe use; high when generating tokens.",
+                "PCIe near its capacity while memory is idle: the GPU waits for its data.",
+            ),
+            s.PCIE_RX_USE,
+            s.DRAM_ACTIVE,
+            width=12,
+        ),
+        class_timeline(BOARD, 12),
+        time_shares("Where does its time go?", q.shares_of(BOARD), width=10),
+        why.idle_causes(BOARD, 8),
+        why.kernels(BOARD, 6),
     ]
 
 
@@ -241,17 +353,8 @@ def _usage() -> list[object]:
     ]
 
 
-def _bottleneck() -> list[object]:
+def _traffic() -> list[object]:
     return [
-        _lines(
-            "Device memory activity",
-            About(
-                "Share of cycles in which device memory is read or written.",
-                "high when generating tokens.",
-                "near 0 while PCIe traffic is high: the GPU waits for its data.",
-            ),
-            s.DRAM_ACTIVE,
-        ),
         _lines(
             "PCIe link use",
             About(
@@ -271,15 +374,32 @@ def _bottleneck() -> list[object]:
             ),
             s.NVLINK,
         ),
+        states(
+            "Quality of the class",
+            About(
+                "Where the class comes from: profiling counters (exact), or utilisation and power (approximate).",
+                "exact.",
+                "GPUs without profiling counters: what they lack is in docs/without-profiling.md.",
+            ),
+            q.query(BOARD, s.APPROXIMATE),
+            (("exact", GREEN), ("approximate", GREY)),
+            width=24,
+            height=5,
+        ),
+        _lines(
+            "NVLinks",
+            About(
+                "NVLinks of the GPU, and how many of them are active.",
+                "all are active.",
+                "reset the GPU and check the fabric manager.",
+            ),
+            s.NVLINK_LINKS,
+            s.NVLINK_UP,
+        ),
     ]
 
 
 def _counters() -> list[object]:
-    memory = About(
-        "ECC errors since the driver was loaded, remapped memory rows, and memory banks with few or no spare rows.",
-        "no uncorrectable errors; a few corrected errors are normal.",
-        "uncorrectable errors: drain the node and reset the GPU. No spare rows: replace the GPU.",
-    )
     links = About(
         "PCIe and NVLink errors within four minutes, or since the previous point if that is longer ago.",
         "0, or a few PCIe replays: GpuPcieReplayStorm has the limit.",
@@ -288,9 +408,7 @@ def _counters() -> list[object]:
     errors = (s.PCIE_REPLAYS, s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC)
     grown = [q.query(BOARD, each, prose.title(each), grown=True) for each in errors]
     return [
-        _lines("Memory errors", memory, s.ECC_DBE, s.ECC_SBE, s.REMAPPED, s.BANKS_LOW, s.BANKS_NONE, width=12),
         lines("Link errors", links, grown, GraphStyle(Legend.LIST, overrides=hues(grown)), width=12),
-        *_links(),
         _lines(
             "Pending repairs",
             About(
@@ -305,32 +423,5 @@ def _counters() -> list[object]:
             s.RETIRED_PENDING,
             s.SRAM_EXCEEDED,
             s.RECOVERY,
-        ),
-    ]
-
-
-def _links() -> list[object]:
-    return [
-        _lines(
-            "PCIe link",
-            About(
-                "PCIe generation and lanes: current, and the maximum that GPU and slot support.",
-                "current equals maximum under load.",
-                "reseat the GPU.",
-            ),
-            s.PCIE_GEN,
-            s.PCIE_MAX_GEN,
-            s.PCIE_WIDTH,
-            s.PCIE_MAX_WIDTH,
-        ),
-        _lines(
-            "NVLinks",
-            About(
-                "NVLinks of the GPU, and how many of them are active.",
-                "all are active.",
-                "reset the GPU and check the fabric manager.",
-            ),
-            s.NVLINK_LINKS,
-            s.NVLINK_UP,
         ),
     ]

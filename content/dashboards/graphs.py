@@ -80,6 +80,11 @@ class GraphStyle:
 
 
 PLAIN = GraphStyle()
+# What a legend shows, by Grafana's names; and the transformation that gives all series the same times.
+CALCS = {"last": "Last", "max": "Max"}
+ALIGNED = {"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}}
+# The legends of a band.
+BAND = ("lowest", "highest")
 
 
 def lines(
@@ -100,10 +105,13 @@ def lines(
     unit = queries[0].unit
     own_hues = hues(queries) if not style.overrides and style.legend is Legend.NONE else []
     colour = {} if style.overrides else {"color": BY_VALUE}
+    right = _right_axes([query.unit for query in queries], style)
+    calc = _calc([*right, *style.overrides])
     return core.TimeSeries(
         **common(title, about, width, height),
-        **_legend_arguments(style.legend),
+        **_legend_arguments(style.legend, calc),
         targets=targets(queries),
+        transformations=[ALIGNED] if calc == "last" and style.legend is Legend.TABLE else [],
         unit=unit,
         axisSoftMin=0,
         axisSoftMax=1 if unit == "percentunit" and not style.stacked else style.most,
@@ -112,7 +120,7 @@ def lines(
         tooltipMode="multi",
         tooltipSort="desc",
         overrides=[
-            *_right_axes([query.unit for query in queries], style),
+            *right,
             *own_hues,
             *style.overrides,
             *_axis(style),
@@ -120,24 +128,34 @@ def lines(
         links=list(links),
         extraJson=extra(
             {**colour, "links": [dict(link)] if link else [], "noValue": style.empty, **_thresholds(style.limits)},
-            {"legend": _legend(style)},
+            {"legend": _legend(style, calc)},
         ),
     )
 
 
-def _legend_arguments(legend: Legend) -> dict[str, Any]:
+def _calc(overrides: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a legend shows of each series.
+
+    The last value of the time range, which a series that has ended does not have: this needs series with the same
+    times, for which Grafana loses the names of queries. If overrides need these, it is the highest value.
+    """
+    return "max" if any(each["matcher"]["id"] == "byFrameRefID" for each in overrides) else "last"
+
+
+def _legend_arguments(legend: Legend, calc: str) -> dict[str, Any]:
     """Return the arguments of grafanalib for a legend."""
     if legend is Legend.LIST:
         return {"legendDisplayMode": "list", "legendPlacement": "bottom", "legendCalcs": []}
-    return {"legendDisplayMode": "table", "legendPlacement": "right", "legendCalcs": ["lastNotNull"]}
+    return {"legendDisplayMode": "table", "legendPlacement": "right", "legendCalcs": [calc]}
 
 
-def _legend(style: GraphStyle) -> dict[str, Any]:
+def _legend(style: GraphStyle, calc: str) -> dict[str, Any]:
     """Return the part of a legend that grafanalib has no arguments for."""
     if style.legend is Legend.NONE:
         return {"showLegend": False}
-    by_last = {"sortBy": "Last *", "sortDesc": True, "width": style.names} if style.legend is Legend.TABLE else {}
-    return {"showLegend": True, **by_last}
+    by = CALCS[calc]
+    highest = {"sortBy": by, "sortDesc": True, "width": style.names} if style.legend is Legend.TABLE else {}
+    return {"showLegend": True, **highest}
 
 
 def _thresholds(limits: Sequence[float]) -> dict[str, Any]:
@@ -197,6 +215,29 @@ def dashed(queries: Sequence[Query], names: Sequence[str]) -> list[dict[str, Any
         for place, query in enumerate(queries)
         if query.name in names
     ]
+
+
+def band(lower: int, upper: int, name: str, colour: str) -> list[dict[str, Any]]:
+    """Return overrides that fill the area between two queries, by their places; `name` is the lower one's legend."""
+    thin = [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}, {"id": "custom.lineWidth", "value": 0}]
+    filled = [{"id": "custom.fillBelowTo", "value": name}, {"id": "custom.fillOpacity", "value": 25}]
+    return [
+        {"matcher": {"id": "byFrameRefID", "options": ref(place)}, "properties": properties}
+        for place, properties in ((lower, thin), (upper, [*thin, *filled]))
+    ]
+
+
+def banded(colour: str) -> list[dict[str, Any]]:
+    """Return overrides for ranks: the culprits in a colour, then the median, the lowest and the highest as a band."""
+    properties = [
+        [{"id": "color", "value": {"mode": "shades", "fixedColor": colour}}, {"id": "custom.lineWidth", "value": 2}],
+        [{"id": "color", "value": {"mode": "fixed", "fixedColor": TEAL}}],
+    ]
+    drawn = [
+        {"matcher": {"id": "byFrameRefID", "options": ref(place)}, "properties": each}
+        for place, each in enumerate(properties)
+    ]
+    return [*drawn, *band(2, 3, BAND[0], TEAL)]
 
 
 def hues(queries: Sequence[Query]) -> list[dict[str, Any]]:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from content.dashboards import between_scrapes, host, loops, queries
+from content.dashboards import between_scrapes, host, loops, queries, why
 from content.dashboards import queries as q
 from content.dashboards.alert_table import firing
 from content.dashboards.frame import DARK_RED, ORANGE, RED, TEAL, About, BoardRow
-from content.dashboards.graphs import GraphStyle, Legend, dashed, hues, lines, time_shares
-from content.dashboards.panels import class_timeline, reachable, states
+from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, lines, time_shares
+from content.dashboards.panels import class_timeline, reachable
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
-from gpu_exporter.alerting import serving
 from gpu_exporter.alerting import training_jobs as t
-from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import JOB
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode
 from gpu_exporter.conditions.signal import DEVICE
-from gpu_exporter.conditions.tree import Named, PeerMedian, PeerShare, duration
-from gpu_exporter.reports.numbers import exact
+from gpu_exporter.conditions.tree import Named, duration
 
 BOARD = JOB
-# Rows of the grid on the first screen. The timeline beside ranks and time has a line for each GPU of four nodes.
-ALERTS, RANKS, TIME = 7, 10, 8
-BATCH_LIMIT = "recommended limit"
-NO_SERVER = (
-    "no inference server (vLLM, TGI, Triton) in this job. "
-    "Training: see *Achieved against what this GPU can do* on GPU / Node"
-)
+# Rows of the grid on the first screen.
+ALERTS, RANKS = 6, 12
+# Of a job with more ranks, those that hold it up, and some others.
+MOST_RANKS = 32
 # The alerts about a rank that makes the others wait.
 STRAGGLERS = ("GpuJobStraggler", *d.STRAGGLERS)
 # The states of a rank: the higher, the more it is to blame.
@@ -53,70 +48,88 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             "Is the job making progress?",
             [
-                reachable(BOARD, height=ALERTS),
-                firing(BOARD, modes, list(Domain), 20, by_owner=True, height=ALERTS),
+                reachable(BOARD, height=loops.TILES),
+                *loops.progress(),
+                firing(BOARD, modes, list(Domain), 24, by_owner=True, height=ALERTS),
                 _ranks(),
-                class_timeline(BOARD, 10, RANKS + TIME, _classes()),
-                _time(),
+                class_timeline(BOARD, 9, RANKS, _classes()),
             ],
         ),
-        BoardRow("Which rank holds up the job?", _waiting()),
+        BoardRow("Which rank holds up the job?", _bands()),
+        BoardRow("Where does the time of its GPUs go?", [_time(), _bottlenecks(), why.idle_causes(BOARD, 6)]),
         loops.job_row(),
         host.row(BOARD),
+        why.fabric_row(BOARD),
         BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
         BoardRow("How much data moves between the ranks?", _traffic(), True),
         between_scrapes.row(BOARD),
-        BoardRow("Which batch size suits the inference server? (training: see GPU / Node)", _batches(), True),
     ]
 
 
-def _batches() -> list[object]:
-    """Return the panels about inference servers; those of vLLM, TGI and Triton are known by pod, not by workload."""
-    of_job = f"and on (cluster, namespace, pod) {q.devices(BOARD)}"
-
-    def mean(aggregate: Aggregate, name: str) -> Query:
-        series = f"avg_over_time({q.selected(BOARD, aggregate)}[$__range])"
-        return Query(f"({series} {of_job})", "", q.unit(aggregate), name)
-
-    def now(aggregate: Aggregate, name: str) -> Query:
-        return Query(f"{q.selected(BOARD, aggregate)} {of_job}", f"{{{{pod}}}} {name}", q.unit(aggregate), name)
-
-    sizes = [now(serving.BATCH, "batch size"), now(serving.KNEE, BATCH_LIMIT)]
-    return [
-        table(
-            "Output and latency by batch size",
-            About(
-                "Tokens per second of vLLM or TGI, inferences per second of Triton, and the latency of each token or "
-                "batch: means over the time range, by batch size (powers of two) and pod.",
-                "more output with each size.",
-                "where latency grows more than output, a larger batch only makes requests wait.",
-            ),
-            [
-                mean(serving.OF_SIZE, "tokens (Triton: inferences) per second"),
-                mean(serving.LATENCY_OF_SIZE, "time per token (Triton: per batch)"),
-            ],
-            Columns(("pod", "batch")),
-            empty=NO_SERVER,
+def _bottlenecks() -> object:
+    return lines(
+        "GPUs by bottleneck",
+        About(
+            "Number of GPUs of the job in each bottleneck class, as in the timeline above.",
+            "compute-bound; memory-bound when generating tokens.",
+            "the runbook of the alert for the class says what to do.",
         ),
-        lines(
-            "Batch size and its recommended limit",
-            About(
-                "The batch size, and the one from which twice the batch raised latency more than output during the "
-                "last day: the recommended limit.",
-                "a batch size below the limit.",
-                "limit the batch there (vLLM: --max-num-seqs), and add replicas. Without a limit, larger batches "
-                "still pay, or were not seen.",
-            ),
-            sizes,
-            GraphStyle(Legend.LIST, overrides=[*hues(sizes), *dashed(sizes, [BATCH_LIMIT])], empty=NO_SERVER),
-            link=None,
-            width=12,
-        ),
-    ]
+        [Query(f"count by (class) ({q.classes(BOARD)})", "{{class}}", "short")],
+        GraphStyle(Legend.LIST, stacked=True, overrides=coloured({each.name: each.colour for each in c.BOTTLENECKS})),
+        width=9,
+        link=None,
+    )
 
 
 def _time() -> object:
-    return time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD), width=14, height=TIME)
+    return time_shares("Time by cause", q.shares_of(BOARD), width=9)
+
+
+def _band(title: str, about: About, what: q.Recorded) -> object:
+    """Return the lowest, the median and the highest value of all ranks, and the ranks that hold up the job."""
+    series, culprits = q.selected(BOARD, what), " or ".join(map(q.at_end, _culprits().values()))
+    unit = q.unit(what)
+    queries = [
+        Query(f"{series} and on ({', '.join(DEVICE)}) ({culprits})", f"holds up: {q.legend(BOARD, what)}", unit),
+        Query(f"quantile(0.5, {series})", "median", unit),
+        Query(f"min({series})", BAND[0], unit),
+        Query(f"max({series})", BAND[1], unit),
+    ]
+    return lines(title, about, queries, GraphStyle(Legend.LIST, overrides=banded(RED)), width=6)
+
+
+def _bands() -> list[object]:
+    ranks = "All ranks as a band with their median, and those that hold up the job now in red."
+    return [
+        loops.self_time(),
+        _band(
+            "Engine activity",
+            About(
+                f"Mean over 5 minutes. {ranks}",
+                "a narrow band.",
+                "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
+            ),
+            c.GR,
+        ),
+        _band(
+            "SM activity",
+            About(
+                f"Mean over 5 minutes. {ranks}",
+                "a narrow band.",
+                "a rank above the others spends more time computing: check its clock and power below.",
+            ),
+            c.SM,
+        ),
+        _band(
+            "Power as a share of the limit",
+            About(
+                ranks,
+                "a narrow band.",
+                "a rank far below the others waits for them, or for its host: compare engine activity.",
+            ),
+            s.POWER_USE,
+        ),
+    ]
 
 
 def _culprits() -> Mapping[int, str]:
@@ -130,14 +143,13 @@ def _culprits() -> Mapping[int, str]:
 
 def _classes() -> q.Query:
     """Return the class of each rank; those that held up the job within ten minutes before the end come first."""
-    held = [_held(each, " @ end()") for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER)]
-    hangs = f"{q.selected(BOARD, c.SPINS)} @ end() == 0 and on ({', '.join(DEVICE)}) {q.holds(BOARD, c.HANGS)} @ end()"
-    return queries.classes_of_ranks(BOARD, " or ".join((*held, f"({hangs})")), q.selected(BOARD, t.RANK))
+    culprits = " or ".join(map(q.at_end, _culprits().values()))
+    return queries.classes_of_ranks(BOARD, culprits, q.selected(BOARD, t.RANK), MOST_RANKS)
 
 
-def _held(straggler: Named, at: str = "") -> str:
+def _held(straggler: Named) -> str:
     """Return the stragglers of the last minutes: in a checkpoint there is none, but their alerts last."""
-    return f"last_over_time({q.holds(BOARD, straggler)}[{duration(INTERRUPTION)}]{at})"
+    return f"last_over_time({q.holds(BOARD, straggler)}[{duration(INTERRUPTION)}])"
 
 
 def _in_hanging_job() -> str:
@@ -151,11 +163,6 @@ def _state() -> str:
     return " or ".join((*(f"(0 * ({ranks}) + {state})" for state, ranks in states.items()), q.selected(BOARD, d.WAITS)))
 
 
-def _others() -> str:
-    """Return the share of the other ranks that wait: a rank that moves no data hangs."""
-    return " + ".join(q.selected(BOARD, PeerShare(mark)) for mark in (d.WAITS, c.SPINS))
-
-
 def _blamed_since() -> str:
     """Return since when an alert about each rank is active, or about the straggler that it waits for."""
     since = q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), "node")
@@ -165,95 +172,43 @@ def _blamed_since() -> str:
 
 
 def _ranks() -> object:
-    since = f"time() - ({_blamed_since()})"
+    since = f"(time() - ({_blamed_since()}))"
     device = ", ".join(DEVICE)
     # A rank without a step timer in its loop has no number.
     numbered = f"topk by ({device}) (1, {q.selected(BOARD, t.RANK)}) or on ({device}) {q.devices(BOARD)}"
-    state = f"({_state()}) * on ({device}) group_left (rank) ({numbered})"
-    values = [
-        q.query(BOARD, s.GR_ACTIVE, "engine"),
-        q.query(BOARD, s.SM_ACTIVE, "SM"),
-        q.query(BOARD, s.POWER_USE, "power"),
-        q.query(BOARD, s.NVLINK, "NVLink"),
-    ]
+    state = f"topk({MOST_RANKS}, {_state()}) * on ({device}) group_left (rank) ({numbered})"
+    worst = f"topk({MOST_RANKS}, {_state()})"
+    values = [q.query(BOARD, s.GR_ACTIVE, "engine"), q.query(BOARD, s.SM_ACTIVE, "SM")]
     return table(
         "Ranks",
         About(
-            "Each rank, the one that holds up the job first: its state and why, for how long an alert about it, or "
-            "about the straggler that it waits for, is active, and what it does. Ranks have numbers if the training "
-            "loop has a step timer.",
+            f"Up to {MOST_RANKS} ranks, the one that holds up the job first: its state and why, for how long an alert "
+            "about it, or about the straggler that it waits for, is active, and what it does. Ranks have numbers if "
+            "the training loop has a step timer.",
             "no rank that holds up the job, and similar values on all ranks.",
             "click the rank that holds up the job: a less busy engine means that its host is slow, busier SMs that "
             "its GPU is slow.",
         ),
         [
             Query(f"max by (rank, node, gpu) ({state})", "", "short", "state"),
-            Query(since, "", "s", "for"),
-            *(q.or_lost(BOARD, each) for each in values),
+            Query(_of(worst, since), "", "s", "for"),
+            *(replace(each, expr=_of(worst, f"({each.expr})")) for each in (q.or_lost(BOARD, one) for one in values)),
         ],
         Columns(
             ("rank", "node", "gpu"),
             added=("rank",),
-            shares=["engine", "SM", "power"],
+            shares=["engine", "SM"],
             words={"state": ((STATES[0][0], "text"), *STATES[1:-1], (STATES[-1][0], RED))},
             answers=[each.name for each in values],
         ),
         sort="state",
-        width=14,
+        width=15,
         height=RANKS,
     )
 
 
-def _states() -> object:
-    return states(
-        "Waiting ranks",
-        About(
-            "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if it spins in a"
-            " collective while no data moves. The others wait for a straggler, or for a rank outside the collective.",
-            "short waits that are similar on all ranks.",
-            "investigate the rank that holds up the job; if all wait, see GpuCommunicationBound.",
-        ),
-        Query(queries.in_order(_state()), q.legend(BOARD, d.WAITS), "short"),
-        STATES,
-        width=24,
-        height=11,
-    )
-
-
-def _waiting() -> list[object]:
-    return [
-        _states(),
-        lines(
-            "Share of other ranks that wait",
-            About(
-                "For each rank, the share of the other ranks that wait for it, or hang in a collective.",
-                f"below {exact(d.VICTIMS.value, 'ratio')} (limit `{d.VICTIMS.name}`).",
-                "investigate the rank with the highest share first.",
-            ),
-            [Query(_others(), q.legend(BOARD, d.WAITS), "percentunit")],
-            GraphStyle(Legend.NONE),
-        ),
-        lines(
-            "Engine activity",
-            About(
-                "Each rank, mean over 5 minutes.",
-                "similar on all ranks.",
-                "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
-            ),
-            [q.query(BOARD, c.GR)],
-            GraphStyle(Legend.NONE),
-        ),
-        lines(
-            "SM activity",
-            About(
-                "Each rank, mean over 5 minutes, and the median of the waiting ranks.",
-                "similar on all ranks.",
-                "a rank above the others spends more time computing: check its clock and power below.",
-            ),
-            [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of waiting ranks")],
-            GraphStyle(Legend.NONE),
-        ),
-    ]
+def _of(ranks: str, values: str) -> str:
+    return f"{values} and on ({', '.join(DEVICE)}) ({ranks})"
 
 
 def _chips() -> list[object]:
@@ -266,15 +221,6 @@ def _chips() -> list[object]:
                 "lower at full power: more work. Lower and hot: the GPU throttles.",
             ),
             [q.query(BOARD, s.SM_CLOCK)],
-        ),
-        lines(
-            "Power as a share of the limit",
-            About(
-                "Power of each rank.",
-                "similar on all ranks.",
-                "a rank far below the others waits for them, or for its host: compare engine activity.",
-            ),
-            [q.query(BOARD, s.POWER_USE)],
         ),
         lines(
             "Throttled by heat (hardware)",

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from content.dashboards import queries as q
-from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, About, BoardRow
-from content.dashboards.graphs import GraphStyle, Legend, coloured, dashed, hues, lines
+from content.dashboards.frame import BLUE, GREEN, GREY, ORANGE, RED, About, BoardRow
+from content.dashboards.graphs import BAND, GraphStyle, Legend, banded, coloured, dashed, hues, lines
+from content.dashboards.panels import number, pair
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import training_jobs as t
-from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import COST, JOB
 from gpu_exporter.catalogue import job_signals
 from gpu_exporter.catalogue.causes import COLOURS, Cause
 from gpu_exporter.catalogue.failure_modes import loops
+from gpu_exporter.conditions.signal import DEVICE
 from gpu_exporter.reports.numbers import exact
 
 NEEDED = " Needs a step timer in the training loop, and `--job-socket`."
@@ -27,8 +28,105 @@ ACTIVITIES = {
     "other": GREY,
 }
 WORST = 10
+# What the time since the last step is named.
+MOVES, STALLS = "ago", "stands still"
 # Shorter differences say nothing about a step.
 LEAST_SECONDS = 0.001
+
+
+# Rows of the grid of the numbers on the first screen of a job.
+TILES = 3
+
+
+def progress() -> list[object]:
+    """Return the numbers that say whether a job is on schedule."""
+    step, speed, usual, since, limit = (
+        q.selected(JOB, each) for each in (t.JOB_STEP, t.SPEED, t.SPEED_USUAL, t.STANDSTILL, t.STALL_LIMIT)
+    )
+    stalls = f'label_replace(max({since} > {limit}), "state", "{STALLS}", "", "")'
+    moves = f'label_replace(max({since}), "state", "{MOVES}", "", "")'
+    standstill = pair(
+        "Last step",
+        _about(
+            "Time since a rank completed a step or was not training, and the limit of GpuJobStalled.",
+            "about one step.",
+            "above the limit, the job stands still: see the rank that holds it up, below.",
+        ),
+        Query(f"{stalls} or on () {moves}", "{{state}}", "s"),
+        Query(f"max({limit})", "limit", "s"),
+        height=TILES,
+    )
+    red = {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}
+    standstill.overrides = [{"matcher": {"id": "byName", "options": STALLS}, "properties": [red]}]
+    return [
+        pair(
+            "Step time",
+            _about(
+                "Duration of a step, median of the ranks; and what it would be at the median speed of the last day.",
+                "no longer than usual.",
+                "longer: see which rank holds up the job, then the phases of a step.",
+            ),
+            Query(f"max({step})", "now", "s"),
+            Query(f"max({step} * {speed} / {usual})", "usual", "s"),
+            height=TILES,
+        ),
+        standstill,
+        number(
+            "Tokens per second",
+            _about(
+                "Tokens per second of all ranks.", "steady.", "see GpuJobSlower. Evaluations and checkpoints are dips."
+            ),
+            Query(f"sum({q.selected(JOB, t.TOKENS)}) or 0 * max({since})", "", "short"),
+            height=TILES,
+        ),
+        pair(
+            "Efficiency",
+            _about(
+                "MFU: share of the peak of the GPUs that the model uses. Goodput: share of the time since the start of "
+                "the job in training steps, restarts included.",
+                "MFU of 30 % or more for large models; goodput above 90 %.",
+                "low MFU: see the bottleneck. Low goodput: see the time by activity.",
+            ),
+            Query(f"avg({q.selected(JOB, t.MFU)})", "MFU", "percentunit"),
+            Query(f"avg({q.selected(JOB, t.GOODPUT)})", "goodput", "percentunit"),
+            height=TILES,
+        ),
+        number(
+            "Cost of a million tokens",
+            _about(
+                "Price of the GPUs for a million tokens. Prices are set when the recording rules are rendered.",
+                "as planned.",
+                "it rises if steps become slower, or if the job evaluates and saves more often.",
+            ),
+            Query(f"max({q.selected(JOB, t.TOKEN_COST)})", "", "currencyUSD"),
+            height=TILES,
+        ),
+    ]
+
+
+def self_time() -> object:
+    """Return a graph of the time of a step without waiting: all ranks as a band, and the slowest one."""
+    own = q.selected(JOB, t.SELF)
+    slowest = f"topk(1, {q.at_end(own)})"
+    queries = [
+        Query(f"{own} and on (cluster, namespace, workload, job_id, rank) {slowest}", f"slowest: {RANK}", "s"),
+        Query(f"quantile(0.5, {own})", "median", "s"),
+        Query(f"min({own})", BAND[0], "s"),
+        Query(f"max({own})", BAND[1], "s"),
+    ]
+    return lines(
+        "Step without waiting",
+        _about(
+            "Duration of a step on each rank without waiting for other ranks: all ranks as a band with their median, "
+            "and the rank that is slowest now.",
+            "a narrow band.",
+            "the slowest rank makes the others wait: look at its phases and its data loader.",
+        ),
+        queries,
+        GraphStyle(Legend.LIST, overrides=banded(RED)),
+        width=6,
+        link=None,
+    )
 
 
 def job_row() -> BoardRow:
@@ -47,41 +145,31 @@ def _about(what: str, good: str, cure: str) -> About:
     return About(what + NEEDED, good, cure)
 
 
-def _of_rank(what: Aggregate, legend: str = RANK) -> Query:
-    return Query(q.selected(JOB, what), legend, q.unit(what))
-
-
 def _steps() -> list[object]:
+    data, of_device = q.selected(JOB, job_signals.DATA), q.legend(JOB, job_signals.DATA)
     return [
         lines(
             "Step time",
             _about(
-                "Mean duration of a step on each rank.",
+                "Mean duration of a step: the shortest and the longest of all ranks.",
                 "steady, and the same on all ranks.",
                 "longer than before: see the phases. Different: the ranks do not wait for each other.",
             ),
-            [_of_rank(t.STEP)],
-            GraphStyle(Legend.NONE),
-            link=None,
-        ),
-        lines(
-            "Self time",
-            _about(
-                "Duration of a step on each rank without waiting for other ranks.",
-                "similar on all ranks.",
-                "the rank with the longest makes the others wait: look at its phases and its data loader.",
-            ),
-            [_of_rank(t.SELF)],
+            [
+                Query(f"{of}({q.selected(JOB, t.STEP)})", name, "s")
+                for of, name in (("min", "shortest"), ("max", "longest"))
+            ],
+            GraphStyle(Legend.LIST),
             link=None,
         ),
         lines(
             "Data loader",
             _about(
-                "Share of time in which the loop of each rank waits for its data loader.",
+                f"Share of time in which a loop waits for its data loader: the {WORST} ranks that wait most.",
                 f"below {exact(loops.DATA_SHARE.value, 'ratio')} (limit `{loops.DATA_SHARE.name}`).",
                 "one rank: its host is slow. All ranks: more workers, cheaper preprocessing, faster storage.",
             ),
-            [q.query(JOB, job_signals.DATA)],
+            [Query(f"{data} and on ({', '.join(DEVICE)}) topk({WORST}, {q.at_end(data)})", of_device, "percentunit")],
         ),
     ]
 

@@ -13,7 +13,7 @@ from content.dashboards.frame import ABSENT, GREEN, ORANGE, RED, TO_GPU, About, 
 from content.dashboards.graphs import NAMES, WIDE_NAMES, GraphStyle, lines
 from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
-from gpu_exporter.alerting.boards import Board, board_of, runbook
+from gpu_exporter.alerting.boards import GPU, Board, board_of, runbook
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import nic_signals
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
@@ -56,9 +56,9 @@ def mode_panel(board: Board, mode: FailureMode) -> Any:
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
         queries = [Query(expr, _legend(mode), "short")]
     about = About(
-        f"{mode.name} ({mode.severity.value}): the signals of its condition. {mode.meaning}".rstrip(),
+        f"{mode.name} ({mode.severity.value}): the signals of its condition.",
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
-        mode.advice,
+        "the runbook, to which the panel links, says what to do.",
     )
     limits = _limits(mode, queries[0].unit)
     words = {place: MEANINGS[signal] for place, signal in enumerate(signals) if signal in MEANINGS}
@@ -75,7 +75,7 @@ def mode_panel(board: Board, mode: FailureMode) -> Any:
             words=words,
         ),
         width=12,
-        link=TO_GPU if mode.needs else None,
+        link=TO_GPU if mode.needs and board is not GPU else None,
         links=[{"title": "Runbook", "url": runbook(mode), "targetBlank": True}],
     )
 
@@ -133,7 +133,7 @@ def mode_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow(
             f"Signals behind the alerts: {domain.value}",
             [
-                *([_ports(board)] if domain is Domain.NETWORK else []),
+                *([ports(board)] if domain is Domain.NETWORK else []),
                 *(mode_panel(board, mode) for mode in shown_here if mode.domain is domain),
             ],
             True,
@@ -142,7 +142,7 @@ def mode_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
     ]
 
 
-def _ports(board: Board) -> Any:
+def ports(board: Board) -> Any:
     """Return a table of the network ports of each GPU: the signals have no names of ports."""
 
     def gpu_query(signal: Signal, name: str) -> Query:

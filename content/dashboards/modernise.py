@@ -21,6 +21,17 @@ OLD = {
     "target": {"intervalFactor", "metric", "query", "step", "target"},
     "variable": {"auto", "auto_count", "auto_min", "tagValuesQuery", "tagsQuery", "useTags"},
 }
+# Keys with their default, which the SDK writes. Without them, a board of many panels fits into a ConfigMap.
+DEFAULTS: dict[str, object] = {
+    **dict.fromkeys(("asDropdown", "hideTimeOverride", "includeVars", "keepTime", "transparent"), False),
+    **dict.fromkeys(("icon", "tooltip"), ""),
+    **{"repeatDirection": "h", "gradientMode": "none", "barAlignment": 0, "mappings": [], "transformations": []},
+    # Of graphs.
+    **{"axisPlacement": "auto", "drawStyle": "line", "showPoints": "auto"},
+    **{"axisLabel": "", "lineInterpolation": "linear", "spanNulls": False, "thresholdsStyle": {"mode": "off"}},
+    **{"hideFrom": dict.fromkeys(("legend", "tooltip", "viz"), False)},
+    **{"scaleDistribution": {"log": 2, "type": "linear"}},
+}
 GRID = 24
 
 
@@ -83,10 +94,14 @@ def _variable(variable: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> Any:
-    """Drop the placement that the SDK adds to links and annotations: new Grafana versions hide them in a menu then."""
+    """Drop defaults, and the placement that the SDK adds to links and annotations: it hides them in new versions."""
     match value:
         case dict():
-            return {key: _shown(each) for key, each in value.items() if each != "inControlsMenu"}
+            return {
+                key: _shown(each)
+                for key, each in value.items()
+                if each != "inControlsMenu" and (key not in DEFAULTS or each != DEFAULTS[key])
+            }
         case list():
             return [_shown(each) for each in value]
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from content.dashboards import queries as q
+from content.dashboards import why
 from content.dashboards.alert_table import firing
 from content.dashboards.frame import ORANGE, RED, About, BoardRow, ColourStep
 from content.dashboards.graphs import GraphStyle, gpu_colours, lines
@@ -42,6 +43,8 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             ],
             True,
         ),
+        why.fabric_row(BOARD),
+        why.exporter_row(BOARD),
     ]
 
 

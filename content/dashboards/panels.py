@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grafanalib import core
@@ -103,9 +103,11 @@ def number(
     )
 
 
-def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4) -> Any:
+def named(
+    title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4, height: int = TILE
+) -> Any:
     """Return a panel with the current state as a word; `words` are the texts and colours of the values 0, 1, …"""
-    panel = number(title, about, query, [ColourStep(None, GREY)], width=width)
+    panel = number(title, about, query, [ColourStep(None, GREY)], width=width, height=height)
     fitted = [(text + 2 * NO_BREAK, colour) for text, colour in words]
     mapped = {
         "mappings": [_words(fitted)],
@@ -133,27 +135,38 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Que
         targets=targets([of_ranks or queries.classes_of(board)]),
         mappings=[_words(LIMITS)],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(3 * height - 8)),
     )
 
 
 def states(
-    title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12, height: int = 8
+    title: str,
+    about: About,
+    query: Query,
+    words: Sequence[tuple[str, str]],
+    *,
+    width: int = 12,
+    height: int = 8,
+    link: Mapping[str, Any] = TO_GPU,
+    lines: int | None = None,
 ) -> Any:
-    """Return a state over time; `words` are the texts and colours of the values 0, 1, …"""
+    """Return a state over time; `words` are the texts and colours of the values 0, 1, …, `lines` the rows that fit."""
     return core.StateTimeline(
         **common(title, about, width, height),
         targets=targets([query]),
         mappings=[_words(words)],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}, _timeline(height)),
+        extraJson=extra({"unit": "short", "links": [dict(link)]}, _timeline(lines or 3 * height - 8)),
     )
 
 
-def _timeline(height: int) -> dict[str, Any]:
-    """Return options for as many rows as fit; the others are on further pages. The legend explains the colours."""
+def _timeline(lines: int) -> dict[str, Any]:
+    """Return options for this many rows; the others are on further pages.
+
+    The legend explains the colours; words in the stretches help those who cannot tell them apart.
+    """
     legend = {"showLegend": True, "displayMode": "list", "placement": "bottom"}
-    return {"perPage": 3 * height - 8, "rowHeight": 0.85, "showValue": "never", "legend": legend}
+    return {"perPage": lines, "rowHeight": 0.85, "showValue": "auto", "legend": legend}
 
 
 def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -163,14 +176,14 @@ def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"type": "value", "options": options}
 
 
-def verdict(board: Board, width: int = 4) -> Any:
+def verdict(board: Board, width: int = 4, height: int = TILE) -> Any:
     """Return the worst verdict on the selected GPUs: `gpu_health_state` as a word."""
     about = About(
         "The worst health verdict on the selected GPUs, from their errors, XIDs and pending repairs.",
         "healthy.",
         "the table of alerts says why and what to do. Degraded: start no new job on the GPU. Unhealthy: act now.",
     )
-    return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width)
+    return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width, height=height)
 
 
 def pair(
@@ -190,6 +203,8 @@ def pair(
     panel = number(title, about, first, [ColourStep(None, GREEN)] if colours else [], width=width, height=height)
     panel.targets = targets([first, second], instant=True)
     panel.textMode = "value_and_name"
+    if height < TILE:
+        panel.extraJson = {**panel.extraJson, "options": {"text": {"titleSize": 12}}}
     panel.orientation = "vertical"
     panel.overrides = [
         {

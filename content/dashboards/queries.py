@@ -5,11 +5,12 @@ A query for what limits each device returns its bottleneck class, or that it doe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpu_exporter.alerting.aggregates import SHARE, Aggregate
+from gpu_exporter.alerting.aggregates import CLUSTER_GPUS, SHARE, Aggregate
 from gpu_exporter.alerting.boards import Board, page, panel_id
 from gpu_exporter.alerting.identity import ALERT_OWNER
 from gpu_exporter.alerting.rules import SLOW
@@ -59,6 +60,9 @@ IDLE = ("GpuAllocatedIdle", "GpuFakeLoad")
 STALL = "GpuCollectiveStall"
 # How a selector of firing alerts begins.
 FIRING = 'ALERTS{alertstate="firing", '
+# What `with_cluster` adds; and what has a series in each cluster with GPUs.
+NAME_OF_CLUSTER = "Cluster"
+CLUSTERS = f'{CLUSTER_GPUS.record}{{cluster=~"$cluster"}}'
 # How many series `ranked` shows one by one: more hues without a meaning are hard to tell apart.
 RANKS = 4
 
@@ -90,6 +94,26 @@ def selected(board: Board, what: Recorded) -> str:
 def devices(board: Board) -> str:
     """Return the selected devices; unallocated devices belong to no job."""
     return f"{DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
+
+
+def direct(board: Board, metric: Metric) -> str:
+    """Return the series of a metric of the selected GPUs, as the exporter has them."""
+    return f"({metric.name}{_of_exporter(board)} and on (cluster, UUID) {devices(board)})"
+
+
+def _of_exporter(board: Board) -> str:
+    """Return the selection of a metric of the exporter, which lacks the labels of the owner."""
+    return f"{{{', '.join(_matcher(label) for label in board.chosen if label in ('cluster', 'gpu'))}}}"
+
+
+def grown(board: Board, metric: Metric, window: str) -> str:
+    """Return by how much a counter of the selected GPUs grew within a window."""
+    return f"(increase({metric.name}{_of_exporter(board)}[{window}]) and on (cluster, UUID) {devices(board)})"
+
+
+def at_end(expr: str) -> str:
+    """Return an expression for the end of the time range, whatever the time of a point; it has selectors in braces."""
+    return re.sub(r"(\}(?:\[[^]]*\])?)", r"\1 @ end()", expr)
 
 
 def verdict(board: Board) -> str:
@@ -178,16 +202,19 @@ def ranked(board: Board, what: Aggregate) -> list[Query]:
 
     A query has its own hue; the names of the series, which an override needs, are not known here.
     """
-    series = selected(board, what)
+    return ranked_series(selected(board, what), legend(board, what), unit(what))
+
+
+def ranked_series(series: str, legend: str, unit: str) -> list[Query]:
+    """Return the same for an expression."""
 
     def highest(count: int) -> str:
-        return f"topk({count}, {series} @ end())"
+        return f"topk({count}, {at_end(series)})"
 
-    named = legend(board, what)
     ranks = [f"{series} and {highest(1)}"]
     ranks += [f"{series} and ({highest(rank)} unless {highest(rank - 1)})" for rank in range(2, RANKS + 1)]
-    others = Query(f"sum({series} unless {highest(RANKS)})", "others", unit(what))
-    return [*(Query(rank, named, unit(what)) for rank in ranks), others]
+    others = Query(f"sum({series} unless {highest(RANKS)})", "others", unit)
+    return [*(Query(rank, legend, unit) for rank in ranks), others]
 
 
 def _filters(board: Board, what: Recorded) -> list[str]:
@@ -212,9 +239,14 @@ def legend(board: Board, what: Recorded) -> str:
     return device
 
 
+def classes(board: Board) -> str:
+    """Return the bottleneck class of each device as a label."""
+    return f"{bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}}"
+
+
 def class_of(board: Board) -> str:
     """Return the number of the bottleneck class of each device."""
-    return f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
+    return f"max without (class) ({classes(board)})"
 
 
 def lost(board: Board) -> str:
@@ -319,6 +351,18 @@ def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
     return expr
 
 
+def with_cluster(rows: str, clusters: str = CLUSTERS) -> str:
+    """Add the name of its cluster to each row as a further label, but not if there is a single cluster.
+
+    `clusters` has at least one series of each cluster of the rows.
+    """
+    each = f"group by (cluster) ({clusters})"
+    several = f'label_replace({each} unless on () (count({each}) == 1), "{NAME_OF_CLUSTER}", "$1", "cluster", "(.+)")'
+    named = f"{rows} * on (cluster) group_left ({NAME_OF_CLUSTER}) ({several} or on (cluster) {each})"
+    # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.
+    return f'label_replace({named}, "{NAME_OF_CLUSTER}", "$1", "{NAME_OF_CLUSTER}", "(.*)")'
+
+
 def with_order(expr: str, groups: Sequence[Sequence[str]] = ()) -> str:
     """Add labels to alerts by which a table sorts them: the rank of the severity (alphabetically, info comes second).
 
@@ -348,8 +392,8 @@ def classes_of(board: Board) -> Query:
     return Query(in_order(limit_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
 
 
-def classes_of_ranks(board: Board, culprits_now: str, rank: str) -> Query:
-    """Return the same for a job, with the ranks: those that hold it up now come first.
+def classes_of_ranks(board: Board, culprits_now: str, rank: str, most: int) -> Query:
+    """Return the same for up to `most` ranks of a job: those that hold it up now come first.
 
     `rank` has the number of each rank as a label.
     """
@@ -357,7 +401,8 @@ def classes_of_ranks(board: Board, culprits_now: str, rank: str) -> Query:
     # Of now, so that a device has one row.
     known = f"topk by ({device}) (1, last_over_time({rank}[$__range] @ end())) or on ({device}) {devices(board)}"
     blamed = f'label_replace(({known}) and on ({device}) ({culprits_now}), "Culprit", "0", "", "")'
-    known = f'{blamed} or on ({device}) label_replace({known}, "Culprit", "1", "", "")'
+    others = f'label_replace(topk({most}, {known}), "Culprit", "1", "", "")'
+    known = f"{blamed} or on ({device}) {others}"
     known = f'label_replace({known}, "Rank", "rank $1 · ", "rank", "(.+)")'
     joined = f"({limit_of(board)}) * on ({device}) group_left (Culprit, Rank) ({known})"
     # VictoriaMetrics copies a label that is missing as an empty one, and drops it here.

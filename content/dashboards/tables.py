@@ -34,37 +34,59 @@ LINKED_COLUMNS = {
     "node": link_to(NODE, "node", table=True),
     "workload": link_to(JOB, "namespace", "workload", table=True),
     "namespace": link_to(COST, "namespace", table=True),
+    "instance": {"title": "Live page", "url": "http://${__data.fields.instance}/", "targetBlank": True},
     "alertname": {
         "title": "Runbook",
         "url": f"{RUNBOOKS.link()}?viewPanel=${{__data.fields.runbook}}",
         "targetBlank": True,
     },
 }
-TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job"}
+TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job", "first": "what to do first"}
+# The label that `queries.with_cluster` adds if there are several clusters, in place of that of the row.
+TITLES |= {q.NAME_OF_CLUSTER: "cluster"}
+TITLES |= {"driver_version": "driver", "pci_bus_id": "PCI address", "message_size": "message size"}
 # Labels that are numbers. An empty one would become 0, so each row must have them.
 NUMBERS = ("batch",)
 # Labels that a row needs for its links and its place, but that have no column.
 HIDDEN = ("runbook", "urgency", "order")
+# Labels by which rows of alerts are sorted, the first one last.
+URGENT = ("urgency", "role", "order")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
 NATURAL = ("batch", "gpu", "node", LABEL)
-# Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest.
+# Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest, and are as
+# wide as `LEAST` at least.
 WIDTHS = {
-    **{"severity": 70, "alertname": 195, "cluster": 70, "gpu": 48, "rank": 48, "action": 175},
-    **{"GPUs": 52, "active since": 122, "health": 90, "state": 275, "cause": 250},
-    **{"critical alerts": 112, "warning alerts": 112, "hottest GPU": 96},
-    **{"wasted per hour": 120, "cost per hour": 105, "idle per hour": 100, "idle GPUs": 80},
+    **{"severity": 66, "alertname": 190, "cluster": 70, "gpu": 50, "rank": 50, "batch": 80},
+    **{"nodes": 56, "symptoms": 78, "GPUs": 50, "active since": 112, "role": 84},
+    **{"model": 120, "serial": 110, "driver_version": 96, "pci_bus_id": 130, "link": 74, "slot": 74, "instance": 116},
+    **{"power limit": 86, "xid": 56, "kind": 96, "message_size": 96},
+    **{"health": 84, "state": 248, "hottest GPU": 92, "throttled": 76, "for": 80},
+    **{"wasted/h": 76, "cost/h": 70, "idle/h": 62, "idle GPUs": 78, "of its cost": 86},
 }
+LEAST = {
+    "namespace": 84,
+    "workload": 104,
+    "node": 104,
+    "first": 128,
+    "cause": 150,
+    "UUID": 120,
+    "pod": 110,
+    "action": 110,
+    "operation": 96,
+    "scope": 90,
+}
+# Where a table says what to do, that takes the rest.
+BESIDE_TEXT = {"node": 110, "namespace": 84, "workload": 116}
 NONE = "-"
 # The wasted share of a cost, orange from half upwards. By the amount, whoever has most GPUs would always be orange.
-SHARE_OF_COST, WASTEFUL = "share of its cost", (ColourStep(None, "text"), ColourStep(0.5, ORANGE))
+SHARE_OF_COST, WASTEFUL = "of its cost", (ColourStep(None, "text"), ColourStep(0.5, ORANGE))
 # The colours of a number that should be 0, by how severe it is otherwise.
 SOME, FEW = ((ColourStep(None, "text"), ColourStep(1, colour)) for colour in (RED, ORANGE))
 # Shares are numbers without decimals, not bars: Grafana draws a bar as if its cell had no padding, and shows 47 % as
 # 59 % of the track.
-NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 80, 64, 8
-# In a wide table, these columns are as wide as their texts, and the last other label takes the rest.
-WIDE = 20
-NAME_WIDTHS = {"node": 190, "namespace": 140, "workload": 190}
+NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 72, 60, 8
+# Beside numbers above 0, a column of zeros is easier to read as dots.
+ZERO = {"0": ("\N{MIDDLE DOT}", "text")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +96,8 @@ class Columns:
     Only some queries have the labels `added`. Columns in `shares` have no decimals.
     `words` are the texts and colours of the values 0, 1, … of a column, `texts` those of the values of a label. With
     `steps`, a cell has the colour of its value. In columns in `optional`, rows without a value are usual. Columns in
-    `answers` say of a GPU that it does not answer.
+    `answers` say of a GPU that it does not answer. `clusters` has series of each cluster of the rows; the column
+    "GPUs", or the first one, has values in all rows.
     """
 
     labels: Sequence[str]
@@ -85,6 +108,7 @@ class Columns:
     steps: Mapping[str, Sequence[ColourStep]] = field(default_factory=dict)
     optional: Collection[str] = ()
     answers: Collection[str] = ()
+    clusters: str = q.CLUSTERS
 
 
 def table(
@@ -106,12 +130,15 @@ def table(
     of_rows = [
         each if _has(each, columns.added) else replace(each, expr=f"max by ({by}) ({each.expr})") for each in queries
     ]
+    if "cluster" in columns.labels:
+        complete = next((place for place, each in enumerate(queries) if each.name == "GPUs"), 0)
+        of_rows[complete] = replace(of_rows[complete], expr=q.with_cluster(of_rows[complete].expr, columns.clusters))
     overrides = [
         numeric(each, share=each.name in columns.shares, optional=each.name in columns.optional) for each in queries
     ]
-    overrides += [override(name, texts({str(q.NO_ANSWER): ("lost", RED)})) for name in columns.answers]
+    overrides += [override(name, texts({str(q.NO_ANSWER): ("lost", RED)} | ZERO)) for name in columns.answers]
     for name, states in columns.words.items():
-        overrides.append(override(name, _mapped(states), coloured_text()))
+        overrides.append(override(name, words(states), coloured_text()))
     for name, of_label in columns.texts.items():
         overrides.append(override(name, texts(of_label), coloured_text()))
     plain = dict.fromkeys(columns.answers, (ColourStep(None, "text"),))
@@ -139,6 +166,8 @@ def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dic
     ]
     if share:
         properties.append({"id": "decimals", "value": 0})
+    if query.unit in ("short", "currencyUSD", "percentunit", "watt"):
+        properties.append(texts(ZERO))
     return override(query.name, *properties)
 
 
@@ -146,7 +175,7 @@ def override(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
     return {"matcher": {"id": "byName", "options": TITLES.get(name, name)}, "properties": list(properties)}
 
 
-def _mapped(words: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def words(words: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return texts({str(place): each for place, each in enumerate(words)})
 
 
@@ -163,11 +192,10 @@ def coloured_text() -> dict[str, Any]:
     return {"id": "custom.cellOptions", "value": {"type": "color-text"}}
 
 
-def _labels(columns: Sequence[str], nameless: Mapping[str, str], *, wide: bool) -> list[dict[str, Any]]:
+def _labels(columns: Sequence[str], nameless: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return overrides that show labels as text, name their columns and link them."""
     overrides = []
-    rest = [name for name in columns if name not in NAME_WIDTHS][-1:] if wide else []
-    widths = {name: width for name, width in {**WIDTHS, **(NAME_WIDTHS if wide else {})}.items() if name not in rest}
+    widths = WIDTHS | (BESIDE_TEXT if "first" in columns else {})
     for name in columns:
         properties: list[dict[str, Any]] = [
             {"id": "unit", "value": "string"},
@@ -177,6 +205,8 @@ def _labels(columns: Sequence[str], nameless: Mapping[str, str], *, wide: bool) 
             properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
         if name in widths:
             properties.append({"id": "custom.width", "value": widths[name]})
+        elif name in LEAST:
+            properties.append({"id": "custom.minWidth", "value": LEAST[name]})
         overrides.append(override(name, *properties))
     return overrides
 
@@ -200,14 +230,14 @@ def merged(
         for name in hidden
     ]
     names = [sort] if isinstance(sort, str) else sort
-    last = [_sorted_by(name) for name in hidden if name != "runbook"]
-    last += [_sorted_by(name, desc=True) for name in reversed(names) if name]
+    last = [_sorted_by(name, desc=True) for name in reversed(names) if name]
+    last += [_sorted_by(name) for name in URGENT if name in (*hidden, *labels)]
     # Rows with the same value are in the order of their names.
     order = [*(_sorted_by(TITLES.get(name, name)) for name in NATURAL if name in labels), *last]
     return core.Table(
         **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
-        overrides=[*_labels(labels, {} if hidden else NAMELESS, wide=size[0] >= WIDE), *overrides, *unseen],
+        overrides=[*_labels(labels, {} if hidden else NAMELESS), *overrides, *unseen],
         transformations=[
             {"id": "merge", "options": {}},
             _organised(queries, labels, hidden),
@@ -226,8 +256,13 @@ def _numbers(labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _organised(queries: Sequence[Query], labels: Sequence[str], hidden: Sequence[str]) -> dict[str, Any]:
-    """Return the transformation that puts the columns of a table in order and names them."""
-    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
+    """Return the transformation that puts the columns of a table in order and names them.
+
+    A query without a name has only labels.
+    """
+    several = len(queries) > 1
+    values = {f"Value #{ref(place)}" if several else "Value": each for place, each in enumerate(queries) if each.name}
+    labels = [q.NAME_OF_CLUSTER if name == "cluster" else name for name in labels]
     fields = (*labels, *values, *hidden)
     renamed = {name: TITLES[name] for name in labels if name in TITLES}
     options = {

@@ -47,7 +47,8 @@ no class.
 - A rank that waits in a collective looks busy: engine activity 98 %, SM activity about 20 % to 50 %. Check for
   [stragglers](#stragglers) before you look at its class. In the conditions, a rank *waits* if its engine is busy, its
   SM activity is below 60 % and data moves: it spends part of each step in a collective. It *spins* if its engine is
-  busy, its SM activity is constant and below 35 %, and no data moves: the collective makes no progress.
+  busy, its SM activity is constant and below 35 %, and no data moves: the collective makes no progress. Where SM
+  activity is not known, a rank *may spin* if its engine is busy, memory and tensor cores are idle, and no data moves.
 - If a signal is missing, the classes that need it never match, and a later class is reported instead.
 """
 
@@ -95,7 +96,8 @@ Stragglers are not detected, and no false alert fires, if
 - traffic differs by more than the factor `alike`, between directions or from the victims: pipeline stages and replicas
   of a service are not ranks of one collective;
 - the victims wait so little that their SMs stay filled, or the traffic of the job stays below `movingBytes`;
-- the exporter does not expose the data: the default fields of dcgm-exporter lack SM activity and the NVLink counters.
+- the exporter does not expose the data: without SM activity, which the default fields of dcgm-exporter lack, slow ranks
+  are not detected. Starved ranks and stalls are, and [GpuMetricsMissing](runbooks/gpumetricsmissing.md) opens a ticket.
 """
 
 TERMS_INTRO = """
@@ -142,7 +144,7 @@ COST_WORDS = """
   occupied but idle uses almost no electricity: look at the price of the GPU.
 - GPUs without a workload are in the series without a workload label: idle capacity.
 - Time in which a rank waits for others is waste of that rank. Alerts (GpuStragglerStarved, GpuStragglerSlow,
-  GpuCollectiveStall) name the rank that the others wait for.
+  GpuCollectiveStall) name the straggler.
 
 """
 

@@ -38,14 +38,15 @@ See [platforms](platforms.md) for drivers, operating systems and other environme
 ## Models
 
 *Profiling metrics*: where SM, pipe and DRAM activity come from. With *DCGM only*, use [DCGM](dcgm.md) or dcgm-exporter;
-without it, no class of bottleneck can be determined. NVLink traffic is the sum of both directions.
+without it, the class is [approximate](without-profiling.md). NVLink traffic is the sum of both directions.
 
 """
 PEAKS_HEAD = """
 ## Peaks
 
 In TFLOP/s, without sparsity. `gpu_job_peak_flops_per_second`, to which the MFU of a [training loop](jobs.md) refers,
-has the value for the data type that the loop declares. A slice has the share of its SMs.
+has the value for the data type that the loop declares. A slice has the share of its SMs. Models that are not listed
+have peaks, too, as far as they can be [computed](platforms.md#what-does-each-product-line-get) from their chip.
 
 """
 SLICES_HEAD = """
@@ -55,7 +56,8 @@ No MIG slice was measured. A slice has no NVLink, no power limit and no PCIe tra
 [signals](signals.md), these exist for each GPU instance: {}.
 
 All others exist only for the whole GPU. Shares of SMs and of memory bandwidth are assumed to be shares of what the
-instance has.
+instance has. Where no list of the SMs of slices is public (H100 PCIe, H20, and a part of RTX PRO 6000), a slice is
+assumed to have the fraction of the SMs that the guide names. GB200 is assumed to have the profiles of B200.
 
 """
 ASSUMPTIONS_HEAD = """

@@ -35,6 +35,8 @@ source that exists for a GPU: time integrals of gpu-exporter, classic names (of 
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
 - A GPU that several pods share has no owner, and is therefore not compared with other ranks.
 - The mean of a signal over a window is a series of its own, for example `gpu:sm_active:mean5m`.
+- Without profiling counters, utilisation stands in for engine activity, and `gpu:approximate:bool` is 1
+  ([what remains](without-profiling.md)).
 - A signal that is derived from others has a value only if all of them have one.
 - Signals and hardware states are evaluated at the evaluation interval of Prometheus. Signals from histograms, and rules
   on means over five minutes, are evaluated once a minute; shares of time by cause every two minutes.

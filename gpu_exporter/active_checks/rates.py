@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_exporter.active_checks.history import CheckHistory
-from gpu_exporter.active_checks.run import MEASUREMENTS, Outcome, Outcomes
+from gpu_exporter.active_checks.run import MEASUREMENTS, CheckTarget, Outcome, Outcomes
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.capabilities import Quantity, reference
+from gpu_exporter.catalogue.capabilities import Quantity, Reference, reference
 from gpu_exporter.model.verdict import Action, Health, Problem
 from gpu_exporter.reports.numbers import scaled
 
@@ -60,9 +60,8 @@ class Rates:
 
     def problems(self, index: int) -> Iterator[Problem]:
         """Yield the rates of a GPU and the links from it that are slower than a reference."""
-        model = self._outcomes[index].target.model
         for rated in self.rated(index):
-            yield from _slow(rated, model)
+            yield from _slow(rated, self._outcomes[index].target)
         yield from (self._slow_pair(pair) for pair in self._slow_pairs() if pair[0] == index)
 
     def slow(self) -> tuple[Collection[tuple[int, str]], Collection[Pair]]:
@@ -71,7 +70,7 @@ class Rates:
             (index, rated.quantity)
             for index, outcome in self._outcomes.items()
             for rated in self.rated(index)
-            if any(_slow(rated, outcome.target.model))
+            if any(_slow(rated, outcome.target))
         ]
         gpus = {index for index, quantity in slow if quantity is Quantity.NVLINK}
         pairs = {*self._slow_pairs(), *(pair for pair in self.pairs if not gpus.isdisjoint(pair))}
@@ -88,7 +87,7 @@ class Rates:
     def _rated(self, index: int, quantity: Quantity, value: float) -> Rated:
         name, outcome = quantity.value, self._outcomes[index]
         target, answer = outcome.target, outcome.alone.get(name, {})
-        known = reference(target.model, quantity)
+        known = _reference(target, quantity)
         peers = self._peers(index, quantity)
         together = self._ring.get(index) if quantity is Quantity.NVLINK else _together(outcome, name)
         return Rated(
@@ -131,9 +130,13 @@ def _together(outcome: Outcome, name: str) -> float | None:
     return None if outcome.together is outcome.alone else value
 
 
-def _slow(rated: Rated, model: str) -> Iterator[Problem]:
+def _reference(target: CheckTarget, quantity: Quantity) -> Reference | None:
+    return reference(target.model, quantity, target.rates, target.link)
+
+
+def _slow(rated: Rated, target: CheckTarget) -> Iterator[Problem]:
     """Yield one problem that names every reference which the rate does not reach."""
-    quantity, value, known = rated.quantity, rated.value, reference(model, rated.quantity)
+    quantity, value, known = rated.quantity, rated.value, _reference(target, rated.quantity)
     missed = list(_missed(rated))
     if known and value < known.least:
         kind = "what this model reaches" if known.measured else "the data sheet"

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_exporter.active_checks.process import Answer, Child, end_all
 from gpu_exporter.catalogue.capabilities import Quantity
+from gpu_exporter.catalogue.gpu_models import GpuModel
 
 # The measurements of a single GPU, in the order in which they run; `measure.MEASUREMENTS` has the same.
 MEASUREMENTS = tuple(quantity.value for quantity in Quantity if quantity is not Quantity.NVLINK)
@@ -32,12 +33,14 @@ TIME_LIMITS = {1: 30.0, 2: 90.0}
 
 @dataclass(frozen=True, slots=True)
 class CheckTarget:
-    """A GPU to check."""
+    """A GPU to check. `rates` is what its model can do, `link` the capacity of its PCIe link in bytes/s, if known."""
 
     index: int
     uuid: str
     pci: str
     model: str
+    rates: GpuModel | None = None
+    link: float | None = None
 
 
 @dataclass(slots=True)

@@ -161,7 +161,7 @@ NODE_TEMP = Aggregate(
     ("node",),
 )
 _SHOWN = (s.GR_ACTIVE, s.SM_ACTIVE, s.TENSOR_ACTIVE, s.DRAM_ACTIVE, s.UTIL)
-NODE_SM, NODE_UTIL = (_mean("node", ("node",), each) for each in (s.SM_ACTIVE, s.UTIL))
+NODE_SM = _mean("node", ("node",), s.SM_ACTIVE)
 CLUSTER_GR, CLUSTER_SM, CLUSTER_TENSOR, CLUSTER_DRAM, CLUSTER_UTIL = (_mean("cluster", (), each) for each in _SHOWN)
 WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) for each in (s.GR_ACTIVE, s.SM_ACTIVE))
 # Read by the fleet dashboard: few series, no matter how many GPUs there are.
@@ -176,7 +176,6 @@ FLEET = (
     NODE_DEGRADED,
     NODE_TEMP,
     NODE_SM,
-    NODE_UTIL,
     CLUSTER_GR,
     CLUSTER_SM,
     CLUSTER_TENSOR,

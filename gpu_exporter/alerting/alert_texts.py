@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpu_exporter.alerting.coverage import WITHOUT_PROFILING, Detectability, detectability
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
+from gpu_exporter.catalogue.signals import APPROXIMATE, APPROXIMATED, GR_ACTIVE
 
 # Without the address of Grafana, the links in alerts lead nowhere in a chat or a pager.
-LINKS, RELATIVE = "links", "The links are relative to Grafana, whose address was not given when these rules were made."
+LINKS, RELATIVE = "links", "The links are relative to Grafana, whose address was not given."
 # How far back the owner and the hardware of a GPU that no longer answers are looked up.
 KNOWN = "1h"
 
@@ -41,17 +43,28 @@ _LABELLED = (
 )
 _QUERIED = (
     f"{{{{ with {_query('gpu:device_owner:info')} }}}}"
-    "{{ range $number, $owner := . }}{{ if $number }}; {{ end }}"
-    'workload {{ $owner | label "workload" }}{{ with $owner | label "namespace" }}, namespace {{ . }}{{ end }}'
-    '{{ with $owner | label "pod" }}, pod {{ . }}{{ end }}{{ end }}'
+    "{{ range $n, $_ := . }}{{ if $n }}; {{ end }}"
+    'workload {{ label "workload" . }}{{ with label "namespace" . }}, namespace {{ . }}{{ end }}'
+    '{{ with label "pod" . }}, pod {{ . }}{{ end }}{{ end }}'
     f"{{{{ with {_query('rank:identity:info')} }}}}{_part('rank ', 'rank')}{{{{ end }}}}"
     "{{ else }}no workload known within the last hour{{ end }}"
+)
+_QUALITY = (
+    f"{{{{ with printf `{APPROXIMATE.record}{{cluster=%q, UUID=%q}} == 1` $labels.cluster $labels.UUID | query }}}}"
+    "approximate: from utilisation and power, because the GPU has no profiling metrics{{ end }}"
 )
 
 
 def annotations_of(mode: FailureMode) -> Mapping[str, str]:
-    """Return the annotations of an alert that somebody is notified of: `owner`, `hardware` and `links`."""
+    """Return the further annotations of an alert.
+
+    `quality` says that it is approximate, if it can be; of an alert that somebody is notified of, also `owner`,
+    `hardware` and `links`.
+    """
     found = {}
+    can_be = detectability(mode, WITHOUT_PROFILING) is not Detectability.NO
+    if can_be and (not APPROXIMATED.isdisjoint(mode.needs) or GR_ACTIVE.name in mode.fleet):
+        found["quality"] = _QUALITY
     if mode.severity is not Severity.INFO:
         of_gpu = mode.scope is not Scope.FLEET and "{gpu}" in mode.summary
         if of_gpu or "{job}" in mode.summary or "$labels.workload" in mode.summary:

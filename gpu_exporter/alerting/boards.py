@@ -59,6 +59,13 @@ JOB = Board(
     (Domain.DISTRIBUTED,),
     single=("workload",),
 )
+SERVER = Board(
+    "server",
+    "GPU / Server",
+    "Inference servers: requests, latency, batch size, and what limits their GPUs.",
+    ("cluster", "namespace", "pod"),
+    single=("pod",),
+)
 COST = Board(
     "cost",
     "GPU / Cost",
@@ -68,7 +75,7 @@ COST = Board(
 )
 # All runbooks, so that an alert links to the one of its own version, also without access to the project's docs.
 RUNBOOKS = Board("runbooks", "GPU / Runbooks", "What to do about each alert.", ())
-BOARDS = (FLEET, NODE, GPU, JOB, COST, RUNBOOKS)
+BOARDS = (FLEET, NODE, GPU, JOB, SERVER, COST, RUNBOOKS)
 
 
 def board_of(mode: FailureMode) -> Board:

@@ -17,6 +17,7 @@ from gpu_exporter.alerting import alertmanager, coverage, rules, runbooks
 from gpu_exporter.alerting.alert_texts import LINKS, RELATIVE
 from gpu_exporter.alerting.levels import RuleLevel
 from gpu_exporter.alerting.limits import largest_of, user_limits
+from gpu_exporter.alerting.operator_rules import operator_rules
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
@@ -26,7 +27,7 @@ from gpu_exporter.io.file_access import read
 from gpu_exporter.io.user_text import near, quoted
 from gpu_exporter.io.yaml_decoding import MOST_YAML_BYTES, yaml_document
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.markdown import relinked
+from gpu_exporter.reports.markdown import outside, relinked
 from gpu_exporter.version import __version__
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -38,6 +39,12 @@ IGNORED = ("__pycache__", ".lint")
 OF_IMAGE = ("healthcheck.py", "dcgm-exporter/dcgm-exporter")
 
 MOST_MANIFEST_BYTES = 1 << 20
+# What `kubectl apply -k` applies for a cluster with Prometheus Operator.
+KUSTOMIZATION = f"""# gpu-exporter {__version__}
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../plain, servicemonitor.yaml, prometheusrule.yaml]
+"""
 # A larger limit is not meant.
 LARGEST = 1e15
 
@@ -55,6 +62,11 @@ class BundleChoice:
     grafana_url: str = ""
     domains: Collection[Domain] = tuple(Domain)
     interval: float = 0.0
+
+    @property
+    def rule_interval(self) -> str:
+        """`interval` as rules have it; "" is as in the repository."""
+        return duration(self.interval) if self.interval else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +138,13 @@ def _written(folder: Path) -> list[str]:
 
 
 def _alerts(chosen: BundleChoice) -> Files:
-    interval = duration(chosen.interval) if chosen.interval else ""
-    selected = chosen.limits, chosen.domains, interval
+    selected = chosen.limits, chosen.domains, chosen.rule_interval
     yield "recording.yaml", _titled(rules.recording(*selected), "#")
     for domain in chosen.domains:
-        yield f"{domain.value}.yaml", _linked(rules.alerts(domain, chosen.limits, interval=interval), chosen)
+        yield (
+            f"{domain.value}.yaml",
+            _linked(rules.alerts(domain, chosen.limits, interval=chosen.rule_interval), chosen),
+        )
     for level in RuleLevel:
         yield f"levels/{level.value}.yaml", _linked(rules.level_rules(level, *selected), chosen)
     yield "vmalert/rules.yaml", _linked(rules.vmalert_rules(*selected), chosen)
@@ -177,17 +191,15 @@ def _stored(folder: str, home: str, chosen: BundleChoice) -> Files:
         if path.is_file() and not set(name.parts).intersection(IGNORED):
             text = path.read_text(encoding="utf-8")
             here = (Path(home) / name).parent.as_posix()
-            yield name.as_posix(), relinked(text, _outside, here) if path.suffix == ".md" else text
-
-
-def _outside(link: str) -> str:
-    """Return the target of a link that leads out of the repository or to the same page, and no other."""
-    return link if "://" in link or link.startswith("#") else ""
+            yield name.as_posix(), relinked(text, outside, here) if path.suffix == ".md" else text
 
 
 def _deploy(chosen: BundleChoice) -> Files:
     yield from ((name, text) for name, text in _stored("deploy", "deploy", chosen) if name not in OF_IMAGE)
     yield "compose.yaml", _compose((BUNDLED / "compose.yaml").read_text(encoding="utf-8"))
+    rules_of_operator = operator_rules(chosen.limits, chosen.domains, chosen.rule_interval)
+    yield "kubernetes/monitored/prometheusrule.yaml", _linked(rules_of_operator, chosen)
+    yield "kubernetes/monitored/kustomization.yaml", KUSTOMIZATION
 
 
 def _compose(text: str) -> str:

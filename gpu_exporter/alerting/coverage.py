@@ -10,7 +10,7 @@ from enum import Enum, IntEnum
 from io import StringIO
 
 from gpu_exporter.alerting import banner
-from gpu_exporter.catalogue import job_signals, signals
+from gpu_exporter.catalogue import bottlenecks, job_signals, signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
@@ -39,6 +39,8 @@ from gpu_exporter.model.metric import Kind, Metric, MetricSet
 
 _NAMES_4_8: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}
 _NAMES_4_9 = frozenset(name for name, _ in RENAMED.values())
+# The engine activity by profiling counters.
+_PROFILING = frozenset(way.name for way in signals.APPROXIMATE.definitions if isinstance(way, Read))
 # The endings of names that exist only since dcgm-exporter 4.9.
 _ENDING_4_9 = re.compile(r"_(SECONDS_TOTAL|BYTES_PER_SECOND)$")
 
@@ -112,6 +114,7 @@ def exposed(*, full: bool = False, host: bool = False, jobs: bool = False) -> fr
     return frozenset(row.name for row in m.METRICS if row.set in sets)
 
 
+WITHOUT_PROFILING: frozenset[str] = exposed(full=True, host=True, jobs=True) - {row.name for row in m.PROFILING}
 DCGM_DEFAULT: frozenset[str] = DEFAULT_FIELDS
 DCGM_RECOMMENDED: frozenset[str] = frozenset(each.name for each in fields(Generation.DCGM_EXPORTER_4_8))
 
@@ -155,7 +158,8 @@ def _judged(condition: Condition, names: Collection[str]) -> Detectability:
         case And():
             return min(_judged(child, names) for child in condition.conditions)
         case Or():
-            arms = [_judged(child, names) for child in condition.conditions]
+            possible = [child for child in condition.conditions if not _is_false(child, names)]
+            arms = [_judged(child, names) for child in possible] or [Detectability.YES]
             return max(arms) if min(arms) else min(max(arms), Detectability.PARTLY)
         case OrIfKnown():
             return _judged(condition.condition, names)
@@ -170,6 +174,18 @@ def _judged(condition: Condition, names: Collection[str]) -> Detectability:
             return _unless(min(_judged(child, names) for child in children(condition)), before)
         case _:
             raise no_case(condition)
+
+
+def _is_false(condition: Condition, names: Collection[str]) -> bool:
+    """Return whether a condition is false of every GPU with profiling counters, and these are among the series."""
+    match condition:
+        case Compare():
+            return condition is bottlenecks.APPROXIMATE and not _PROFILING.isdisjoint(names)
+        case And():
+            return any(_is_false(child, names) for child in condition.conditions)
+        case Unless():
+            return _is_false(condition.condition, names)
+    return False
 
 
 def _unless(inner: Detectability, other: Detectability) -> Detectability:

@@ -252,13 +252,13 @@ def alerts(
 def level_rules(
     level: RuleLevel, limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = ""
 ) -> str:
-    """Return alerts/levels/<level>.yaml: recording rules and alerts of one of two levels of Prometheus."""
+    """Return levels/<level>.yaml of a bundle: recording rules and alerts of one of two levels of Prometheus."""
     chosen = levels.split(selection.groups_of_domains(groups(limits or {}, interval), domains))
     return banner.comment(s, bottlenecks, failure_modes, levels) + as_text(chosen.groups(level))
 
 
 def vmalert_rules(limits: Limits | None = None, domains: Collection[Domain] = tuple(Domain), interval: str = "") -> str:
-    """Return alerts/vmalert/rules.yaml: all recording rules and alerts, in groups for vmalert."""
+    """Return vmalert/rules.yaml of a bundle: all recording rules and alerts, in groups for vmalert."""
     chosen = selection.groups_of_domains(groups(limits or {}, interval), domains)
     return banner.comment(s, bottlenecks, failure_modes, vmalert) + as_text(vmalert.chained(chosen))
 
@@ -369,9 +369,14 @@ def _blames_a_job(mode: FailureMode) -> bool:
 
 
 def _with_owner(mode: FailureMode, expression: str) -> str:
-    """Return the series with the last owner of the GPU; a page keeps it after the job, so as not to page again."""
+    """Return the series with the last owner of the GPU.
+
+    A page keeps its owner, or none, when the job goes or another one comes, so as not to page again.
+    """
     owner = identity.LAST_OWNER
     if mode.severity is Severity.CRITICAL:
+        now = f'ALERTS{{alertname="{mode.name}"}}'
         before = f'last_over_time(ALERTS{{alertname="{mode.name}", workload!=""}}[15m])'
-        owner = f"(\n  topk by (cluster, UUID) (1, {before})\n  or on (cluster, UUID)\n  {owner}\n)"
+        owners = [*(f"topk by (cluster, UUID) (1, {each})" for each in (now, before)), owner]
+        owner = "(\n  {}\n)".format("\n  or on (cluster, UUID)\n  ".join(owners))
     return f"(\n{expression}\n)\n* on (cluster, UUID) group_left (namespace, workload) {owner}"

@@ -87,9 +87,13 @@ and which exporter provides the data for each: [failure modes](../failure-modes.
 On Kubernetes, run `gpu-exporter` commands in the exporter's pod of that node:
 
 ```
-kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring -l app.kubernetes.io/name=gpu-exporter \\
+kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring \\
+  -l app.kubernetes.io/part-of=gpu-exporter,app.kubernetes.io/component=exporter \\
   --field-selector spec.nodeName=NODE -o name) -- gpu-exporter check
 ```
+
+The label `app.kubernetes.io/component` distinguishes the exporter's pod from that of the remediation controller, which
+may run on the same node.
 
 For jobs and stragglers, run `gpu-exporter diagnose --url http://localhost:9400` there, or give the URL of Prometheus,
 which also shows ranks on other nodes. Run `nvidia-smi`, `journalctl` and `lspci` on the node itself.

@@ -99,3 +99,18 @@ KNEE = Aggregate(
     _POD,
 )
 SERVING = (BATCH, OUTPUT, LATENCY, OF_SIZE, LATENCY_OF_SIZE, KNEE)
+# What only panels read: the time from a request to its first token as a histogram, and the share of the cache of keys
+# and values that is in use.
+FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
+CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+
+
+def first_token(quantile: float, pods: str, interval: str) -> str:
+    """Return a quantile of the time to the first token, of the pods that `pods` has a series of."""
+    rates = _first(*(own(f"rate({name}_bucket{_OF_POD}[{interval}])", *_POD) for name in FIRST_TOKEN))
+    return f"histogram_quantile({quantile:g}, sum by ({_BY}, le) (({rates}) and on ({_BY}) {pods}))"
+
+
+def cache_use(pods: str) -> str:
+    """Return the share of the cache that is in use, of the pods that `pods` has a series of."""
+    return f"max by ({_BY}) (({_first(*(own(name + _OF_POD, *_POD) for name in CACHE))}) and on ({_BY}) {pods})"

@@ -7,8 +7,8 @@ no series.
 from __future__ import annotations
 
 from gpu_exporter.alerting.aggregates import Aggregate
+from gpu_exporter.catalogue import job_signals as j
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.job_signals import PAUSES
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
 from gpu_exporter.model.job_message import TRAINING
 from gpu_exporter.model.metric import Metric
@@ -20,11 +20,7 @@ JOB_KEY = "cluster, namespace, workload, job_id"
 _PLACE = "node, gpu, modelName, namespace, workload"
 OF_RANK = ("node", "gpu", "namespace", "workload", "job_id", "rank")
 OF_JOB = ("namespace", "workload", "job_id")
-IN_PAUSE = f'activity=~"{"|".join(PAUSES)}"'
-# Scraped every 15 s, a stall is then noticed within a minute and three steps.
-STALL_SECONDS = 20
-# With fewer ranks, a median says little.
-FEW_RANKS = 4
+IN_PAUSE = f'activity=~"{"|".join(j.PAUSES)}"'
 
 
 def rank_rate(name: str, *by: str) -> str:
@@ -86,7 +82,7 @@ def _usual(values: Aggregate, *by: str) -> str:
     """Return the value that a rank should have: the median of all ranks, or the lowest of a few."""
     count = _of_job("count", values.record, *by)
     lowest = f"min by ({', '.join((JOB_KEY, *by))}) ({values.record})"
-    return f"({_median(values.record, *by)} and {count} >= {FEW_RANKS})\nor\n({lowest} and {count} > 1)"
+    return f"({_median(values.record, *by)} and {count} >= {j.FEW_RANKS})\nor\n({lowest} and {count} > 1)"
 
 
 SELF_USUAL = _job(
@@ -102,12 +98,12 @@ SELF_SHARE = rank_series(
     "By how much the self time of a rank exceeds the usual one, as a share of the step",
     f"{SELF_EXCESS.record} / on ({JOB_KEY}) group_left () {JOB_STEP.record}",
 )
-# 1.4826 MAD are a standard deviation. The share of the median is for ranks that hardly differ.
+_DEVIATION = f"{j.DEVIATION_OF_MEDIANS} * {_median(f'abs({SELF_EXCESS.record})')}"
 SELF_MARGIN = _job(
     "self_margin:seconds",
     "How far the self time of a rank may be above the usual one by chance",
-    f"(3.5 * (1.4826 * {_median(f'abs({SELF_EXCESS.record})')} + 0.01 * {SELF_USUAL.record}))\n"
-    f"and {_of_job('count', SELF.record)} >= {FEW_RANKS}\nor\n0.25 * {SELF_USUAL.record}",
+    f"({j.DEVIATIONS} * ({_DEVIATION} + {j.LEAST_SHARE} * {SELF_USUAL.record}))\n"
+    f"and {_of_job('count', SELF.record)} >= {j.FEW_RANKS}\nor\n{j.SHARE_OF_FEW} * {SELF_USUAL.record}",
 )
 PHASE_EXCESS = rank_series(
     "phase_excess:seconds",
@@ -159,10 +155,10 @@ MFU = _job(
     "Share of the peak of the GPUs that the model uses",
     _of_job("avg", RANK_MFU),
 )
-MFU_HOUR = _job(
-    "mfu_hour:ratio",
-    "MFU, mean of an hour",
-    f"avg_over_time({MFU.record}[1h]) and {MFU.record} and {MFU.record} offset 1h",
+MFU_HOURS = _job(
+    "mfu_hours:ratio",
+    "MFU, mean of six hours",
+    f"avg_over_time({MFU.record}[6h]) and {MFU.record} and {MFU.record} offset 6h",
 )
 _AGE = f"(time() - max by ({RANK_KEY}) ({m.JOB_STARTED_AT}))"
 RANK_GOODPUT = placed(f"max by ({RANK_KEY}) ({IN_TRAINING}) / ({_AGE} > 0)")
@@ -208,7 +204,7 @@ LONGEST = _job(
     "Upper bound of the longest step of the last minutes",
     f"histogram_quantile(1, {_of_job('sum', BUCKETS, 'le')}) > 0",
 )
-_THRICE, _PAST = f"({STALL_SECONDS} + 3 * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
+_THRICE, _PAST = f"({j.STALL_SECONDS} + {j.STALL_STEPS} * {TYPICAL.record})", f"max_over_time({LONGEST.record}[6h])"
 STALL_LIMIT = _job(
     "stall_limit:seconds",
     "Time without a step after which a job counts as stalled: three steps and 20 s, or its longest step of the past",
@@ -240,7 +236,7 @@ JOBS = (
     SPEED,
     SPEED_USUAL,
     MFU,
-    MFU_HOUR,
+    MFU_HOURS,
     GOODPUT,
     LOST,
     TYPICAL,

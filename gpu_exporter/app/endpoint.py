@@ -117,6 +117,7 @@ class Endpoint:
     since: Since = field(default_factory=Since, init=False)
     # For clients that may see profiles, and for those that may not.
     gpus: Mapping[bool, Composed] = field(default_factory=lambda: {True: Composed(), False: Composed()}, init=False)
+    page: Mapping[bool, Composed] = field(default_factory=lambda: {True: Composed(), False: Composed()}, init=False)
     state: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS), init=False)
     recent: Mapping[bool, Composed] = field(
         default_factory=lambda: {each: Composed(EVENTS_SECONDS) for each in (True, False)}, init=False

@@ -62,7 +62,7 @@ class Handler(GuardedHandler):
 
 
 class TokenOrPassword(Handler):
-    """Requires no password of a request that has the token: whoever may read it may read other processes, too."""
+    """Requires no password of a request with the token: a user who can read that file can read other processes, too."""
 
     async def login(self) -> Refusal | None:
         return None if self.has_token() else await super().login()

@@ -22,6 +22,7 @@ from gpu_exporter.events.event_log import EventLog, GpuEvidence
 from gpu_exporter.events.event_store import EventStore
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.events.kernel_log_thread import KernelWatch
+from gpu_exporter.health.links import LinkHistory
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.host.threads import JoinedEvidence
 from gpu_exporter.model.errors import GpuExporterError
@@ -96,7 +97,7 @@ class Node:
             selection.read_rows,
             self._publish,
             room_settings(config, CollectionSettings),
-            context=Context(events, self._attributor, self._host, self._telemetry),
+            context=Context(events, self._attributor, self._host, self._telemetry, _links(source, config)),
             extra_metrics=extra_metrics,
             every_tick_wanted=health.pages.followed,
         )
@@ -180,6 +181,11 @@ def _live(name: str, config: Config, health: NodeHealth, events: EventLog | None
 def _events(source: Source, config: Config, find_gpu: Callable[[str], GpuEvidence | None]) -> EventLog | None:
     """Return the event log; None if the source never reports XIDs."""
     return EventLog(load(config.xid_overrides), find_gpu) if source.reports_xids() else None
+
+
+def _links(source: Source, config: Config) -> LinkHistory:
+    """Return what keeps what the links of the GPUs reached; over a restart, if there is a directory for it."""
+    return LinkHistory(config.state_dir if source.live and not is_remote(config, source.name) else None)
 
 
 def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError
 
+from gpu_exporter.app.api import ApiAnswer
+from gpu_exporter.app.endpoint import Endpoint
 from gpu_exporter.app.handler import Handler, TokenOrPassword
 from gpu_exporter.http.handler import TEXT
 from gpu_exporter.http.login import client_of
@@ -15,6 +18,8 @@ from gpu_exporter.http.negotiation import accepts_gzip
 from gpu_exporter.http.web_config import SECURE_HEADERS
 from gpu_exporter.live_page.node_list import ListedNode
 from gpu_exporter.live_page.page import HTML, PAGE_POLICY, LivePage
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.verdict import Health
 
 if TYPE_CHECKING:
     from gpu_exporter.live_page.stream import StreamListener
@@ -28,27 +33,54 @@ EVENTS = "text/event-stream; charset=utf-8"
 PING_SECONDS = 15.0
 # After how long a page reconnects.
 RETRY = b"retry: 2000\n\n"
+# The list of nodes has all of them followed, if there are no more.
+MOST_FOLLOWED = 16
 OFF = "the live page is off: start the exporter with --live-page true\n"
+
+
+def set_page_policy(handler: Handler) -> None:
+    """Allow a page to load the files of this server. A header that the user has set in the web configuration stays."""
+    if handler._headers.get(CSP) == SECURE_HEADERS[CSP]:
+        handler.set_header(CSP, PAGE_POLICY)
 
 
 class PageHandler(Handler):
     """The live page of a node; at the root of several nodes, their list."""
 
     async def get(self, prefix: str) -> None:
-        live: LivePage = self.settings["live_page"]
-        # A header that the user has set in the web configuration stays.
-        if self._headers.get(CSP) == SECURE_HEADERS[CSP]:
-            self.set_header(CSP, PAGE_POLICY)
+        set_page_policy(self)
+        self.set_header("Cache-Control", "no-store")
         if not prefix and "" not in self.endpoints:
-            listed = [
-                ListedNode(at, each.node, each.health.snapshot, each.health.liveness_problem())
-                for at, each in self.endpoints.items()
-            ]
-            body = live.of_nodes(listed, self.settings["links_of_list"])
-        else:
-            name, root = self.endpoint(prefix).node, "../../" if prefix else ""
-            body = live.of_node(name, self.settings["links_of_node"], root=root)
-        await self.send(body, HTML)
+            page: LivePage = self.settings["live_page"]
+            listed = [self._listed(at, each) for at, each in self.endpoints.items()]
+            await self.send(page.of_nodes(listed, self.settings["links_of_list"]), HTML)
+            return
+        endpoint = self.endpoint(prefix)
+        trusted = self.is_trusted(endpoint)
+        snapshot = None if endpoint.health.liveness_problem() else endpoint.health.snapshot
+        compose = partial(self._compose, endpoint, snapshot, prefix, trusted=trusted)
+        await self.send(endpoint.page[trusted].get(snapshot, compose).body, HTML)
+
+    def _compose(self, endpoint: Endpoint, snapshot: Snapshot | None, prefix: str, *, trusted: bool) -> ApiAnswer:
+        """Return the page of a node, with its values if there are some."""
+        page: LivePage = self.settings["live_page"]
+        answer = None
+        if endpoint.live and snapshot:
+            endpoint.live.asked()
+            answer = endpoint.live.monitor.answer(snapshot, trusted=trusted)
+        root = "../../" if prefix else ""
+        return ApiAnswer(page.of_node(endpoint.node, self.settings["links_of_node"], answer, root=root).encode())
+
+    def _listed(self, prefix: str, endpoint: Endpoint) -> ListedNode:
+        """Return a node for the list. It is followed from now on, so that the list has its incidents: of many nodes,
+        only one with a sick GPU."""
+        snapshot, problem, live = endpoint.health.snapshot, endpoint.health.liveness_problem(), endpoint.live
+        listed = ListedNode(prefix, endpoint.node, snapshot, problem)
+        if live is None or snapshot is None or problem:
+            return listed
+        if len(self.endpoints) <= MOST_FOLLOWED or any(each.health is not Health.HEALTHY for each in snapshot.verdicts):
+            live.asked()
+        return listed._replace(incidents=live.monitor.incidents(trusted=self.is_trusted(endpoint)))
 
     head = get
 

@@ -21,10 +21,13 @@ from gpu_exporter.app.handlers import (
 from gpu_exporter.app.lifecycle import QuitHandler, ReleaseHandler, ReloadHandler, ResumeHandler
 from gpu_exporter.app.page_handlers import HistoryHandler, IncidentsHandler, PageHandler, StaticHandler, StreamHandler
 from gpu_exporter.app.profile_handlers import PprofHandler, ProfilesHandler
+from gpu_exporter.app.runbook_handlers import RunbookHandler
 from gpu_exporter.live_page import page
 
 # With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
+# Stands for the last part of a path that names one of many pages.
+NAME, NAMES = "NAME", "[a-z0-9]+"
 PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+|/static/[A-Za-z0-9_.-]+")
 
 
@@ -59,7 +62,8 @@ class Route:
     @property
     def pattern(self) -> str:
         """The regular expression that tornado matches a whole path with."""
-        return (NODE_PREFIX if self.needs is Needs.NODE else "") + re.escape(self.path)
+        folder, name, _ = self.path.partition(NAME)
+        return (NODE_PREFIX if self.needs is Needs.NODE else "") + re.escape(folder) + (NAMES if name else "")
 
 
 BOTH = LandingPage.NODE | LandingPage.LIST
@@ -80,6 +84,8 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/profiles", ProfilesHandler, Needs.NODE, "profiles of the processes on the GPUs, as JSON; POST: take one"),
     Route("/debug/pprof/wall", PprofHandler, Needs.NODE, "profiles of the last minute, for Parca, Pyroscope and pprof"),
     Route("/", PageHandler, Needs.NODE, "the live page, or the list of nodes if there are several"),
+    Route("/runbooks", RunbookHandler, Needs.NOTHING, "what to do about each alert", LandingPage.LIST),
+    Route("/runbooks/NAME", RunbookHandler, Needs.NOTHING, "what to do about one alert, by its name in small letters"),
     *(Route(f"/static/{name}", StaticHandler, Needs.NOTHING, "a file of the live page") for name in page.NAMES),
     Route("/-/quit", QuitHandler, Needs.LIFECYCLE, "POST: end the process"),
     Route("/-/reload", ReloadHandler, Needs.LIFECYCLE, "POST: reload the web configuration and the file of fields"),

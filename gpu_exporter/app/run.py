@@ -95,7 +95,8 @@ def run(
     if strangers := [user for user in config.profile_users if user not in guard.config.users]:
         raise GpuExporterError(f"--profile-users: {strangers[0]} is no user of --web.config.file", fix="add it there")
     threading.Thread(target=guard.run, args=(stop,), name="web-config", daemon=True).start()
-    server = exporter_server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
+    endpoints = [node.endpoint for node in nodes]
+    server = exporter_server(config.address, endpoints, guard, lifecycle, sockets, admission, config.grafana_url)
     with token or nullcontext():  # after binding the port, so a second exporter does not replace the token
         _serve(nodes, server, config, stop, tls=guard.context is not None)
     # Without the token's file: a driver call that hangs here ends with the process.

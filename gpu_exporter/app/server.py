@@ -22,8 +22,9 @@ def exporter_server(
     lifecycle: Lifecycle | None = None,
     sockets: Sequence[socket.socket] = (),
     admission: Admission | None = None,
+    grafana_url: str = "",
 ) -> Server:
-    """Return a server of these nodes: one at the root, several below `/nodes`."""
+    """Return a server of these nodes: one at the root, several below `/nodes`. `grafana_url` has the dashboards."""
     several = len(endpoints) > 1
     by_prefix = {f"/nodes/{node.node}" if several else "": node for node in endpoints}
     examples = ", ".join(f"{prefix}/metrics" for prefix in list(by_prefix)[:2])
@@ -43,5 +44,5 @@ def exporter_server(
         lifecycle=lifecycle or Lifecycle(),
         links_of_node=linked(LandingPage.NODE),
         links_of_list=linked(LandingPage.LIST),
-        live_page=load_page(),
+        live_page=load_page(grafana_url),
     )

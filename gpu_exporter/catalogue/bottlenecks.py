@@ -7,6 +7,10 @@ other, and `tests/unit/diagnosis/test_class_and_shares.py` says what that means.
 `DRAM_ACTIVE` does not exceed 0.9, and a kernel that waits for memory keeps its SMs *active*: the activity of the pipes
 distinguishes memory-bound from compute-bound. The best GEMM has an occupancy of 0.14, so occupancy is not used.
 A rank that waits in a collective spins on a few SMs with its engine busy.
+
+Without profiling counters, engine activity is the driver's utilisation, which is `approximate`, and power tells a GPU
+that computes from one that hardly works; what neither tells has no class. These conditions were chosen on H200s and
+H100s whose counters were left out: `python -m tests.without_profiling`.
 """
 
 from __future__ import annotations
@@ -39,11 +43,15 @@ from gpu_exporter.conditions.tree import (
 
 WINDOW = 300.0
 CLASS = "gpu:bottleneck:class"
+# Only without profiling counters: it stands for several classes, which only these counters can tell apart.
+LOW_POWER_CLASS = "low-power"
+LOW_POWER_CLASSES = frozenset({"waiting", "communicating", "underfilled", "fake-load", "pcie-bound"})
 
 # fmt: off
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle", a.TIME)
 QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which the GPU counts as copying data (launching kernels alone uses less)", a.PCIE)
 FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe link use at or above which the link counts as saturated", a.PCIE)
+FEW_COPIES     = Limit("fewCopies", 0.2, "ratio", "PCIe traffic to the GPU, as a share of its NVLink traffic, below which it may belong to the collectives instead of data loading", a.TRAFFIC)
 BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU", a.TIME)
 HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU or for data", a.TIME)
 STALLED        = Limit("stalled", 0.15, "ratio", "share of time with at most 1 % of the SMs active, at or above which the GPU waits for the CPU or for data", a.TIME)
@@ -70,6 +78,10 @@ TALKING_NIC    = Limit("talkingNicBytes", 5e7, "bytes per second", "network traf
 LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches", a.DRAM)
 THROTTLED_TIME = Limit("throttledTime", 0.20, "ratio", "share of time with a busy engine and a clock lowered by heat or the power supply, at or above which this is what limits a GPU", a.TIME)
 ALL_RANKS      = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them", a.PEERS)
+HALF_UTIL      = Limit("halfUtilisation", 0.50, "ratio", "without profiling counters: utilisation below which the GPU waits for the CPU or for data", a.TIME)
+LOW_POWER      = Limit("lowPower", 0.45, "ratio", "without profiling counters: power, as a share of its limit, below which a busy GPU waits, copies data or runs kernels that are too small for it", a.POWER)
+HIGH_POWER     = Limit("highPower", 0.90, "ratio", "without profiling counters: power, as a share of its limit, at or above which a busy GPU possibly computes", a.POWER)
+AT_POWER_LIMIT = Limit("atPowerLimit", 0.90, "ratio", "without profiling counters: share of time in which the power limit lowers the clock, at or above which a busy GPU computes", a.TIME)
 LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time", a.TRAFFIC, any_model="what launches move depends on the CPU and the driver")
 # fmt: on
 
@@ -101,14 +113,38 @@ MOVES = Or(
     Compare(mean(s.PCIE_TX), ">=", MOVING),
     name="moves",
 )
+# Sharded training moves a tenth of its NVLink traffic over PCIe as well, and loads nothing.
+COLLECTIVES_COPY = Compare(Calc(mean(s.PCIE_RX), "/", NVLINK), "<", FEW_COPIES)
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
 FILLS = And(BUSY, FILLED)
+APPROXIMATE = Compare(Over(s.APPROXIMATE), "==", 1.0)
 # Small gaps between launches and long stalls can have the same mean.
 WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
+)
+# Utilisation counts copies, too, and the gauge is the mean of a moment only.
+_CLEARLY_WAITS = Unless(WAITS_FOR_HOST, And(Compare(GR, ">=", HALF_UTIL), APPROXIMATE))
+_READS_MEMORY = Compare(DRAM, ">=", BUSY_DRAM)
+_POWER = mean(s.POWER_USE)
+# Any work that reaches the power limit makes the GPU lower its clock; on a board with a low limit, copies may do so.
+COMPUTES_AT_LIMIT = Unless(
+    And(
+        Compare(OfBoard((mean(s.POWER_CAP),)), ">=", AT_POWER_LIMIT),
+        Compare(_POWER, ">=", HIGH_POWER),
+        And(BUSY, APPROXIMATE),
+    ),
+    _READS_MEMORY,
+    name="computes_at_limit",
+)
+DRAWS_LITTLE = Unless(And(Compare(_POWER, "<", LOW_POWER), And(BUSY, APPROXIMATE)), _READS_MEMORY, name="draws_little")
+_WORKS = Or(
+    TRAFFIC,
+    And(Compare(mean(s.PCIE_RX), ">=", SMALL_TRAFFIC), Compare(mean(s.PCIE_TX), ">=", SMALL_TRAFFIC)),
+    Compare(FLOAT, ">=", IDLE_FLOAT),
+    Compare(INT, ">=", IDLE_INT),
 )
 # Power does not distinguish it: a waiting rank draws from 0.18 to 0.31 of its limit, by model and protocol. Depending on
 # the size of the message, it uses from 1 to 24 SMs.
@@ -119,31 +155,33 @@ SPINNING = Unless(
         Compare(TENSOR, "<", IDLE_TENSOR),
         And(BUSY, Compare(SM, "<", SPINNING_SM)),
     ),
-    Or(
-        TRAFFIC,
-        And(Compare(mean(s.PCIE_RX), ">=", SMALL_TRAFFIC), Compare(mean(s.PCIE_TX), ">=", SMALL_TRAFFIC)),
-        Compare(FLOAT, ">=", IDLE_FLOAT),
-        Compare(INT, ">=", IDLE_INT),
-    ),
+    _WORKS,
     name="spinning",
+)
+# Without SM activity, as with the default fields of dcgm-exporter, a rank that computes in caches looks the same. All
+# ranks of a job at once hardly do.
+MAY_SPIN = Unless(
+    Unless(And(Compare(DRAM, "<", QUIET_DRAM), And(BUSY, Compare(TENSOR, "<", IDLE_TENSOR))), Compare(SM, ">=", 0.0)),
+    _WORKS,
+    name="may_spin",
 )
 # Launches alone move data over PCIe: more than 1 kB each.
 LAUNCHES = Unless(
     And(
         Compare(GR, ">=", IDLE_ENGINE),
         Compare(DRAM, "<", LAUNCH_DRAM),
-        And(Compare(SM, "<", SPINNING_SM), Compare(mean(s.PCIE_RX), ">=", LAUNCHING)),
+        And(Or(Compare(SM, "<", SPINNING_SM), APPROXIMATE), Compare(mean(s.PCIE_RX), ">=", LAUNCHING)),
     ),
-    COPYING,
+    Unless(COPYING, COLLECTIVES_COPY),
     name="launches",
 )
 IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
-SPINS = Mark("spins", SPINNING)
-NO_PROGRESS = Mark("stalled", Or(SPINNING, IDLES))
+SPINS = Mark("spins", Or(SPINNING, MAY_SPIN))
+NO_PROGRESS = Mark("stalled", Or(SPINNING, MAY_SPIN, IDLES))
 HANGS = And(
     NO_PROGRESS.condition,
     Compare(PeerShare(NO_PROGRESS), ">=", ALL_RANKS),
-    Or(SPINNING, Compare(PeerShare(SPINS), ">", 0.0)),
+    Or(SPINNING, MAY_SPIN, Compare(PeerShare(SPINS), ">", 0.0)),
     name="hangs",
 )
 # Without traffic, a rank waits for its first message, if it has peers at all.
@@ -157,7 +195,7 @@ class Bottleneck:
 
     `cause` is None if the class blames nothing: what takes most of the GPU's time then says whether it works. No colour
     is green, because part of the time is lost in most classes. Orange is for GPUs that wait for others, and grey,
-    elsewhere, for what is unknown. Everybody can tell them apart, also who is colour-blind.
+    elsewhere, for what is unknown. They differ for people with each kind of colour blindness, too.
     """
 
     name: str
@@ -222,14 +260,14 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     ),
     Bottleneck(
         "data-loading-bound",
-        And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
+        Unless(And(_CLEARLY_WAITS, Compare(RX, ">=", QUIET_PCIE)), COLLECTIVES_COPY),
         "the GPU is often idle, waiting for data that comes over PCIe",
         "#5898fb",
         Cause.HOST,
     ),
     Bottleneck(
         "host-bound",
-        And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
+        And(Compare(GR, ">=", IDLE_ENGINE), _CLEARLY_WAITS),
         "the GPU is often idle, waiting for the CPU (launch-bound kernels, Python, preprocessing, small batches, "
         "checkpoints)",
         COLOURS[Cause.HOST],
@@ -265,13 +303,24 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     ),
     Bottleneck(
         "compute-bound",
-        And(
-            FILLED,
-            Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT), Compare(INT, ">=", BUSY_INT)),
+        Or(
+            And(
+                FILLED,
+                Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT), Compare(INT, ">=", BUSY_INT)),
+            ),
+            COMPUTES_AT_LIMIT,
         ),
         "the SMs are busy with arithmetic",
         "#67cad3",
         Cause.USEFUL,
+    ),
+    Bottleneck(
+        LOW_POWER_CLASS,
+        DRAWS_LITTLE,
+        "kernels or copies run all the time, but the GPU draws little power: it waits for other ranks, copies data, or "
+        "runs kernels that are too small for it",
+        "#7800ff",
+        Cause.UNDERFILLED,
     ),
     Bottleneck(
         "mixed",

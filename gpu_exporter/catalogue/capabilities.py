@@ -74,6 +74,8 @@ SHARES: Mapping[Quantity, float] = {
 # Their tensor cores need instructions (tcgen05) that no kernel of `active_checks/kernels.py` uses. What is measured
 # there can be compared only with other GPUs and with the past.
 NO_TENSOR_KERNEL = {"Blackwell"}
+# Those, and architectures whose tensor cores do not know the type.
+WITHOUT_BF16 = NO_TENSOR_KERNEL | {"Volta", "Turing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +132,35 @@ def datasheet(model: GpuModel, quantity: Quantity) -> float | None:
     """Return the theoretical rate of a model (bytes/s or FLOP/s); None if it does not have this part."""
     match quantity:
         case Quantity.MEMORY_COPY | Quantity.MEMORY_READ:
-            return model.memory_bandwidth
+            return model.memory_bandwidth or None
         case Quantity.BF16:
-            return model.bf16
+            return model.bf16 or None
         case Quantity.FP32:
-            return model.fp32
+            return model.fp32 or None
         case Quantity.NVLINK:
             return model.nvlink.bytes_per_second / 2 if model.nvlink else None
         case Quantity.PCIE_TO_GPU | Quantity.PCIE_FROM_GPU:
-            return model.pcie_links[0]
+            return model.pcie_links[0] if model.pcie else None
 
 
-def reference(model_name: str, quantity: Quantity) -> Reference | None:
-    """Return what a GPU of this model should reach; None for an unknown model, or a part that it does not have."""
+def reference(
+    model_name: str, quantity: Quantity, computed: GpuModel | None = None, link: float | None = None
+) -> Reference | None:
+    """Return what a GPU of this model should reach; None for an unknown model, or a part that it does not have.
+
+    `computed` is its row where no table lists it. `link` is the capacity of its PCIe link in bytes/s, where that is
+    known: references are those of 16 lanes, and many slots have fewer.
+    """
+    model = BY_NAME.get(model_name) or computed
+    theoretical = datasheet(model, quantity) if model else None
+    if model is None or theoretical is None:
+        return None
+    over_pcie = quantity in (Quantity.PCIE_TO_GPU, Quantity.PCIE_FROM_GPU)
+    share = 1.0 if link is None or not over_pcie else min(1.0, link / theoretical)
     measured = MEASURED.get(model_name, {}).get(quantity)
     if measured is not None:
-        least = measured.low * (1 - quantity.tolerance)
-        return Reference(measured.usual, least, f"measured on {measured.source}", measured=True)
-    model = BY_NAME.get(model_name)
-    theoretical = datasheet(model, quantity) if model else None
-    if model is None or theoretical is None or (quantity is Quantity.BF16 and model.architecture in NO_TENSOR_KERNEL):
+        least = measured.low * (1 - quantity.tolerance) * share
+        return Reference(measured.usual * share, least, f"measured on {measured.source}", measured=True)
+    if quantity is Quantity.BF16 and model.architecture in WITHOUT_BF16:
         return None
-    return Reference(theoretical, theoretical * SHARES[quantity], model.sources[0], measured=False)
+    return Reference(theoretical * share, theoretical * share * SHARES[quantity], model.sources[0], measured=False)

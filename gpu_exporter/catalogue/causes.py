@@ -61,6 +61,7 @@ class TraceCause(Enum):
     CHECKPOINT = "checkpoint"
     COMPILATION = "compilation"
     GARBAGE_COLLECTION = "garbage_collection"
+    ALLOCATION = "allocation"
     PYTHON = "python"
     COPIES = "copies"
     DEPENDENCY = "dependency"
@@ -75,6 +76,7 @@ TRACE_WORDS = {
     TraceCause.CHECKPOINT: "writing or reading a checkpoint",
     TraceCause.COMPILATION: "compiling or loading kernels",
     TraceCause.GARBAGE_COLLECTION: "collecting garbage in Python",
+    TraceCause.ALLOCATION: "allocating or freeing memory of the GPU",
     TraceCause.PYTHON: "running other code on the host",
     TraceCause.COPIES: "waiting for copies to start",
     TraceCause.DEPENDENCY: "waiting although its next work had been launched (for other streams, GPUs or graphs)",

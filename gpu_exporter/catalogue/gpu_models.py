@@ -10,12 +10,15 @@ cores take half the time for half the width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gpu_exporter.catalogue import peaks
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.profiling_support import WITH_GPM
 from gpu_exporter.conditions.signal import Derived, Signal
+from gpu_exporter.model.gpu import Gpu
 
 GB, TB, TFLOP = 1e9, 1e12, 1e12
 # Copies between the memory of a Grace CPU and its GPU: 900 GB/s in both directions together.
@@ -66,6 +69,7 @@ class GpuModel:
     lacks: tuple[Signal, ...] = ()
     slice_of: str = ""
     seen: bool = False
+    in_rules: bool = True
 
     @property
     def pcie_links(self) -> tuple[float, ...]:
@@ -113,16 +117,57 @@ A100_40  = replace(A100, name="NVIDIA A100-SXM4-40GB", memory=40 * GB, memory_ty
 A100_PCIE = replace(A100, name="NVIDIA A100 80GB PCIe", watts=300, memory_bandwidth=1.935 * TB)
 L40S     = GpuModel(name="NVIDIA L40S", architecture="Ada", sms=142, watts=350, memory=48 * GB, memory_type="GDDR6", memory_bandwidth=864 * GB, fp32=91.6 * TFLOP, bf16=362 * TFLOP, nvlink=None, pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_PCIE, sources=("NVIDIA L40S Data Sheet", *_ADA), lacks=(*NO_NVLINK, *NO_FP64))
 L4       = GpuModel(name="NVIDIA L4", architecture="Ada", sms=58, watts=72, memory=24 * GB, memory_type="GDDR6", memory_bandwidth=300 * GB, fp32=30.3 * TFLOP, bf16=121 * TFLOP, nvlink=None, pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_PCIE, sources=("NVIDIA L4 Data Sheet", *_ADA), lacks=(*NO_NVLINK, *NO_FP64))
-B200     = GpuModel(name="NVIDIA B200", architecture="Blackwell", sms=148, watts=1000, memory=180 * GB, memory_type="HBM3e", memory_bandwidth=8 * TB, fp32=80 * TFLOP, bf16=2250 * TFLOP, nvlink=NVLINK_5, pcie=(5, 6), profiling=Profiling.GPM, blocks=BLOCKS_LIMIT, sources=("NVIDIA DGX B200 Data Sheet", *_BLACKWELL))
-GB200    = GpuModel(name="NVIDIA GB200", architecture="Blackwell", sms=152, watts=1200, memory=186 * GB, memory_type="HBM3e", memory_bandwidth=8 * TB, fp32=90 * TFLOP, bf16=2500 * TFLOP, nvlink=NVLINK_5, pcie=(5, 6), profiling=Profiling.GPM, blocks=BLOCKS_LIMIT, sources=("NVIDIA GB200 NVL72 Data Sheet", "NVIDIA GB200 NVL Multi-Node Tuning Guide", *_BLACKWELL), c2c=True)
+B200     = GpuModel(name="NVIDIA B200", architecture="Blackwell", sms=148, watts=1000, memory=180 * GB, memory_type="HBM3e", memory_bandwidth=8 * TB, fp32=75 * TFLOP, bf16=2250 * TFLOP, nvlink=NVLINK_5, pcie=(5, 6), profiling=Profiling.GPM, blocks=BLOCKS_LIMIT, sources=("NVIDIA DGX B200 Data Sheet", *_BLACKWELL))
+GB200    = GpuModel(name="NVIDIA GB200", architecture="Blackwell", sms=152, watts=1200, memory=186 * GB, memory_type="HBM3e", memory_bandwidth=8 * TB, fp32=80 * TFLOP, bf16=2500 * TFLOP, nvlink=NVLINK_5, pcie=(5, 6), profiling=Profiling.GPM, blocks=BLOCKS_LIMIT, sources=("NVIDIA GB200 NVL72 Data Sheet", "NVIDIA GB200 NVL Multi-Node Tuning Guide", *_BLACKWELL), c2c=True)
+GH200    = GpuModel(name="NVIDIA GH200 480GB", architecture="Hopper", sms=132, watts=900, memory=96 * GB, memory_type="HBM3", memory_bandwidth=4.0 * TB, fp32=67 * TFLOP, bf16=990 * TFLOP, nvlink=NVLINK_4, pcie=(4, 5), profiling=Profiling.GPM, blocks=BLOCKS_MEASURED, sources=("NVIDIA GH200 Grace Hopper Superchip Data Sheet", NVML_DOCS), c2c=True, in_rules=False)
+H20      = replace(H100, name="NVIDIA H20", sms=78, watts=500, memory=96 * GB, memory_bandwidth=4.0 * TB, fp32=44 * TFLOP, bf16=148 * TFLOP, sources=("Public reports on the NVIDIA H20, which has no public data sheet", NVML_DOCS), seen=False, in_rules=False)
+A30      = GpuModel(name="NVIDIA A30", architecture="Ampere", sms=56, watts=165, memory=24 * GB, memory_type="HBM2", memory_bandwidth=933 * GB, fp32=10.3 * TFLOP, bf16=165 * TFLOP, nvlink=NvLink(3, 4, 200 * GB), pcie=(4,), profiling=Profiling.DCGM, blocks=BLOCKS_PCIE, sources=("NVIDIA A30 Tensor Core GPU Data Sheet", DCGM_DOCS), in_rules=False)
+RTX_PRO_6000 = GpuModel(name="NVIDIA RTX PRO 6000 Blackwell Server Edition", architecture="Blackwell", sms=188, watts=600, memory=96 * GB, memory_type="GDDR7", memory_bandwidth=1.597 * TB, fp32=120 * TFLOP, bf16=500 * TFLOP, nvlink=None, pcie=(5,), profiling=Profiling.GPM, blocks=BLOCKS_PCIE, sources=("NVIDIA RTX PRO 6000 Blackwell Server Edition Data Sheet", NVML_DOCS), lacks=NO_NVLINK, in_rules=False)
 WHOLE = tuple(model for model in globals().values() if isinstance(model, GpuModel))
-# Profile, SMs, eighths of the memory and of its bandwidth. A slice of an A100 has 14 SMs, one of an H100 16 or more.
+
+
+def _profiles(parts: int, memory: Sequence[str], sms: Mapping[str, int], *, media: Sequence[int] = (1,)) -> tuple[tuple[str, float, int, int], ...]:
+    """Return the profiles of a GPU that has so many compute slices: name, share of the memory, slices, and SMs (0: unknown).
+
+    `memory` are the GB in the names, for an eighth (or a fourth of four slices) up to the whole. On seven slices, one of
+    them may have twice its memory. Profiles of so many slices as `media` names also exist with media engines (`+me`).
+    """
+    shares = (1 / 8, 2 / 8, 4 / 8, 1.0) if parts == 7 else (1 / 4, 2 / 4, 1.0)
+    counts = ((1, 0), (1, 1), (2, 1), (3, 2), (4, 2), (7, 3)) if parts == 7 else ((1, 0), (2, 1), (4, 2))
+    names = [(f"{count}g.{memory[share]}gb", shares[share], count) for count, share in counts]
+    plain = [(name, share, count, sms.get(name, 0)) for name, share, count in names]
+    return (*plain, *((f"{name}+me", share, count, known) for name, share, count, known in plain if count in media and share * (8 if parts == 7 else 4) < 2 * count))
+
+
+# The SMs of slices as `nvidia-smi mig -lgip` lists them: of an A100 14 each, of an H100 SXM 16 or more; of a B200 18, by
+# NVIDIA's go-nvml. Where no list is public, they are assumed to be the guide's fraction of the SMs of the GPU.
+def _of_a100(*names: str) -> Mapping[str, int]:
+    return {name: 14 * int(name[0]) for name in names}
+
+
+_SXM = {"1g": 16, "2g": 32, "3g": 60, "4g": 64, "7g": 132}
+
+
+def _of_h100(small: str, double: str, half: str, whole: str) -> Mapping[str, int]:
+    names = (f"1g.{small}gb", f"2g.{double}gb", f"3g.{half}gb", f"4g.{half}gb", f"7g.{whole}gb")
+    return {f"1g.{double}gb": 26, **{name: _SXM[name[:2]] for name in names}}
+
+
+_A100_80, _A100_40 = ("10", "20", "40", "80"), ("5", "10", "20", "40")
+_OF_80 = _of_a100("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
 _SLICES = {
-    A100:  (("1g.10gb", 14, 1), ("2g.20gb", 28, 2), ("3g.40gb", 42, 4), ("4g.40gb", 56, 4), ("7g.80gb", 98, 8)),
-    A100_40: (("1g.5gb", 14, 1), ("2g.10gb", 28, 2), ("3g.20gb", 42, 4), ("4g.20gb", 56, 4), ("7g.40gb", 98, 8)),
-    H100:  (("1g.10gb", 16, 1), ("2g.20gb", 32, 2), ("3g.40gb", 60, 4), ("4g.40gb", 64, 4), ("7g.80gb", 132, 8)),
-    H200:  (("1g.18gb", 16, 1), ("2g.35gb", 32, 2), ("3g.71gb", 60, 4), ("4g.71gb", 64, 4), ("7g.141gb", 132, 8)),
-    B200:  (("1g.23gb", 18, 1),),
+    A100: _profiles(7, _A100_80, _OF_80),
+    A100_40: _profiles(7, _A100_40, _of_a100("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")),
+    A100_PCIE: _profiles(7, _A100_80, _OF_80),
+    A30: _profiles(4, ("6", "12", "24"), _of_a100("1g.6gb", "2g.12gb", "4g.24gb"), media=(1, 2)),
+    H100: _profiles(7, ("10", "20", "40", "80"), _of_h100("10", "20", "40", "80")),
+    H100_PCIE: _profiles(7, ("10", "20", "40", "80"), {}),
+    H20: _profiles(7, ("12", "24", "48", "96"), {}),
+    GH200: _profiles(7, ("12", "24", "48", "96"), _of_h100("12", "24", "48", "96")),
+    H200: _profiles(7, ("18", "35", "71", "141"), _of_h100("18", "35", "71", "141")),
+    B200: _profiles(7, ("23", "45", "90", "180"), {"1g.23gb": 18, "1g.45gb": 18, "2g.45gb": 36, "3g.90gb": 54, "4g.90gb": 72}),
+    GB200: _profiles(7, ("23", "47", "93", "186"), {"1g.23gb": 18, "1g.47gb": 18, "2g.47gb": 36, "3g.93gb": 54, "4g.93gb": 72}),
+    RTX_PRO_6000: _profiles(4, ("24", "48", "96"), {"1g.24gb": 46}),
 }
 # fmt: on
 
@@ -134,15 +179,17 @@ def whole_gpu_only() -> tuple[Signal, ...]:
 
 def _slices() -> Iterator[GpuModel]:
     for model, rows in _SLICES.items():
-        for profile, sms, eighths in rows:
+        whole = max(slices for _, _, slices, _ in rows)
+        for profile, share, slices, known in rows:
+            sms = known or model.sms * slices // whole
             part = sms / model.sms
             yield replace(
                 model,
                 name=f"{model.name} MIG {profile}",
                 sms=sms,
                 watts=None,
-                memory=model.memory * eighths / 8,
-                memory_bandwidth=model.memory_bandwidth * eighths / 8,
+                memory=model.memory * share,
+                memory_bandwidth=model.memory_bandwidth * share,
                 fp32=model.fp32 * part,
                 bf16=model.bf16 * part,
                 nvlink=None,
@@ -165,7 +212,7 @@ _TENSOR = {"Ampere", "Ada", "Hopper", "Blackwell"}
 OF_BF16: Mapping[str, tuple[float, set[str]]] = {
     "tf32": (0.5, _TENSOR),
     "bf16": (1.0, _TENSOR),
-    "fp16": (1.0, _TENSOR),
+    "fp16": (1.0, _TENSOR | {"Volta", "Turing"}),
     "fp8": (2.0, _TENSOR - {"Ampere"}),
     "fp4": (4.0, {"Blackwell"}),
 }
@@ -183,15 +230,43 @@ ALIASES = {
 }
 
 
+def model_of(gpu: Gpu) -> GpuModel | None:
+    """Return the row of a GPU, or one that is computed from its chip; None if neither is known.
+
+    A computed row has only rates, which are 0 where they are unknown: neither links nor a power limit.
+    """
+    known = BY_NAME.get(gpu.model)
+    sms, fp32, memory = peaks.sm_count(gpu), peaks.fp32(gpu), peaks.memory_bandwidth(gpu)
+    if known or not (fp32 or memory):
+        return known
+    architecture = dict(gpu.info).get("architecture", "")
+    return GpuModel(
+        name=gpu.model,
+        architecture=architecture,
+        sms=sms or 0,
+        watts=None,
+        memory=0.0,
+        memory_type="",
+        memory_bandwidth=memory or 0.0,
+        fp32=fp32 or 0.0,
+        bf16=peaks.tensor(gpu) or 0.0,
+        nvlink=None,
+        pcie=(),
+        profiling=Profiling.GPM if architecture in WITH_GPM else Profiling.DCGM,
+        blocks=BLOCKS_PCIE,
+        sources=("computed from cores, clocks and bus width",),
+    )
+
+
 def peak_of(model: GpuModel, dtype: str) -> float | None:
-    """Return the peak of a model in FLOP/s; None if it does not have this data type."""
+    """Return the peak of a model in FLOP/s; None if it does not have this data type, or if its rate is unknown."""
     if dtype == FP32:
-        return model.fp32
+        return model.fp32 or None
     ratio, architectures = OF_BF16.get(dtype, (0.0, set()))
-    return model.bf16 * ratio if model.architecture in architectures else None
+    return model.bf16 * ratio or None if model.architecture in architectures else None
 
 
-def peak(model_name: str, dtype: str) -> float | None:
-    """Return the peak in FLOP/s of the GPU that the driver calls so; None if model or data type is unknown."""
-    model, name = BY_NAME.get(model_name), dtype.lower().removeprefix("torch.")
+def peak(model: GpuModel | None, dtype: str) -> float | None:
+    """Return the peak in FLOP/s, with the data type as a training loop names it; None if either is unknown."""
+    name = dtype.lower().removeprefix("torch.")
     return None if model is None else peak_of(model, ALIASES.get(name, name))

@@ -90,7 +90,12 @@ PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",    
 PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU (including headers)")
 NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links (without headers)")
 NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links (without headers)")
-# The same traffic under the names of other fields. NVML's own call for PCIe throughput busy-waits for 20 ms, so it is never used.
+# What the driver has of GPUs without GPM. Its call for PCIe throughput measures for 20 ms, in which it keeps a CPU busy.
+PCIE_TX_SAMPLED   = Metric("gpu_pcie_tx_sampled_bytes_per_second", GAUGE,   "bytes per second", "PCIe traffic from the GPU to the host in bytes per second, measured for 20 ms every 15 s; only of GPUs without profiling counters.", 0, 1e13, nvml=Call("PcieThroughput", (0,)), scale=1e3, pace=SLOW, instead_of=PCIE_TX)
+PCIE_RX_SAMPLED   = Metric("gpu_pcie_rx_sampled_bytes_per_second", GAUGE,   "bytes per second", "PCIe traffic from the host to the GPU in bytes per second, measured for 20 ms every 15 s; only of GPUs without profiling counters.", 0, 1e13, nvml=Call("PcieThroughput", (1,)), scale=1e3, pace=SLOW, instead_of=PCIE_RX)
+NVLINK_TX_COUNTED = Metric("gpu_nvlink_counted_tx_bytes_total",    COUNTER, "bytes",            "NVLink traffic sent over all links in bytes, by the counters of the links (Volta and Ampere); only of GPUs without profiling counters.", 0, 9e18, nvml=LinkSum(138), scale=1024.0, pace=SLOW, rate=2e12, instead_of=NVLINK_TX)
+NVLINK_RX_COUNTED = Metric("gpu_nvlink_counted_rx_bytes_total",    COUNTER, "bytes",            "NVLink traffic received over all links in bytes, by the counters of the links (Volta and Ampere); only of GPUs without profiling counters.", 0, 9e18, nvml=LinkSum(139), scale=1024.0, pace=SLOW, rate=2e12, instead_of=NVLINK_RX)
+# The same traffic under the names of other fields.
 NVLINK_BOTH       = Metric("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", GAUGE, "MB/s", "NVLink traffic in both directions over all links, mean over the gauge window.",                                  0, 2e7, dcgm=449, scale=1e-6, sum_of=(NVLINK_TX, NVLINK_RX))
 PCIE_TX_KB        = Metric("DCGM_FI_DEV_PCIE_TX_THROUGHPUT",     GAUGE, "KB/s", "PCIe traffic from the GPU to the host in KB/s (including headers), mean over the gauge window.", 0, 1e10, dcgm=200, scale=1e-3, sum_of=(PCIE_TX,), set=FULL)
 PCIE_RX_KB        = Metric("DCGM_FI_DEV_PCIE_RX_THROUGHPUT",     GAUGE, "KB/s", "PCIe traffic from the host to the GPU in KB/s (including headers), mean over the gauge window.", 0, 1e10, dcgm=201, scale=1e-3, sum_of=(PCIE_RX,), set=FULL)
@@ -342,6 +347,7 @@ JOB_NOW        = tuple(
     for activity in ACTIVITIES)
 JOB_STARTED_AT = _job("start_timestamp_seconds",   GAUGE,   "seconds", "Unix time in seconds at which the first process of a rank started; its successors on the same GPU keep it, as they keep the counters.")
 JOB_RESTARTS   = _job("restarts_total",            COUNTER, "restarts", "Restarts of a rank: how many of its processes another one has succeeded.")
+JOB_ENDED_AT   = _job("rank_ended_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last message of a rank whose process has ended or sends nothing, while other ranks of its job on this node go on training; absent otherwise.")
 JOB_PEAK       = _job("peak_flops_per_second",     GAUGE,   "flops per second", "Peak of the rank's GPU for the data type that the rank declares, without sparsity, from the data sheet (docs/gpu-models.md); absent if either is unknown.")
 JOB_RANK_INFO  = _job("rank_info",                 GAUGE,   "info",    "World size, data type and pod of a rank; verified=\"true\" if the driver lists its process, or a parent or child of it, on the GPU, \"false\" if the GPU is only the rank's own statement; always 1.")
 JOB_SOCKET_UP  = Metric("gpu_exporter_job_socket_up", GAUGE, "bool", "1 if the exporter listens on the socket of training loops, 0 while it cannot make it.", 0, 1, NODE, set=JOB)
@@ -400,6 +406,8 @@ HEALTH_STATE  = tuple(
     Metric("gpu_health_state", GAUGE, "bool", "Health verdict on the GPU (rules: docs/health.md): the current state is 1; all are 0 while the health is unknown.", 0, 1, labels=(("state", state),))
     for state in ("healthy", "degraded", "unhealthy"))
 HEALTH_REASON = Metric("gpu_health_reason",                           GAUGE,   "bool",    "1 for each reason why the GPU is not healthy, with the action that repairs it.", 0, 1)
+PCIE_EXPECTED = Metric("gpu_pcie_link_expected_bytes_per_second",     GAUGE,   "bytes per second", "Capacity of the PCIe link in each direction, in bytes per second, for which there is evidence: the link had it before, or the port above the GPU allows it, or, if the port is unknown, other GPUs of this model on the node have it.")
+NVLINK_EXPECTED = Metric("gpu_nvlink_links_expected",                 GAUGE,   "links",   "Number of NVLinks that should be active: all of an SXM board or in an NVSwitch fabric, otherwise the most that were active before, also on other GPUs of this model on the node; absent in MIG mode.")
 STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "seconds", "Seconds for which the current read of this GPU has been stuck in the driver, 0 if it is not stuck.")
 READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time in seconds of the last successful read of this GPU.")
 READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age in seconds of this GPU's values when this response was made.")
@@ -451,6 +459,13 @@ def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
 
 BY_KEY = by_key(globals().items())
 METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
+# What needs profiling counters: those of GPM, and what is computed from them.
+PROFILING = frozenset(
+    row
+    for row in METRICS
+    for read in (row.integral_of or row.histogram_of or row,)
+    if isinstance(read.nvml, Gpm) or (read.sum_of and all(isinstance(part.nvml, Gpm) for part in read.sum_of))
+)
 # A driver that answers with 0 where that is below the lowest possible value does not know the value. Then it does not
 # know these rows either, if they are 0, too: the row of each that tells.
 BASES: Mapping[Metric, Metric] = {

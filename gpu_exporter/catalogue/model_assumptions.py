@@ -76,9 +76,13 @@ MEMORY = Assumption(
 )
 POWER = Assumption(
     "power",
-    "Used only by GpuPowerOscillation, which is about power itself. No other condition reads power.",
+    "Used by GpuPowerOscillation, which is about power itself, and for the class of GPUs without profiling counters. "
+    "On H100 and H200, a busy GPU draws 0.17 to 0.50 of its limit while it waits, copies or runs small kernels, and "
+    "0.55 to 1.0 while its SMs are filled, but for scattered reads (0.3), which memory utilisation shows.",
     "On a board of 72 W (L4), no swing exceeds 50 W, the width of the histogram's buckets; there, the alert "
-    "depends on instantaneous power.",
+    "depends on instantaneous power. A board with a low limit draws a larger share of it while it waits, so it has no "
+    "class more often, and reaches its limit with less work: that memory utilisation is low is then what tells "
+    "compute-bound.",
 )
 TEMPERATURE = Assumption(
     "temperature",

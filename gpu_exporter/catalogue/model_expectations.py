@@ -14,17 +14,21 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.gpu_models import (
+    A30,
     A100,
     A100_40,
     A100_PCIE,
     BLOCKS_MEASURED,
     C2C_BYTES_PER_SECOND,
     GB200,
+    GH200,
+    H20,
     H100_PCIE,
     H200,
     L4,
     L40S,
     MODELS,
+    RTX_PRO_6000,
     GpuModel,
 )
 from gpu_exporter.catalogue.time_shares import TIME_SHARES, WAITING_SM, WORKING_SM
@@ -181,13 +185,17 @@ def _half_of_power(model: GpuModel) -> tuple[float, ...]:
     return () if model.watts is None else (model.watts / 2,)
 
 
+def _slices(model: GpuModel, *profiles: str) -> tuple[str, ...]:
+    return tuple(f"{model.name} MIG {profile}" for profile in profiles)
+
+
 _FEW_SMS = Exempt(
-    ("MIG 1g.",),
+    ("MIG 1g.", *_slices(H20, "2g.24gb")),
     "A slice has so few SMs that one thread fills 5 to 7 % of them: a busy loop is reported as "
     "communicating instead of as fake load.",
 )
 _C2C = Exempt(
-    (GB200.name,),
+    (GB200.name, GH200.name),
     "Copies and launches go over NVLink-C2C, whose traffic is not a signal: a GPU that only copies counts as idle, one "
     "that waits for data as host-bound, and ranks that only launch are not recognised.",
 )
@@ -198,7 +206,19 @@ _FEW_BLOCKS = Exempt(
 )
 EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation("emptySm", "SM activity of one thread in a busy loop", True, _one_block, (_FEW_SMS,)),
-    Expectation("hoarderSm", "SM activity of one thread in a busy loop", True, _one_block),
+    Expectation(
+        "hoarderSm",
+        "SM activity of one thread in a busy loop",
+        True,
+        _one_block,
+        (
+            Exempt(
+                _slices(H20, "1g.12gb", "1g.24gb", "1g.12gb+me"),
+                "A seventh of an H20 has so few SMs that one thread fills 9 % of them: a program that holds memory and "
+                "only spins may not be recognised.",
+            ),
+        ),
+    ),
     Expectation(
         IDLE_EDGE,
         "SM activity of one block",
@@ -206,7 +226,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         _one_block,
         (
             Exempt(
-                (A100.name, A100_40.name, A100_PCIE.name, H100_PCIE.name, L4.name, "MIG"),
+                (A100.name, A100_40.name, A100_PCIE.name, A30.name, H100_PCIE.name, H20.name, L4.name, "MIG"),
                 "With fewer than 130 SMs, one block is about 1 % of them or more: a GPU that runs tiny kernels "
                 "counts as working, and the share of time with idle SMs is lower than on large GPUs.",
             ),
@@ -217,7 +237,14 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         "SM activity of a rank that waits in NCCL",
         True,
         _waiting,
-        (_FEW_BLOCKS,),
+        (
+            _FEW_BLOCKS,
+            Exempt(
+                (H20.name,),
+                "With 24 blocks on its 78 SMs, a rank that waits fills 31 % of them, so the time shares attribute "
+                "only 82 % of its waiting to its peers. With 28 blocks or more, a hang would not be reported.",
+            ),
+        ),
     ),
     Expectation(
         "busySm",
@@ -258,7 +285,19 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation("movingBytes", "NVLink traffic of a GPU that uses 1 % of its links", False, _nvlink(0.01)),
     Expectation("talkingBytes", "NVLink traffic of a GPU that uses 0.1 % of its links", False, _nvlink(0.001)),
     Expectation("launchingBytes", "PCIe traffic of the fastest launches", False, _launches, (_C2C,)),
-    Expectation("busyDram", "DRAM activity of a copy from the host", True, _dram_of_copy),
+    Expectation(
+        "busyDram",
+        "DRAM activity of a copy from the host",
+        True,
+        _dram_of_copy,
+        (
+            Exempt(
+                _slices(GH200, "1g.12gb", "1g.12gb+me"),
+                "Copies over NVLink-C2C can use most of the memory bandwidth of a slice, which then counts as "
+                "memory-bound.",
+            ),
+        ),
+    ),
     Expectation(
         "busyDram",
         "DRAM activity of a bf16 matrix product",
@@ -272,8 +311,11 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         _gemm(profiles.FP32_GEMM[m.DRAM_ACTIVE], lambda model: model.fp32),
         (
             Exempt(
-                (L40S.name, L4.name),
-                "They have seven times the FP32 rate per byte of bandwidth of an H200, so the product may load "
+                (
+                    *(L40S.name, L4.name, RTX_PRO_6000.name),
+                    *_slices(RTX_PRO_6000, "1g.24gb", "2g.48gb", "4g.96gb", "1g.24gb+me"),
+                ),
+                "They have five to seven times the FP32 rate per byte of bandwidth of an H200, so the product may load "
                 "the memory too much to be reported as tensor-cores-idle. Their "
                 "larger L2 cache, which is not considered, helps.",
             ),

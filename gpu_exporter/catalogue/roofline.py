@@ -98,7 +98,7 @@ def roof(model: GpuModel) -> Roof:
     return MEASURED.get(whole.name) or Roof(ASSUMED_TENSOR * _cycles(whole.bf16, whole), _memory(whole))
 
 
-ROOFS = {model.name: roof(model) for model in MODELS if not model.slice_of}
+ROOFS = {model.name: roof(model) for model in MODELS if not model.slice_of and model.in_rules}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpu_exporter.catalogue import host_signals, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
-from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT, TELEMETRY
+from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT, LANE_BYTES, TELEMETRY
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.conditions.signal import OWNERS_INFO, PRESENCE, Derived, Read, Signal, Spread, Within
 from gpu_exporter.model.metric import Metric
@@ -32,21 +32,24 @@ def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit:
     return tuple(reads)
 
 
-def _activity(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
+def _activity(name: str, metric: Metric, total: Metric, plain: str, *approximate: Read) -> Signal:
     help = metric.help.split(", mean")[0]
     reads = tuple(replace(read, most=1.0) for read in _reads(metric, total=total))
-    return Signal(name, "ratio", help, reads, per_instance=True, plain=plain)
+    return Signal(name, "ratio", help, (*reads, *approximate), per_instance=True, plain=plain)
 
 
-def _traffic(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
-    return Signal(name, "bytes_per_second", metric.help.split(", bytes")[0], _reads(metric, total=total), plain=plain)
+def _traffic(name: str, metric: Metric, total: Metric, plain: str, *approximate: Read) -> Signal:
+    reads = (*_reads(metric, total=total), *approximate)
+    return Signal(name, "bytes_per_second", metric.help.split(", bytes")[0], reads, plain=plain)
 
 
 def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
     return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
-GR_ACTIVE = _activity(PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
+GR_ACTIVE = _activity(
+    PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time", *_reads(m.GPU_UTIL, 1e-2)
+)
 SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "{} of the SMs busy on average")
 SM_IDLE = Signal(
     "sm_idle",
@@ -58,7 +61,9 @@ SM_IDLE = Signal(
 )
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
-DRAM_ACTIVE = _activity("dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used")
+DRAM_ACTIVE = _activity(
+    "dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used", *_reads(m.MEM_UTIL, 1e-2)
+)
 FP64_ACTIVE = _activity("fp64_active", m.FP64_ACTIVE, m.FP64_SECONDS, "FP64 units busy {} of the time")
 FP32_ACTIVE = _activity("fp32_active", m.FP32_ACTIVE, m.FP32_SECONDS, "FP32 units busy {} of the time")
 FP16_ACTIVE = _activity("fp16_active", m.FP16_ACTIVE, m.FP16_SECONDS, "FP16 units busy {} of the time")
@@ -66,21 +71,40 @@ INT_ACTIVE = _activity("int_active", m.INT_ACTIVE, m.INT_SECONDS, "integer units
 UTIL = Signal(
     "util", "ratio", "GPU utilisation as nvidia-smi shows it", _reads(m.GPU_UTIL, 1e-2), plain="utilisation {}"
 )
+# What the driver says of a GPU without profiling counters stands in for them: utilisation for engine activity, memory
+# utilisation, an upper bound, for DRAM activity, and samples of PCIe traffic for its mean.
+APPROXIMATE = Signal(
+    "approximate",
+    "bool",
+    "1 where the engine activity is the utilisation that the driver reports, because there are no profiling counters",
+    (
+        Read(m.GR_ENGINE_SECONDS.name, 0.0),
+        *_reads(m.GR_ENGINE_ACTIVE, 0.0),
+        Derived(Derived(UTIL, "*", 0.0), "+", 1.0),
+    ),
+    per_instance=True,
+    plain="approximate: {}",
+)
 
 # A GPU without an owner needs a 0, because its series continues when a second pod or job shares it.
 ALLOCATED = Signal(
     "allocated",
     "bool",
     "1 while a pod or job has the GPU, whether it uses it or not",
-    (Read(OWNERS_INFO), *_reads(m.GR_ENGINE_ACTIVE, 0.0)),
+    (Read(OWNERS_INFO), *_reads(m.GR_ENGINE_ACTIVE, 0.0), *_reads(m.GPU_UTIL, 0.0)),
     per_instance=True,
     plain="allocated to a pod or job: {}",
 )
 
-PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}")
-PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}")
-NVLINK_RX = _traffic("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}")
-NVLINK_TX = _traffic("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}")
+PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}", *_reads(m.PCIE_RX_SAMPLED))
+PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}", *_reads(m.PCIE_TX_SAMPLED))
+NVLINK_RX, NVLINK_TX = (
+    _traffic(name, metric, total, plain, Read(counted.name, rate=True))
+    for name, metric, total, plain, counted in (
+        ("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}", m.NVLINK_RX_COUNTED),
+        ("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}", m.NVLINK_TX_COUNTED),
+    )
+)
 NVLINK = Signal(
     "nvlink",
     "bytes_per_second",
@@ -96,12 +120,11 @@ PCIE_GEN = Signal(
     "pcie_gen", "generation", "PCIe generation of the link", _reads(m.PCIE_GEN), plain="PCIe generation {}"
 )
 PCIE_WIDTH = Signal("pcie_width", "lanes", "PCIe lanes of the link", _reads(m.PCIE_WIDTH), plain="{} PCIe lanes")
-# 128b/130b encoding; generations 1 and 2 are 1.5 % less, generation 6 is 4 % more.
 PCIE_LINK = Signal(
     "pcie_link",
     "bytes_per_second",
     "Capacity of the PCIe link in each direction",
-    (Derived(Derived(PCIE_WIDTH, "*", 0.985e9), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    (Derived(Derived(PCIE_WIDTH, "*", LANE_BYTES), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
     plain="PCIe link capacity {}",
 )
 PCIE_REPLAY_LIMIT = Signal(
@@ -206,19 +229,11 @@ SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown te
 THERMAL_MARGIN = Signal(
     "thermal_margin",
     "celsius",
-    "Degrees left until the GPU slows down; negative beyond that",
-    (*_reads(m.TEMP_MARGIN),),
+    "Degrees left until the GPU slows down, negative beyond that: the driver's margin, or where it reports none, the "
+    "slowdown threshold minus the temperature",
+    (*_reads(m.TEMP_MARGIN), Derived(SLOWDOWN_TEMP, "-", GPU_TEMP)),
     has_owner=False,
     plain="thermal margin {}",
-)
-# For boards whose driver does not report a margin.
-THERMAL_DISTANCE = Signal(
-    "thermal_distance",
-    "celsius",
-    "Slowdown threshold minus temperature",
-    (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
-    has_owner=False,
-    plain="distance to the slowdown temperature {}",
 )
 
 
@@ -284,14 +299,17 @@ REMAPPED = _state(
     "remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE, "{} rows remapped after uncorrectable errors"
 )
 RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "page retirement pending: {}")
+PSTATE = _state("pstate", "status", m.PSTATE, "performance state {}")
 RECOVERY = _state("recovery_action", "action", m.RECOVERY, "recovery action: {}")
 INFOROM = _state("inforom_valid", "bool", m.INFOROM, "InfoROM valid: {}")
 FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric state: {}")
 PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "maximum PCIe generation {}")
 PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "maximum PCIe width {} lanes")
+PCIE_EXPECTED = _state("pcie_expected", "bytes_per_second", m.PCIE_EXPECTED, "expected PCIe link capacity {}")
 PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY, "{} PCIe replays")
 NVLINK_LINKS = _state("nvlink_links", "links", m.NVLINK_COUNT, "{} NVLinks")
 NVLINK_UP = _state("nvlink_links_up", "links", m.NVLINK_UP, "{} NVLinks active")
+NVLINK_EXPECTED = _state("nvlink_links_expected", "links", m.NVLINK_EXPECTED, "{} NVLinks expected")
 NVLINK_REPLAYS = _state("nvlink_replays", "total", m.NVLINK_REPLAY, "{} NVLink replays")
 NVLINK_RECOVERIES = _state("nvlink_recoveries", "total", m.NVLINK_RECOVERY, "{} NVLink recoveries")
 NVLINK_CRC = _state("nvlink_crc_errors", "total", m.NVLINK_CRC, "{} NVLink CRC errors")
@@ -342,6 +360,9 @@ XID_UNKNOWN = _xid(
     "last undocumented XID {} ago",
     _age_of(XidKind.UNKNOWN),
 )
+
+# What has another source without profiling counters, or is derived from that.
+APPROXIMATED = frozenset({GR_ACTIVE, DRAM_ACTIVE, PCIE_RX, PCIE_TX, PCIE_RX_USE, PCIE_TX_USE})
 
 
 def _signals() -> Iterator[Signal]:

@@ -19,9 +19,11 @@ from gpu_exporter.active_checks.load import INTERVAL, ROWS, Loads, readings
 from gpu_exporter.active_checks.rates import Rates
 from gpu_exporter.active_checks.run import TIME_LIMITS, CheckTarget, Outcomes, run
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.gpu_models import model_of
 from gpu_exporter.config import Config
 from gpu_exporter.events.kernel_log_reader import boot_id
 from gpu_exporter.health import check, fitness
+from gpu_exporter.health.links import LinkHistory, Values, full_link
 from gpu_exporter.host import procfs
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
@@ -110,6 +112,12 @@ class _Checked:
     users: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
+def _observed(request: CheckRequest) -> tuple[Snapshot, bool]:
+    """Return what a passive check of all GPUs reads, and whether all threads have ended. Raises SourceLost."""
+    config = request.config
+    return observe(make_source(config), AROUND, config.expected_gpus, LinkHistory(config.state_dir, keeps=False))
+
+
 def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     """Check the GPUs and print the result. Returns the exit code, and whether all threads have ended."""
     limit = request.seconds or TIME_LIMITS[request.level]
@@ -119,7 +127,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
             fix=f"use --timeout {request.load_seconds + TIME_LIMITS[1]:g}s",
         )
     end = time.monotonic() + limit
-    before, clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
+    before, clean = _observed(request)
     if not before.live:
         raise GpuExporterError("--active needs real GPUs: simulated and replayed ones cannot compute")
     passive = check.report(before, request.gpus)
@@ -128,7 +136,7 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     users = {index: programs for index, programs in seen.items() if index not in untested}
     if not request.force:
         untested = {**dict.fromkeys(users, "another program uses the GPU: end it, or use --force"), **untested}
-    targets = [target for target in _targets(passive) if target.index not in untested]
+    targets = [target for target in _targets(passive, readings(before)) if target.index not in untested]
     checked = _checked(request, targets, before, users, end) if targets else _Checked(users=users)
     result = _merged(passive, checked, untested)
     if as_json:
@@ -141,12 +149,13 @@ def run_check(request: CheckRequest, *, as_json: bool) -> tuple[int, bool]:
     return result.exit_code, clean and checked.clean and not checked.outcomes.stuck
 
 
-def _targets(passive: check.CheckReport) -> Iterator[CheckTarget]:
+def _targets(passive: check.CheckReport, values: Mapping[int, Values]) -> Iterator[CheckTarget]:
     """Yield the GPUs that can be tested: those that answer, and are not split into MIG instances."""
     for verdict in passive.verdicts:
         gpu = verdict.gpu
         if gpu.pci_bus_id and not any(problem.metric is m.UP for problem in verdict.problems):
-            yield CheckTarget(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model)
+            link = full_link(values.get(gpu.index, {}))
+            yield CheckTarget(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, model_of(gpu), link)
 
 
 def _busy(snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
@@ -194,7 +203,7 @@ def _checked(
         checked.clean = monitor.stop()
     after = before
     if checked.clean and time.monotonic() < end:  # if a call of the driver hangs, another one would, too
-        after, checked.clean = observe(make_source(request.config), AROUND, request.config.expected_gpus)
+        after, checked.clean = _observed(request)
     # A program that began meanwhile is seen afterwards. A process of the check that cannot be ended is no such program.
     later = {} if checked.outcomes.stuck else gpu_users(after, _files(request.config))
     checked.users = {**users, **later}

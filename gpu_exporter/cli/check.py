@@ -16,6 +16,7 @@ from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.stop import leave
 from gpu_exporter.config import Config
 from gpu_exporter.health import check, fitness
+from gpu_exporter.health.links import LinkHistory
 from gpu_exporter.io.user_text import duration
 from gpu_exporter.pipeline.monitor import observe
 from gpu_exporter.sources.choice import make_source
@@ -96,7 +97,9 @@ def check_command(
         from gpu_exporter.cli.active_check import CheckRequest, run_check
 
         leave(*run_check(CheckRequest(config, gpus, **of_active), as_json=as_json))
-    snapshot, clean = observe(make_source(config), fitness.ROWS, config.expected_gpus)
+    snapshot, clean = observe(
+        make_source(config), fitness.ROWS, config.expected_gpus, LinkHistory(config.state_dir, keeps=False)
+    )
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
     leave(report.exit_code, clean)

@@ -38,6 +38,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "serve": "Serve /metrics for Prometheus, until SIGTERM.",
         "metrics": "List the metrics that gpu-exporter knows, or those with TEXT in their name or help.",
         "bundle": "Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.",
+        "rewrite": "Rewrite a dashboard or rules for another exporter to use metrics of gpu-exporter.",
         "sampler": "Sample stacks for an exporter that may not read other processes.",
     },
     "Operate nodes": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,22 +26,35 @@ if TYPE_CHECKING:
     from gpu_exporter.traces.result import AnalysisResult
 
 
-def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """Read traces, with progress on a terminal. Raises GpuExporterError and OSError."""
+def read_trace(source: str) -> Trace:
+    """Read a trace, with progress on a terminal. Raises GpuExporterError."""
     require_numpy()
     from gpu_exporter.traces.reader import read
 
-    traces = []
-    for number, path in enumerate(paths, 1):
-        share = [0.0]
+    progress = _ReadProgress(1)
+    with Progress(f"reading {_short(source)}", share=progress.share):
+        return read(source, progress)
 
-        def report(done: int, total: int, share: list[float] = share) -> None:
-            share[0] = done / total if total else 1.0
 
-        of_all = f" ({number} of {len(paths)})" if len(paths) > 1 else ""
-        with Progress(f"reading {path.name}{of_all}", share=partial(share.__getitem__, 0)):
-            traces.append(read(path, report))
-    return traces
+class _ReadProgress:
+    """How much of several sources is done: those that are, and of the one that this process reads the part that is."""
+
+    def __init__(self, sources: int) -> None:
+        self._sources, self._done, self._part = sources, 0, 0.0
+
+    def __call__(self, read: int, total: int) -> None:
+        self._part = min(read / total, 1.0) if total else 0.0
+
+    def done(self, source: str) -> None:
+        """Count a source as done."""
+        self._done, self._part = self._done + 1, 0.0
+
+    def share(self) -> float:
+        return (self._done + self._part) / self._sources
+
+
+def _short(source: str) -> str:
+    return "standard input" if source == "-" else printable(source.rpartition("/")[2], MOST_NAME)
 
 
 GATE_FAILED = 1
@@ -55,7 +67,7 @@ def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
 
 
 @click.command("analyze", cls=Command, error_code=COULD_NOT_TELL)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
 @click.option(
     "--folded",
@@ -84,18 +96,29 @@ def _limit(name: str, default: str, text: str) -> Callable[[F], F]:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Output of an earlier --json: end with exit code 1 if steps take longer by more than --max-regression.",
 )
+@click.option(
+    "--jobs", type=click.IntRange(1), help="How many ranks to analyse at a time, in processes; by default one per CPU."
+)
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Analyse ranks on the workers of this Dask cluster, such as tcp://scheduler:8786, which read the files"
+    " themselves. Needs the extra distributed.",
+)
 @_limit("--max-regression", "5%", "How much longer than in the baseline a step may take.")
 @_limit("--least-share", "20%", "The share of the span that the largest loss must take to name the class.")
 @_limit("--compute-bound", "20%", "Below this share of lost time, a job is compute-bound.")
-@_limit("--straggler", "10%", "By how much of a step a rank must be slower than the others to be a straggler.")
+@_limit("--straggler", "10%", "For how much of a step the others must wait for a rank to be a straggler.")
 def analyze_command(
-    files: tuple[Path, ...],
+    files: tuple[str, ...],
     as_json: bool,
     folded: Path | None,
     report: Path | None,
     pprof: Path | None,
     fail_on: tuple[str, ...],
     baseline: Path | None,
+    jobs: int | None,
+    dask: str | None,
     max_regression: float,
     least_share: float,
     compute_bound: float,
@@ -103,13 +126,17 @@ def analyze_command(
 ) -> int:
     """Analyse traces of one job, one FILE for each rank: class, causes of idle time, kernels, advice.
 
-    FILE is a trace of the PyTorch profiler: .json or .json.gz. The exit code is 0 if all conditions hold, 1 if one of
-    --fail-on or --baseline does not, and 2 if a file cannot be read, is empty or has no GPU events.
+    FILE is a trace of the PyTorch profiler (.json), an SQLite export of Nsight Systems, or a profile of JAX
+    (.xplane.pb), also compressed with gzip or zstd: a name, a pattern such as 'rank*.json.gz', a URL such as
+    s3://bucket/rank0.json.gz, or - for standard input. The exit code is 0 if all conditions hold, 1 if one of --fail-on
+    or --baseline does not, and 2 if a file cannot be read, is empty or has no GPU events.
     """
     require_numpy()
     from gpu_exporter.traces import gate
-    from gpu_exporter.traces.analysis import analyze
+    from gpu_exporter.traces.analysis import combined
+    from gpu_exporter.traces.content import expanded
     from gpu_exporter.traces.exports import folded_lines, pprof_profile
+    from gpu_exporter.traces.ranks import analysed
     from gpu_exporter.traces.verdict import Thresholds
 
     try:
@@ -117,16 +144,27 @@ def analyze_command(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--fail-on") from None
     before = gate.baseline(baseline) if baseline else None
-    traces = read_all(files)
-    result = analyze(traces, Thresholds(least_share, compute_bound, straggler))
+    sources = expanded(files)
+    progress = _ReadProgress(len(sources))
+    what = _short(sources[0]) if len(sources) == 1 else f"{len(sources)} ranks"
+    with Progress(f"analysing {what}", share=progress.share):
+        found = analysed(
+            sources,
+            details=bool(folded or report or pprof),
+            jobs=jobs,
+            dask=dask,
+            done=progress.done,
+            progress=progress,
+        )
+    result = combined(found, Thresholds(least_share, compute_bound, straggler))
     if folded:
         folded.write_text("\n".join(folded_lines(result)) + "\n", encoding="utf-8")
     if report:
         from gpu_exporter.traces.html_page import page
 
-        report.write_text(page(traces, result), encoding="utf-8")
+        report.write_text(page(result), encoding="utf-8")
     if pprof:
-        pprof.write_bytes(pprof_profile(traces, result))
+        pprof.write_bytes(pprof_profile(result))
     _print(result, as_json)
     failures = [line for condition in conditions for line in condition.failures(result)]
     if before:
@@ -146,32 +184,49 @@ def _print(result: AnalysisResult, as_json: bool) -> None:
 
 
 MOST_NAME, MOST_STALLS = 120, 3
+TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb")
 # `totals.KEYS`, which needs NumPy.
 BY = ("operator", "kernel", "class", "code", "cause", "idle-code")
 
 
 @click.command("diff", cls=Command, error_code=COULD_NOT_TELL)
-@click.argument("before", metavar="BEFORE", type=click.Path(path_type=Path))
-@click.argument("after", metavar="AFTER", type=click.Path(path_type=Path))
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. docs/traces.md describes it.")
-def diff_command(before: Path, after: Path, as_json: bool) -> int:
-    """Show what got slower between two traces of the same program: operators, kernels, code, causes of idle time.
+def diff_command(before: str, after: str, as_json: bool) -> int:
+    """Show what changed between two traces of the same program: operators, kernels, code, waiting, causes of idle time.
 
-    Times are per step if both traces have steps. To compare several ranks or to fail a build, use
+    BEFORE and AFTER are files as for trace analyze; for a job of several ranks, patterns, or folders with a file for
+    each rank. Times are per step if both have steps, and means over the GPUs. To fail a build, use
     trace analyze --baseline.
     """
     require_numpy()
     from gpu_exporter.traces import diff
     from gpu_exporter.traces.diff import totals
 
-    first, second = read_all([before, after])
-    found = diff.diff(totals(first), totals(second))
+    jobs = [_files(before), _files(after)]
+    found = diff.diff(*(totals(*map(read_trace, files)) for files in jobs))
     click.echo(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(diff.lines(found)))
     return 0
 
 
+def _files(source: str) -> list[str]:
+    """Return the traces in a folder, or the sources that a name or a pattern stands for.
+
+    Raises click.BadParameter if a folder has no trace, GpuExporterError if nothing matches a pattern.
+    """
+    from gpu_exporter.traces.content import expanded, in_order
+
+    if not Path(source).is_dir():
+        return expanded([source])
+    found = in_order(str(file) for file in Path(source).iterdir() if file.name.endswith(TRACE_ENDINGS))
+    if not found:
+        raise click.BadParameter(f"{source} has no file that ends in {', '.join(TRACE_ENDINGS)}")
+    return found
+
+
 @click.command("top", cls=Command, error_code=COULD_NOT_TELL)
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE")
 @click.option(
     "--by",
     type=click.Choice(BY),
@@ -182,24 +237,23 @@ def diff_command(before: Path, after: Path, as_json: bool) -> int:
 )
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many rows to print.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
-def top_command(file: Path, by: str, limit: int, as_json: bool) -> int:
+def top_command(file: str, by: str, limit: int, as_json: bool) -> int:
     """List what takes most time in a trace, per step and GPU.
 
     FILE may also be a CSV report of kernels: of `nsys stats --report cuda_gpu_kern_sum`, whose sums are no utilisation
     because kernels overlap, or of `ncu --csv`, which says what limits each kernel.
     """
-    if file.suffix == ".csv":
+    if file.endswith(".csv"):
         from gpu_exporter.traces import kernel_reports
 
-        kernels = kernel_reports.read(file)
+        kernels = kernel_reports.read(Path(file))
         rows = [{**asdict(each), "bound": each.bound} for each in kernels]
         _print_comparison(rows, as_json, _report(kernels[:limit], len(kernels)))
         return 0
     require_numpy()
     from gpu_exporter.traces.diff import totals
 
-    (trace,) = read_all([file])
-    found = totals(trace)
+    found = totals(read_trace(file))
     listed = [{"name": name, **asdict(total)} for name, total in found.by[by].items()]
     _print_comparison(listed, as_json, _table(found, by, limit))
     return 0

@@ -27,6 +27,7 @@ from gpu_exporter.conditions.tree import (
     Limit,
     Limits,
     Mark,
+    NodeMax,
     OfBoard,
     Or,
     OrIfKnown,
@@ -73,6 +74,9 @@ class SignalWindow(Protocol):
 
     def ranks(self, device: Device) -> Sequence[Device]:
         """Return all devices of the job that this one belongs to, itself included; empty without a job."""
+
+    def alike(self, device: Device) -> Hashable:
+        """Return what the devices of one model on one node have in common, and no other device has."""
 
 
 _AGGREGATES: Mapping[Fn, Callable[[Sequence[float]], float]] = {
@@ -123,6 +127,8 @@ def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | No
                 yield from _peer_statistics(of, ranks, numbers, marks, engine)
         case OfBoard():
             yield from _of_board(of, window)
+        case NodeMax():
+            yield from _node_max(values(of.of, window), window)
         case _:
             raise no_case(of)
 
@@ -152,9 +158,9 @@ def _signal_value(
     if of.fn is Fn.LAST:
         return points[end - 1][1]
     within = points[_until(points, now - of.window) : end]
-    if aggregate:
-        return aggregate([number for _, number in within]) if within else None
     match of.fn:
+        case Fn.MEAN | Fn.MIN | Fn.MAX | Fn.STDDEV:
+            return aggregate([number for _, number in within]) if aggregate and within else None
         case Fn.PREDICT:
             return _predict(within, now, of.ahead)
         case Fn.INCREASE:
@@ -184,6 +190,14 @@ def _of_board(of: OfBoard, window: SignalWindow) -> Iterator[tuple[Device, float
     columns = [values(term, window) for term in of.of]
     for device in values(Over(window.presence), window):
         yield device, max((column[device] for column in columns if device in column), default=0.0)
+
+
+def _node_max(numbers: Mapping[Device, float], window: SignalWindow) -> Iterator[tuple[Device, float]]:
+    highest: dict[Hashable, float] = {}
+    for device, number in numbers.items():
+        group = window.alike(device)
+        highest[group] = max(number, highest.get(group, number))
+    yield from ((device, highest[window.alike(device)]) for device in numbers)
 
 
 def _jobs(window: SignalWindow) -> Iterable[Sequence[Device]]:

@@ -20,6 +20,7 @@ from gpu_exporter.conditions.tree import (
     Leaf,
     Limit,
     Limits,
+    NodeMax,
     OfBoard,
     Over,
     PeerMean,
@@ -100,7 +101,19 @@ class Recorded:
 
 
 Formula = (
-    _TERMS | Arithmetic | Choice | Least | Greatest | Positive | Known | WhereKnown | OfBoard | Recorded | Limit | float
+    _TERMS
+    | Arithmetic
+    | Choice
+    | Least
+    | Greatest
+    | Positive
+    | Known
+    | WhereKnown
+    | OfBoard
+    | NodeMax
+    | Recorded
+    | Limit
+    | float
 )
 
 
@@ -111,7 +124,7 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
             return
         case Limit() | Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin():
             yield of
-        case Calc() | OfBoard():
+        case Calc() | OfBoard() | NodeMax():
             yield from leaves(of)
         case Arithmetic() | Least() | Greatest():
             yield from parts(of.left)
@@ -146,7 +159,7 @@ def results(of: Formula, window: SignalWindow) -> Mapping[Device, float]:
             return dict.fromkeys(values(Over(window.presence), window), float(of))
         case Limit(name, default):
             return dict.fromkeys(window.devices, window.limits.get(name, default))
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard():
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard() | NodeMax():
             return values(of, window)
         case Arithmetic():
             return _computed(of, window)
@@ -195,7 +208,7 @@ def expression(of: Formula, limits: Limits) -> str:
             return f"({PRESENCE_INFO} * 0 + {of:.15g})"
         case Limit(name, default):
             return expression(limits.get(name, default), limits)
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard():
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc() | OfBoard() | NodeMax():
             return promql.term(of)
         case Arithmetic():
             return f"({_side(of.left, limits)} {of.operator} {_side(of.right, limits)})"

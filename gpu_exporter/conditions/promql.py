@@ -22,6 +22,7 @@ from gpu_exporter.conditions.tree import (
     Limits,
     Mark,
     Named,
+    NodeMax,
     OfBoard,
     Or,
     OrIfKnown,
@@ -37,6 +38,8 @@ from gpu_exporter.conditions.tree import (
     record_of,
 )
 
+# GPUs of one model on one node.
+NODE_MODEL = ("cluster", "node", "modelName")
 _AGGREGATES: Mapping[Fn, str] = {
     Fn.MEAN: "avg_over_time",
     Fn.MIN: "min_over_time",
@@ -57,6 +60,9 @@ def term(of: Term) -> str:
             return of.record or f"(\n{_indented(term_definition(of))}\n)"
         case OfBoard():
             return _of_board(of)
+        case NodeMax():
+            mine, group = term(of.of), ", ".join(NODE_MODEL)
+            return f"({mine} * 0 + on ({group}) group_left () max by ({group}) ({mine}))"
         case _:
             raise no_case(of)
 

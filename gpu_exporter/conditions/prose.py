@@ -16,6 +16,7 @@ from gpu_exporter.conditions.tree import (
     Limit,
     Limits,
     Named,
+    NodeMax,
     OfBoard,
     OfRanks,
     Or,
@@ -68,6 +69,8 @@ def term(of: Term) -> str:
         case OfBoard(several):
             *first, last = map(term, several)
             return f"highest of {', '.join(first)} and {last}"
+        case NodeMax(inner):
+            return f"highest {term(inner)} of the node's GPUs of this model"
         case _:
             raise no_case(of)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf
 from operator import add, mul, pow, sub, truediv
 
@@ -251,16 +252,15 @@ class Signal:
     def promql(self) -> str:
         """Return the expression of its recording rule."""
         labels = (*(DEVICE if self.per_instance else DEVICE[:2]), *self.extra_labels)
-        reads = [
-            f"max by ({', '.join(labels)}) ({read.promql()})" for read in self.definitions if isinstance(read, Read)
-        ]
-        derived = [each.promql() for each in self.definitions if isinstance(each, Derived)]
-        if not reads:
-            return "\nor\n".join(derived)
-        joined = self._joined(f"(\n  {f'{chr(10)}  or '.join(reads)}\n)")
-        if not derived:
-            return joined
-        return "\nor\n".join([*derived, f"(\n{joined}\n)"])
+        alternatives = []
+        for of_kind, ways in groupby(self.definitions, key=type):
+            if of_kind is Derived:
+                alternatives += [way.promql() for way in ways]
+            else:
+                reads = [f"max by ({', '.join(labels)}) ({way.promql()})" for way in ways]
+                alternatives.append(self._joined(f"(\n  {f'{chr(10)}  or '.join(reads)}\n)"))
+        first, *others = alternatives
+        return "\nor\n".join([first, *(f"(\n{other}\n)" if "\n" in other else other for other in others)])
 
     def _joined(self, values: str) -> str:
         """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying.

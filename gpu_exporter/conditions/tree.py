@@ -84,15 +84,18 @@ READ_ONCE = frozenset(
         "gpu:launches_gr_active:others_mean5m",
         "gpu:nic_retransmits:mean5m",
         "gpu:pauses:others_ratio",
+        "gpu:pcie_expected:max2h",
         "gpu:pcie_replay_limit:max15m",
         "gpu:pcie_rx:max2h",
         "gpu:pcie_rx_use:max2h",
         "gpu:power_use:max10m",
         "gpu:sm_active:stddev5m",
         "gpu:stalled:others_ratio",
+        "gpu:sw_power_cap:mean5m",
         "gpu:talks:others_ratio",
         "gpu:talks_gr_active:median5m",
         "gpu:talks_nvlink:median5m",
+        "gpu:waits_sm_active:median5m",
     )
 )
 
@@ -223,10 +226,17 @@ class OfBoard:
     of: tuple[Over, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeMax:
+    """The maximum of a `bare` term over the GPUs of the same model on the node, the device itself included."""
+
+    of: Over
+
+
 # What is computed of a term of several ranks.
 OfRanks = PeerMedian | PeerMean | PeerMin
 Leaf = Over | PeerShare | OfRanks
-Term = Leaf | Calc | OfBoard
+Term = Leaf | Calc | OfBoard | NodeMax
 
 
 # --- conditions: true, false or unknown for each device --------------------------------------------------------------
@@ -350,6 +360,8 @@ def leaves(term: Term) -> Iterator[Leaf]:
             yield from leaves(term.right)
         case OfBoard():
             yield from term.of
+        case NodeMax():
+            yield term.of
         case _:
             raise no_case(term)
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_exporter.catalogue.bottlenecks import FILLS, Bottleneck, bottleneck_is, classified
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import APPROXIMATE, FILLS, Bottleneck, bottleneck_is, classified, mean
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.roofline import Headroom, Position, headroom, position
-from gpu_exporter.catalogue.signals import UP
 from gpu_exporter.catalogue.time_shares import time_shares
-from gpu_exporter.conditions.evaluate import FALSE, TRUE, TermValues, because, truths, values
+from gpu_exporter.conditions.evaluate import FALSE, TRUE, TermValues, because, truths, value, values
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import Condition, Over, required_signals
+from gpu_exporter.conditions.tree import Condition, Over, required_signals, signals_of
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
+
+# What is known of every GPU, and printed of those without profiling counters.
+BASICS = tuple(map(mean, (s.UTIL, s.POWER_USE, s.SM_CLOCK, s.FB_USE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Diagnosis:
 
     `numbers` is the evidence for the bottleneck. `shares` is where its time went; empty if that is unknown. `headroom`
     is how close it is to the limits of its chip, if its kernels fill it, and `position` how close to what the best
-    kernels reach on its model, if that is known.
+    kernels reach on its model, if that is known. `approximate`: there are no profiling counters, and the class comes
+    from utilisation and power.
     """
 
     device: DeviceKey
@@ -46,6 +50,12 @@ class Diagnosis:
     shares: Mapping[Cause, float] = field(default_factory=dict)
     headroom: Headroom | None = None
     position: Position | None = None
+    approximate: bool = False
+
+    @property
+    def quality(self) -> str:
+        """How good its engine activity, and with it its class, is."""
+        return "approximate" if self.approximate else "exact"
 
     @property
     def largest(self) -> Cause | None:
@@ -62,16 +72,19 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
     """Return a diagnosis for each GPU and MIG instance, modes in triage order.
 
     A mode matches as soon as its condition holds; only its alert waits. It is only info where its alert is. Modes that
-    concern a whole fleet are left out.
+    concern a whole fleet are left out, unless they have a condition for the ranks that one node sees.
     """
     findings: list[list[Match]] = [[] for _ in window.devices]
     unknown: list[dict[str, tuple[Signal, ...]]] = [{} for _ in window.devices]
-    up = values(Over(UP), window)
+    up = values(Over(s.UP), window)
     down = [up.get(device) == 0 for device in window.devices]
     for mode in modes:
         if mode.condition is not None and mode.scope is not Scope.FLEET:
             _judge(mode, mode.condition, window, down, findings, unknown)
-    columns = (window.devices.items(), down, classified(window), truths(FILLS, window), findings, unknown)
+        elif mode.on_node is not None and any(window.by_device(signal) for signal in signals_of(mode.on_node)):
+            _judge_loops(mode, mode.on_node, window, findings)
+    approximate = [truth == TRUE for truth in truths(APPROXIMATE, window)]
+    columns = (window.devices.items(), down, classified(window), truths(FILLS, window), findings, unknown, approximate)
     return tuple(_diagnosis(window, *row) for row in zip(*columns, strict=True))
 
 
@@ -94,9 +107,23 @@ def _judge(
             continue
         if truth == TRUE:
             found = mode.as_info if lesser[place] == TRUE else mode
-            findings[place].append(Match(found, because(condition, window, device)))
+            findings[place].append(Match(found, _evidence(condition, window, device)))
         elif can_be_unknown:
             unknown[place][mode.name] = lacking(device)
+
+
+def _evidence(condition: Condition, window: Window, device: DeviceKey) -> TermValues:
+    """Return the values that make a condition true; that they are approximate is no evidence."""
+    found = because(condition, window, device)
+    return {term: number for term, number in found.items() if term != APPROXIMATE.left}
+
+
+def _judge_loops(mode: FailureMode, condition: Condition, window: Window, findings: Sequence[list[Match]]) -> None:
+    """Add a mode to the findings of the devices whose training loops match it, with what else they say about it."""
+    for place, (device, truth) in enumerate(zip(window.devices, truths(condition, window), strict=True)):
+        if truth == TRUE:
+            further = window.of_loops.get((device, mode.name), {})
+            findings[place].append(Match(mode, {**because(condition, window, device), **further}))
 
 
 def _lacking(condition: Condition, window: Window) -> Callable[[DeviceKey], tuple[Signal, ...]]:
@@ -117,12 +144,25 @@ def _diagnosis(
     fills: int,
     matches: Sequence[Match],
     unknown: Mapping[str, tuple[Signal, ...]],
+    approximate: bool,
 ) -> Diagnosis:
     key, identity = device
     if is_down:
         return Diagnosis(key, identity, None, tuple(matches), unknown, {}, is_down)
-    numbers = because(bottleneck_is(bottleneck.name), window, key) if bottleneck else {}
-    found = Diagnosis(key, identity, bottleneck, tuple(matches), unknown, numbers, shares=time_shares(window, key))
+    numbers = _evidence(bottleneck_is(bottleneck.name), window, key) if bottleneck else {}
+    if approximate:
+        known = {term: value(term, window, key) for term in BASICS}
+        numbers = {**{term: number for term, number in known.items() if number is not None}, **numbers}
+    found = Diagnosis(
+        key,
+        identity,
+        bottleneck,
+        tuple(matches),
+        unknown,
+        numbers,
+        shares=time_shares(window, key),
+        approximate=approximate,
+    )
     if fills != TRUE:
         return found
     of_roof = None if key.instance else position(window, key, identity.model)

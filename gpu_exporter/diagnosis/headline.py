@@ -40,8 +40,10 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
         worst_match = min(diagnosis.matches, key=lambda match: list(Severity).index(match.mode.severity))
         return Headline(URGENCY[worst_match.mode.severity], summary(worst_match.mode, diagnosis), worst_match.mode.name)
     if diagnosis is None or diagnosis.bottleneck is None:
-        return Headline("unknown", "What limits this GPU is unknown: profiling metrics are missing or too new")
-    text = diagnosis.bottleneck.means
+        known = diagnosis is not None and diagnosis.approximate
+        why = "utilisation and power do not tell" if known else "profiling metrics are missing or too new"
+        return Headline("unknown", f"What limits this GPU is unknown: {why}")
+    text = ("approximately: " if diagnosis.approximate else "") + diagnosis.bottleneck.means
     if lost(diagnosis.shares) >= LEAST_LOSS:
         text += f". Time: {breakdown([diagnosis.shares])}"
     return Headline("ok", _sentence(text))

@@ -6,27 +6,31 @@ import os
 import platform
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
+from gpu_exporter.alerting import runbooks
 from gpu_exporter.catalogue.causes import COLOURS, WORDS, Cause
-from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.conditions.evaluate import Points
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
-from gpu_exporter.diagnosis.incidents import of_diagnoses
-from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses
+from gpu_exporter.diagnosis.loss import limits, lost, mean_shares, next_step
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, Measurement, amount
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import HEAD, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.diagnosis.words import names_of
-from gpu_exporter.reports.html_document import page_foot, page_head, safe_text
+from gpu_exporter.reports.html_document import legend, page_foot, page_head, safe_text, verdict
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
+from gpu_exporter.reports.markdown import relinked
+from gpu_exporter.reports.markdown_html import html_of, inline
 from gpu_exporter.reports.numbers import percent
 from gpu_exporter.version import __version__
 
@@ -42,7 +46,6 @@ TITLES = {"GPU": "GPU", "SM": "SM", "DRAM": "DRAM"}
 # The rules of this page, beyond those of charts and of all reports.
 STYLE = """
 .banner{background:#f2c037;color:#1c2024;font-weight:bold;padding:8px 12px;margin:0 0 12px}
-th,td{white-space:nowrap}
 tr.critical th,tr.critical td:nth-child(11),p.critical{color:var(--critical)}
 tr.warning td:nth-child(11){color:var(--warning)}tr.info td:nth-child(11){color:var(--info)}
 .finding{border-left:4px solid var(--info);padding:2px 12px;margin:12px 0}
@@ -51,6 +54,8 @@ tr.warning td:nth-child(11){color:var(--warning)}tr.info td:nth-child(11){color:
 .process{font-family:ui-monospace,monospace;font-size:.9em}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:12px;margin-top:12px}
 svg.time{height:14px}
+.runbook{border:1px solid var(--edge);padding:.3em .8em;margin:.6em 0}.runbook pre{white-space:pre-wrap}
+summary{cursor:pointer}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px}dt{color:var(--soft)}dd{margin:0}
 @media print{.finding,figure{break-inside:avoid}}
 """
@@ -63,7 +68,7 @@ def chart(title: str, measurement: Measurement, points: Points, limit: float | N
 
 
 def time_bar(shares: Mapping[Cause, float]) -> str:
-    """Return where the time of a GPU went, as one bar."""
+    """Return where the time of a GPU went, as one bar with its legend."""
     parts, x = [], 0.0
     for cause, share in shares.items():
         if share > 0:
@@ -72,20 +77,24 @@ def time_bar(shares: Mapping[Cause, float]) -> str:
                 f"<title>{escape(WORDS[cause])} {share:.0%}</title></rect>"
             )
             x += share
-    label = ", ".join(f"{WORDS[cause]} {share:.0%}" for cause, share in shares.items() if share >= 0.01)
-    return (
+    words = {f"{WORDS[cause]} {percent(share)}": COLOURS[cause] for cause, share in shares.items() if share >= 0.01}
+    label = ", ".join(words)
+    bar = (
         f'<svg class="time" role="img" aria-label="{escape(label, quote=True)}" viewBox="0 0 100 10"'
         f' preserveAspectRatio="none">{"".join(parts)}</svg>'
     )
+    return f"{bar}\n{legend(words)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a page contains: a result whose names may be masked, and each diagnosis of it that is shown, the worst
-    first, with the device under which the window has its values."""
+    """What a page contains: a result whose names may be masked, its incidents, the groups of GPUs with the same
+    findings, the worst first, and of each device that under which the window has its values."""
 
     result: DiagnosisResult
-    findings: Sequence[tuple[DeviceKey, Diagnosis]]
+    incidents: Sequence[DiagnosedIncident]
+    groups: Sequence[Sequence[Diagnosis]]
+    measured: Mapping[DeviceKey, DeviceKey]
     remarks: Sequence[str]
     price: float | None
 
@@ -93,13 +102,10 @@ class _Content:
 def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
     """Return the whole document. With `mask`, names of pods, hosts, commands and users are replaced."""
     names = DiagnosisNames(mask=mask)
-    findings = {
-        diagnosis.device: names.diagnosis(diagnosis)
-        for diagnosis in sorted(filter(report.is_reported, result.diagnoses), key=report.urgency)
-    }
+    shown = [(each.device, names.diagnosis(each)) for each in result.diagnoses if report.is_reported(each)]
     named = replace(
         result,
-        diagnoses=[findings[each.device] for each in result.diagnoses if each.device in findings],
+        diagnoses=[diagnosis for _, diagnosis in shown],
         absent=[names.absent(gpus) for gpus in result.absent],
         source=names.source(result.source),
         profiles=(),
@@ -110,7 +116,10 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         *report.time_lines(result.diagnoses, price),
         report.hint(result.diagnoses),
     ]
-    return "".join(_document(_Content(named, list(findings.items()), [*filter(None, remarks)], price)))
+    measured = {diagnosis.device: device for device, diagnosis in shown}
+    groups = report.groups(named.diagnoses)
+    incidents = of_diagnoses(named.diagnoses)
+    return "".join(_document(_Content(named, incidents, groups, measured, [*filter(None, remarks)], price)))
 
 
 def _document(content: _Content) -> Iterator[str]:
@@ -118,39 +127,94 @@ def _document(content: _Content) -> Iterator[str]:
     if banner := _banner(content.result):
         yield f'<p class="banner">{banner}</p>\n'
     yield f"<h1>{TITLE}</h1>\n<p>{safe_text(report.origin(content.result))}</p>\n"
-    for gpus in report.absences(content.result.absent):
-        yield f'<p class="critical">{safe_text(gpus)}</p>\n'
+    yield from _verdict(content)
     yield from _incidents(content)
     yield from _overview(content)
     for remark in content.remarks:
         yield f"<p>{safe_text(remark)}</p>\n"
-    for number, (device, diagnosis) in enumerate(content.findings):
-        yield from _gpu(device, diagnosis, content.result.window, charted=number < MOST_CHARTED)
-    if len(content.findings) > MOST_CHARTED:
+    charted = 0
+    for group in content.groups:
+        yield from _group(group, content, MOST_CHARTED - charted)
+        charted += len(group)
+    if charted > MOST_CHARTED:
         yield f"<p>Only the first {MOST_CHARTED} GPUs, the worst ones, have charts.</p>\n"
+    yield from _runbooks(content)
     yield from _about(content.result)
     yield from page_foot(report.as_json(content.result, content.price), "diagnosis")
 
 
+def _verdict(content: _Content) -> Iterator[str]:
+    """Yield how many incidents there are, and which GPUs are absent."""
+    absent = list(report.absences(content.result.absent))
+    numbers = Counter(each.incident.severity for each in content.incidents)
+    found = [f"{numbers[severity]} {severity.value}" for severity in Severity if numbers[severity]]
+    total = len(content.incidents)
+    title = f"{total} {'incident' if total == 1 else 'incidents'}: {', '.join(found)}" if found else ""
+    worst = next((severity.value for severity in Severity if numbers[severity]), "ok")
+    kind = Severity.CRITICAL.value if absent else worst
+    yield from verdict(kind, title or ("GPUs are missing" if absent else "No fault was found"), absent)
+
+
 def _incidents(content: _Content) -> Iterator[str]:
-    for text, severity in incident_words.lines(of_diagnoses(content.result.diagnoses), content.price):
-        if severity:
-            yield f'<p class="finding {severity}"><b>{safe_text(text)}</b></p>\n'
-        else:
-            yield f"<p>{safe_text(text.strip())}</p>\n"
+    for each in content.incidents:
+        mode, severity = each.incident.mode, each.incident.severity.value
+        yield f'<div class="finding {severity}">\n<h3>{safe_text(incident_words.sentence(each))}'
+        yield f" <small>{severity}</small></h3>\n"
+        for text in incident_words.facts(each, content.price):
+            yield f"<p>{safe_text(text[:1].upper() + text[1:])}</p>\n"
+        yield f"<p><b>What to do:</b> {inline(mode.advice)} {_runbook_link(mode)}</p>\n</div>\n"
+
+
+def _runbook_link(mode: FailureMode) -> str:
+    """Return a link to the runbook in this document: to its first heading, because that opens it."""
+    return f'<a href="#{_prefix(mode)}{mode.name.lower()}">Runbook of {mode.name}</a>'
+
+
+def _prefix(mode: FailureMode) -> str:
+    return f"runbook-{mode.name.lower()}-"
+
+
+def _runbooks(content: _Content) -> Iterator[str]:
+    """Yield the runbooks of all modes that match, so that the report says what to do wherever it is read."""
+    found = {match.mode.name: match.mode for group in content.groups for match in group[0].matches}
+    if not found:
+        return
+    yield "<h2>Runbooks</h2>\n"
+    for mode in found.values():
+        prefix = _prefix(mode)
+
+        def target(link: str, prefix: str = prefix) -> str:
+            """Return where a link leads: the report has no other pages of the docs."""
+            name = link.removesuffix(".md")
+            if link.startswith("#"):
+                return f"#{prefix}{link[1:]}"
+            return next((f"#{_prefix(each)}{name}" for each in found.values() if each.name.lower() == name), "")
+
+        text = relinked(runbooks.runbook(mode), target, runbooks.FOLDER)
+        yield f'<details class="runbook"><summary>{mode.name}</summary>\n'
+        yield f"{html_of(text, prefix=prefix, below=2)}</details>\n"
 
 
 def _overview(content: _Content) -> Iterator[str]:
     head = "".join(f'<th scope="col">{TITLES.get(title, title.capitalize())}</th>' for title in HEAD)
     yield '<h2>GPUs</h2>\n<div class="wide" role="region" aria-label="GPUs" tabindex="0">'
     yield f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
-    for device, diagnosis in content.findings:
-        name = names_of([diagnosis]).removeprefix("GPU ")
-        row = {**cells(content.result.window, replace(diagnosis, device=device)), "GPU": name}
-        first, *rest = (safe_text(row[title]) for title in HEAD)
-        link = f'<th scope="row"><a href="#{_anchor(diagnosis)}">{first}</a></th>'
-        yield f'<tr class="{_severity(diagnosis)}">{link}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
+    for group in content.groups:
+        for folded in _same_cells(group, content):
+            first, *rest = (safe_text(text) for text in folded)
+            link = f'<th scope="row"><a href="#{_anchor(group[0])}">{first}</a></th>'
+            yield f'<tr class="{_severity(group[0])}">{link}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
     yield "</tbody></table></div>\n"
+
+
+def _same_cells(group: Sequence[Diagnosis], content: _Content) -> Iterator[Sequence[str]]:
+    """Yield rows of the table: GPUs whose other cells are the same share one."""
+    rows: dict[tuple[str, ...], list[Diagnosis]] = defaultdict(list)
+    for diagnosis in group:
+        row = cells(content.result.window, replace(diagnosis, device=content.measured[diagnosis.device]))
+        rows[tuple(row[title] for title in HEAD[1:])].append(diagnosis)
+    for row_cells, folded in rows.items():
+        yield names_of(folded).partition(" ")[2], *row_cells
 
 
 def _severity(diagnosis: Diagnosis) -> str:
@@ -162,41 +226,45 @@ def _anchor(diagnosis: Diagnosis) -> str:
     return "gpu-" + re.sub(r"[^0-9A-Za-z]+", "-", "-".join(diagnosis.device))
 
 
-def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window, *, charted: bool) -> Iterator[str]:
-    where = report.where_of(diagnosis)
-    yield f'<section id="{_anchor(diagnosis)}">\n<h2>{safe_text(names_of([diagnosis]))}'
-    yield f" <small>{safe_text(where)}</small></h2>\n<p><b>{safe_text(report.what_is(diagnosis))}</b></p>\n"
+def _group(group: Sequence[Diagnosis], content: _Content, charted: int) -> Iterator[str]:
+    """Yield GPUs with the same findings: what they have in common, and of the first `charted` ones their charts."""
+    first, where = group[0], report.where_of(group[0])
+    yield f'<section id="{_anchor(first)}">\n<h2>{safe_text(names_of(group))}'
+    yield f" <small>{safe_text(where)}</small></h2>\n<p><b>{safe_text(report.what_is(first))}</b></p>\n"
     printed: set[str] = set()
-    if numbers := report.evidence([diagnosis.numbers], printed):
+    if numbers := report.evidence([each.numbers for each in group], printed):
         yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
-    if diagnosis.shares:
-        yield f"<p>{percent(lost(diagnosis.shares))} of its time lost: {safe_text(breakdown([diagnosis.shares]))}</p>\n"
-        yield f"{time_bar(diagnosis.shares)}\n"
-    if diagnosis.headroom and not diagnosis.headroom.limited_by:
-        text = f"At no limit of the chip: {limits(diagnosis.headroom)}. {next_step(diagnosis.headroom)}"
+    if shares := mean_shares([each.shares for each in group]):
+        yield f"<p>{percent(lost(shares))} of {'its' if len(group) == 1 else 'their'} time lost:</p>\n"
+        yield f"{time_bar(shares)}\n"
+    if first.headroom and not first.headroom.limited_by:
+        text = f"At no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
         yield f"<p>{safe_text(text)}</p>\n"
-    for text in report.processes([diagnosis], set()):
+    for text in report.processes(group, set()):
         yield f'<p class="process">{safe_text(text)}</p>\n'
-    yield from _findings(diagnosis, printed)
-    if charted:
-        yield from _charts(device, diagnosis, window)
+    yield from _findings(group, incident_words.explanations(content.incidents), printed)
+    for place, diagnosis in enumerate(group[: max(charted, 0)]):
+        charts = "".join(_charts(content.measured[diagnosis.device], diagnosis, content.result.window))
+        if place and charts:
+            charts = f"<details><summary>Charts of {safe_text(names_of([diagnosis]))}</summary>\n{charts}</details>\n"
+        yield charts
     yield "</section>\n"
 
 
-def _findings(diagnosis: Diagnosis, printed: set[str]) -> Iterator[str]:
+def _findings(
+    group: Sequence[Diagnosis], explained: Mapping[tuple[DeviceKey, str], str], printed: set[str]
+) -> Iterator[str]:
     order = list(Severity)
-    for match in sorted(diagnosis.matches, key=lambda each: order.index(each.mode.severity)):
+    matches = sorted(enumerate(group[0].matches), key=lambda each: order.index(each[1].mode.severity))
+    for place, match in matches:
         mode = match.mode
         severity = mode.severity.value
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'
-        if numbers := report.evidence([match.because], printed):
+        if numbers := report.evidence([each.matches[place].because for each in group], printed):
             yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
-        advice = re.sub("`([^`]*)`", r"<code>\1</code>", escape(mode.advice))
-        yield f"<p>{advice}</p>\n<p>Runbook: {_runbook(report.runbook(mode))}</p>\n</div>\n"
-
-
-def _runbook(place: str) -> str:
-    return f'<a href="{escape(place, quote=True)}">{escape(place)}</a>' if "://" in place else f"<code>{place}</code>"
+        because = explained.get((group[0].device, mode.name))
+        said = safe_text(because[:1].upper() + because[1:]) + "." if because else inline(mode.advice)
+        yield f"<p>{said} {_runbook_link(mode)}</p>\n</div>\n"
 
 
 def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator[str]:

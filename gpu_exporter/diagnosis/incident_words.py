@@ -86,17 +86,22 @@ def lines(
     """Yield each incident that has consequences in a few lines, with the value of its severity."""
     for each in filter(_is_shown, found):
         incident = each.incident
-        explains = f", which explains {', '.join(incident.explained)}" if incident.effects else ""
         yield f"Incident ({incident.severity.value}): {sentence(each)}", incident.severity.value
-        yield f"    cause: {incident.mode.name}{explains}", ""
-        if each.hit:
-            yield f"    also hit: {places(each.hit)}", ""
-        if each.lost_gpus >= LEAST_LOSS:
-            money = f" ({each.lost_gpus * price:,.2f} USD)" if price is not None else ""
-            yield f"    costs {each.lost_gpus:.1f} GPU-hours an hour{money}", ""
-        for line in _code(incident.mode.name, (diagnosis.device.uuid for diagnosis in each.culprits), code):
-            yield f"    {line}", ""
+        yield from ((f"    {text}", "") for text in facts(each, price, code))
         yield f"    -> {incident.mode.advice}", ""
+
+
+def facts(found: DiagnosedIncident, price: float | None = None, code: Code = NO_CODE) -> Iterator[str]:
+    """Yield the cause of an incident with what it explains, whom it hits, what it costs, and its lines of code."""
+    incident, lost = found.incident, found.lost_gpus
+    explains = f", which explains {', '.join(incident.explained)}" if incident.effects else ""
+    yield f"cause: {incident.mode.name}{explains}"
+    if found.hit:
+        yield f"also hit: {places(found.hit)}"
+    if lost >= LEAST_LOSS:
+        money = f" ({lost * price:,.2f} USD)" if price is not None else ""
+        yield f"costs {lost:.1f} GPU-hours an hour{money}"
+    yield from _code(incident.mode.name, (diagnosis.device.uuid for diagnosis in found.culprits), code)
 
 
 def _is_shown(found: DiagnosedIncident) -> bool:

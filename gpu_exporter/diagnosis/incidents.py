@@ -52,6 +52,11 @@ class Incident:
         return min((each.mode.severity for each in (*self.causes, *self.effects)), key=_SEVERITIES.index)
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """Return what its causes share, also with those that come later: the mode, and the job or the node."""
+        return _key(self.causes[0])
+
+    @property
     def explained(self) -> tuple[str, ...]:
         """Return the names of the modes that follow, in triage order."""
         return tuple(sorted({each.mode.name for each in self.effects}, key=_ORDER.__getitem__))

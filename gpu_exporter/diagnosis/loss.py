@@ -19,11 +19,15 @@ def lost(shares: TimeShares) -> float:
     return sum(share for cause, share in shares.items() if cause.is_loss)
 
 
+def mean_shares(of_gpus: Sequence[TimeShares]) -> TimeShares:
+    """Return the mean shares of GPUs; none if those of no GPU are known."""
+    known = [shares for shares in of_gpus if shares]
+    return {cause: sum(shares[cause] for shares in known) / len(known) for cause in SHARES} if known else {}
+
+
 def breakdown(of_gpus: Sequence[TimeShares]) -> str:
     """Return the mean shares of GPUs, the largest first: 51 % waiting for other ranks, 45 % SMs working."""
-    known = [shares for shares in of_gpus if shares]
-    means = {cause: sum(shares[cause] for shares in known) / len(known) for cause in SHARES} if known else {}
-    largest = sorted(((share, cause) for cause, share in means.items()), key=lambda of: -of[0])
+    largest = sorted(((share, cause) for cause, share in mean_shares(of_gpus).items()), key=lambda of: -of[0])
     return ", ".join(f"{percent(share)} {WORDS[cause]}" for share, cause in largest if share >= LEAST_SHARE)
 
 

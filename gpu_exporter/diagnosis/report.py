@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.project import DOCS
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from gpu_exporter.diagnosis.result import DiagnosisResult
 
 UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why"
+UNCLEAR = "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU"
+APPROXIMATE_HINT = (
+    "What is approximate comes from utilisation and power, because the GPU has no profiling metrics "
+    "(docs/without-profiling.md). Profiler traces, `gpu-exporter profile` and the step timer show more, on every GPU."
+)
 # What to do about a finding, by device and name of the mode.
 Advice = Mapping[tuple[DeviceKey, str], str]
 STYLES = {"critical": "bad", "warning": "warn", "info": "info"}
@@ -77,7 +83,8 @@ def end(result: DiagnosisResult, price: float | None) -> Iterator[tuple[str, str
     known = result.profile_lines
     said = {text.strip() for text, _ in incident_words.lines(of_diagnoses(result.diagnoses), code=known)}
     profiled = dict.fromkeys(line for of_gpu in known.values() for line in of_gpu if line not in said)
-    for line in filter(None, (*profiled, result.profile_problem, *lost_time, hint(result.diagnoses))):
+    hints = (hint(result.diagnoses), APPROXIMATE_HINT if any(each.approximate for each in result.diagnoses) else "")
+    for line in filter(None, (*profiled, result.profile_problem, *lost_time, *hints)):
         yield line, ""
     code = exit_code(result.diagnoses, result.absent)
     if code == 0 and has_headroom(result.diagnoses):
@@ -152,6 +159,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         **({"process": dict(identity.process)} if identity.process else {}),
         **({"neighbours": list(identity.neighbours)} if identity.neighbours else {}),
         "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
+        "quality": diagnosis.quality,
         "cause": diagnosis.cause.value if diagnosis.cause else None,
         "evidence": _rounded(diagnosis.numbers),
         "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
@@ -185,8 +193,10 @@ def _achieved(position: Position) -> dict[str, Any]:
 
 
 def has_headroom(diagnoses: Sequence[Diagnosis]) -> bool:
-    """Return whether a GPU that works loses time, or reaches none of its limits."""
+    """Return whether a GPU that works loses time, draws little power, or reaches none of its limits."""
     working = [each for each in diagnoses if each.bottleneck and each.bottleneck.name != "idle"]
+    if any(each.bottleneck.name == LOW_POWER_CLASS for each in working if each.bottleneck):
+        return True
     return any(lost(each.shares) >= LEAST_LOSS or (each.headroom and not each.headroom.limited_by) for each in working)
 
 
@@ -229,7 +239,8 @@ def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[
         reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = where_of(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
-        found[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown, reached].append(diagnosis)
+        kind = (bool(diagnosis.device.instance), diagnosis.approximate)
+        found[where, kind, bottleneck, down, modes, unknown, reached].append(diagnosis)
     return sorted(found.values(), key=lambda group: urgency(group[0]))
 
 
@@ -277,10 +288,17 @@ def what_to_do(match: Match, diagnosis: Diagnosis, said: Advice) -> str:
 
 def what_is(diagnosis: Diagnosis) -> str:
     """Return what limits a GPU, or why it does not answer."""
-    bottleneck = diagnosis.bottleneck
     if diagnosis.is_down:
         return explain(diagnosis.identity.down) or "does not answer"
-    return f"{bottleneck.name}: {bottleneck.means}" if bottleneck else UNKNOWN_CLASS
+    return class_words(diagnosis)
+
+
+def class_words(diagnosis: Diagnosis, since: str = "") -> str:
+    """Return the class of a GPU, whether it is approximate, since when, and what it means; or why it has none."""
+    bottleneck = diagnosis.bottleneck
+    if bottleneck is None:
+        return UNCLEAR if diagnosis.approximate else UNKNOWN_CLASS
+    return f"{bottleneck.name}{' (approximate)' * diagnosis.approximate}{since}: {bottleneck.means}"
 
 
 def runbook(mode: FailureMode) -> str:

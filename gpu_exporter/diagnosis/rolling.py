@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.bottlenecks import HANGS, SPINNING
+from gpu_exporter.catalogue.bottlenecks import HANGS, SPINS
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.signals import SIGNALS
@@ -209,8 +209,8 @@ def _state(window: Window, diagnosis: Diagnosis) -> RankState:
     device = diagnosis.device
     if diagnosis.is_down or any(match.mode.name in d.STRAGGLERS for match in diagnosis.matches):
         return RankState.WAITED_FOR
-    if holds(HANGS, window, device) and not holds(SPINNING, window, device):
-        return RankState.WAITED_FOR
+    if holds(HANGS, window, device):
+        return RankState.WAITING if holds(SPINS.condition, window, device) else RankState.WAITED_FOR
     if diagnosis.cause is None or not diagnosis.shares:
         return RankState.UNKNOWN
     if Cause.PEERS in (diagnosis.cause, diagnosis.largest):

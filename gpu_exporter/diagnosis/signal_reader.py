@@ -173,9 +173,10 @@ class ShapeReader:
         now: dict[Hashable, dict[float, float]] = defaultdict(dict)
         devices: dict[Hashable, DeviceKey] = {}
         for sample in by_name.get(self.way.series, ()):
-            edge = _edge(sample.labels.get("le", ""))
+            le = sample.labels.get("le", "")
+            edge = _edge(le)
             if sample.labels.get("UUID") and edge is not None and 0 <= sample.value <= LARGEST:
-                series: Hashable = frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
+                series: Hashable = frozenset(sample.labels.items() - {("le", le)})
                 now[series][edge] = sample.value
                 devices[series] = key_of(sample.labels, per_instance=self.per_instance)
         highest: dict[DeviceKey, float] = {}

@@ -65,9 +65,10 @@ def lines(
     width = min(max(width, NARROWEST), WIDEST)
     yield from _table(diagnoses, window, width, style)
     incidents = of_diagnoses(diagnoses)
-    told = list(incident_words.lines(incidents, price, code))
-    yield from [""] if told else []
-    for text, severity in told:
+    of_incidents = list(incident_words.lines(incidents, price, code))
+    if of_incidents:
+        yield ""
+    for text, severity in of_incidents:
         indent = len(text) - len(text.lstrip())
         found = _wrapped(text, width, " " * indent, " " * (indent + 2))
         yield from (style(line, report.STYLES[severity]) if severity else line for line in found)

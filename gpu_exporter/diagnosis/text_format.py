@@ -36,7 +36,8 @@ def parsed(text: str, is_read: Callable[[str], bool] = lambda name: True) -> lis
             continue
         labels = labels_of.get(inner)
         if wanted and labels is None and (pairs := _pairs(inner)) is not None:
-            labels = labels_of[inner] = readable(pairs)
+            is_readable = len(inner) <= LONGEST_LABEL and inner.isprintable()
+            labels = labels_of[inner] = pairs if is_readable else readable(pairs)
         number = _number(value) if wanted and labels is not None else None
         if labels is not None and number is not None:
             samples.append(ScrapedSample(name, labels, number))
@@ -58,10 +59,14 @@ def _pairs(inner: str) -> Mapping[str, str] | None:
 
 def _number(text: str) -> float | None:
     """Return the value that ends a usual line, with or without a timestamp; None for any other."""
-    number, _, timestamp = text.partition(" ")
-    if "_" in number or number != number.strip() or (timestamp and not timestamp.isdecimal()):
-        return None
     try:
+        if text.isdecimal():
+            return int(text)
+        if text.replace(".", "", 1).isdecimal():
+            return float(text)
+        number, _, timestamp = text.partition(" ")
+        if "_" in number or number != number.strip() or (timestamp and not timestamp.isdecimal()):
+            return None
         return int(number) if number.lstrip("+-").isdecimal() else float(number)
     except ValueError:
         return None

@@ -12,11 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.signals import ALLOCATED, GR_ACTIVE, SIGNALS
 from gpu_exporter.catalogue.workloads import owner
-from gpu_exporter.conditions.evaluate import Device, Points, latest
+from gpu_exporter.conditions.evaluate import Device, Points, TermValues, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
 from gpu_exporter.conditions.tree import Limits
+from gpu_exporter.diagnosis import training_loops
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
+from gpu_exporter.diagnosis.training_loops import LoopReader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -32,16 +34,17 @@ FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.JOB_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
-        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name]
+        + [m.MISSING.name, m.SOURCE_DOWN.name, m.HOST_PROCESS.name, *training_loops.FAMILIES]
     )
 )
 
-# Families of gpu-exporter that no diagnosis reads. Any other one may be all that an exporter says of a GPU.
-UNREAD = frozenset(metric.name for metric in m.METRICS if metric.name.startswith("gpu_")) - {
-    *FAMILIES,
-    m.RENDERED_AT.name,
-    m.PROFILES.name,
-}
+# Series of gpu-exporter that no diagnosis reads. Any other one may be all that an exporter says of a GPU.
+UNREAD = frozenset(
+    f"{metric.name}{suffix}"
+    for metric in m.METRICS
+    for suffix in ("", "_bucket", "_sum", "_count")
+    if metric.name.startswith("gpu_")
+) - {*FAMILIES, m.RENDERED_AT.name, m.PROFILES.name, m.PROFILED_AT.name}
 
 # The engine activity by its names: a GPU without an owner is not allocated if it has one of these.
 ENGINES = frozenset(way.name for way in ALLOCATED.definitions if isinstance(way, Read) and way.name != OWNERS_INFO)
@@ -95,6 +98,8 @@ class Window:
     signals: Signals
     limits: Limits = field(default_factory=dict)
     presence: ClassVar[Signal] = GR_ACTIVE
+    # What else training loops say about a failure mode of a device, by its name.
+    of_loops: Mapping[tuple[DeviceKey, str], TermValues] = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def by_device(self, signal: Signal) -> Mapping[Device, Points]:
@@ -119,6 +124,12 @@ class Window:
             }
         ranks: Sequence[Device] = self.memo["jobs"][device]
         return ranks
+
+    def alike(self, device: Device) -> Hashable:
+        """The cluster, the node and the model of a device."""
+        assert isinstance(device, DeviceKey)
+        identity = self.devices[device]
+        return device.cluster, identity.node, identity.model
 
 
 class Scrapes:
@@ -181,7 +192,7 @@ class SignalReaders:
         self._by_name: dict[str, list[SignalReader]] = defaultdict(list)
         for (_, way), of_way in self._readers.items():
             self._by_name[way.series].append(of_way)
-        self._identities, self._now = Identities(), 0.0
+        self._identities, self._loops, self._now = Identities(), LoopReader(), 0.0
 
     def take(self, scrape: Scrape) -> None:
         """Add a scrape."""
@@ -190,6 +201,7 @@ class SignalReaders:
 
     def _read(self, at: float, by_name: ByName) -> None:
         self._now = max(self._now, at)
+        self._loops.take(at, by_name)
         by_name = {**by_name, OWNERS_INFO: self._identities.allocated}
         for name in by_name:
             for of_way in self._by_name.get(name, ()):
@@ -216,13 +228,20 @@ class SignalReaders:
                 for device, points in by_device.items():
                     if points:
                         signals[signal].setdefault(device, points)
-        return Window(self._now, devices, signals, limits)
+        loops = self._loops.signals(self._now, partial(_job_of, devices))
+        return Window(self._now, devices, {**signals, **loops.signals}, limits, of_loops=loops.evidence)
 
     def _derived(
         self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals
     ) -> Mapping[DeviceKey, Points]:
         """Return the points of a signal that is computed from others, by device."""
         return _derived(way, devices, signals)
+
+
+def _job_of(devices: Mapping[DeviceKey, DeviceIdentity], device: DeviceKey) -> tuple[str, ...]:
+    """Return what the devices of a job have in common."""
+    identity = devices.get(device, DeviceIdentity())
+    return device.cluster, identity.namespace, identity.workload
 
 
 def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:

@@ -62,13 +62,15 @@ NOUNS: Mapping[Signal, str] = {
     s.FB_FREE: "free device memory",
     s.FB_USE: "device memory use",
     s.THERMAL_MARGIN: "thermal margin",
-    s.THERMAL_DISTANCE: "distance to the slowdown temperature",
     s.HW_THERMAL: "time in hardware thermal slowdown",
     s.SW_THERMAL: "time in driver thermal slowdown",
     s.POWER_BRAKE: "time under power brake",
     s.POWER_CAP: "time at the power cap",
     s.NVLINK_UP: "number of NVLinks that are up",
     s.NVLINK_LINKS: "number of NVLinks",
+    s.NVLINK_EXPECTED: "expected number of NVLinks",
+    s.PCIE_EXPECTED: "expected capacity of the PCIe link",
+    s.PSTATE: "performance state",
     h.LAUNCH_CPU: "CPU time of the launching thread",
     h.LAUNCH_WAIT: "run queue delay of the launching thread",
     h.LAUNCH_BLOCKED: "blocked time of the main thread",
@@ -174,14 +176,19 @@ def _amount(unit: str, value: float, codes: Mapping[int, str] | None) -> str:
 
 def names_of(group: Sequence[Diagnosis]) -> str:
     """Return the GPUs as `GPUs 0-3, 6`; instances and GPUs without an index one by one."""
+    return named([(each.identity.gpu or each.device.uuid, each.device.instance) for each in group])
+
+
+def named(devices: Sequence[tuple[str, str]]) -> str:
+    """Return GPUs, each with its index and MIG instance, as `GPUs 0-3, 6`."""
     runs: list[list[str]] = []
-    for diagnosis in group:
-        name = printable(diagnosis.identity.gpu or diagnosis.device.uuid, LONGEST_NAME)
-        if diagnosis.device.instance:
-            runs.append([f"{name} instance {printable(diagnosis.device.instance, LONGEST_NAME)}"])
+    for index, instance in devices:
+        name = printable(index, LONGEST_NAME)
+        if instance:
+            runs.append([f"{name} instance {printable(instance, LONGEST_NAME)}"])
         elif runs and name.isdecimal() and runs[-1][-1] == str(int(name) - 1):
             runs[-1].append(name)
         else:
             runs.append([name])
     names = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-    return f"GPU{'s' * (len(group) > 1)} {names}"
+    return f"GPU{'s' * (len(devices) > 1)} {names}"

@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.faults import TELEMETRY
+from gpu_exporter.catalogue.faults import TELEMETRY, pcie_capacity
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
+from gpu_exporter.catalogue.profiling_support import INSTEAD, PERMISSION, WITH_DCGM, WITH_GPM, why_never_profiled
 from gpu_exporter.doctor import machine
 from gpu_exporter.health import fitness as health
 from gpu_exporter.io.decoding import printable
@@ -22,7 +23,6 @@ from gpu_exporter.model.source import Source
 from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.pipeline.monitor import observe
 
-WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # The time for all checks of the machine, which run while the GPUs are read.
 CHECK_SECONDS = 5.0
 
@@ -129,7 +129,8 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
         FindingLevel.OK,
         f"{printable(gpu.model, 80)}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}",
     )
-    yield from _choice(choice.get("reason", ""))
+    yield from _choice(choice.get("reason", ""), why_never_profiled(gpu))
+    yield from link_notes(values)
     by_reason: dict[tuple[FindingLevel, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric is m.SUPPORTED and series.gpu == gpu:
@@ -146,19 +147,30 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     yield from _mig(values, len(instances - {None}))
 
 
+def link_notes(values: Mapping[Metric, float]) -> Iterable[Finding]:
+    """Yield a note on a PCIe link with fewer lanes than the GPU, for which nothing says that it is a fault."""
+    lanes, most = values.get(m.PCIE_WIDTH, 0.0), values.get(m.PCIE_MAX_WIDTH, 0.0)
+    at_full_speed = pcie_capacity(values.get(m.PCIE_MAX_GEN, 0.0), lanes)
+    if 0 < lanes < most and values.get(m.PCIE_EXPECTED, 0.0) <= at_full_speed:
+        what = f"its PCIe link has {lanes:.0f} of {most:.0f} lanes: that is what its slot or the virtual machine offers"
+        yield Finding("gpu", FindingLevel.NOTE, what)
+
+
 THROUGH = {"nvml": "through GPM", "nvml+dcgm": "through DCGM", "dcgm": "through DCGM"}
 
 
-def _choice(reason: str) -> Iterable[Finding]:
-    """Yield the finding on the choice of `--source auto` for a GPU."""
-    if reason == "gpm":
+def _choice(reason: str, never: str) -> Iterable[Finding]:
+    """Yield the finding on the choice of `--source auto` for a GPU. `never` is why no source can profile it."""
+    if never:
+        yield Finding("source", FindingLevel.NOTE, f"read through NVML: {never}", INSTEAD)
+    elif reason == "gpm":
         yield Finding("source", FindingLevel.OK, "read through NVML, which has its profiling counters (GPM)")
     elif reason == "no_gpm":
         yield Finding(
             "source", FindingLevel.OK, "read through NVML, and its profiling counters through DCGM: it has no GPM"
         )
     elif reason == "no_gpm_and_no_dcgm":
-        cure = "install datacenter-gpu-manager-4-core here, or name a host engine with --dcgm-hostengine"
+        cure = f"{WITH_DCGM}; or name a host engine with --dcgm-hostengine"
         yield Finding(
             "source", FindingLevel.WARN, "read through NVML only: it has no GPM, and DCGM is not installed", cure
         )
@@ -239,7 +251,7 @@ OF_ANSWERS = {
     "no_profiling_module": (
         FindingLevel.WARN,
         "the host engine lacks the profiling module, which GPUs older than Hopper need: install"
-        " datacenter-gpu-manager-4-proprietary",
+        f" datacenter-gpu-manager-4-proprietary; {PERMISSION}",
     ),
     "profiling_not_supported": (FindingLevel.NOTE, "DCGM cannot profile this GPU"),
     "profiling_library_error": (FindingLevel.WARN, "DCGM's profiling library fails: see the log of nv-hostengine"),
@@ -248,7 +260,7 @@ OF_ANSWERS = {
         "the GPU cannot count all of these at once: see `dcgmi profile -l`",
     ),
     "driver_too_old": (FindingLevel.WARN, "the driver is too old for DCGM's profiling"),
-    "requires_root": (FindingLevel.WARN, "nv-hostengine must run as root, or with CAP_SYS_ADMIN, to profile"),
+    "requires_root": (FindingLevel.WARN, f"nv-hostengine may not profile: {PERMISSION}"),
 }
 
 
@@ -257,6 +269,9 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float])
     if metric.sum_of:
         return _why(metric.sum_of[0], outcome, gpu, values)
     architecture = dict(gpu.info).get("architecture", "")
+    never = why_never_profiled(gpu) if isinstance(metric.nvml, Gpm) else ""
+    if never:
+        return FindingLevel.NOTE, never
     if outcome in OF_ANSWERS:
         return OF_ANSWERS[outcome]
     if outcome == "no_permission":
@@ -276,7 +291,7 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float])
             return FindingLevel.WARN, "this driver does not support these GPM counters; a newer one may"
         if m.SM_ACTIVE in values:
             return FindingLevel.NOTE, f"{architecture} GPUs have no GPM, and DCGM has no field for it"
-        return FindingLevel.WARN, f"{architecture} GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs"
+        return FindingLevel.WARN, f"{architecture} GPUs have no GPM, but DCGM can profile them: {WITH_DCGM}"
     if metric is m.FAN:
         return FindingLevel.NOTE, "the GPU has no fan of its own"
     if metric in (m.RETIRED_SBE, m.RETIRED_DBE, m.RETIRED_PENDING):

@@ -14,6 +14,7 @@ from gpu_exporter.jobs.store import Accepted
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, FindingLevel
 from gpu_exporter.model.job_message import SOCKET_VARIABLE
+from gpu_exporter.model.source_kind import REPLAY, SIMULATED
 
 TOPIC = "jobs"
 RESTART = "start `gpu-exporter serve --job-socket` with this path; see its log"
@@ -122,6 +123,8 @@ def _received(accepted: float, samples: Sequence[ScrapedSample]) -> Finding:
 
 def _unverified(ranks: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     unverified = sum(labels.get("verified") == "false" for labels in ranks)
+    if any(labels.get("source") in (SIMULATED.name, REPLAY.name) for labels in ranks):
+        return  # no process can use these GPUs
     if unverified:
         what = f"ranks whose process is not seen on a GPU (unverified): {unverified} of {len(ranks)}"
         yield Finding(TOPIC, FindingLevel.NOTE, what, "set hostPID (--pid=host) for the exporter")

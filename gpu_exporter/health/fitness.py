@@ -1,7 +1,7 @@
 """Verdicts: whether a GPU is fit for work, judged by its values; if not, why, and what repairs it.
 
 The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. A verdict depends only on current
-values and recent XIDs (`reported`). No rule can fire on a healthy GPU.
+values, recent XIDs (`reported`), and what its links should reach (`links.py`). No rule can fire on a healthy GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import inf
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import Fault, Threshold
+from gpu_exporter.health.links import Values, pcie_link
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VerdictAnswer
@@ -42,8 +43,6 @@ ROWS: tuple[Metric, ...] = (
     *(m.FABRIC, m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_MODE),
 )
 
-Values = Mapping[Metric, float]
-
 
 def fault_of_node(
     statuses: Sequence[GpuStatus], seconds: float, *, through_hostengine: bool = False
@@ -71,22 +70,26 @@ def is_lost_by_log(status: GpuStatus, reported: Iterable[Problem], read_at: floa
     return silent and any(problem.reason in codes and problem.value >= read_at for problem in reported)
 
 
+def plain(samples: Iterable[Sample]) -> dict[Metric, float]:
+    """Return the values of the GPU itself, by metric."""
+    return {series.metric: value for series, value in samples if not series.labels}
+
+
 def judge(
     status: GpuStatus,
-    samples: Iterable[Sample],
+    values: Values,
     why: Callable[[Metric], str],
     reported: Iterable[Problem] = (),
     *,
     silent: str = "",
 ) -> Verdict:
-    """Return the verdict on one GPU by its samples.
+    """Return the verdict on one GPU by its values, with what is expected of its links.
 
     `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs. `silent` says why no
     failure to read this GPU says anything about it.
     """
     gpu = status.gpu
     if status.up:
-        values = {series.metric: value for series, value in samples if not series.labels}
         unknown = tuple(answer for topic, metrics in TOPICS.items() for answer in _unknown(topic, metrics, values, why))
         return Verdict(gpu, (*_problems(values), *reported), unknown)
     if silent:
@@ -176,21 +179,23 @@ def _heat(values: Values) -> Iterator[Problem]:
 
 
 def _links(values: Values) -> Iterator[Problem]:
-    idle = int(values.get(m.CLOCK_EVENTS, 0)) & GPU_IDLE
-    if values.get(m.GPU_UTIL, 0) >= faults.BUSY and values.get(m.PSTATE, 0) <= faults.FASTEST and not idle:
-        # Each generation about doubles the speed. If a value is unknown, the link counts as full speed.
-        lost = max(0.0, values.get(m.PCIE_MAX_GEN, 0) - values.get(m.PCIE_GEN, 99))
-        narrow = values.get(m.PCIE_WIDTH, 99) / values.get(m.PCIE_MAX_WIDTH, 1)
-        speed = min(1.0, narrow) / 2**lost
-        if speed < 1:
-            yield _problem(faults.PCIE, m.PCIE_WIDTH if narrow < 1 else m.PCIE_GEN, speed)
+    link, expected = pcie_link(values), values.get(m.PCIE_EXPECTED)
+    if link is not None and expected is not None and link < expected and is_at_speed(values):
+        narrow = values[m.PCIE_WIDTH] < values.get(m.PCIE_MAX_WIDTH, 0)
+        yield _problem(faults.PCIE, m.PCIE_WIDTH if narrow else m.PCIE_GEN, link / expected)
     if m.FABRIC in values and faults.FABRIC_NOT_READY.holds(values[m.FABRIC]):
         yield _problem(faults.FABRIC, m.FABRIC, values[m.FABRIC])
-    elif m.FABRIC in values:  # links of bridges may be unconnected, links to a fabric never are
-        links_up = values.get(m.NVLINK_UP, 0)
-        down = values.get(m.NVLINK_COUNT, 0) - links_up
-        if down > 0 and links_up > 0 and not values.get(m.MIG_MODE):  # if all are down, they are off on purpose
-            yield _problem(faults.NVLINK, m.NVLINK_UP, down)
+    links_up = values.get(m.NVLINK_UP, 0)
+    down = values.get(m.NVLINK_EXPECTED, 0) - links_up
+    if down > 0 and links_up > 0:  # if all are down, they are off on purpose
+        yield _problem(faults.NVLINK, m.NVLINK_UP, down)
+
+
+def is_at_speed(values: Values) -> bool:
+    """Return whether the GPU works so hard that its PCIe link no longer saves power."""
+    idle = int(values.get(m.CLOCK_EVENTS, 0)) & GPU_IDLE
+    busy = values.get(m.GPU_UTIL, 0) >= faults.BUSY
+    return busy and values.get(m.PSTATE, 0) <= faults.FASTEST and not idle
 
 
 def _unknown(

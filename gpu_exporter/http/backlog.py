@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tornado.iostream import BaseIOStream, IOStream, SSLIOStream, StreamClosedError
 
@@ -31,6 +31,14 @@ class ClientStream(BaseIOStream):
         if not written.done():
             self.keep(data, written)
         return written
+
+    def close(self, exc_info: Any = False) -> None:
+        """Close the stream. The frames in the traceback of an error would keep the response in memory, in cycles that
+        are collected late.
+        """
+        super().close(exc_info)
+        if self.error is not None:
+            self.error = self.error.with_traceback(None)
 
     def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> Awaitable[bytes]:
         """Read the next request. Raises StreamClosedError."""

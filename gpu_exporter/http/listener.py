@@ -253,6 +253,8 @@ class BoundedServer(HTTPServer):
         admitted = self._admitted.pop(stream, None)
         if admitted:
             self._admission.remove(admitted)
+            # It and its stream refer to each other: the buffers would stay in memory until Python collects old cycles.
+            admitted.close = lambda: None
 
 
 def _has_input(descriptor: int) -> bool:

@@ -279,3 +279,10 @@ def file_content(path: Path) -> bytes | str:
         return read(path, MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error)
+
+
+def web_url(text: str) -> str:
+    """Return the address of a web page without a slash at its end."""
+    if text and not re.fullmatch(r"https?://[^\s\"'<>]+", text):
+        raise ValueError("does not begin with http:// or https://")
+    return text.rstrip("/")

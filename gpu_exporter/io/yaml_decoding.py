@@ -31,7 +31,7 @@ def yaml_as(kind: type[T], content: bytes | str) -> T:
     try:
         value = msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(printable(str(error).replace("`$.", "`").replace("Object", "it"), 200)) from None
+        raise ValueError(printable(str(error), 200)) from None
     _check_keys(document, msgspec.to_builtins(value), "")
     return value
 

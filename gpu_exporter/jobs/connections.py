@@ -30,7 +30,8 @@ class SocketPeer:
     """The process and the user that opened a connection, as the kernel knows them.
 
     The PID is 0 for a process that is not visible from this PID namespace. `heard_at` is the monotonic time of the last
-    valid message, or of the connection if there was none. `verified`: the process is on a GPU.
+    valid message, or of the connection if there was none. `verified`: the process is on a GPU. `attempt` is that of the
+    last message.
     """
 
     pid: int
@@ -38,6 +39,7 @@ class SocketPeer:
     heard_at: float = 0.0
     valid: bool = False
     verified: bool = False
+    attempt: str = ""
 
     def is_idle(self, now: float) -> bool:
         """Return whether its connection gives way to any other."""
@@ -66,7 +68,7 @@ class Connections:
 
     At a limit, a connection that is idle gives way, then that of an unverified sender to that of a verified one, then
     one of the user that has the most. `is_on_gpu` returns whether a process of a user is verified before it has sent a
-    message. `refused` counts connections that were refused or gave way.
+    message. `refused` counts connections that were refused or gave way. `closed` are those that their senders closed.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Connections:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused = 0
+        self.closed: list[SocketPeer] = []
         self._listener, self._is_on_gpu, self._clock = listener, is_on_gpu, clock
         self._poll = select.poll()
         self._poll.register(listener.socket, select.POLLIN)
@@ -148,12 +151,14 @@ class Connections:
                 content = sender.recv(MOST_BYTES + 1)
                 if not content:  # the end, or an empty message, which is not one
                     self._drop(descriptor)
+                    self.closed.append(peer)
                     break
                 latest = content
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
             self._drop(descriptor)
+            self.closed.append(peer)
         if latest is not None:
             yield Received(latest, peer)
 

@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.gpu_models import peak
+from gpu_exporter.catalogue.gpu_models import BY_NAME, model_of, peak
 from gpu_exporter.jobs.message import MOST_TEXT, Message, Sums
 from gpu_exporter.jobs.places import PROFILE, SenderPlace
 from gpu_exporter.jobs.shares import Claim, yielding
@@ -29,6 +29,7 @@ from gpu_exporter.model.job_message import (
     MOST_PHASES,
     STEP_BUCKETS,
     SUM,
+    TRAINING,
 )
 from gpu_exporter.model.metric import Labels, Metric
 
@@ -42,7 +43,8 @@ class RankSeries:
     def __init__(self, key: RankKey, gpu: Gpu) -> None:
         self.gpu = gpu
         instance = key.place.instance
-        self._model = f"{gpu.model} MIG {dict(instance).get(PROFILE, '')}" if instance else gpu.model
+        of_slice = f"{gpu.model} MIG {dict(instance).get(PROFILE, '')}"
+        self._model = BY_NAME.get(of_slice) if instance else model_of(gpu)
         self._labels: Labels = (("job_id", key.job_id), ("rank", str(key.rank)), *instance)
         self._series: dict[tuple[Metric, Labels, str], Series] = {}
         self._info = Series(m.JOB_RANK_INFO)
@@ -79,6 +81,10 @@ class RankSeries:
         if self._info.labels != labels:  # a sender can change them with every message, so only the last ones are kept
             self._info = Series(m.JOB_RANK_INFO, self.gpu, labels)
         yield Sample(self._info, 1)
+
+    def ended(self, at: float) -> Sample:
+        """Return the sample of a rank whose last message came at this unix time."""
+        return self._sample(m.JOB_ENDED_AT, round(at, 3))
 
     def _histogram(self, metric: Metric, name: str, totals: Sums) -> Iterator[Sample]:
         edges = (*map(repr, STEP_BUCKETS), "+Inf")
@@ -195,7 +201,8 @@ class LoopState:
 
     `began` is the monotonic time at which its first process started, and `started_at` the same in unix time. `heard_at`
     is the monotonic time of the last message, `stepped_at` the unix time of the last step, None before the first one.
-    `phases` are those of which it has sums, and `use` is what they and the rank use of the limits.
+    `phases` are those of which it has sums, and `use` is what they and the rank use of the limits. `is_closed`: the
+    process has closed its connection after its last message.
     """
 
     message: Message
@@ -208,6 +215,7 @@ class LoopState:
     past: PastRank = PastRank()
     phases: frozenset[str] = frozenset()
     use: Use = NOTHING
+    is_closed: bool = False
 
     def totals(self) -> Sums:
         """Return the sums of all processes of this rank."""
@@ -263,6 +271,24 @@ class RankStore:
     def forget(self, now: float) -> None:
         """Forget the ranks that have been silent for long."""
         self._ranks = {key: state for key, state in self._ranks.items() if now - state.heard_at <= FORGET_SECONDS}
+
+    def close(self, attempt: str) -> None:
+        """Note that a process has closed its connection, as it does when it ends."""
+        for key, state in self._ranks.items():
+            if state.message.attempt == attempt:
+                self._ranks[key] = replace(state, is_closed=True)
+
+    def ended(self, now: float) -> Mapping[RankKey, LoopState]:
+        """Return the ranks that have ended or send nothing, while others of their job train."""
+        gone = {key: state for key, state in self._ranks.items() if _is_gone(state, now)}
+        if not gone:
+            return gone
+        training = {
+            _job(key, state)
+            for key, state in self._ranks.items()
+            if not state.is_closed and state.message.activity == TRAINING and now - state.heard_at <= LATE_SECONDS
+        }
+        return {key: state for key, state in gone.items() if _job(key, state) in training}
 
     def shown(self, now: float) -> Iterator[tuple[RankKey, LoopState]]:
         """Yield the ranks that sent a message lately."""
@@ -328,6 +354,11 @@ class RankStore:
         if len(ranks) < len(self._ranks) - (key in self._ranks):
             self._ranks = {other: state for other, state in self._ranks.items() if other == key or other in ranks}
         return True
+
+
+def _is_gone(state: LoopState, now: float) -> bool:
+    """Return whether a rank has ended. Those of a job that is over end within seconds of each other."""
+    return now - state.heard_at > (LATE_SECONDS if state.is_closed else SILENT_SECONDS)
 
 
 def _limits(sender: Sender) -> Iterator[tuple[Use, Callable[[LoopState], bool]]]:
@@ -410,7 +441,11 @@ def advance(before: LoopState | None, message: Message, sender: Sender, now: flo
         state = replace(before, stepped_at=stepped_at, last=message.sums, past=before.ended())
     else:
         return Accepted.OVERLAP
-    return state if isinstance(state, Accepted) else replace(state, message=message, sender=sender, heard_at=now)
+    return (
+        state
+        if isinstance(state, Accepted)
+        else replace(state, message=message, sender=sender, heard_at=now, is_closed=False)
+    )
 
 
 def _continued(before: LoopState, message: Message, stepped_at: float | None) -> LoopState | Accepted:

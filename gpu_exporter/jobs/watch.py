@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from gpu_exporter.jobs.connections import Connections, SocketPeer
 from gpu_exporter.jobs.message import Message, UnknownVersion, decode
 from gpu_exporter.jobs.places import Places, ProcessFamily, places
 from gpu_exporter.jobs.socket_file import JobSocket, SocketInUse
-from gpu_exporter.jobs.store import LATE_SECONDS, Accepted, RankKey, RankSeries, RankStore, Sender
+from gpu_exporter.jobs.store import LATE_SECONDS, Accepted, LoopState, RankKey, RankSeries, RankStore, Sender
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Sample, Series
 from gpu_exporter.model.job_message import MOST_BYTES
@@ -31,6 +31,8 @@ PAUSE_SECONDS = 0.1
 IDLE_SECONDS = 1.0
 # Faulty messages are logged no more often than this.
 LOG_SECONDS = 60.0
+# Of what happens to ranks, so many lines are logged in that time.
+MOST_LINES = 20
 
 
 class JobWatch(threading.Thread):
@@ -59,6 +61,9 @@ class JobWatch(threading.Thread):
         self._stopping = threading.Event()
         self._logged_at = -math.inf
         self._broken = False
+        self._ended: Collection[RankKey] = frozenset()
+        self._restarts: Mapping[RankKey, int] = {}
+        self._counted_at, self._lines = -math.inf, 0
         try:
             self._listen()
         except SocketInUse as error:
@@ -106,6 +111,9 @@ class JobWatch(threading.Thread):
         else:
             for content, peer in self._connections.receive(IDLE_SECONDS):
                 self._counts[self.take(content, peer)] += 1
+            for peer in self._connections.closed:
+                self._store.close(peer.attempt)
+            self._connections.closed.clear()
             self._counts[Accepted.LIMIT] += self._connections.refused + self._store.shortened
             self._connections.refused = self._store.shortened = 0
         now = time.monotonic()
@@ -152,7 +160,7 @@ class JobWatch(threading.Thread):
         sender = self._sender(message, peer.pid, peer.uid)
         if sender is None:
             return self._fault(Accepted.UNKNOWN_GPU, "neither process, UUID nor pod belongs to one GPU", peer)
-        peer.verified = sender.verified
+        peer.verified, peer.attempt = sender.verified, message.attempt
         return self._store.take(message, sender, now, time.time())
 
     def _on_gpu(self, pid: int, uid: int) -> Collection[int]:
@@ -180,7 +188,8 @@ class JobWatch(threading.Thread):
 
     def _publish(self, now: float) -> None:
         gpus, series, parts = self._places.gpus, dict[RankKey, RankSeries](), []
-        for key, state in self._store.shown(now):
+        shown, ended = dict(self._store.shown(now)), self._store.ended(now)
+        for key, state in {**shown, **ended}.items():
             gpu = gpus.get(key.place.uuid)
             if gpu is None:
                 continue
@@ -188,6 +197,31 @@ class JobWatch(threading.Thread):
             if of_rank is None or of_rank.gpu != gpu:
                 of_rank = RankSeries(key, gpu)
             series[key] = of_rank
-            parts.append(of_rank.samples(state))
+            over = key in ended
+            parts.append((of_rank.ended(time.time() - now + state.heard_at),) if over else of_rank.samples(state))
         counts = [Sample(self._count_series[result], count) for result, count in self._counts.items()]
         self._series, self._published = series, (*chain.from_iterable(parts), *counts)
+        self._log(shown, ended, now)
+
+    def _log(self, shown: Mapping[RankKey, LoopState], ended: Mapping[RankKey, LoopState], now: float) -> None:
+        """Log ranks that have ended while others train, that run again, and jobs that have ended."""
+        lines = []
+        for key in ended.keys() - self._ended:
+            others = sum(other.job_id == key.job_id and other not in ended for other in shown)
+            lines.append(f"{_named(key)} has ended or sends nothing; of its job on this node, {others} go on")
+        for key, state in shown.items():
+            if state.past.processes > self._restarts.get(key, state.past.processes):
+                lines.append(f"{_named(key)} runs again, after {state.past.processes} restarts")
+        jobs, before = ({key.job_id for key in ranks} for ranks in (shown, self._restarts))
+        lines += [f"job {printable(job, 80)}: all ranks on this node have ended" for job in before - jobs]
+        self._ended = frozenset(ended)
+        self._restarts = {key: state.past.processes for key, state in shown.items()}
+        if now - self._counted_at >= LOG_SECONDS:
+            self._counted_at, self._lines = now, 0
+        for line in lines[: MOST_LINES - self._lines]:
+            log.warning("training loop: %s", line)
+        self._lines += len(lines)
+
+
+def _named(key: RankKey) -> str:
+    return f"rank {key.rank} of job {printable(key.job_id, 80)}"

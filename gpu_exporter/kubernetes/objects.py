@@ -32,9 +32,15 @@ Annotations = TypedDict(
 class OwnerReference(TypedDict, total=False):
     """The object that made another one; `controller` is set for the one that manages it."""
 
+    apiVersion: str
     kind: str
     name: str
     controller: bool
+
+
+def is_job(owner: OwnerReference) -> bool:
+    """Return whether an owner is a Job of Kubernetes: Volcano has a kind of the same name."""
+    return owner.get("kind") == "Job" and owner.get("apiVersion", "batch/v1").startswith("batch/")
 
 
 class _Identity(TypedDict, total=False):
@@ -293,6 +299,47 @@ class BudgetList(TypedDict):
     """A page of PodDisruptionBudgets."""
 
     items: list[BudgetObject] | None
+
+
+class PodCondition(TypedDict, total=False):
+    """A condition of pods in a podFailurePolicy."""
+
+    type: str
+
+
+class FailureRule(TypedDict, total=False):
+    """A rule of a podFailurePolicy."""
+
+    action: str
+    onPodConditions: list[PodCondition] | None
+
+
+class FailurePolicy(TypedDict, total=False):
+    """Which failures of pods count."""
+
+    rules: list[FailureRule] | None
+
+
+class JobSpec(TypedDict, total=False):
+    """How many failures of its pods a Job tolerates."""
+
+    backoffLimit: int | None
+    backoffLimitPerIndex: int | None
+    podFailurePolicy: FailurePolicy | None
+
+
+class JobStatus(TypedDict, total=False):
+    """How many pods of a Job have failed."""
+
+    failed: int
+
+
+class JobObject(TypedDict, total=False):
+    """A Job."""
+
+    metadata: FullMetadata
+    spec: JobSpec
+    status: JobStatus
 
 
 class Resource(TypedDict, total=False):

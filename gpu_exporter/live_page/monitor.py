@@ -23,6 +23,7 @@ from gpu_exporter.diagnosis.rolling import Current, Watch
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.health import fitness
 from gpu_exporter.live_page.history import NO_CLASS, POINTS, STEP_SECONDS, LiveHistory
+from gpu_exporter.live_page.summary import id_of, summarise
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -74,6 +75,7 @@ def described() -> list[dict[str, Any]]:
 class Numbers:
     """The numbers of one GPU or MIG instance at one moment, with their limits, its processes and gaps."""
 
+    profile: str = ""
     raw: dict[Metric, float] = field(default_factory=dict)
     processes: dict[str, dict[str, Any]] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
@@ -108,8 +110,11 @@ def numbers(snapshot: Snapshot, *, all_details: bool = True) -> Mapping[tuple[st
         if gpu is None:
             continue
         if metric in _READ:
-            instance = dict(series.labels).get("GPU_I_ID", "") if metric.per_instance else ""
-            found.setdefault((gpu.uuid, instance), Numbers()).raw[metric] = value
+            labels = dict(series.labels) if metric.per_instance else {}
+            device = (gpu.uuid, labels.get("GPU_I_ID", ""))
+            if device not in found:
+                found[device] = Numbers(labels.get("GPU_I_PROFILE", ""))
+            found[device].raw[metric] = value
         elif all_details and metric in PROCESS_METRICS:
             labels = dict(series.labels)
             of_gpu = found.setdefault((gpu.uuid, ""), Numbers())
@@ -135,11 +140,6 @@ MOST_XIDS = 20
 # A page that reads slowly has a copy of the newest event in memory.
 MOST_EVENT_BYTES = 2 << 20
 TOO_MANY = "too many processes and owners for this page: see /api/v1/gpus"
-
-
-def id_of(uuid: str, instance: str, index: int) -> str:
-    """Return the id of a GPU or MIG instance; a GPU that was never identified has only its index."""
-    return f"{uuid}/{instance}" if instance else uuid or f"gpu{index}"
 
 
 class LiveMonitor:
@@ -217,11 +217,12 @@ class LiveMonitor:
         """
         current = self._shown(trusted=trusted)
         entries = self._entries(snapshot, current, self._names[trusted])
+        jobs, missing = _jobs(current), fitness.missing(snapshot)
         return {
             "at": snapshot.at,
             "source": snapshot.source,
             "live": snapshot.live,
-            "missing": fitness.missing(snapshot),
+            "missing": missing,
             "version": __version__,
             "node": self.name,
             "interval": self._interval,
@@ -231,8 +232,9 @@ class LiveMonitor:
             "measurements": described(),
             "classes": [{"name": each.name, "words": each.means, "colour": each.colour} for each in BOTTLENECKS],
             "gpus": entries,
-            "jobs": _jobs(current),
+            "jobs": jobs,
             "incidents": current.incidents,
+            "summary": summarise(entries, jobs, current.incidents, missing),
             "newest_profile": self.newest_profile(),
         }
 
@@ -288,6 +290,7 @@ class LiveMonitor:
             "id": id_of(gpu.uuid, instance, gpu.index),
             "index": str(gpu.index),
             "instance": instance,
+            "profile": of_gpu.profile,
             "since": changed,
             "headline": {
                 "severity": line.severity,
@@ -295,6 +298,7 @@ class LiveMonitor:
                 "since": changed if of_health else current.since.get((device, line.of)),
             },
             "class": bottleneck.name if bottleneck else None,
+            "quality": diagnosis.quality if diagnosis else None,
             "class_since": current.since.get((device, "")) if bottleneck else None,
             "measurements": {name: float(f"{value:.5g}") for name, value in of_gpu.values().items()},
             "limits": of_gpu.limits(),
@@ -320,6 +324,10 @@ class LiveMonitor:
             if len(of_gpu) < MOST_XIDS:
                 of_gpu.append({name: event[name] for name in ("at", "xid", "name", "kind", "action", "meaning")})
         return by_gpu
+
+    def incidents(self, *, trusted: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Return the incidents of the last diagnosis, as in JSON."""
+        return self._shown(trusted=trusted).incidents
 
     def incidents_json(self, *, trusted: bool = False) -> bytes:
         """Return the incidents of the last diagnosis as JSON: see docs/api.md."""

@@ -6,7 +6,7 @@ import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
@@ -19,12 +19,14 @@ NOT_READ = "not read yet"
 
 
 class ListedNode(NamedTuple):
-    """A node below `prefix`: its latest snapshot, and why it has no new metrics; empty if it has."""
+    """A node below `prefix`: its latest snapshot, and why it has no new metrics; empty if it has. Incidents are as in
+    JSON."""
 
     prefix: str
     name: str
     snapshot: Snapshot | None
     problem: str
+    incidents: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,14 @@ class _Row:
     gpus: int | None
     health: Health
     words: str
+    incidents: Sequence[Mapping[str, Any]] = ()
     read: bool = True
+
+    @property
+    def urgency(self) -> tuple[Health, int]:
+        """How urgent it is to look at the node: a healthy one may have incidents, too."""
+        critical = any(each["severity"] == "critical" for each in self.incidents)
+        return self.health, 2 if critical else int(bool(self.incidents))
 
     @property
     def state(self) -> str:
@@ -46,7 +55,7 @@ class _Row:
 
 def list_values(nodes: Sequence[ListedNode]) -> Mapping[str, str]:
     """Return the values of the template's placeholders: summary, banner and rows, as HTML."""
-    rows = sorted(map(_row, nodes), key=lambda row: row.health, reverse=True)
+    rows = sorted(map(_row, nodes), key=lambda row: row.urgency, reverse=True)
     return {"summary": _summary(rows), "banner": _banner(nodes[0].snapshot), "rows": _rows(rows)}
 
 
@@ -64,16 +73,17 @@ def _row(node: ListedNode) -> _Row:
         for verdict in sick
         if verdict.problems
     ]
-    missing = fitness.missing(snapshot)
-    if missing:
-        problems.insert(0, f"{missing} of the expected GPUs missing")
     unknown = sum(not verdict.problems for verdict in sick)
     if unknown:
         problems.append(f"health of {unknown} GPUs unknown" if unknown > 1 else "health of one GPU unknown")
     more = [f"{len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+    shown = [each for each in node.incidents if each["severity"] != "info"]
+    missing = fitness.missing(snapshot)
     worst = Health.UNHEALTHY if missing else sick[0].health if sick else Health.HEALTHY
-    words = " · ".join(problems[:MOST_PROBLEMS] + more)
-    return _Row(node.prefix, node.name, len(snapshot.gpus), worst, words)
+    # Incidents say more than the verdicts from which they follow.
+    parts = [f"{missing} of the expected GPUs missing"] if missing else []
+    parts += [] if shown else problems[:MOST_PROBLEMS] + more
+    return _Row(node.prefix, node.name, len(snapshot.gpus), worst, " · ".join(parts), shown)
 
 
 def _summary(nodes: Sequence[_Row]) -> str:
@@ -94,6 +104,19 @@ def _rows(nodes: list[_Row]) -> str:
     return "".join(
         f'<tr><th scope="row"><a href="{html.escape(node.prefix[1:])}/">{html.escape(node.name)}</a></th>'
         f'<td><span class="badge {node.health.value}">{node.state.capitalize()}</span></td>'
-        f"<td>{'' if node.gpus is None else node.gpus}</td><td>{html.escape(node.words)}</td></tr>"
+        f"<td>{'' if node.gpus is None else node.gpus}</td><td>{_incidents(node)}</td></tr>"
         for node in nodes
     )
+
+
+def _incidents(node: _Row) -> str:
+    """Return what is wrong with a node."""
+    tones = {"critical": "bad", "warning": "warn"}
+    lines = [f"<p>{html.escape(node.words)}</p>"] if node.words else []
+    lines += [
+        f'<p><span class="badge {tones[each["severity"]]}">{each["severity"].capitalize()}</span>'
+        f" {html.escape(each['words'])}</p>"
+        for each in node.incidents[:MOST_PROBLEMS]
+    ]
+    hidden = len(node.incidents) - MOST_PROBLEMS
+    return "".join([*lines, f"<p>{hidden} more</p>" if hidden > 0 else ""])

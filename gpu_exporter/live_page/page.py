@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Any
+from urllib.parse import quote
 
 from gpu_exporter.live_page.node_list import ListedNode, list_values
 from gpu_exporter.version import __version__
@@ -40,6 +42,7 @@ NAMES = (
     "processes.js",
     "profiles.js",
     "rows.js",
+    "strip.js",
     "summary.js",
     "timeline.js",
     "uPlot.LICENSE.txt",
@@ -92,21 +95,63 @@ class LivePage:
     assets: Mapping[str, Asset]
     node: Template
     nodes: Template
+    runbook: Template
+    # The address of Grafana; empty if it is unknown.
+    grafana_url: str = ""
 
-    def of_node(self, name: str, links: Mapping[str, str], *, root: str = "") -> str:
-        """Return the page of a node. `root` is the path of the root from there, if the node is one of several."""
+    def of_node(
+        self, name: str, links: Mapping[str, str], answer: Mapping[str, Any] | None = None, *, root: str = ""
+    ) -> str:
+        """Return the page of a node with its values, the answer of `/api/v1/gpus`, if there are some yet. `root` is the
+        path of the root from there, if the node is one of several."""
         up = f'<a href="{root}">All nodes</a> · ' if root else ""
-        values = {"node": html.escape(name), "links": _links(links)}
+        values = {"node": html.escape(name), "links": _links(links), **_first_view(answer, root), **self._boards(name)}
         return self.node.substitute(values, root=root, up=up, version=__version__)
+
+    def _boards(self, node: str) -> Mapping[str, str]:
+        """Return the link to the dashboard of a node, and where those of its GPUs and jobs are, for the scripts."""
+        if not self.grafana_url:
+            return {"board": "", "boards": ""}
+        from gpu_exporter.alerting import boards
+
+        name = quote(node, safe="")
+        links = {
+            "gpu": boards.GPU.link(node=name, gpu="{gpu}"),
+            "job": boards.JOB.link(namespace="{namespace}", workload="{workload}"),
+        }
+        places = "".join(f' data-{kind}-board="{html.escape(self.grafana_url + link)}"' for kind, link in links.items())
+        address = html.escape(self.grafana_url + boards.NODE.link(node=name))
+        return {"board": f'<a href="{address}">Dashboard of this node</a> · ', "boards": places}
 
     def of_nodes(self, nodes: Sequence[ListedNode], links: Mapping[str, str]) -> str:
         """Return the list of several nodes."""
         return self.nodes.substitute(list_values(nodes), links=_links(links), version=__version__)
 
+    def of_runbook(self, title: str, content: str, *, is_index: bool) -> str:
+        """Return the page of a runbook, or of their index. `content` is HTML."""
+        up = ("./", "Live page") if is_index else ("../runbooks", "All runbooks")
+        values = {"title": html.escape(title), "content": content, "up": up[0], "up_name": up[1]}
+        return self.runbook.substitute(values, root="" if is_index else "../", version=__version__)
 
-def load_page() -> LivePage:
+
+def _first_view(answer: Mapping[str, Any] | None, root: str) -> Mapping[str, str]:
+    if answer is None:
+        return {"tab": "", "title": "Loading …", "health": "", "problems": "", "table": ""}
+    from gpu_exporter.live_page import first_view
+
+    return {
+        "tab": f"{html.escape(first_view.tab_title(answer['summary']))} · ",
+        "title": html.escape(answer["summary"]["title"]),
+        "health": html.escape(answer["summary"]["health"]),
+        "problems": first_view.problems(answer, root),
+        "table": first_view.table(answer),
+    }
+
+
+def load_page(grafana_url: str = "") -> LivePage:
     """Read the files and templates. Does not belong on the HTTP thread."""
-    return LivePage(load(), Template(template("page.html")), Template(template("nodes.html")))
+    node, nodes, runbook = (Template(template(name)) for name in ("page.html", "nodes.html", "runbook.html"))
+    return LivePage(load(), node, nodes, runbook, grafana_url)
 
 
 def _links(paths: Mapping[str, str]) -> str:

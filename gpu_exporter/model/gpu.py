@@ -11,6 +11,18 @@ from gpu_exporter.model.metric import Labels, Metric
 
 
 @dataclass(frozen=True, slots=True)
+class Chip:
+    """What the driver says about the chip of a GPU: compute capability, cores, the highest clocks of the SMs and of the
+    memory in MHz, and the width of the memory bus in bits. 0 is unknown."""
+
+    capability: tuple[int, int] = (0, 0)
+    cores: int = 0
+    sm_mhz: float = 0.0
+    memory_mhz: float = 0.0
+    bus_bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """The identity of a GPU. `info` has further labels that do not change while the driver is loaded."""
 
@@ -21,6 +33,7 @@ class Gpu:
     device: str = ""
     driver: str = ""
     info: Labels = ()
+    chip: Chip | None = None
 
 
 def detail(text: str) -> str:

@@ -162,6 +162,7 @@ class Metric:
     `integral_of` makes this row the time integral of another row, `histogram_of` its distribution, `sum_of` the sum of
     other rows times `scale`, `peak_of` the highest value of other rows in the last minute times `scale`; the collection
     loop computes all four. `edges` are the upper bounds of a histogram's buckets, without +Inf.
+    `instead_of`: only GPUs that do not have this other row have this one, which is less exact, or costs more.
     `per_instance`: in MIG mode, the instances are read instead of the GPU, so that no sum counts the value twice.
     """
 
@@ -188,6 +189,7 @@ class Metric:
     dcgm_scale: float = 1.0
     rate: float = 0.0
     at_most: Metric | None = None
+    instead_of: Metric | None = None
 
     def __post_init__(self) -> None:
         if self.kind is Kind.COUNTER and not self.rate:

@@ -56,12 +56,16 @@ class Device(ABC):
     """One attached GPU. Used by one thread at a time. The defaults are those of a GPU that only has readings.
 
     `xids_since` is since when the driver reports XIDs (unix time); None if it does not. With `reads_means`, what
-    `read` returns are means since the previous read, and `read_means` can read those of histograms alone.
+    `read` returns are means since the previous read, and `read_means` can read those of histograms alone. Without
+    `substitutes`, rows that stand in for others (`Metric.instead_of`) are not read: another source has the others.
+    `pcie_port` is the capacity of the best link that the PCIe port above it allows, in bytes/s; None if it is unknown.
     """
 
     gpu: Gpu
     xids_since: float | None = None
     reads_means: bool = False
+    substitutes: bool = True
+    pcie_port: float | None = None
 
     @property
     def in_driver(self) -> bool:

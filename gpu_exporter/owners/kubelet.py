@@ -1,26 +1,24 @@
 """kubelet's pod-resources API: which container has which devices.
 
-Its messages (version v1) are built at run time by their field numbers on the wire, in a pool of their own: generated
-code would depend on the protobuf version that generated it, and another library may have taken the API's own package
-name, `v1`. Numbers are those of Kubernetes 1.37 (its `kubelet/pkg/apis/podresources/v1`). Fields that the exporter does
-not read are left out, and skipped when decoding. `tests/soak/protobuf.py` reads a kubelet's answer with each protobuf
-from 4.25 on.
+Its messages (version v1) are built at run time by their field numbers on the wire. Numbers are those of Kubernetes 1.37
+(its `kubelet/pkg/apis/podresources/v1`). Fields that the exporter does not read are left out. `tests/soak/protobuf.py`
+reads a kubelet's answer with each protobuf from 4.25 on.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.file_access import FileWorker
+from gpu_exporter.io.protobuf import Fields, message_classes
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.objects import is_gpu
 from gpu_exporter.model.lookup import Incomplete, LookupFailed
@@ -29,42 +27,23 @@ from gpu_exporter.owners.devices import DRIVER, Allocated, Claimed, Listing
 LIST = "/v1.PodResourcesLister/List"
 
 _PACKAGE = "gpu_exporter.podresources"
-_STRING, _MESSAGE = 9, 11  # FieldDescriptorProto.Type
-_ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
-
-# message: field: (number, label, type of a message)
-_MESSAGES: Mapping[str, Mapping[str, tuple[int, int, str]]] = {
+_MESSAGES: Fields = {
     "ListRequest": {},
-    "ListReply": {"pod_resources": (1, _MANY, "Pod")},
-    "Pod": {"name": (1, _ONE, ""), "namespace": (2, _ONE, ""), "containers": (3, _MANY, "Container")},
+    "ListReply": {"pod_resources": (1, "Pod*")},
+    "Pod": {"name": (1, "string"), "namespace": (2, "string"), "containers": (3, "Container*")},
     "Container": {
-        "name": (1, _ONE, ""),
-        "devices": (2, _MANY, "Devices"),
-        "dynamic_resources": (5, _MANY, "DynamicResource"),
+        "name": (1, "string"),
+        "devices": (2, "Devices*"),
+        "dynamic_resources": (5, "DynamicResource*"),
     },
-    "Devices": {"resource_name": (1, _ONE, ""), "device_ids": (2, _MANY, "")},
+    "Devices": {"resource_name": (1, "string"), "device_ids": (2, "string*")},
     "DynamicResource": {
-        "claim_name": (2, _ONE, ""),
-        "claim_namespace": (3, _ONE, ""),
-        "claim_resources": (4, _MANY, "ClaimResource"),
+        "claim_name": (2, "string"),
+        "claim_namespace": (3, "string"),
+        "claim_resources": (4, "ClaimResource*"),
     },
-    "ClaimResource": {"driver_name": (2, _ONE, ""), "pool_name": (3, _ONE, ""), "device_name": (4, _ONE, "")},
+    "ClaimResource": {"driver_name": (2, "string"), "pool_name": (3, "string"), "device_name": (4, "string")},
 }
-
-
-def messages() -> Mapping[str, Any]:
-    """Return the message classes by name."""
-    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package=_PACKAGE, syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, (number, label, of) in fields.items():
-            kind: dict[str, Any] = {"type": _MESSAGE, "type_name": f".{_PACKAGE}.{of}"} if of else {"type": _STRING}
-            message.field.add(name=field, number=number, label=label, **kind)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
-    }
 
 
 Device = TypeVar("Device", Allocated, Claimed)
@@ -84,7 +63,7 @@ class Kubelet:
 
     def __init__(self, socket: Path, resources: Sequence[str], patience: float) -> None:
         self._socket, self._resources, self._patience = socket, frozenset(resources), patience
-        self._messages = messages()
+        self._messages = message_classes(_PACKAGE, _MESSAGES)
         self._files = FileWorker("kubelet-socket")
         self._channel: Any = None
         self._call: Callable[..., bytes] | None = None

@@ -11,6 +11,7 @@ from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.health import fitness
+from gpu_exporter.health.links import GpuLinks, LinkHistory
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import PciGpu, pci_bus_id
@@ -28,12 +29,13 @@ MOMENT_SECONDS = 5.0
 @dataclass(frozen=True, slots=True)
 class Context:
     """What tells more about the GPUs than their source does: their events, owners, hosts, jobs and profiles, where
-    configured."""
+    configured, and what their links reached before."""
 
     events: EventLog | None = None
     attribution: Attribution | None = None
     host: HostEvidence | None = None
     telemetry: Sequence[Telemetry] = ()
+    links: LinkHistory | None = None
 
 
 NO_CONTEXT = Context()
@@ -50,6 +52,7 @@ class Composer:
         self._settings = settings
         self._events, self._attribution = context.events, context.attribution
         self._host, self._telemetry = context.host, context.telemetry
+        self._links = context.links or LinkHistory()
         self._attributed: dict[Row, Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
@@ -82,18 +85,22 @@ class Composer:
         )
         source_down = source_down or next((status.reason for status in of_node), "")
         gpus = [(state, self._judged(state, status, of_node, problems, now)) for state, status in gpus]
-        for state, status in gpus:
-            fresh = status.reason != "released" and state.is_fresh(self._settings.interval)
-            read = state.samples if fresh else ()
+        rows = [self._read(state, status) for state, status in gpus]
+        values = [fitness.plain(read) for _, read in rows]
+        links = [GpuLinks(state.gpu, own, state.pcie_port) for (state, _), own in zip(gpus, values, strict=True)]
+        expected = self._links.expected(links)
+        for (state, status), (fresh, read), own, of_links in zip(gpus, rows, values, expected, strict=True):
             reported = problems.get(pci_bus_id(state.gpu.pci_bus_id), ())
             silent = bool(source_down) and (status.reason == SOURCE_LOST or status in of_node)
             words = faults.silent(self._source, source_down) if silent else ""
-            verdict = fitness.judge(status, read, state.why, reported, silent=words)
+            own.update(of_links)
+            verdict = fitness.judge(status, own, state.why, reported, silent=words)
             verdicts.append(verdict)
             if self._events and fitness.is_healthy_but_for_xids(verdict):
                 self._events.confirm_repair(pci_bus_id(state.gpu.pci_bus_id))
             seen.append(GpuSamples(state.gpu, state.read_at if fresh else None, state.samples, state.unsupported))
             samples += read
+            samples += [self._sample(metric, state.gpu, value) for metric, value in of_links.items()]
             samples += self._gpu_samples(state, status, now, fresh=fresh)
             samples += self._health_samples(verdict)
         samples += [self._sample(metric, None, value) for metric, value in exporter_metrics]
@@ -101,6 +108,7 @@ class Composer:
         samples += () if source_down else self._non_gpu_samples()
         samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
         samples += self._event_samples([state for state, _ in gpus], xid_counts)
+        self._links.save()
         owner_labels = self._attribute(seen, samples)
         if self._telemetry:
             pods = [series for series in self._attributed.values() if series.metric is m.POD_INFO]
@@ -110,6 +118,11 @@ class Composer:
         return Snapshot(
             now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description
         )
+
+    def _read(self, state: GpuState, status: GpuStatus) -> tuple[bool, Sequence[Sample]]:
+        """Return whether the samples of a GPU are still valid, and these, or none."""
+        fresh = status.reason != "released" and state.is_fresh(self._settings.interval)
+        return fresh, state.samples if fresh else ()
 
     def _judged(
         self,

@@ -63,6 +63,7 @@ class GpuState:
         self.failures = 0
         self.skipped = 0
         self.reports_xids = False
+        self.pcie_port: float | None = None
         self.detached_since_read = False
         self._stuck = False
         self._clock_events = ClockEvents()
@@ -105,7 +106,11 @@ class GpuState:
             samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
             missing = {**reading.unsupported, **self.accumulator.unknown(), **plan.not_read}
-            self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
+            unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
+            # A row that stands in for another one is not missing where there is the other.
+            self.unsupported = {
+                row: why for row, why in unsupported.items() if row.instead_of is None or row.instead_of in unsupported
+            }
             self.duration = time.monotonic() - started
         now = time.monotonic()
         # With short intervals, not every collection reads the GPU.
@@ -114,9 +119,9 @@ class GpuState:
         self.detached_since_read = False
         self._up()
 
-    def attached(self, *, reports_xids: bool) -> None:
-        """Note that the GPU has a new handle."""
-        self.reports_xids = reports_xids
+    def attached(self, *, reports_xids: bool, pcie_port: float | None = None) -> None:
+        """Note that the GPU has a new handle. `pcie_port` is what the port above it allows, in bytes/s."""
+        self.reports_xids, self.pcie_port = reports_xids, pcie_port
 
     def taken_over(self, *, reports_xids: bool) -> None:
         """Note that a new handle has replaced the previous one without a gap: totals and windows continue."""

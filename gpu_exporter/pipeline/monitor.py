@@ -7,10 +7,12 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpu_exporter.health.links import LinkHistory
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD, Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.pipeline.collector import Collector
+from gpu_exporter.pipeline.composer import NO_CONTEXT, Context
 from gpu_exporter.pipeline.settings import CollectionSettings
 
 # A GPU that has not answered within this time is reported without values.
@@ -21,10 +23,16 @@ class Monitor:
     """Collects every `interval` seconds on its own threads; profiling values are means over `window` seconds."""
 
     def __init__(
-        self, source: Source, metrics: Sequence[Metric], interval: float, window: float, expected: int | None = None
+        self,
+        source: Source,
+        metrics: Sequence[Metric],
+        interval: float,
+        window: float,
+        expected: int | None = None,
+        context: Context = NO_CONTEXT,
     ) -> None:
         settings = CollectionSettings(interval, gauge_window=window, expected_gpus=expected)
-        self._collector = Collector(source, metrics, self._publish, settings)
+        self._collector = Collector(source, metrics, self._publish, settings, context=context)
         self._source = source
         self._profiled = any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._latest: Snapshot | None = None
@@ -72,9 +80,15 @@ class Monitor:
 OBSERVE_INTERVAL = 0.5
 
 
-def observe(source: Source, metrics: Sequence[Metric], expected: int | None = None) -> tuple[Snapshot, bool]:
-    """Return one snapshot, and whether all threads ended. Raises SourceLost if there is no GPU."""
-    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL, expected)
+def observe(
+    source: Source, metrics: Sequence[Metric], expected: int | None = None, links: LinkHistory | None = None
+) -> tuple[Snapshot, bool]:
+    """Return one snapshot, and whether all threads ended. Raises SourceLost if there is no GPU.
+
+    `links` is what the links of the GPUs reached before.
+    """
+    context = Context(links=links)
+    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL, expected, context)
     monitor.start()
     clean = monitor.stop()
     return monitor.snapshot(), clean

@@ -314,7 +314,7 @@ class Worker(threading.Thread):
         self._device = device
         self.state = self._states.claim(device.gpu, self.index)
         self._schedule.reset()
-        self.state.attached(reports_xids=device.xids_since is not None)
+        self.state.attached(reports_xids=device.xids_since is not None, pcie_port=device.pcie_port)
         if self._events and device.xids_since is not None:
             self._events.registered(device.gpu, device.xids_since)
         return device

@@ -10,7 +10,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,26 +55,35 @@ def _limit(cpu_seconds: int) -> None:
 
 def _answer(names: Mapping[str, str], outputs: frozenset[str]) -> dict[str, Any]:
     from gpu_exporter.model.errors import GpuExporterError
-    from gpu_exporter.traces.analysis import analyze
+    from gpu_exporter.traces.analysis import combined, summary
+    from gpu_exporter.traces.rank_files import rank_numbers
 
     traces = [_trace(Path(path), name) for path, name in names.items()]
     if not any(len(trace.device_events) for trace in traces):
         raise GpuExporterError(f"{', '.join(names.values())}: {NO_GPU_WORK}")
-    return _outputs(traces, analyze(traces), outputs)
+    details = not outputs.isdisjoint(("device", "folded", "pprof", "report"))
+    summaries = [summary(trace, details=details) for trace in traces]
+    try:
+        rank_numbers([each.rank_file for each in summaries])
+    except GpuExporterError:  # of several jobs: they are numbered instead
+        summaries = [replace(each, distributed=None) for each in summaries]
+    return _outputs(combined(summaries), outputs)
 
 
 def _trace(path: Path, name: str) -> Trace:
     """Read a trace of PyTorch: no other reader sees the file. Raises GpuExporterError with its name."""
     from gpu_exporter.model.errors import GpuExporterError
+    from gpu_exporter.traces.content import opened
     from gpu_exporter.traces.kineto import read
 
     try:
-        return replace(read(path), path=name)
+        with opened(str(path)) as content:
+            return replace(read(content), path=name)
     except GpuExporterError as error:
         raise GpuExporterError(f"{name}: {error}") from error
 
 
-def _outputs(traces: Sequence[Trace], result: AnalysisResult, outputs: frozenset[str]) -> dict[str, Any]:
+def _outputs(result: AnalysisResult, outputs: frozenset[str]) -> dict[str, Any]:
     from gpu_exporter.traces.exports import folded_lines, pprof_profile
     from gpu_exporter.traces.html_page import page
     from gpu_exporter.traces.text_report import lines
@@ -87,28 +96,26 @@ def _outputs(traces: Sequence[Trace], result: AnalysisResult, outputs: frozenset
     if "folded" in outputs:
         answer["folded"] = "\n".join(folded_lines(result)) + "\n"
     if "pprof" in outputs:
-        answer["pprof"] = base64.b64encode(pprof_profile(traces, result)).decode()
+        answer["pprof"] = base64.b64encode(pprof_profile(result)).decode()
     if "device" in outputs:
-        answer["device"] = json.dumps(_of_devices(traces, result))
+        answer["device"] = json.dumps(_of_devices(result))
     if "report" in outputs:
-        answer["report"] = page(traces, result)
+        answer["report"] = page(result)
     return answer
 
 
-def _of_devices(traces: Sequence[Trace], result: AnalysisResult) -> list[dict[str, Any]]:
+def _of_devices(result: AnalysisResult) -> list[dict[str, Any]]:
     """Return the time of each GPU of a trace: by kernel class, by stack that launched the work, and idle by stack.
 
     Of the stacks, only as many as are stored: a job decides how many there are.
     """
     from gpu_exporter.profiling.records import most_costly
-    from gpu_exporter.traces.exports import gpu_stacks
 
-    positions = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
     return [
         {
-            "of": positions[rank.rank].path,
+            "of": rank.file,
             "kernels": {kernels.name: kernels.seconds for kernels in rank.kernel_classes},
-            "gpu": most_costly(gpu_stacks(positions[rank.rank], rank.device)),
+            "gpu": most_costly(result.details[rank.rank, rank.device].gpu_stacks),
             "idle": most_costly(result.idle_stacks.get(rank.rank, {})),
         }
         for rank in result.ranks

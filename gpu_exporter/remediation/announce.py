@@ -66,7 +66,7 @@ class _NoRedirects(HTTPRedirectHandler):
 class Announcer:
     """Reports each decision once, when it changes. What it could not report is logged and counted, and stops nothing.
 
-    `identity` is this controller, `wall` is unix time.
+    `identity` is this controller, `wall` is unix time; without `events`, no Events are written.
     """
 
     def __init__(
@@ -77,9 +77,11 @@ class Announcer:
         identity: str,
         write: Callable[[str], None] = write_line,
         wall: Callable[[], float] = time.time,
+        *,
+        events: bool = True,
     ) -> None:
         self._cluster, self._metrics, self._notify = cluster, metrics, notify
-        self._identity, self._write, self._wall = identity, write, wall
+        self._identity, self._write, self._wall, self._writes_events = identity, write, wall, events
         self._last: dict[str, tuple[object, ...]] = {}
         self._tried = set[str]()
         self._events = 0
@@ -135,6 +137,8 @@ class Announcer:
             self._event(node, pool, "Evicted", f"{', '.join(gone[:MOST_NAMED])}{more}", "Normal")
 
     def _event(self, node: WatchedNode, pool: NodePool, reason: str, words: str, kind: str) -> None:
+        if not self._writes_events:
+            return
         dry_run = not pool.mode.acts
         now = self._wall()
         self._events += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gpu_exporter.http.client import Remote
 from gpu_exporter.io.decoding import printable
@@ -16,6 +16,7 @@ from gpu_exporter.kubernetes.objects import (
     BudgetList,
     BudgetObject,
     Ignored,
+    JobObject,
     LeaseObject,
     NodeList,
     NodeObject,
@@ -31,6 +32,7 @@ from gpu_exporter.remediation.evidence import Evidence
 from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
 from gpu_exporter.remediation.state import WatchedNode
 
+T = TypeVar("T")
 NODES = "/api/v1/nodes"
 # `kubectl describe node` looks for events in this namespace: nodes have none.
 EVENTS = "/api/v1/namespaces/default/events"
@@ -61,6 +63,9 @@ class Cluster(Protocol):
 
     def budgets(self, namespace: str) -> Sequence[BudgetObject]:
         """Return the PodDisruptionBudgets of a namespace as they are now."""
+
+    def job(self, namespace: str, name: str) -> JobObject | None:
+        """Return a Job as it is now; None if there is none."""
 
     def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
         """Change the annotations of a pod. Raises LookupFailed as `patch_node` does."""
@@ -102,8 +107,12 @@ class KubernetesCluster:
 
     def node(self, name: str) -> NodeObject | None:
         """Return a node as it is now; None if there is none."""
+        return self._find(f"{NODES}/{name}", NodeObject)
+
+    def _find(self, path: str, kind: type[T]) -> T | None:
+        """Return an object as it is now; None if there is none."""
         try:
-            return self._api.get(f"{NODES}/{name}", NodeObject)
+            return self._api.get(path, kind)
         except LookupFailed as error:
             if error.reason == "not_found":
                 return None
@@ -143,6 +152,10 @@ class KubernetesCluster:
         path = f"{POLICY}/{version}/namespaces/{namespace}/poddisruptionbudgets"
         return [budget for page in self._api.pages(path, BudgetList, fresh=True) for budget in page["items"] or ()]
 
+    def job(self, namespace: str, name: str) -> JobObject | None:
+        """Return a Job as it is now; None if there is none."""
+        return self._find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}", JobObject)
+
     def patch_pod(self, namespace: str, name: str, operations: Sequence[Operation], *, dry_run: bool) -> None:
         """Change the annotations of a pod.
 
@@ -174,12 +187,7 @@ class KubernetesCluster:
 
     def lease(self) -> LeaseObject | None:
         """Return the controller's Lease; None if there is none."""
-        try:
-            return self._api.get(self._lease, LeaseObject)
-        except LookupFailed as error:
-            if error.reason == "not_found":
-                return None
-            raise
+        return self._find(self._lease, LeaseObject)
 
     def create_lease(self, lease: LeaseObject) -> LeaseObject:
         """Create the Lease and return it."""

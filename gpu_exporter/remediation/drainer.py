@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpu_exporter.kubernetes.objects import PodObject
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation import drain, patches, pods, state, workload
+from gpu_exporter.remediation import drain, patches, pods, retries, state, workload
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.leader import Leader
 from gpu_exporter.remediation.pods import NodePod
@@ -68,18 +68,20 @@ class Drainer:
         except LookupFailed as error:
             if error.reason != "forbidden":
                 raise
-            return JobLoad(problem=f"its pods cannot be listed: {error.message}")
+            return JobLoad(problem=f"its pods or their Jobs cannot be read: {error.message}")
         left = workload.rest(gang, members, pool.drain, self._namespace) if gang else None
         now = self._wall()
         self._refused = {key: one for key, one in self._refused.items() if now - one[0] < FORGOTTEN}
         return JobLoad(found, left, {key: why for key, (until, _, why) in self._refused.items() if now < until})
 
     def _units(self, node: WatchedNode, pool: NodePool, *, fresh: bool) -> tuple[EvictionUnit, ...]:
-        found = map(self._pod, self._cluster.pods_on(node.name, fresh=fresh))
-        on_node = workload.concerned(found, pool.drain)
+        listed = map(self._pod, self._cluster.pods_on(node.name, fresh=fresh))
+        on_node = workload.concerned(listed, pool.drain)
         keys = workload.gangs(on_node, pool.drain)
         members = {key: self._members(key, pool, fresh=fresh) for key in keys}
-        return workload.units(on_node, members, pool.drain, self._namespace)
+        found = workload.units(on_node, members, pool.drain, self._namespace)
+        jobs = {key: self._cluster.job(*key) for key in workload.jobs(found)}
+        return workload.within_retries(found, {key: retries.read(item) for key, item in jobs.items() if item})
 
     def _pod(self, item: PodObject) -> NodePod:
         return pods.read(item, self._gpu_resources)

@@ -8,8 +8,8 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from gpu_exporter.io.user_text import duration
-from gpu_exporter.kubernetes.objects import BudgetObject, PodObject, Requirement, is_gpu
-from gpu_exporter.remediation.settings import DrainSettings, RemediationScope
+from gpu_exporter.kubernetes.objects import BudgetObject, OwnerReference, PodObject, Requirement, is_gpu, is_job
+from gpu_exporter.remediation.settings import JOB_LABELS, DrainSettings, RemediationScope
 from gpu_exporter.remediation.state import PREFIX
 
 # Annotations that the owner of a pod writes: `never` keeps it, and a duration asks for time to write a checkpoint.
@@ -17,6 +17,8 @@ POLICY = f"{PREFIX}/drain"
 CHECKPOINT = f"{PREFIX}/checkpoint"
 # The annotation with which the controller answers the latter: the time before which it does not evict the pod.
 EVICT_AFTER = f"{PREFIX}/evict-after"
+# The annotation, and since Kubernetes 1.28 the label, of a pod of an Indexed Job.
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 MIRROR = "kubernetes.io/config.mirror"
 # The clocks of two controllers may differ by this much (seconds).
 CLOCKS = 1.0
@@ -27,7 +29,7 @@ ENDED = ("Succeeded", "Failed")
 class NodePod:
     """A pod as the API server has it. `claims`: it has resource claims, which on GPU nodes are mostly of GPUs.
 
-    `owner` is the kind of its controller.
+    `owner` is the kind of its controller, `job` the name of that if it is a Job of Kubernetes.
     """
 
     namespace: str
@@ -43,6 +45,7 @@ class NodePod:
     claims: bool
     ended: bool
     terminating: bool
+    job: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -55,7 +58,9 @@ class NodePod:
 
     def gang(self, drain: DrainSettings) -> tuple[str, str] | None:
         """Return the label, and its value, that makes the pod a member of a gang; None if it is of none."""
-        return next(((label, self.labels[label]) for label in drain.gang_labels if self.labels.get(label)), None)
+        indexed = COMPLETION_INDEX in self.annotations or COMPLETION_INDEX in self.labels
+        labels = (label for label in drain.gang_labels if indexed or label not in JOB_LABELS)
+        return next(((label, self.labels[label]) for label in labels if self.labels.get(label)), None)
 
     def checkpoint_seconds(self, drain: DrainSettings) -> float:
         """Return for how long the pod asks to write a checkpoint; what cannot be read asks for the longest time."""
@@ -89,7 +94,7 @@ def read(item: PodObject, gpu_resources: Collection[str] = ()) -> NodePod:
     metadata, spec = item.get("metadata", {}), item.get("spec", {})
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     limits = [pair for one in containers for pair in (one.get("resources", {}).get("limits") or {}).items()]
-    owners = metadata.get("ownerReferences") or ()
+    owner = next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), OwnerReference())
     return NodePod(
         namespace=metadata.get("namespace", ""),
         name=metadata.get("name", ""),
@@ -98,12 +103,13 @@ def read(item: PodObject, gpu_resources: Collection[str] = ()) -> NodePod:
         node=spec.get("nodeName", ""),
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
-        owner=next((owner.get("kind", "") for owner in owners if owner.get("controller")), ""),
+        owner=owner.get("kind", ""),
         priority=spec.get("priority") or 0,
         has_gpus=any(is_gpu(name, gpu_resources) and amount != "0" for name, amount in limits),
         claims=bool(spec.get("resourceClaims")),
         ended=item.get("status", {}).get("phase") in ENDED,
         terminating=bool(metadata.get("deletionTimestamp")),
+        job=owner.get("name", "") if is_job(owner) else "",
     )
 
 

@@ -47,7 +47,7 @@ def controller(settings: Settings, metrics: ControllerMetrics, api: KubernetesWr
     cluster = KubernetesCluster(api, settings)
     identity = f"{socket.gethostname()}_{random.SystemRandom().randrange(1 << 32):08x}"
     leader = Leader(cluster, settings.namespace, settings.lease, identity)
-    announcer = Announcer(cluster, metrics, settings.notify, identity)
+    announcer = Announcer(cluster, metrics, settings.notify, identity, events=settings.events)
     return Controller(
         cluster,
         settings,

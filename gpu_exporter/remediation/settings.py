@@ -60,16 +60,19 @@ def window(text: str) -> MaintenanceWindow:
 
 
 _LABEL = re.compile(r"(!?)([\w./-]{1,317})(?:(!?=)([\w.-]{0,63}))?", re.ASCII)
+# Labels of the pods of a Job of Kubernetes: a gang only if it is Indexed, because the others are often independent.
+JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name")
 # Labels by which pods belong to one job, which cannot go on without one of them.
 GANG_LABELS = (
     "gpu-exporter.io/gang",
     "scheduling.x-k8s.io/pod-group",
+    "kueue.x-k8s.io/pod-group-name",
     "volcano.sh/job-name",
     "training.kubeflow.org/job-name",
     "jobset.sigs.k8s.io/jobset-name",
     "leaderworkerset.sigs.k8s.io/group-key",
-    "batch.kubernetes.io/job-name",
-    "job-name",
+    "ray.io/cluster",
+    *JOB_LABELS,
 )
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
@@ -118,7 +121,8 @@ class DrainSettings:
 
     Pods of a protected namespace (a name, or a pattern such as `kube-*`), those of `protected_priority` or more, and
     those without a controller unless `unmanaged`, are never evicted. Pods of one namespace that have one of the
-    `gang_labels` with the same value are evicted together. A pod may ask for at most `longest_checkpoint`.
+    `gang_labels` with the same value are evicted together; JOB_LABELS count only for pods of an Indexed Job. A pod may
+    ask for at most `longest_checkpoint`.
     """
 
     pods: RemediationScope = RemediationScope.GPU
@@ -215,6 +219,7 @@ class Notify:
 class Settings:
     """All settings. `namespace` is that of the Lease; `gpu_resources` are further names of resources that are GPUs.
 
+    `events`: whether to write Events about nodes.
     `web_trusted_proxies` are those of the exporter: addresses and networks of proxies whose X-Forwarded-For counts.
     """
 
@@ -229,6 +234,7 @@ class Settings:
     breaker: Breaker = Breaker()
     notify: Notify = field(default_factory=Notify)
     web_trusted_proxies: tuple[str, ...] = ()
+    events: bool = True
 
     @property
     def proxies(self) -> TrustedProxies:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_exporter.remediation.pods import NodePod, protection
+from gpu_exporter.remediation.retries import JobRetries
 from gpu_exporter.remediation.settings import DrainSettings
 from gpu_exporter.remediation.state import Gang
 
 # The UIDs of a larger gang would not fit into an annotation.
 MOST_GANG_PODS = 2000
 GangKey = tuple[str, str, str]
+# Namespace and name.
+JobKey = tuple[str, str]
+# A label of pods whose Jobs a JobSet restarts: they need not be read.
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,29 @@ def units(
             goes = any(not pod.terminating for pod in here)
             made.append(_unit(key, tuple(found.values()) if goes else here, drain, namespace))
     return tuple(made)
+
+
+def jobs(units: Iterable[EvictionUnit]) -> Mapping[JobKey, Sequence[NodePod]]:
+    """Return the pods of each Job that may count their eviction as a failure."""
+    found: dict[JobKey, list[NodePod]] = defaultdict(list)
+    for pod in (pod for unit in units if not unit.protected for pod in unit.live):
+        if pod.job and JOBSET not in pod.labels:
+            found[pod.namespace, pod.job].append(pod)
+    return found
+
+
+def within_retries(units: Iterable[EvictionUnit], retries: Mapping[JobKey, JobRetries]) -> tuple[EvictionUnit, ...]:
+    """Return the units, of which those are protected whose eviction would make a Job fail.
+
+    All pods of a Job that a drain would evict count together: if not all of them may go, none does.
+    """
+    units = tuple(units)
+    refusals = {key: retries[key].refusal(pods) for key, pods in jobs(units).items() if key in retries}
+
+    def refusal(unit: EvictionUnit) -> str:
+        return next(filter(None, (refusals.get((pod.namespace, pod.job), "") for pod in unit.live)), "")
+
+    return tuple(unit if unit.protected else replace(unit, protected=refusal(unit)) for unit in units)
 
 
 def rest(gang: Gang, members: Sequence[NodePod], drain: DrainSettings, namespace: str) -> EvictionUnit | None:

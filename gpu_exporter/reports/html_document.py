@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -33,6 +33,9 @@ td.number,th.number{text-align:right;white-space:nowrap}
 svg{display:block;width:100%;height:auto}
 code,.frame{font-family:ui-monospace,monospace}.frame{font-size:.9em;overflow-wrap:anywhere}
 .verdict{border-left:6px solid var(--warning);padding:2px 12px}.verdict h2{margin:.2em 0}
+.verdict.critical{border-color:var(--critical)}.verdict.info{border-color:var(--info)}.verdict.ok{border-color:var(--ok)}
+.legend{list-style:none;display:flex;flex-wrap:wrap;gap:0 1.2em;margin:.2em 0 .8em;padding:0}
+.legend svg{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
 """
 
 
@@ -49,6 +52,23 @@ def page_head(title: str, style: str = "") -> Iterator[str]:
     yield '<meta name="color-scheme" content="light dark">\n'
     yield f"<title>{safe_text(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n"
     yield "<body>\n<main>\n"
+
+
+def verdict(kind: str, title: str, texts: Sequence[str]) -> Iterator[str]:
+    """Yield what a report says first: a title, and paragraphs. `kind` chooses the colour of its border."""
+    yield f'<div class="verdict {kind}"><h2>{safe_text(title)}</h2>\n'
+    yield from (f"<p>{safe_text(text)}</p>\n" for text in texts)
+    yield "</div>\n"
+
+
+def legend(colours: Mapping[str, str]) -> str:
+    """Return what the colours of a picture mean: a mark and words for each."""
+    marks = (
+        f'<li><svg viewBox="0 0 1 1" aria-hidden="true"><rect width="1" height="1" fill="{colour}"/></svg>'
+        f"{safe_text(words)}</li>"
+        for words, colour in colours.items()
+    )
+    return f'<ul class="legend">{"".join(marks)}</ul>\n'
 
 
 def analysis_foot(content: Any) -> Iterator[str]:

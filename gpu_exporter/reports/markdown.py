@@ -60,3 +60,8 @@ def relinked(text: str, resolve: Callable[[str], str], folder: str) -> str:
         return f"{found[1]} (`{normpath(f'{folder}/{file}')}`)" if file else found[1]
 
     return _LINK.sub(link, text)
+
+
+def outside(link: str) -> str:
+    """Return the target of a link that leads out of the repository or to the same page, and no other."""
+    return link if "://" in link or link.startswith("#") else ""

@@ -37,7 +37,7 @@ def without_secrets(command: str) -> str:
 class Names:
     """Replaces each name by a pseudonym of its kind, such as pod-3f2a9c1b. It is the same on all nodes and at any time.
 
-    Without `mask`, names stay. A pseudonym is derived from the name alone: whoever guesses a name can check the guess.
+    Without `mask`, names stay. A pseudonym is derived from the name alone, so a guess of the name can be checked.
     """
 
     def __init__(self, *, mask: bool) -> None:

@@ -125,7 +125,7 @@ class MixedDevice(Device):
     reads_means = True
 
     def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
-        self.gpu, self.xids_since = first.gpu, first.xids_since
+        self.gpu, self.xids_since, self.pcie_port = first.gpu, first.xids_since, first.pcie_port
         self.source_info: Series | None = None
         self.closed = False
         self.in_second = False
@@ -147,6 +147,7 @@ class MixedDevice(Device):
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return NVML's reading, merged with DCGM's. If DCGM fails, only its metrics are missing."""
+        self._first.substitutes = self._second is None
         reading = self._first.read(paces)
         if not self._gpm or not all(metric in reading.unsupported for metric in self._gpm):
             self._set_source_info("nvml", "gpm")

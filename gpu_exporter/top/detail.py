@@ -8,27 +8,27 @@ from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.diagnose import Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
-from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook
+from gpu_exporter.diagnosis.report import class_words, evidence, runbook
 from gpu_exporter.reports.numbers import narrow_size, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
 from gpu_exporter.top.numbers import ABSENT, long
-from gpu_exporter.top.state import GpuRow
+from gpu_exporter.top.state import GpuRow, View
 from gpu_exporter.top.table import HEALTH_STYLES, SEVERITY_STYLES, class_style
 
 VALUE, GAUGE = 26, 16
 
 
-def detail(row: GpuRow, now: float, width: int, marks: Glyphs, since: float = 0.0) -> list[Line]:
-    """Return all lines about a GPU. The beginning is the most important. `since` is the time of the first diagnosis."""
+def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> list[Line]:
+    """Return all lines about a GPU of a view. The beginning is the most important."""
     lines = [cut(line, width) for line in _head(row, now)]
     if row.gone or row.down:
         why = (
             f"No data for {whole_duration(row.gone)}: it is gone, or its exporter or node is down." if row.gone else ""
         )
         lines += wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")
-        return [*lines, *_findings(row, width)]
-    lines += _class(row, now, width, since)
-    lines += _findings(row, width)
+        return [*lines, *_findings(row, width, view)]
+    lines += _class(row, now, width, view.since)
+    lines += _findings(row, width, view)
     lines += _gauges(row, width, marks)
     lines += _time(row, width)
     lines += _processes(row, width)
@@ -46,11 +46,10 @@ def _class(row: GpuRow, now: float, width: int, first: float) -> Iterator[Line]:
     if diagnosis is None:
         yield (Span("  no diagnosis yet", "dim"),)
     elif diagnosis.bottleneck is None:
-        yield from wrapped(UNKNOWN_CLASS, width, "  ", "unknown", first="  ")
+        yield from wrapped(class_words(diagnosis), width, "  ", "unknown", first="  ")
     else:
         since = f" ({lasted(row.class_since, now, first)})" if row.class_since else ""
-        text = f"{diagnosis.bottleneck.name}{since}: {diagnosis.bottleneck.means}"
-        yield from wrapped(text, width, "  ", class_style(row), first="  ")
+        yield from wrapped(class_words(diagnosis, since), width, "  ", class_style(row), first="  ")
     if row.reasons:
         text = f"{row.health}: {', '.join(row.reasons)}"
         yield from wrapped(text, width, "  ", HEALTH_STYLES.get(row.health, ""), first="  ")
@@ -61,14 +60,14 @@ def lasted(begin: float, now: float, first: float) -> str:
     return f"for {'at least ' if begin <= first else ''}{whole_duration(now - begin)}"
 
 
-def _findings(row: GpuRow, width: int) -> Iterator[Line]:
+def _findings(row: GpuRow, width: int, view: View) -> Iterator[Line]:
     order = list(Severity)
     matches = row.diagnosis.matches if row.diagnosis else ()
     for match in sorted(matches, key=lambda each: order.index(each.mode.severity)):
-        yield from _finding(match, row.explained.get(match.mode.name, ""), width)
+        yield from _finding(match, row.explained.get(match.mode.name, ""), width, view)
 
 
-def _finding(match: Match, explained: str, width: int) -> Iterator[Line]:
+def _finding(match: Match, explained: str, width: int, view: View) -> Iterator[Line]:
     mode = match.mode
     numbers = ", ".join(evidence([match.because], set()))
     yield from wrapped(
@@ -78,7 +77,8 @@ def _finding(match: Match, explained: str, width: int) -> Iterator[Line]:
         yield from wrapped(explained, width, "       ", first="    ")
         return
     yield from wrapped(mode.advice, width, "       ", first="    -> ")
-    yield (Span(f"    runbook: {runbook(mode)}", "dim"),)
+    place = f"{view.runbooks}/{mode.name.lower()}" if view.runbooks else runbook(mode)
+    yield (Span(f"    runbook: {place}", "dim"),)
 
 
 def _gauges(row: GpuRow, width: int, marks: Glyphs) -> Iterator[Line]:

@@ -173,7 +173,10 @@ class UrlFeed:
             raise GpuExporterError(f"{self._remote.url}: exposes no metrics of GPUs; give the URL of a GPU exporter")
         if scrape.at > self.view.at:  # else it is the same collection
             self._ask_for_profiles(scrape)
-            self.view = replace(self._tracker.take(scrape), origin=self.view.origin)
+            # Other exporters serve no runbooks.
+            runbooks = f"{self._remote.url}/runbooks" if any(each.name == m.UP.name for each in scrape.samples) else ""
+            view = self._tracker.take(scrape)
+            self.view = replace(view, origin=self.view.origin, runbooks=printable(runbooks, 200))
         elif self.view.problem:
             self.view = replace(self.view, problem="")
         self._changed()

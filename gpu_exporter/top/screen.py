@@ -13,6 +13,7 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.detail import detail, lasted
+from gpu_exporter.top.jobs import job_lines
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
 from gpu_exporter.top.table import SEVERITY_STYLES, columns_for, heading, line
@@ -25,12 +26,14 @@ MOST_INCIDENTS = 3
 HELP = (
     ("up, down, j, k", "choose a GPU; also PgUp, PgDn, Home, End"),
     ("Enter, space", "show everything about the chosen GPU, or go back"),
-    ("s", "sort by the next of: worst first, index, loss, SM, power, temperature, memory, owner"),
-    ("r", "reverse the order"),
-    ("/", "show only GPUs whose index, model, owner, class, finding or process contains a text"),
+    ("Tab", "show the jobs with several GPUs, or go back"),
+    ("s, F6, < and >", "sort by the next of: worst first, index, loss, SM, power, temperature, memory, owner"),
+    ("W, P, M, T", "sort by: worst first, SM, memory, temperature"),
+    ("r, I", "reverse the order"),
+    ("/, \\, F3, F4", "show only GPUs whose index, model, owner, class, finding or process contains a text"),
     ("Esc", "clear the filter, or go back"),
-    ("?, h", "show or hide this help"),
-    ("q, Ctrl-C", "quit"),
+    ("?, h, F1", "show or hide this help"),
+    ("q, F10, Ctrl-C", "quit"),
 )
 ABOUT = (
     "HEALTH is the verdict of the exporter, CLASS what limits the GPU, and FINDING the worst failure mode, over the"
@@ -63,6 +66,22 @@ ORDERS: dict[str, Callable[[GpuRow], object] | None] = {
     "memory": _by("memory_used"),
     "owner": lambda row: (not row.owner, row.owner),
 }
+# The order that a key chooses, as in htop.
+ORDER_KEYS = {"W": "worst first", "P": "SM", "M": "memory", "T": "temperature"}
+# What other keys mean, as in htop and nvitop.
+SAME_KEYS = {
+    "f1": "?",
+    "h": "?",
+    "f3": "/",
+    "f4": "/",
+    "\\": "/",
+    "f6": "s",
+    ">": "s",
+    ".": "s",
+    ",": "<",
+    "I": "r",
+    "f10": "q",
+}
 
 
 @dataclass(slots=True)
@@ -79,6 +98,7 @@ class Screen:
     filter: str = field(default="", init=False)
     typing: bool = field(default=False, init=False)
     expanded: bool = field(default=False, init=False)
+    jobs: bool = field(default=False, init=False)
     help: bool = field(default=False, init=False)
     done: bool = field(default=False, init=False)
     _pressed: bool = field(default=False, init=False)
@@ -90,30 +110,38 @@ class Screen:
     def press(self, key: str) -> None:
         """Handle a key: a character, or a name such as `up`."""
         self._pressed = True
+        if not self.typing:
+            key = SAME_KEYS.get(key, key)
         if key == "ctrl-c" or (key == "q" and not self.typing):
             self.done = True
         elif self.typing:
             self._type(key)
-        elif key in ("?", "h"):
+        elif key == "?":
             self.help, self.scroll = not self.help, 0
-        elif key in ("esc", "enter", " ") and (self.help or self.expanded):
-            self.help = self.expanded = False
+        elif key in ("esc", "enter", " ", "tab") and (self.help or self.expanded or self.jobs):
+            self.help = self.expanded = self.jobs = False
             self.scroll = 0
+        elif key == "tab":
+            self.jobs, self.scroll = True, 0
         elif key in ("enter", " "):
             self.expanded, self.scroll = True, 0
         elif key == "esc":
             self.filter = ""
         elif key == "/":
             self.typing, self.filter = True, ""
-        elif key == "s":
-            names = list(ORDERS)
-            self.order = names[(names.index(self.order) + 1) % len(names)]
-            self.chosen, self._key = 0, None
-        elif key == "r":
-            self.reverse = not self.reverse
-            self.chosen, self._key = 0, None
+        elif key in ("s", "<", "r") or key in ORDER_KEYS:
+            self._sort(key)
         else:
             self._move(key)
+
+    def _sort(self, key: str) -> None:
+        names = list(ORDERS)
+        if key == "r":
+            self.reverse = not self.reverse
+        else:
+            step = {"s": 1, "<": -1}.get(key, 0)
+            self.order = ORDER_KEYS.get(key) or names[(names.index(self.order) + step) % len(names)]
+        self.chosen, self._key = 0, None
 
     def _type(self, key: str) -> None:
         if key in ("enter", "esc"):
@@ -129,7 +157,7 @@ class Screen:
         step = {"up": -1, "k": -1, "down": 1, "j": 1, "pgup": -page, "pgdn": page, "home": -(10**6), "end": 10**6}
         if key not in step:
             return
-        if self.expanded or self.help:
+        if self.expanded or self.help or self.jobs:
             self.scroll = max(0, self.scroll + step[key])
         else:
             self.chosen = min(max(0, self.chosen + step[key]), max(0, self._shown - 1))
@@ -159,10 +187,12 @@ class Screen:
 
     def _rows(self, view: View) -> list[GpuRow]:
         wanted, key = self.filter.lower(), ORDERS[self.order]
-        blamed = [(gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]]
         rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
         if key is _urgency:  # of the ranks that a hang hits, the one that others wait for is the first
-            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in blamed)
+            culprits = {
+                (gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]
+            }
+            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in culprits)
         if key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
         return rows[::-1] if self.reverse else rows
@@ -192,7 +222,7 @@ class Screen:
             return padded((Span(f" Filter: {self.filter}_   Enter keeps it, Esc clears it"),), width, "keys")
         shown = f"filter: {self.filter}  " if self.filter else ""
         order = f"sort: {self.order}{' (reversed)' if self.reverse else ''}"
-        text = f" {shown}q quit  ? help  s {order}  r reverse  / filter  Enter details"
+        text = f" {shown}? help  s {order}  / filter  Enter details  Tab jobs  q quit"
         return padded((Span(text),), width, "keys")
 
     def _body(self, view: View, rows: Sequence[GpuRow], now: float, room: int) -> list[Line]:
@@ -203,8 +233,13 @@ class Screen:
             )
             return [(), (Span(f"  {text or 'No GPU was found; `gpu-exporter doctor` says why.'}", "dim"),)]
         at = view.at or now
+        of_jobs = job_lines(rows, width, self.marks)
+        if self.jobs:
+            lines = of_jobs or [(Span("  No job has several GPUs.", "dim"),)]
+            self.scroll = min(self.scroll, max(0, len(lines) - room))
+            return lines[self.scroll :]
         if self.expanded:
-            lines = detail(rows[self.chosen], at, width, self.marks, view.since)
+            lines = detail(rows[self.chosen], at, width, self.marks, view)
             self.scroll = min(self.scroll, max(0, len(lines) - room))
             return lines[self.scroll :]
         columns = columns_for(width, rows)
@@ -218,8 +253,17 @@ class Screen:
         ]
         if room - len(lines) > LEAST_DETAIL:
             lines.append((Span(self.marks.rule * width, "dim"),))
-            lines += detail(rows[self.chosen], at, width, self.marks, view.since)
+            lines += detail(rows[self.chosen], at, width, self.marks, view)
+        for block in (of_jobs, *self._others(rows, at, view)):
+            if block and room - len(lines) > len(block):
+                lines += [(Span(self.marks.rule * width, "dim"),), *block]
         return lines
+
+    def _others(self, rows: Sequence[GpuRow], at: float, view: View) -> Iterator[list[Line]]:
+        """Yield the details of the other GPUs with findings, for screens that have room."""
+        for place, row in enumerate(rows):
+            if place != self.chosen and row.diagnosis and row.diagnosis.matches:
+                yield detail(row, at, self.size[0], self.marks, view)
 
     def _help(self) -> list[Line]:
         width = self.size[0]
@@ -247,5 +291,6 @@ def _searched(row: GpuRow) -> str:
     """Return all texts of a GPU in which the filter looks."""
     findings = [match.mode.name for match in row.diagnosis.matches] if row.diagnosis else []
     commands = [process.command for process in row.processes]
-    texts = (row.name, row.model, row.node, row.owner, row.class_name, row.health, row.down, row.key.uuid)
+    job = row.diagnosis.identity.job if row.diagnosis else ""
+    texts = (job, row.name, row.model, row.node, row.owner, row.class_name, row.health, row.down, row.key.uuid)
     return "\n".join((*texts, *findings, *commands)).lower()

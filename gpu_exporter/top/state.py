@@ -65,9 +65,9 @@ class View:
     """All GPUs at one moment. `at` is the time of the last scrape (unix seconds), 0 before the first one.
 
     `origin` names the source, `banner` says that the values are replayed or simulated, and `problem` why there are no
-    newer ones. `interval` is the time between two collections. `since` is the time of the
-    first diagnosis, 0 before it: what was found then may have begun before. `incidents` are the most urgent ones, as in
-    JSON.
+    newer ones. `interval` is the time between two collections. `since` is the time of the first diagnosis, 0 before it:
+    what was found then may have begun before. `incidents` are the most urgent ones, as in JSON. `runbooks` is where the
+    exporter serves its runbooks; empty if it serves none.
     """
 
     at: float = 0.0
@@ -79,3 +79,4 @@ class View:
     since: float = 0.0
     gpus: tuple[GpuRow, ...] = ()
     incidents: Sequence[Mapping[str, Any]] = ()
+    runbooks: str = ""

@@ -20,7 +20,6 @@ SEVERITY_STYLES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.
 # Classes whose style is not that of their cause.
 CLASS_STYLES = {"idle": "idle", "fake-load": "bad"}
 LONGEST_CLASS = len("data-loading-bound")
-BAR = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,9 @@ def columns_for(width: int, rows: Sequence[GpuRow]) -> list[tuple[TableColumn, i
     least = {"GPU": min(names, 12), "OWNER": min(owners, 20)}
     for title in PRIORITY:
         column = COLUMNS[title]
-        wanted = max(column.width, least.get(title, 0))
-        if wanted + 1 > left:
+        if column.width + 1 > left:
             continue
+        wanted = min(max(column.width, least.get(title, 0)), left - 1)
         chosen[title] = wanted
         left -= wanted + 1
     for title, wish in (("OWNER", owners), *((title, COLUMNS[title].most) for title in chosen if title != "OWNER")):
@@ -111,7 +110,8 @@ def _bar(name: str) -> Callable[[GpuRow, int, Glyphs], Span]:
         limit = row.limits.get(name)
         share = value / limit if value is not None and limit else None
         text = short(BY_NAME[name], value)
-        return Span(f"{bar(share, width - 6, marks)}{text:>6}", class_style(row) if value is not None else "dim")
+        drawn = f"{bar(share, width - 6, marks)}{text:>6}" if width > 6 else f"{text:>{width}}"
+        return Span(drawn, class_style(row) if value is not None else "dim")
 
     return cell
 
@@ -134,10 +134,12 @@ def _health(row: GpuRow, width: int, marks: Glyphs) -> Span:
     return Span(row.health, HEALTH_STYLES.get(row.health, "dim"))
 
 
-def _mark(row: GpuRow, width: int, marks: Glyphs) -> Span:
-    """Return a mark for the most severe finding: ! critical or warning, i info."""
+def _finding(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    """Return the worst finding, without what all names begin with if it does not fit; without one, a bad verdict."""
     name, style = worst(row)
-    return Span(" " if name == ABSENT else "i" if style == "info" else "!", style)
+    if name == ABSENT and row.health in (DEGRADED, UNHEALTHY):
+        return Span(row.health, HEALTH_STYLES[row.health])
+    return Span(name.removeprefix("Gpu") if width_of(name) > width else name, style)
 
 
 def _owner(row: GpuRow, width: int, marks: Glyphs) -> Span:
@@ -156,10 +158,10 @@ COLUMNS = {
     for column in (
         TableColumn("GPU", 3, lambda row, width, marks: Span(row.name, "title")),
         TableColumn("MODEL", 12, lambda row, width, marks: Span(row.model.removeprefix("NVIDIA ") or ABSENT), most=16),
-        TableColumn("!", 1, _mark),
+        TableColumn("FINDING", 16, _finding, most=32),
         TableColumn("HEALTH", 9, _health),
         TableColumn("CLASS", LONGEST_CLASS, _class),
-        TableColumn("SM", BAR + 4, _bar("sm_active"), most=20),
+        TableColumn("SM", 5, _bar("sm_active"), most=20),
         TableColumn("SM HISTORY", 10, _spark("sm_active"), most=60),
         TableColumn("TENSOR", 6, _number("tensor_active"), right=True),
         TableColumn("DRAM", 5, _number("dram_active"), right=True),
@@ -169,13 +171,12 @@ COLUMNS = {
         TableColumn("TEMP", 5, _number("temperature"), right=True),
         TableColumn("MEMORY", 6, _number("memory_used"), right=True),
         TableColumn("LOST", 5, _lost, right=True),
-        TableColumn("FINDING", 16, lambda row, width, marks: Span(*worst(row)), most=32),
         TableColumn("OWNER", 8, _owner, most=48),
         TableColumn("PROCESS", 20, _process, most=70),
     )
 }
 # Which columns a narrow terminal keeps.
 PRIORITY = (
-    *("GPU", "!", "HEALTH", "CLASS", "SM", "OWNER", "TENSOR", "DRAM", "POWER", "TEMP", "FINDING", "MEMORY", "LOST"),
+    *("GPU", "FINDING", "CLASS", "SM", "POWER", "TEMP", "MEMORY", "OWNER", "HEALTH", "LOST", "TENSOR", "DRAM"),
     *("SM HISTORY", "NVLINK/S", "PCIE/S", "MODEL", "PROCESS"),
 )

@@ -27,6 +27,8 @@ from gpu_exporter.top.lines import ASCII, STYLES, Line, glyphs
 KEYS = {
     **{"\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down", "\x1b[5~": "pgup", "\x1b[6~": "pgdn"},
     **{"\x1b[H": "home", "\x1bOH": "home", "\x1b[1~": "home", "\x1b[F": "end", "\x1bOF": "end", "\x1b[4~": "end"},
+    **{"\x1bOP": "f1", "\x1b[11~": "f1", "\x1bOR": "f3", "\x1b[13~": "f3", "\x1bOS": "f4", "\x1b[14~": "f4"},
+    **{"\x1b[17~": "f6", "\x1b[21~": "f10", "\t": "tab"},
     **{"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "esc", "\x03": "ctrl-c"},
 }
 SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|)|.", re.DOTALL)

@@ -130,7 +130,7 @@ class Tracker:
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._incidents: Sequence[Mapping[str, Any]] = ()
         self._found: dict[tuple[DeviceKey, str], float] = {}
-        self._explained: Mapping[tuple[DeviceKey, str], str] = {}
+        self._explained: Mapping[DeviceKey, Mapping[str, str]] = {}
         self._hidden: set[DeviceKey] = set()
         self._classes: dict[DeviceKey, tuple[str, float]] = {}
         self._rows: dict[DeviceKey, GpuRow] = {}
@@ -181,7 +181,10 @@ class Tracker:
         gpus = ((each.identity.gpu, each.device.uuid) for each in self._diagnoses.values())
         incidents = of_diagnoses(self._diagnoses.values())
         self._incidents = with_code(as_dicts(incidents, since=self._found), self.code_of(gpus))
-        self._explained = explanations(incidents)
+        explained: dict[DeviceKey, dict[str, str]] = defaultdict(dict)
+        for (device, mode), words in explanations(incidents).items():
+            explained[device][mode] = words
+        self._explained = explained
         self._judged_at, self._since = begun, self._since or window.now
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
 
@@ -229,7 +232,7 @@ class Tracker:
             owner=held.owner,
             processes=held.processes,
             diagnosis=self._diagnoses.get(device),
-            explained={mode: words for (each, mode), words in self._explained.items() if each == device},
+            explained=self._explained.get(device, {}),
             class_since=self._classes.get(device, ("", None))[1],
         )
 

@@ -1,45 +1,64 @@
-"""What to change, each with the most that it can save, computed from the trace of one GPU.
+"""What to change, each with the most that it can save, and the code or the kernels that it rests on.
 
-A saving is an upper bound: it assumes that the loss vanishes, and that nothing else becomes the limit.
+A saving is an upper bound: it assumes that the loss vanishes, and that nothing else becomes the limit. Savings add up:
+each moment of idle time and each kernel counts for one advice only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import binary_size, percent
 from gpu_exporter.traces.device_times import NS, DeviceTimes
-from gpu_exporter.traces.intervals import subtract, union
-from gpu_exporter.traces.kernel_classes import avoids_tensor_cores, kernel_class
-from gpu_exporter.traces.model import UNKNOWN, Column, DeviceKind, Trace, distinct
-from gpu_exporter.traces.result import Advice, IdleCause, RankResult
+from gpu_exporter.traces.idle import UserWaits
+from gpu_exporter.traces.intervals import length, subtract, union
+from gpu_exporter.traces.kernel_classes import COMMUNICATION_CLASS, avoids_tensor_cores, multiplies_vectors, short_name
+from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, Trace, distinct
+from gpu_exporter.traces.operators import EventClasses
+from gpu_exporter.traces.result import Advice, IdleCause, RankResult, Straggler
 
 # Advice that saves less of the span is not given.
 LEAST_SAVING = 0.01
 # A chain to fuse: so many kernels in a row on one stream, each at most this long.
 FEWEST_FUSED, LONGEST_FUSED_NS = 3, 50_000
-FUSABLE = ("elementwise", "normalization", "softmax", "reduction", "optimizer", "random")
+FUSABLE = ("elementwise", "cast", "copy", "normalization", "softmax", "reduction", "optimizer", "random")
+# A rank that launches more kernels than this times as many as the others has more work.
+MORE_KERNELS = 1.02
 # Tensor cores multiply fp16 and TF32 matrices at least so much faster than the other cores fp32 ones (V100: 8).
 TENSOR_CORE_FACTOR = 8
-Finding = tuple[str, str, float, tuple[str, ...]]  # kind, text, seconds, frames
+MOST_KERNELS, MOST_NAME = 3, 60
+Finding = tuple[str, str, float, tuple[str, ...], tuple[str, ...]]  # kind, text, seconds, frames, kernels
+_UNIFIED = re.compile(r"unified memory|Managed", re.IGNORECASE)
 
 
-def advice(trace: Trace, times: DeviceTimes, rank: RankResult) -> list[Advice]:
-    """Return the advice for one GPU."""
+def advice(
+    trace: Trace, times: DeviceTimes, rank: RankResult, classes: EventClasses, waits: UserWaits | None
+) -> list[Advice]:
+    """Return the advice for one GPU, but that on communication. What rests on no code and no kernel is left out."""
     causes = {cause.cause: cause for cause in rank.idle_causes}
     found = (
         *_of_causes(causes),
-        *_of_communication(rank),
-        *_of_kernels(trace, times),
+        *_of_waits(waits, len(rank.steps)),
+        *_of_kernels(trace, times, classes),
         *_of_copies(trace, times, rank),
+        *_of_unified_memory(trace, times),
     )
+    return _kept(found, rank)
+
+
+def _kept(found: Iterable[Finding], rank: RankResult) -> list[Advice]:
+    """Return the advice that saves enough and rests on something."""
     return [
-        Advice(kind, text, seconds, seconds / rank.span_seconds, frames)
-        for kind, text, seconds, frames in found
-        if seconds >= LEAST_SAVING * rank.span_seconds
+        Advice(kind, text, seconds, seconds / rank.span_seconds, frames, kernels)
+        for kind, text, seconds, frames, kernels in found
+        if seconds >= LEAST_SAVING * rank.span_seconds and (frames or kernels)
     ]
 
 
@@ -49,13 +68,6 @@ def _loader(frames: Sequence[str]) -> str:
     if any("MultiProcessing" in frame for frame in frames):
         return "The loader's workers are too slow: use more of them, or move work out of __getitem__ and collate_fn."
     return "Load data in other processes, ahead of the step: DataLoader(num_workers=…, pin_memory=True)."
-
-
-def _synchronisation(frames: Sequence[str]) -> str:
-    return (
-        "The host waits for the GPU in the loop: keep values such as the loss on the GPU (detach), read them every"
-        " hundred steps, and pass non_blocking=True with pinned memory."
-    )
 
 
 def _launching(frames: Sequence[str]) -> str:
@@ -69,7 +81,6 @@ def _launching(frames: Sequence[str]) -> str:
 
 _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
     TraceCause.DATA_LOADING: ("data_loading", _loader),
-    TraceCause.SYNCHRONISATION: ("synchronisation", _synchronisation),
     TraceCause.LAUNCH_OVERHEAD: (
         "cuda_graphs",
         _launching,
@@ -90,6 +101,22 @@ _TEXTS: Mapping[TraceCause, tuple[str, Callable[[Sequence[str]], str]]] = {
         "garbage_collection",
         lambda _: "Call gc.freeze() after the start, and gc.disable() with a gc.collect() every some hundred steps.",
     ),
+    TraceCause.ALLOCATION: (
+        "allocation",
+        lambda _: (
+            "Memory of the GPU is allocated or freed in these steps: trace later ones, when the allocator has cached"
+            " what it needs. Otherwise avoid torch.cuda.empty_cache() and changing shapes."
+        ),
+    ),
+    TraceCause.DEPENDENCY: (
+        "dependency",
+        lambda frames: (
+            f"The next work had been launched, but waited for other work ({frames[0]}): check which events or graphs"
+            " it waits for, and put independent work on a stream of its own."
+            if frames
+            else ""
+        ),
+    ),
     TraceCause.PYTHON: (
         "python",
         lambda _: "Move this code of the host out of the loop, into another process, or onto the GPU.",
@@ -101,19 +128,62 @@ def _of_causes(causes: Mapping[str, IdleCause]) -> Iterator[Finding]:
     """Yield advice on idle time."""
     for cause, (kind, text) in _TEXTS.items():
         if found := causes.get(cause.value):
-            yield kind, text(found.frames), found.seconds, found.frames
+            yield kind, text(found.frames), found.seconds, found.frames, ()
 
 
-def _of_communication(rank: RankResult) -> Iterator[Finding]:
-    if rank.exposed_communication_seconds:
-        share = rank.exposed_communication_seconds / max(rank.communication_seconds, 1e-12)
-        yield (
-            "overlap_communication",
-            f"{percent(share)} of the communication runs while nothing computes: overlap it (gradient buckets,"
-            " prefetch of FSDP), use larger messages, or accumulate gradients.",
-            rank.exposed_communication_seconds,
-            rank.communication_frames,
+_INSTEAD = {
+    ".item()": "keep values such as the loss on the GPU (detach), and read them every hundred steps",
+    "copy to the host": "copy into pinned memory with non_blocking=True, and read it a step later",
+    "nonzero()": "use torch.where, or a mask of fixed size",
+    "torch.cuda.synchronize()": "leave it out, or measure with CUDA events",
+}
+
+
+def _of_waits(waits: UserWaits | None, steps: int) -> Iterator[Finding]:
+    """Yield advice on waits for the GPU that the user's code causes."""
+    if waits is None:
+        return
+    often = f", {waits.count / steps:.3g} x {waits.code} per step" if steps and waits.count else f", at {waits.code}"
+    instead = _INSTEAD.get(
+        waits.code, "keep values on the GPU, read them every hundred steps, and copy with non_blocking=True"
+    )
+    text = f"The host waits for the GPU in the loop{often}: {instead}."
+    yield "synchronisation", text, waits.nanoseconds / NS, waits.frames, ()
+
+
+def of_communication(rank: RankResult) -> list[Advice]:
+    """Return the advice on transfers. Waiting for another rank is no reason to overlap communication."""
+    transfer = rank.exposed_transfer_seconds
+    exposed = rank.exposed_communication_seconds if transfer is None else transfer
+    share = percent(exposed / max(rank.communication_seconds, 1e-12))
+    what = "runs while nothing computes" if transfer is None else "is transfer of data while nothing computes"
+    text = (
+        f"{share} of the communication {what}: overlap it (gradient buckets, prefetch of FSDP), use larger messages, or"
+        " accumulate gradients."
+    )
+    kernels = [of.name for of in rank.top_kernels if of.kernel_class == COMMUNICATION_CLASS][:MOST_KERNELS]
+    return _kept([("overlap_communication", text, exposed, rank.communication_frames, tuple(kernels))], rank)
+
+
+def of_straggler(straggler: Straggler, ranks: Sequence[RankResult]) -> Advice:
+    """Return what to do about the straggler."""
+    slow = next(rank for rank in ranks if rank.rank == straggler.rank)
+    others = [rank for rank in ranks if rank is not slow]
+    waits = [sum(of.seconds for of in rank.waiting if of.rank == slow.rank) for rank in others]
+    saving = sum(waits) / len(ranks)
+    span = sum(rank.span_seconds for rank in ranks) / len(ranks)
+    wait = f"The others wait {straggler.excess_seconds * 1e3:.3g} ms per step for rank {slow.rank}"
+    if straggler.kind == "host":
+        text = f"{wait}, whose host is slower: make this code as fast as on the other ranks, or balance its input."
+    elif slow.kernels <= MORE_KERNELS * median(rank.kernels for rank in others):
+        text = (
+            f"{wait}, whose GPU takes longer for as many kernels: check its clocks, temperature and power limit, and"
+            " which other processes use it."
         )
+    else:
+        usual = median(rank.kernels for rank in others)
+        text = f"{wait}, which runs {slow.kernels} kernels where the others run {usual:.0f}: give it less work."
+    return Advice("straggler", text, saving, saving / span, straggler.frames)
 
 
 def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult) -> Iterator[Finding]:
@@ -133,66 +203,117 @@ def _of_copies(trace: Trace, times: DeviceTimes, rank: RankResult) -> Iterator[F
         " to(device, non_blocking=True).",
         exposed / NS + idle,
         rank.copy_frames,
+        _names(trace, events.name[chosen], (events.end - events.start)[chosen]),
     )
 
 
-def _of_kernels(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
-    """Yield advice on kernels: fusion, size and tensor cores."""
-    events = times.events.rows(times.events.kind == DeviceKind.COMPUTE)
+def _of_unified_memory(trace: Trace, times: DeviceTimes) -> Iterator[Finding]:
+    events = times.events
+    chosen = np.isin(events.name, [row for row, name in enumerate(trace.names) if _UNIFIED.search(name)])
+    chosen &= events.kind == DeviceKind.COPY
+    if chosen.any():
+        moved = int(events.bytes[chosen & (events.bytes > 0)].sum())
+        exposed = subtract(union(events.start[chosen], events.end[chosen]), times.compute)
+        yield (
+            "unified_memory",
+            f"{int(chosen.sum())} migrations and page faults of unified memory ({binary_size(moved)}): prefetch with"
+            " cudaMemPrefetchAsync, or use memory of the GPU.",
+            exposed / NS,
+            (),
+            _names(trace, events.name[chosen], (events.end - events.start)[chosen]),
+        )
+
+
+def _of_kernels(trace: Trace, times: DeviceTimes, classes: EventClasses) -> Iterator[Finding]:
+    """Yield advice on kernels: tensor cores, fusion and size. Each kernel counts for the first that applies."""
+    computing = times.events.kind == DeviceKind.COMPUTE
+    events, classes = times.events.rows(computing), classes.chosen(computing)
     duration = events.end - events.start
-    chains, cost, saving = _chains(trace, events.stream, events.name, duration)
-    if chains:
-        yield (
-            "fusion",
-            f"{chains} chains of short element-wise kernels take {cost / NS:.3g} s: fuse them with torch.compile or a"
-            " fused optimizer and norm.",
-            saving / NS,
-            (),
-        )
-    properties = trace.devices.get(int(events.device[0])) if len(events) else None
-    if properties and properties.multiprocessors:
-        filled = np.clip(events.blocks / properties.multiprocessors, 0, 1)
-        small = (events.blocks != UNKNOWN) & (filled < 1)
-        lost = float((duration * (1 - filled))[small].sum())
-        yield (
-            "larger_batch",
-            f"{int(small.sum())} kernels have fewer thread blocks than the GPU has multiprocessors"
-            f" ({properties.multiprocessors}): enlarge the batch, or run small work on several streams.",
-            lost / NS,
-            (),
-        )
-    names = [row for row in distinct(events.name).tolist() if avoids_tensor_cores(trace.names[row])]
-    slow = float(duration[np.isin(events.name, names)].sum())
-    if slow:
-        yield (
-            "tensor_cores",
-            f"matrix products take {slow / NS:.3g} s without tensor cores: use autocast (bfloat16), or"
-            ' torch.set_float32_matmul_precision("high").',
-            slow / NS * (1 - 1 / TENSOR_CORE_FACTOR),
-            (),
-        )
+    if not duration.sum():
+        return
+    # Kernels overlap: what all of them save is at most the time in which one runs.
+    scale = length(union(events.start, events.end)) / float(duration.sum()) / NS
+    free = np.ones(len(events), dtype=bool)
+    for kind, text, saved in (
+        _tensor_cores(trace, events, duration),
+        _fusion(events, classes, duration),
+        _larger_batch(trace, events, duration),
+    ):
+        seconds = float(saved[free].sum()) * scale
+        if seconds:
+            yield kind, text, seconds, (), _names(trace, events.name, np.where(free, saved, 0))
+        free &= saved == 0
 
 
-def _chains(trace: Trace, stream: Column, name: Column, duration: Column) -> tuple[int, int, int]:
-    """Return the number of chains that can be fused, their time, and what is saved if only the longest kernel stays."""
-    if not len(name):
-        return 0, 0, 0
-    fusable_names = [row for row in distinct(name).tolist() if kernel_class(trace.names[row]) in FUSABLE]
-    order = np.argsort(stream, kind="stable")
-    stream, duration = stream[order], duration[order]
-    fusable = np.isin(name[order], fusable_names) & (duration <= LONGEST_FUSED_NS)
+def _names(trace: Trace, names: Column, weights: Column) -> tuple[str, ...]:
+    """Return the names of the events with the largest weights in all."""
+    rows, inverse = np.unique(names, return_inverse=True)
+    sums = Counter[str]()
+    for row, weight in zip(rows.tolist(), np.bincount(inverse, weights=weights).tolist(), strict=True):
+        if weight > 0:
+            sums[short_name(trace.names[row], MOST_NAME)] += weight
+    return tuple(name for name, _ in sums.most_common(MOST_KERNELS))
+
+
+def _tensor_cores(trace: Trace, events: DeviceEvents, duration: Column) -> tuple[str, str, Column]:
+    names = [
+        row
+        for row in distinct(events.name).tolist()
+        if avoids_tensor_cores(trace.names[row]) and not multiplies_vectors(trace.names[row])
+    ]
+    slow = np.where(np.isin(events.name, names), duration, 0)
+    text = (
+        f"matrix products take {slow.sum() / NS:.3g} s without tensor cores: use autocast (bfloat16), or"
+        ' torch.set_float32_matmul_precision("high").'
+    )
+    return "tensor_cores", text, slow * (1 - 1 / TENSOR_CORE_FACTOR)
+
+
+def _fusion(events: DeviceEvents, classes: EventClasses, duration: Column) -> tuple[str, str, Column]:
+    """Return what is saved of each kernel if only the longest of a chain stays."""
+    order = np.argsort(events.stream, kind="stable")
+    stream, length_ns = events.stream[order], duration[order]
+    fusable = classes.among(FUSABLE)[order] & (length_ns <= LONGEST_FUSED_NS)
     new = np.concatenate(([True], (stream[1:] != stream[:-1]) | (fusable[1:] != fusable[:-1])))
     starts = np.flatnonzero(new)
     lengths = np.diff(np.concatenate((starts, [len(fusable)])))
     chosen = fusable[starts] & (lengths >= FEWEST_FUSED)
-    cost, longest = np.add.reduceat(duration, starts), np.maximum.reduceat(duration, starts)
-    return int(chosen.sum()), int(cost[chosen].sum()), int((cost - longest)[chosen].sum())
+    cost, longest = np.add.reduceat(length_ns, starts), np.maximum.reduceat(length_ns, starts)
+    share = np.where(chosen, 1 - longest / np.maximum(cost, 1), 0.0)
+    saved = np.zeros(len(duration))
+    saved[order] = length_ns * np.repeat(share, lengths)
+    text = (
+        f"{int(chosen.sum())} chains of short element-wise kernels take {int(cost[chosen].sum()) / NS:.3g} s: fuse them"
+        " with torch.compile or a fused optimizer and norm."
+    )
+    return "fusion", text, saved
+
+
+def _larger_batch(trace: Trace, events: DeviceEvents, duration: Column) -> tuple[str, str, Column]:
+    properties = trace.devices.get(int(events.device[0]))
+    if not properties or not properties.multiprocessors:
+        return "larger_batch", "", np.zeros(len(duration))
+    filled = np.clip(events.blocks / properties.multiprocessors, 0, 1)
+    small = (events.blocks != UNKNOWN) & (filled < 1)
+    text = (
+        f"{int(small.sum())} kernels have fewer thread blocks than the GPU has multiprocessors"
+        f" ({properties.multiprocessors}): enlarge the batch, or run small work on several streams."
+    )
+    return "larger_batch", text, np.where(small, duration * (1 - filled), 0.0)
 
 
 def merged(of_ranks: Sequence[Sequence[Advice]]) -> tuple[Advice, ...]:
-    """Return the advice for all ranks: of each kind the one with the largest saving, the largest first."""
-    best: dict[str, Advice] = {}
+    """Return the advice for all ranks, the largest saving first: means, in the words for the rank that saves most."""
+    by_kind: dict[str, list[Advice]] = {}
     for one in (one for of_rank in of_ranks for one in of_rank):
-        if one.kind not in best or one.saving_seconds > best[one.kind].saving_seconds:
-            best[one.kind] = one
-    return tuple(sorted(best.values(), key=lambda one: -one.saving_seconds))
+        by_kind.setdefault(one.kind, []).append(one)
+    means = [
+        replace(
+            max(of_kind, key=lambda one: one.saving_seconds),
+            saving_seconds=sum(one.saving_seconds for one in of_kind) / len(of_ranks),
+            saving_ratio=sum(one.saving_ratio for one in of_kind) / len(of_ranks),
+        )
+        for of_kind in by_kind.values()
+    ]
+    kept = [one for one in means if one.saving_ratio >= LEAST_SAVING]
+    return tuple(sorted(kept, key=lambda one: -one.saving_seconds))

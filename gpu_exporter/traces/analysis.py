@@ -1,4 +1,8 @@
-"""Where the time of GPUs went: the analysis of one trace or of several ranks of one job."""
+"""Where the time of GPUs went: the analysis of one trace or of several ranks of one job.
+
+A trace is reduced to a summary, in whatever process, and the summaries of all ranks are combined. So memory does not
+grow with the traces of a job.
+"""
 
 from __future__ import annotations
 
@@ -8,73 +12,168 @@ from dataclasses import replace
 
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces.advice import advice, merged
-from gpu_exporter.traces.collectives import collective_times, rank_step, straggler_of
+from gpu_exporter.traces.advice import advice, merged, of_communication, of_straggler
+from gpu_exporter.traces.collectives import calls_of, collective_times, rank_step, straggler_of
+from gpu_exporter.traces.details import NO_FRAMES, gpu_stacks, timeline
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices, kernels, step_times
-from gpu_exporter.traces.idle import HostTimes, Launches, Share, attribute, frames_of, host_times, launch_frames
+from gpu_exporter.traces.idle import (
+    HostTimes,
+    Launches,
+    Share,
+    UserWaits,
+    attribute,
+    dependencies,
+    frames_of,
+    host_times,
+    launch_frames,
+    user_waits,
+)
 from gpu_exporter.traces.intervals import length
 from gpu_exporter.traces.memory import memory_of
-from gpu_exporter.traces.model import DeviceKind, Trace
-from gpu_exporter.traces.result import Advice, AnalysisResult, CollectiveTime, IdleCause, RankResult, TraceVerdict
+from gpu_exporter.traces.model import TRUNCATED, UNKNOWN, DeviceKind, Trace, distinct
+from gpu_exporter.traces.operators import EventClasses, event_classes, launch_stacks
+from gpu_exporter.traces.rank_files import rank_numbers
+from gpu_exporter.traces.result import (
+    Advice,
+    AnalysisResult,
+    GpuDetails,
+    IdleCause,
+    RankResult,
+    Straggler,
+    TraceVerdict,
+)
+from gpu_exporter.traces.roofline import rates
 from gpu_exporter.traces.stacks import Stacks
-from gpu_exporter.traces.verdict import Thresholds, because, class_of, losses
+from gpu_exporter.traces.summary import GpuSummary, RankSummary
+from gpu_exporter.traces.verdict import Thresholds, because, blamed, class_of, losses, outweighs
+from gpu_exporter.traces.waiting import Communication, Waits, by_step, communication_of, divided, longer, with_waiting
 
-MOST_FRAMES, MOST_KERNELS = 5, 20
-NO_FRAMES = "(no frames)"
+MOST_FRAMES, MOST_KERNELS, MOST_OPERATORS = 5, 20, 20
 DEFAULTS = Thresholds()
 
 
-def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
-    """Return where the time of each GPU went, and what limits the job.
+def analyze(traces: Sequence[Trace], thresholds: Thresholds = DEFAULTS, *, details: bool = False) -> AnalysisResult:
+    """Return where the time of each GPU went, and what limits the job: `combined` after `summary`."""
+    return combined([summary(trace, details=details) for trace in traces], thresholds)
 
-    A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events.
-    """
-    collectives = collective_times(dict(enumerate(traces)))
-    ranks: list[RankResult] = []
-    tips: list[list[Advice]] = []
-    folded: dict[int, Mapping[str, float]] = {}
-    for position, trace in enumerate(traces):
-        stacks, launches = Stacks(trace), Launches(trace)
-        memory = {each.device: each for each in memory_of(trace, stacks)}
-        for device, times in devices(trace).items():
-            shares = attribute(trace, times.events, times.busy, stacks, launches)
-            rank = position if trace.rank is None else trace.rank
-            host = host_times(trace, launches.rows_of(times.events))
-            causes = _causes(shares, stacks, times.span)
-            result = replace(
-                _measured(trace, rank, device, times, host, causes, collectives[position]),
-                copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
-                communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
+
+def summary(trace: Trace, *, details: bool = False) -> RankSummary:
+    """Return what the analysis of one trace finds. With `details`, also the timelines and stacks of its GPUs."""
+    stacks, launches = Stacks(trace), Launches(trace)
+    memory = {each.device: each for each in memory_of(trace, stacks)}
+    gpus: list[GpuSummary] = []
+    folded: dict[str, float] = {}
+    for device, times in devices(trace).items():
+        shares = attribute(trace, times.events, times.busy, stacks, launches)
+        host = host_times(trace, launches.rows_of(times.events))
+        waited_for = dependencies(trace, times.events, times.busy, launches, MOST_FRAMES)
+        causes = _causes(shares, stacks, times.span, waited_for)
+        classes = event_classes(trace, times.events, launch_stacks(trace, times.events, stacks, launches), stacks)
+        result = replace(
+            _measured(trace, device, times, host, causes, classes),
+            copy_frames=_frames(trace, times, DeviceKind.COPY, stacks, launches),
+            operators=rates(trace, times, launches, device_name(trace, device), MOST_OPERATORS),
+            compute_frames=_frames(trace, times, DeviceKind.COMPUTE, stacks, launches),
+            communication_frames=_frames(trace, times, DeviceKind.COMMUNICATION, stacks, launches),
+        )
+        waits = _user_waits(trace, times, shares, stacks, launches)
+        gpus.append(
+            GpuSummary(
+                replace(result, memory=memory.get(device)),
+                tuple(advice(trace, times, result, classes, waits)),
+                (times.start, times.end),
+                communication_of(trace, device, times),
+                timeline(times, trace.steps) if details else None,
+                gpu_stacks(trace, times.events, stacks, launches) if details else {},
             )
-            ranks.append(replace(result, memory=memory.get(device)))
-            tips.append(advice(trace, times, result))
-            folded[rank] = _folded(shares, stacks, folded.get(rank, {}))
-    if not ranks:
-        raise GpuExporterError(no_gpu_events(traces))
-    straggler = straggler_of(ranks, thresholds.straggler) if len(traces) > 1 else None
-    lost = losses(ranks)
-    verdict = TraceVerdict(class_of(lost, straggler, thresholds), because(ranks, lost, straggler), merged(tips))
-    reasons: Counter[str] = Counter()
-    for trace in traces:
-        reasons.update(trace.dropped)
+        )
+        folded = _folded(shares, stacks, folded) if details else {}
+    return RankSummary(
+        trace.path, trace.distributed, tuple(gpus), calls_of(trace), folded, dict(trace.dropped), trace.repaired
+    )
+
+
+def combined(summaries: Sequence[RankSummary], thresholds: Thresholds = DEFAULTS) -> AnalysisResult:
+    """Return the result for a job from the summaries of its ranks.
+
+    A rank is what its file says, otherwise the position of the file. Raises GpuExporterError if no file has GPU events,
+    or if the files are not one of each rank of one job.
+    """
+    ranks_of_files = rank_numbers([each.rank_file for each in summaries])
+    if not any(each.gpus for each in summaries):
+        raise GpuExporterError(no_gpu_events(summaries))
+    ranks: list[RankResult] = []
+    tips: list[Sequence[Advice]] = []
+    idle: dict[int, Mapping[str, float]] = {}
+    details: dict[tuple[int, int], GpuDetails] = {}
+    collectives = collective_times([each.calls for each in summaries])
+    for each, rank, of_file in zip(summaries, ranks_of_files, collectives, strict=True):
+        for gpu in each.gpus:
+            ranks.append(replace(gpu.result, rank=rank, collectives=of_file))
+            tips.append(gpu.advice)
+            idle[rank] = each.idle_stacks
+            if gpu.timeline:
+                details[rank, gpu.result.device] = GpuDetails(gpu.timeline, gpu.gpu_stacks)
+    straggler = None
+    if len(summaries) > 1:
+        communication = [gpu.communication for each in summaries for gpu in each.gpus]
+        waits = divided(communication)
+        ranks = with_waiting(ranks, waits)
+        # Ranks with several GPUs cannot be told apart by waits of their GPUs.
+        straggler = _straggler(ranks, communication, waits, thresholds) if len(ranks) == len(summaries) else None
+    is_main = straggler is not None and outweighs(straggler, ranks)
+    trace_class = class_of(blamed(ranks), straggler if is_main else None, thresholds)
+    tips = [[*of_rank, *of_communication(rank)] for of_rank, rank in zip(tips, ranks, strict=True)]
+    text = because(ranks, losses(ranks), straggler, is_main)
+    verdict = TraceVerdict(trace_class, text, _merged(tips, ranks, straggler, is_main))
+    reasons = dropped_events(summaries)
     return AnalysisResult(
         tuple(ranks),
         verdict,
         straggler,
         sum(reasons.values()),
         dict(reasons),
-        sum(trace.repaired for trace in traces),
-        folded,
+        sum(each.repaired for each in summaries),
+        truncated=tuple(each.file for each in summaries if TRUNCATED in each.dropped),
+        idle_stacks=idle,
+        details=details,
     )
 
 
-def no_gpu_events(traces: Sequence[Trace]) -> str:
+def _straggler(
+    ranks: Sequence[RankResult],
+    communication: Sequence[Communication],
+    waits: Sequence[Waits | None],
+    thresholds: Thresholds,
+) -> Straggler | None:
+    """Return the rank that makes the others wait; None if the ranks have no collectives in common."""
+    tables = [
+        by_step(of_rank, divided, len(ranks))
+        for of_rank, divided in zip(communication, waits, strict=True)
+        if divided is not None
+    ]
+    found = straggler_of(ranks, tables, thresholds.straggler) if len(tables) == len(ranks) else None
+    if found is None:
+        return None
+    slow = next(rank for rank in ranks if rank.rank == found.rank)
+    return replace(found, frames=longer(slow, [rank for rank in ranks if rank is not slow])[1])
+
+
+def dropped_events(summaries: Sequence[RankSummary]) -> Counter[str]:
+    """Return how many events of all files are not analysed, by reason."""
+    reasons: Counter[str] = Counter()
+    for each in summaries:
+        reasons.update(each.dropped)
+    return reasons
+
+
+def no_gpu_events(summaries: Sequence[RankSummary]) -> str:
     """Return why there is nothing to analyse, and what to do."""
-    files = traces[0].path if len(traces) == 1 else f"{len(traces)} files"
+    files = summaries[0].file if len(summaries) == 1 else f"{len(summaries)} files"
     fix = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-    dropped = Counter[str]()
-    for trace in traces:
-        dropped.update(trace.dropped)
+    dropped = dropped_events(summaries)
+    if TRUNCATED in dropped:
+        return f"{files}: truncated before the first GPU event: copy it again when it is written completely"
     if dropped:
         reason, count = dropped.most_common(1)[0]
         return f"{files}: no GPU events, but {count} events {reason}: {fix}"
@@ -83,18 +182,16 @@ def no_gpu_events(traces: Sequence[Trace]) -> str:
 
 def _measured(
     trace: Trace,
-    rank: int,
     device: int,
     times: DeviceTimes,
     host: HostTimes,
     causes: tuple[IdleCause, ...],
-    collectives: tuple[CollectiveTime, ...],
+    event_classes: EventClasses,
 ) -> RankResult:
     busy, exposed = length(times.busy), times.exposed_communication(times.start, times.end)
-    classes, top = kernels(trace, times.events, MOST_KERNELS)
-    properties = trace.devices.get(device)
+    classes, top = kernels(trace, times.events, event_classes, MOST_KERNELS)
     result = RankResult(
-        rank=rank,
+        rank=0,
         device=device,
         span_seconds=times.span / NS,
         busy_ratio=busy / times.span,
@@ -107,28 +204,58 @@ def _measured(
         steps=step_times(times, trace.steps, times.start, host),
         idle_causes=causes,
         file=trace.path,
-        device_name=properties.name if properties else "",
+        device_name=device_name(trace, device),
         exposed_copy_seconds=times.exposed_copies() / NS,
         kernel_classes=classes,
         top_kernels=top,
-        collectives=collectives,
     )
     return replace(result, self_seconds=rank_step(result).self_seconds)
+
+
+def device_name(trace: Trace, device: int) -> str:
+    """Return the model of a GPU; "" if the file does not say it."""
+    properties = trace.devices.get(device)
+    return properties.name if properties else ""
 
 
 def _frames(trace: Trace, times: DeviceTimes, kind: DeviceKind, stacks: Stacks, launches: Launches) -> tuple[str, ...]:
     return launch_frames(trace, times.events.rows(times.events.kind == kind), stacks, launches, MOST_FRAMES)
 
 
-def _causes(shares: Sequence[Share], stacks: Stacks, span: int) -> tuple[IdleCause, ...]:
-    """Return the idle time by cause, the largest first."""
+def _user_waits(
+    trace: Trace, times: DeviceTimes, shares: list[Share], stacks: Stacks, launches: Launches
+) -> UserWaits | None:
+    calls = launches.rows_of(times.events)
+    threads = distinct(trace.host_events.thread[calls[calls != UNKNOWN]])
+    return user_waits(trace, shares, stacks, threads, MOST_FRAMES)
+
+
+def _merged(
+    tips: Sequence[Sequence[Advice]], ranks: Sequence[RankResult], straggler: Straggler | None, is_main: bool
+) -> tuple[Advice, ...]:
+    """Return the advice for the job. If the others wait most of all for one rank, that comes first."""
+    if straggler is None:
+        return merged(tips)
+    first = of_straggler(straggler, ranks)
+    # What makes its host slow is counted once, by those who wait for it.
+    by_host = straggler.kind == "host"
+    slow = [straggler.frames[:1] if by_host and rank.rank == straggler.rank else () for rank in ranks]
+    others = merged(
+        [[one for one in of_rank if not at or one.frames[:1] != at] for of_rank, at in zip(tips, slow, strict=True)]
+    )
+    return (first, *others) if is_main else tuple(sorted((first, *others), key=lambda one: -one.saving_seconds))
+
+
+def _causes(shares: Sequence[Share], stacks: Stacks, span: int, waited_for: tuple[str, ...]) -> tuple[IdleCause, ...]:
+    """Return the idle time by cause, the largest first. `waited_for` is what launched work waited for."""
     by_cause: dict[TraceCause, list[Share]] = defaultdict(list)
     for share in shares:
         by_cause[share.cause].append(share)
     found = []
     for cause, of_cause in by_cause.items():
         total = sum(share.nanoseconds for share in of_cause)
-        found.append(IdleCause(cause.value, total / NS, total / span, frames_of(of_cause, stacks, MOST_FRAMES)))
+        frames = waited_for if cause is TraceCause.DEPENDENCY else frames_of(of_cause, stacks, MOST_FRAMES)
+        found.append(IdleCause(cause.value, total / NS, total / span, frames))
     return tuple(sorted(found, key=lambda cause: -cause.seconds))
 
 

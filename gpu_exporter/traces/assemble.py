@@ -19,6 +19,7 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
+    Shapes,
     Trace,
     TraceStep,
     contained,
@@ -40,10 +41,10 @@ class Parts:
     collectives: Sequence[Collectives] = ()
     memory: Sequence[MemoryEvents] = ()
     out_of_memory: Sequence[MemoryEvents] = ()
+    shapes: Sequence[Shapes] = ()
 
 
 def assemble(
-    path: str,
     parts: Parts,
     *,
     devices: Mapping[int, DeviceProperties] | None = None,
@@ -52,7 +53,7 @@ def assemble(
     repaired: int = 0,
     base: int = 0,
 ) -> Trace:
-    """Return the trace of these parts. `base` is added to all times, ns.
+    """Return the trace of these parts, without a path. `base` is added to all times, ns.
 
     Kernels whose names say that they communicate get that kind. Device events without a launch in the file began
     before the window of the profiler: they are dropped and counted, unless most have none.
@@ -65,8 +66,7 @@ def assemble(
     if unlaunched:
         reasons[BEFORE_WINDOW] = unlaunched
     return Trace(
-        path=path,
-        rank=distributed.rank if distributed else None,
+        path="",
         names=tuple(names),
         threads=tuple(parts.threads),
         device_events=device_events,
@@ -79,12 +79,18 @@ def assemble(
         distributed=distributed,
         dropped=reasons,
         repaired=repaired,
+        shapes=_shapes(parts.shapes, base),
     )
 
 
 def _by_time(parts: Sequence[MemoryEvents], base: int) -> MemoryEvents:
     table = MemoryEvents.joined(parts)
     return replace(table, time=table.time + base).rows(np.argsort(table.time, kind="stable"))
+
+
+def _shapes(parts: Sequence[Shapes], base: int) -> Shapes:
+    table = Shapes.joined(parts)
+    return replace(table, start=table.start + base, end=table.end + base)
 
 
 def _sorted_host(parts: Sequence[HostEvents], base: int) -> HostEvents:

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any
 
 from gpu_exporter.model.errors import GpuExporterError
-
-Progress = Callable[[int, int], None]  # bytes read, bytes of the file
+from gpu_exporter.traces.content import Content
 
 CHUNK_BYTES = 4 << 20
 # The start of the array is within so many bytes; what is longer is no trace, or is no event.
 MOST_HEADER_BYTES = MOST_EVENT_BYTES = MOST_TAIL_BYTES = 64 << 20
-PACKED_BYTES = 1 << 20
-GZIP_MAGIC = b"\x1f\x8b"
 ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Between two events. Verified on 35 traces of four layouts: a quote inside a string is escaped, so it never matches.
 CUT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|args|ts|pid|tid)"\s*:)')
 # How far from its end a buffer is searched first.
 NEAR_END = 64 << 10
-
-
-class Blocks:
-    """The content of a file in blocks, decompressed. `damage` says why it ended too early, or is empty."""
-
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
-        self.damage = ""
-        self._path, self._progress = path, progress
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield blocks of at most `CHUNK_BYTES`. Raises OSError."""
-        total = self._path.stat().st_size
-        with self._path.open("rb") as file:
-            packed = file.read(2) == GZIP_MAGIC
-            file.seek(0)
-            for block in self._unpacked(file) if packed else iter(lambda: file.read(CHUNK_BYTES), b""):
-                if self._progress:
-                    self._progress(file.tell(), total)
-                yield block
-
-    def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yield the blocks of a gzip file with one or several members, as far as it is intact."""
-        member, started, packed = zlib.decompressobj(wbits=31), False, b""
-        while packed := packed or file.read(PACKED_BYTES):
-            try:
-                block, started = member.decompress(packed, CHUNK_BYTES), True
-            except zlib.error as error:
-                self.damage = f"damaged gzip: {error}"
-                return
-            packed = member.unconsumed_tail
-            if member.eof:
-                packed = member.unused_data.lstrip(b"\0")
-                member, started = zlib.decompressobj(wbits=31), False
-            if block:
-                yield block
-        if started:
-            if block := member.flush():
-                yield block
-            if not member.eof:
-                self.damage = "the gzip file ends too early"
 
 
 class Chunks:
@@ -72,13 +27,13 @@ class Chunks:
     `header` is the text before the array. The last chunk also has the end of the array and what follows it.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, content: Content) -> None:
         self.header = b""
-        self._blocks = blocks
+        self._content = content
 
     def __iter__(self) -> Iterator[tuple[bytes, bool]]:
         """Yield each chunk, and whether it is the last. Raises OSError and GpuExporterError."""
-        blocks = iter(self._blocks)
+        blocks = iter(self._content)
         buffer = self._begin(blocks)
         for block in blocks:
             buffer += block
@@ -106,7 +61,7 @@ class Chunks:
             if len(buffer) > MOST_HEADER_BYTES or (text and not text.startswith(b"{")):
                 break
         if not buffer.strip():
-            raise GpuExporterError(self._blocks.damage or "the file is empty")
+            raise GpuExporterError(self._content.problem or "the file is empty")
         raise GpuExporterError("no list of traceEvents: this is no Chrome trace of the PyTorch profiler")
 
 

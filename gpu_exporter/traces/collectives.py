@@ -1,10 +1,10 @@
 """Collective operations: bus bandwidth and, across ranks, by how much their starts differ and who makes others wait.
 
-In synchronous training every step takes equally long on all ranks, so steps do not tell who is slow. What a rank needs
-itself does: the longer of its self time on the GPU, which is the step without the communication that nothing hides, and
-of the time of its host. The GPU alone does not tell: hosts do not wait in collectives, so where both launch too slowly
-for their GPUs, the GPU of the host that leads waits for the other in each collective, by a lead that was gained only
-once.
+A straggler makes the others wait in collectives, in most steps, and needs longer itself. In synchronous training every
+step takes equally long on all ranks, so what a rank needs itself is the longer of its self time on the GPU, which is
+the step without the communication that nothing hides, and of the time of its host. Waiting alone does not tell: hosts
+do not wait in collectives, so where both launch too slowly for their GPUs, the GPU of the host that leads waits for the
+other in each collective, by a lead that was gained only once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
-from gpu_exporter.traces.model import UNKNOWN, Trace
+import numpy as np
+
+from gpu_exporter.traces.model import UNKNOWN, Column, Trace, distinct
 from gpu_exporter.traces.result import CollectiveTime, RankResult, Straggler
 
 NS = 1e9
@@ -38,80 +41,100 @@ BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One collective on one rank."""
+class GroupCalls:
+    """The collectives of one operation and process group in one file, in order of their numbers, which are distinct."""
 
-    start: int  # ns
-    nanoseconds: int
-    bytes: int
-    ranks: int
-
-
-_Key = tuple[str, str, int]  # operation, group, number of the call
+    number: Column
+    start: Column  # ns
+    nanoseconds: Column
+    bytes: Column
+    ranks: Column  # size of the group
 
 
-def collective_times(traces: Mapping[int, Trace]) -> dict[int, tuple[CollectiveTime, ...]]:
-    """Return the collectives of each file, by its position. Skew assumes that the clocks of the hosts agree."""
-    calls = {file: _calls(trace) for file, trace in traces.items()}
-    peers: dict[_Key, list[_Call]] = defaultdict(list)
-    for of_file in calls.values():
-        for key, call in of_file.items():
-            peers[key].append(call)
-    return {file: _grouped(of_file, peers) for file, of_file in calls.items()}
+CallsByGroup: TypeAlias = Mapping[tuple[str, str], GroupCalls]  # by operation and group
 
 
-def _calls(trace: Trace) -> dict[_Key, _Call]:
+def calls_of(trace: Trace) -> dict[tuple[str, str], GroupCalls]:
     """Return the collectives of a file. Without a sequence number, calls are numbered by their order."""
-    table, events = trace.collectives, trace.device_events
-    found: dict[_Key, _Call] = {}
-    order: dict[tuple[str, str], int] = defaultdict(int)
-    for row in range(len(table)):
-        event = table.event[row]
-        operation = trace.names[table.operation[row]]
-        group = trace.names[table.group[row]] if table.group[row] != UNKNOWN else ""
-        number = int(table.sequence[row])
-        order[operation, group] += 1
-        dtype = trace.names[table.dtype[row]] if table.dtype[row] != UNKNOWN else ""
-        size = max(int(table.elements_in[row]), int(table.elements_out[row]), 0) * BYTES.get(dtype.lower(), 0)
-        found[operation, group, order[operation, group] if number == UNKNOWN else number] = _Call(
-            int(events.start[event]), int(events.end[event] - events.start[event]), size, int(table.ranks[row])
+    table, events, sizes = trace.collectives, trace.device_events, sizes_of(trace)
+    start = events.start[table.event]
+    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, key in enumerate(zip(table.operation.tolist(), table.group.tolist(), strict=True)):
+        rows[key].append(row)
+    found = {}
+    for (operation, group), of_group in rows.items():
+        chosen = np.array(of_group, dtype=np.int64)
+        number = table.sequence[chosen]
+        number = np.where(number == UNKNOWN, np.arange(1, len(chosen) + 1), number)
+        # Of calls with one number, the last counts.
+        number, last = np.unique(number[::-1], return_index=True)
+        chosen = chosen[::-1][last]
+        duration = events.end[table.event[chosen]] - start[chosen]
+        found[trace.names[operation], trace.names[group] if group != UNKNOWN else ""] = GroupCalls(
+            number, start[chosen], duration, sizes[chosen], table.ranks[chosen]
         )
     return found
 
 
-def _grouped(calls: Mapping[_Key, _Call], peers: Mapping[_Key, Sequence[_Call]]) -> tuple[CollectiveTime, ...]:
-    by_group: dict[tuple[str, str], list[_Key]] = defaultdict(list)
-    for key in calls:
-        by_group[key[0], key[1]].append(key)
-    found = [_time(operation, group, keys, calls, peers) for (operation, group), keys in by_group.items()]
-    return tuple(sorted(found, key=lambda of: -of.seconds))
+def sizes_of(trace: Trace) -> Column:
+    """Return the bytes of each collective: those of the larger side; 0 if they are not known."""
+    table = trace.collectives
+    elements = np.maximum(np.maximum(table.elements_in, table.elements_out), 0)
+    widths = {row: BYTES.get(trace.names[row].lower(), 0) for row in distinct(table.dtype).tolist() if row != UNKNOWN}
+    found: Column = elements * np.array([widths.get(row, 0) for row in table.dtype.tolist()], dtype=np.int64)
+    return found
 
 
-def _time(
-    operation: str,
-    group: str,
-    keys: Sequence[_Key],
-    calls: Mapping[_Key, _Call],
-    peers: Mapping[_Key, Sequence[_Call]],
-) -> CollectiveTime:
-    chosen = [calls[key] for key in keys]
-    skews = [max(call.start for call in peers[key]) - min(call.start for call in peers[key]) for key in keys]
+@dataclass(frozen=True)
+class _Peers:
+    """Of each number of a call, over all files: how many made it, how far apart it began, and its shortest time, ns."""
+
+    number: Column
+    count: Column
+    skew: Column
+    fastest: Column
+
+    @classmethod
+    def of(cls, calls: Sequence[GroupCalls]) -> _Peers:
+        """Return what the calls of one operation and group in several files have in common."""
+        number, inverse = np.unique(np.concatenate([each.number for each in calls]), return_inverse=True)
+        start = np.concatenate([each.start for each in calls])
+        first, last = np.full(len(number), 2**63 - 1), np.full(len(number), -(2**63))
+        fastest = first.copy()
+        np.minimum.at(first, inverse, start)
+        np.maximum.at(last, inverse, start)
+        np.minimum.at(fastest, inverse, np.concatenate([each.nanoseconds for each in calls]))
+        return cls(number, np.bincount(inverse), last - first, fastest)
+
+
+def collective_times(files: Sequence[CallsByGroup]) -> list[tuple[CollectiveTime, ...]]:
+    """Return the collectives of each file. Skew assumes that the clocks of the hosts agree."""
+    by_group: dict[tuple[str, str], list[GroupCalls]] = defaultdict(list)
+    for of_file in files:
+        for key, calls in of_file.items():
+            by_group[key].append(calls)
+    peers = {key: _Peers.of(calls) for key, calls in by_group.items()}
+    found = [[_time(*key, calls, peers[key]) for key, calls in of_file.items()] for of_file in files]
+    return [tuple(sorted(of_file, key=lambda of: -of.seconds)) for of_file in found]
+
+
+def _time(operation: str, group: str, calls: GroupCalls, peers: _Peers) -> CollectiveTime:
+    at = np.searchsorted(peers.number, calls.number)
     # The rank that comes last waits for nobody: its time is that of the transfer.
-    rates = [
-        call.bytes * factor / (fastest / NS)
-        for key, call in zip(keys, chosen, strict=True)
-        if (factor := bus_factor(operation, call.ranks)) and (fastest := min(of.nanoseconds for of in peers[key]))
-    ]
-    rates = [rate for rate in rates if rate > 0]
+    fastest, is_shared = peers.fastest[at], bool((peers.count[at] > 1).any())
+    factors = np.array([bus_factor(operation, ranks) for ranks in calls.ranks.tolist()])
+    moved = calls.bytes * factors
+    rates = moved[(moved > 0) & (fastest > 0)] / (fastest[(moved > 0) & (fastest > 0)] / NS)
     return CollectiveTime(
         operation,
         group,
-        max(call.ranks for call in chosen),
-        len(chosen),
-        sum(call.nanoseconds for call in chosen) / NS,
-        sum(call.bytes for call in chosen),
-        median(rates) if rates else None,
-        max(skews) / NS if any(len(peers[key]) > 1 for key in keys) else None,
+        int(calls.ranks.max()),
+        len(calls.number),
+        int(calls.nanoseconds.sum()) / NS,
+        int(calls.bytes.sum()),
+        median(rates.tolist()) if len(rates) else None,
+        int(peers.skew[at].max()) / NS if is_shared else None,
+        int(fastest.sum()) / NS if is_shared else None,
     )
 
 
@@ -125,6 +148,8 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 # The first step of a trace often has the cost of the profiler's start.
 FEWEST_STEPS = 3
+# A straggler makes the others wait longest in at least this share of the steps.
+CONSISTENT = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -142,18 +167,53 @@ class RankStep:
         return max(self.self_seconds, self.host_seconds)
 
 
-def straggler_of(ranks: Sequence[RankResult], least: float) -> Straggler | None:
-    """Return the rank whose own time exceeds the median of the others by at least `least` of a step."""
+def straggler_of(ranks: Sequence[RankResult], waits: Sequence[Column], least: float) -> Straggler | None:
+    """Return the rank that makes the others wait, by at least `least` of a step, in most steps.
+
+    `waits` has for each rank the exposed seconds that it waited for each rank, shape (steps, ranks).
+    """
     if len(ranks) < 2:
         return None
+    count = min(len(of_rank) for of_rank in waits)
+    first = 1 if count > FEWEST_STEPS else 0
+    # Ranks that wait, steps, ranks that came last.
+    by_step = _rooted(np.stack([of_rank[len(of_rank) - count + first :] for of_rank in waits]))
     steps = [rank_step(rank) for rank in ranks]
-    slow = max(range(len(ranks)), key=lambda row: steps[row].own_seconds)
-    others = [step for row, step in enumerate(steps) if row != slow]
-    excess = steps[slow].own_seconds - median(step.own_seconds for step in others)
-    if excess < least * median(step.seconds for step in steps) or excess <= 0:
+    others = len(ranks) - 1
+    blamed = by_step.sum(axis=0) / others
+    slow = int(np.median(blamed, axis=0).argmax())
+    wait = float(np.median(blamed[:, slow]))
+    waiting = (np.median(by_step[:, :, slow], axis=1) >= wait / 2).sum()
+    material = least * median(step.seconds for step in steps)
+    if wait <= 0 or wait < material or waiting < min(2, others):
         return None
-    on_gpu = steps[slow].gpu_seconds - median(step.gpu_seconds for step in others)
-    return Straggler(ranks[slow].rank, "gpu" if on_gpu >= excess / 2 else "host", excess)
+    if (blamed.argmax(axis=1) == slow).mean() < CONSISTENT:
+        return None
+    other_steps = [step for row, step in enumerate(steps) if row != slow]
+    excess = steps[slow].own_seconds - median(step.own_seconds for step in other_steps)
+    if excess < wait / 2:
+        return None
+    on_gpu = steps[slow].gpu_seconds - median(step.gpu_seconds for step in other_steps)
+    return Straggler(ranks[slow].rank, "gpu" if on_gpu >= excess / 2 else "host", wait)
+
+
+def _rooted(by_step: Column) -> Column:
+    """Return waits for the ranks with which they began: who comes last because it waited for another is not blamed.
+
+    Such as the rest of a tensor-parallel group, which comes as late to the collectives of all as its slowest rank.
+    """
+    found = np.zeros_like(by_step)
+    for waiting, step, last in np.argwhere(by_step > 0).tolist():
+        seconds, passed = by_step[waiting, step, last], {waiting}
+        root = last
+        while root not in passed:
+            passed.add(root)
+            before = int(by_step[root, step].argmax())
+            if before in passed or by_step[root, step, before] < seconds / 2:
+                break
+            root = before
+        found[waiting, step, root] += seconds
+    return found
 
 
 def rank_step(rank: RankResult) -> RankStep:

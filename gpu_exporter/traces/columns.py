@@ -20,7 +20,9 @@ from gpu_exporter.traces.model import (
     HostEvents,
     HostKind,
     MemoryEvents,
+    Shapes,
 )
+from gpu_exporter.traces.work import has_work
 
 NS_PER_US = 1000.0
 # Times beyond these are no times: 2**62 ns are 146 years.
@@ -75,6 +77,7 @@ class TraceColumns:
         self.memory: list[MemoryEvents] = []
         self.out_of_memory: list[MemoryEvents] = []
         self.collectives: list[Collectives] = []
+        self.shapes: list[Shapes] = []
         self.dropped: Counter[str] = Counter()
         self._device_rows = 0
         self._joined = 0
@@ -136,6 +139,26 @@ class TraceColumns:
         correlation[calls] = integers([(events[row].args or _NO_ARGS).correlation for row in rows[calls]])
         threads = self._thread_rows(map(events.__getitem__, rows.tolist()))
         self.host.append(HostEvents(start[rows], end[rows], names[rows], threads, kinds, correlation))
+        operators = np.flatnonzero(kinds == HostKind.OPERATOR)
+        self._add_shapes(events, rows[operators], threads[operators], start, end, names)
+
+    def _add_shapes(
+        self, events: Sequence[TraceEvent], rows: Column, threads: Column, start: Column, end: Column, names: Column
+    ) -> None:
+        """Add the shapes of operators whose work they tell."""
+        chosen, inputs = [], []
+        for at, row in enumerate(rows.tolist()):
+            event = events[row]
+            if event.args and event.args.dimensions and has_work(event.name):
+                args = event.args
+                text = b"[%b,%b,%b]" % (args.dimensions, args.types or b"[]", args.values or b"[]")
+                chosen.append(at)
+                inputs.append(self.names[text.decode(errors="replace")])
+        if chosen:
+            used = rows[chosen]
+            self.shapes.append(
+                Shapes(start[used], end[used], names[used], threads[chosen], np.array(inputs, dtype=np.int32))
+            )
 
     def _add_device(
         self, events: Sequence[TraceEvent], rows: Column, codes: Column, start: Column, end: Column, names: Column

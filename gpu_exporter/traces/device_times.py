@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpu_exporter.traces.idle import HostTimes
 from gpu_exporter.traces.intervals import Intervals, clipped, length, subtract, union
-from gpu_exporter.traces.kernel_classes import kernel_class, short_name
+from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, DeviceEvents, DeviceKind, Trace, TraceStep, distinct
+from gpu_exporter.traces.operators import EventClasses
 from gpu_exporter.traces.result import Kernels, StepTime
 
 NS = 1e9
@@ -103,26 +103,34 @@ def _launched_in(step: TraceStep, events: DeviceEvents, host: HostTimes) -> int:
     return length(union(events.start[chosen], events.end[chosen]))
 
 
-def kernels(trace: Trace, events: DeviceEvents, most: int) -> tuple[tuple[Kernels, ...], tuple[Kernels, ...]]:
+def kernels(
+    trace: Trace, events: DeviceEvents, classes: EventClasses, most: int
+) -> tuple[tuple[Kernels, ...], tuple[Kernels, ...]]:
     """Return the time of kernels by class, and of the `most` costly names. Copies and memsets are a class, too."""
     if not len(events):
         return (), ()
-    rows, inverse, counts = np.unique(events.name, return_inverse=True, return_counts=True)
-    sums = np.bincount(inverse, weights=events.end - events.start)
-    total = float(sums.sum()) or 1.0
-    names = [trace.names[row] for row in rows]
-    by_class: Counter[str] = Counter()
-    class_counts: Counter[str] = Counter()
-    for name, seconds, count in zip(names, sums.tolist(), counts.tolist(), strict=True):
-        by_class[kernel_class(name)] += seconds
-        class_counts[kernel_class(name)] += count
-    classes = tuple(
-        Kernels(name, name, class_counts[name], seconds / NS, seconds / total)
-        for name, seconds in by_class.most_common()
+    spent = events.end - events.start
+    total = float(spent.sum()) or 1.0
+    sums = np.bincount(classes.rows, weights=spent, minlength=len(classes.names))
+    counts = np.bincount(classes.rows, minlength=len(classes.names))
+    by_class = tuple(
+        Kernels(name, name, int(counts[row]), sums[row] / NS, sums[row] / total)
+        for row in np.argsort(-sums, kind="stable").tolist()
+        for name in (classes.names[row],)
     )
-    order = np.argsort(-sums, kind="stable")[:most]
+    width = len(classes.names)
+    keys, inverse, counts = np.unique(
+        events.name.astype(np.int64) * width + classes.rows, return_inverse=True, return_counts=True
+    )
+    sums = np.bincount(inverse, weights=spent)
     top = tuple(
-        Kernels(short_name(names[row]), kernel_class(names[row]), int(counts[row]), sums[row] / NS, sums[row] / total)
-        for row in order.tolist()
+        Kernels(
+            short_name(trace.names[keys[row] // width]),
+            classes.names[keys[row] % width],
+            int(counts[row]),
+            sums[row] / NS,
+            sums[row] / total,
+        )
+        for row in np.argsort(-sums, kind="stable")[:most].tolist()
     )
-    return classes, top
+    return by_class, top

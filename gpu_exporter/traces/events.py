@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from gpu_exporter.traces.chunks import pieces
-from gpu_exporter.traces.model import UNKNOWN
+from gpu_exporter.traces.model import TRUNCATED, UNKNOWN
 
 # Below so many events, a part that is not valid is decoded event by event; above, it is halved.
 FEW = 32
 # An object in `args` may look like the start of an event: so many pieces are tried as one.
 MOST_JOINED = 4
-NOT_JSON, TRUNCATED = "not valid JSON", "cut off at the end of the file"
+NOT_JSON = "not valid JSON"
 _NAME_START = re.compile(r'"name"\s*:\s*"')
 _NAME_END = re.compile(r'"\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id)"\s*:|"\s*\}\s*$')
 _NOT_A_NUMBER = re.compile(r"(:\s*)(?:-?nan|-?inf|-?Infinity|NaN|N/A)(?=\s*[,}\]])", re.IGNORECASE)
@@ -25,6 +25,7 @@ _UNESCAPED = re.compile(r'(?<!\\)(?:\\\\)*"')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})')
 _DECODER = json.JSONDecoder()
+_RAW = ("Input Dims", "Input type", "Concrete Inputs")
 
 
 class Args(msgspec.Struct, gc=False):
@@ -47,6 +48,10 @@ class Args(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(default=UNKNOWN, name="Device Id")
     allocated: Any = msgspec.field(default=UNKNOWN, name="Total Allocated")
     reserved: Any = msgspec.field(default=UNKNOWN, name="Total Reserved")
+    # Of operators; as text, because most of them are not needed.
+    dimensions: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
 
 
 class TraceEvent(msgspec.Struct, gc=False):
@@ -182,6 +187,8 @@ def _lenient(content: Any) -> TraceEvent | None:
         return None
     if not isinstance(content.get("args"), dict):
         content.pop("args", None)
+    for name in _RAW:
+        content.get("args", {}).pop(name, None)
     try:
         return msgspec.convert(content, TraceEvent, strict=False)
     except (msgspec.ValidationError, RecursionError, ValueError, OverflowError):

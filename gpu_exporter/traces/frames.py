@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 
 from gpu_exporter.catalogue.causes import TraceCause
 
@@ -14,6 +15,13 @@ SYNCHRONISING_CALL = re.compile(
     r"^(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$"
     r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|FreeHost|HostFree)$|^cuMem(?:Alloc|Free)(?:_v2)?$"
 )
+# Of these, what the allocator of a framework calls, and no line of the user.
+_ALLOCATION = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|FreeHost|HostFree)$|^cuMem(?:Alloc|Free)(?:_v2)?$")
+# Frames of libraries that wait for events of their own, such as for buckets of gradients.
+_OWN_WAIT = re.compile(
+    r"torch/nn/parallel/|torch/distributed/|DistributedDataParallel|FullyShardedDataParallel|^FSDP::"
+)
+_AUTOGRAD, _EVENT_WAIT = "autograd::engine", re.compile(r"^(?:cuda|hip)EventSynchronize$")
 # The first that matches is the cause.
 _CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
     (
@@ -43,6 +51,7 @@ _CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
             re.IGNORECASE,
         ),
     ),
+    (TraceCause.ALLOCATION, _ALLOCATION),
     (
         TraceCause.GARBAGE_COLLECTION,
         re.compile(r"built-in (?:function|method) collect|\bgc\.collect|Python GC|garbage_?collect", re.IGNORECASE),
@@ -64,7 +73,7 @@ _STACK_CAUSES: tuple[tuple[TraceCause, re.Pattern[str]], ...] = (
     (TraceCause.GARBAGE_COLLECTION, re.compile(r"^gc_collect_|^PyGC_Collect")),
 )
 _LIBRARY = re.compile(
-    r"(?:site|dist)-packages/|/lib/python3|lib/python3|^<frozen|^<built-in|^(?:torch|torchvision|numpy|scipy|PIL|triton)/"
+    r"(?:site|dist)-packages/|/lib/python3|lib/python3|^<frozen|^<built-in|^(?:jax|torch|torchvision|numpy|scipy|PIL|triton)/"
 )
 _GENERATED = "<eval_with_key>"
 
@@ -103,3 +112,28 @@ def is_user_frame(name: str) -> bool:
         return False
     first = match["path"].split("/")[0].removesuffix(".py")
     return first not in sys.stdlib_module_names
+
+
+def is_wait_of_library(names: Sequence[str]) -> bool:
+    """Return whether a wait for the GPU is one that data-parallel libraries make, which no line of the user causes."""
+    inside = next((at for at in range(len(names), 0, -1) if is_user_frame(names[at - 1])), 0)
+    own = any(map(_OWN_WAIT.search, names[inside:]))
+    return own or (bool(_EVENT_WAIT.match(names[-1])) and any(_AUTOGRAD in name for name in names))
+
+
+# What waits for the GPU, as users write it. The first that matches a frame or operator is it.
+_WAITING_CODE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (words, re.compile(pattern))
+    for words, pattern in (
+        (".item()", r"^aten::(?:item|_local_scalar_dense)$|method item of|^aten::is_nonzero$"),
+        ("nonzero()", r"^aten::nonzero"),
+        ("unique()", r"^aten::_?unique"),
+        ("torch.cuda.synchronize()", r"torch/cuda/__init__\.py\(\d+\): synchronize$|^(?:cuda|hip)DeviceSynchronize$"),
+        ("copy to the host", r"^aten::(?:_to_copy|copy_)$|method (?:cpu|tolist|numpy) of"),
+    )
+)
+
+
+def waiting_code(names: Sequence[str]) -> str:
+    """Return what made the host wait for the GPU, as users write it; otherwise the innermost name."""
+    return next((words for words, pattern in _WAITING_CODE if any(map(pattern.search, names))), names[-1])

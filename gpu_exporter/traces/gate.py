@@ -32,6 +32,8 @@ RATIOS: Mapping[str, Callable[[RankResult], float]] = {
     "compute": lambda rank: rank.compute_seconds / rank.span_seconds,
     "communication": lambda rank: rank.communication_seconds / rank.span_seconds,
     "exposed_communication": lambda rank: rank.exposed_communication_seconds / rank.span_seconds,
+    "exposed_transfer": lambda rank: (rank.exposed_transfer_seconds or 0.0) / rank.span_seconds,
+    "exposed_waiting": lambda rank: (rank.exposed_waiting_seconds or 0.0) / rank.span_seconds,
     "copy": lambda rank: rank.copy_seconds / rank.span_seconds,
     "exposed_copy": lambda rank: rank.exposed_copy_seconds / rank.span_seconds,
 }

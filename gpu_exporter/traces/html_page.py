@@ -5,26 +5,24 @@ A timeline shows what each GPU did over the span of a trace: a column for each o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
+from gpu_exporter.reports import html_document
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
-from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
+from gpu_exporter.reports.html_document import analysis_foot, legend, page_head, safe_text, table
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
-from gpu_exporter.traces.device_times import DeviceTimes, devices
-from gpu_exporter.traces.exports import gpu_stacks
-from gpu_exporter.traces.intervals import covered, union
-from gpu_exporter.traces.model import Column, DeviceKind, Trace, TraceStep
-from gpu_exporter.traces.result import AnalysisResult, RankResult
-from gpu_exporter.traces.text_report import failure_words, memory_words, sentence
+from gpu_exporter.traces.details import BINS
+from gpu_exporter.traces.model import Column
+from gpu_exporter.traces.result import AnalysisResult, RankResult, RankTimeline
+from gpu_exporter.traces.text_report import exposed_times, failure_words, for_whom, memory_words, rate_words, sentence
 
-WIDTH, HEIGHT, BINS = 1000.0, 44, 500
-MOST_STEPS = 200
-# What is drawn first is on the bottom. Time in several is counted for the first: kernels hide communication.
+WIDTH, HEIGHT = 1000.0, 44
+# What is drawn first is on the bottom.
 LAYERS = (
     ("compute", "computing", "#4f9d4f"),
     ("communication", "only communicating", "#e0b400"),
@@ -39,44 +37,20 @@ STYLE = """
 .verdict.compute-bound{border-color:var(--ok)}
 svg.timeline{height:44px;margin:.2rem 0 1rem}
 .step{stroke:#0006;stroke-width:1;vector-effect:non-scaling-stroke}
-.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}
 """
 
 
-def shares(times: DeviceTimes, start: int, end: int) -> dict[str, Column]:
-    """Return for each layer the share of each of BINS equal parts of a time, shape (BINS,), between 0 and 1."""
-    edges = np.linspace(start, end, BINS + 1).astype(np.int64)
-    begins, ends = edges[:-1], edges[1:]
-    width = np.maximum(ends - begins, 1)
-    events = times.events
-    found, seen, before = {}, np.zeros(len(events), dtype=bool), np.zeros(BINS)
-    kinds = (
-        (DeviceKind.COMPUTE, DeviceKind.MEMSET),
-        (DeviceKind.COMMUNICATION,),
-        (DeviceKind.COPY,),
-    )
-    for (name, _, _), of_layer in zip(LAYERS, kinds, strict=True):
-        seen = seen | np.isin(events.kind, of_layer)
-        total = covered(union(events.start[seen], events.end[seen]), begins, ends) / width
-        found[name] = total - before
-        before = total
-    return found
-
-
-def timeline(times: DeviceTimes, steps: Sequence[TraceStep], start: int, end: int, title: str) -> str:
-    """Return an SVG of one GPU between two moments, ns."""
+def picture(timeline: RankTimeline, title: str) -> str:
+    """Return an SVG of a timeline."""
     step_width = WIDTH / BINS
     parts, bottom = [], np.zeros(BINS)
-    for (name, _, colour), share in zip(LAYERS, shares(times, start, end).values(), strict=True):
-        top = np.clip(bottom + share, 0.0, 1.0)
+    for name, _, colour in LAYERS:
+        top = np.clip(bottom + np.array(timeline.layers[name]), 0.0, 1.0)
         parts.append(f'<path class="{name}" fill="{colour}" d="{_columns(bottom, top, step_width)}"/>')
         bottom = top
-    span = max(end - start, 1)
     marks = [
-        f'<path class="step" d="M{WIDTH * (step.start - start) / span:.2f} 0v{HEIGHT}"><title>'
-        f"{escape(step.name, quote=True)}</title></path>"
-        for step in steps[:MOST_STEPS]
-        if start <= step.start <= end
+        f'<path class="step" d="M{WIDTH * at:.2f} 0v{HEIGHT}"><title>{escape(name, quote=True)}</title></path>'
+        for name, at in timeline.steps
     ]
     return (
         f'<svg class="timeline" viewBox="0 0 {WIDTH:.0f} {HEIGHT}" preserveAspectRatio="none" role="img" '
@@ -94,22 +68,25 @@ def _columns(bottom: Column, top: Column, width: float) -> str:
     )
 
 
-def page(traces: Sequence[Trace], result: AnalysisResult) -> str:
-    """Return the whole document."""
-    return "".join(_document(traces, result))
+def page(result: AnalysisResult) -> str:
+    """Return the whole document. The result needs its details."""
+    return "".join(_document(result))
 
 
-def _document(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
-    names = ", ".join(Path(trace.path).name for trace in traces[:3]) + (" …" if len(traces) > 3 else "")
+def _document(result: AnalysisResult) -> Iterator[str]:
+    files = list(dict.fromkeys(rank.file for rank in result.ranks))
+    names = ", ".join(Path(file).name for file in files[:3]) + (" …" if len(files) > 3 else "")
     verdict = result.verdict
     yield from page_head(f"{verdict.trace_class.value}: {names}", FLAME_STYLE + STYLE)
     yield f"<h1>Where the GPU time went <small>{safe_text(names)}</small></h1>\n"
-    yield f'<div class="verdict {verdict.trace_class.value}"><h2>{verdict.trace_class.value}</h2>\n'
-    yield f"<p>{safe_text(sentence(verdict.because))}</p></div>\n"
+    name = verdict.trace_class.value
+    yield from html_document.verdict(name, name, [sentence(verdict.because)])
     yield from _advice(result)
     yield from _ranks(result)
-    yield from _timelines(traces, result)
-    yield from _details(traces, result)
+    yield from _timelines(result)
+    yield from _details(result)
+    for file in result.truncated:
+        yield f"<p>Truncated: {safe_text(file)} ends in the middle of an event.</p>\n"
     for reason, count in result.dropped_reasons.items():
         yield f"<p>Not analysed: {count} events {safe_text(reason)}</p>\n"
     yield from analysis_foot(result.to_json())
@@ -122,12 +99,16 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     for one in result.verdict.advice:
         saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
         frame = f'<br><span class="frame">at {safe_text(one.frames[0])}</span>' if one.frames else ""
+        if one.kernels:
+            frame += f'<br><span class="frame">in {safe_text(", ".join(one.kernels))}</span>'
         yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{frame}</li>\n"
     yield "</ol>\n"
 
 
 def _ranks(result: AnalysisResult) -> Iterator[str]:
-    head = ("rank", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels")
+    divided = any(rank.exposed_waiting_seconds is not None for rank in result.ranks)
+    exposed = ("exposed transfer", "exposed waiting") if divided else ("exposed",)
+    head = ("rank", "span", "busy", "idle", "compute", "communication", *exposed, "copies", "kernels")
     rows = [
         (
             safe_text(f"{rank.rank}, GPU {rank.device} {rank.device_name}".strip()),
@@ -136,7 +117,7 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
             fine_percent(rank.idle_ratio),
             short_duration(rank.compute_seconds),
             short_duration(rank.communication_seconds),
-            short_duration(rank.exposed_communication_seconds),
+            *exposed_times(rank, divided),
             short_duration(rank.copy_seconds),
             str(rank.kernels),
         )
@@ -150,34 +131,29 @@ def _ranks(result: AnalysisResult) -> Iterator[str]:
     yield from table(head, rows, "Ranks")
 
 
-def _timelines(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
-    keys = "".join(
-        f'<span class="key" style="background:{colour}"></span>{words}' for _, words, colour in (*LAYERS, IDLE)
-    )
-    yield f"<h2>Timeline</h2>\n<p>Lines mark the starts of steps.{keys}</p>\n"
-    for position, trace in enumerate(traces):
-        for device, times in devices(trace).items():
-            rank = position if trace.rank is None else trace.rank
-            title = f"GPU {device} of rank {rank} over {short_duration(times.span / 1e9)}"
-            yield f"<p>{title}</p>\n{timeline(times, trace.steps, times.start, times.end, title)}\n"
+def _timelines(result: AnalysisResult) -> Iterator[str]:
+    colours = legend({words: colour for _, words, colour in (*LAYERS, IDLE)})
+    yield "<h2>Timelines</h2>\n<p>Lines mark the starts of steps.</p>\n"
+    for (rank, device), details in result.details.items():
+        title = f"GPU {device} of rank {rank} over {short_duration(details.timeline.seconds)}"
+        yield f"<p>{title}</p>\n{picture(details.timeline, title)}\n{colours}"
 
 
-def _details(traces: Sequence[Trace], result: AnalysisResult) -> Iterator[str]:
-    by_rank = {position if trace.rank is None else trace.rank: trace for position, trace in enumerate(traces)}
+def _details(result: AnalysisResult) -> Iterator[str]:
     for number, rank in enumerate(sorted(result.ranks, key=lambda each: -each.idle_ratio)):
         yield f"<h2>Rank {rank.rank}, GPU {rank.device}</h2>\n"
         yield from _causes(rank)
+        yield from _waiting(rank)
         if number < MOST_FLAMES:
             idle = result.idle_stacks.get(rank.rank, {})
             if idle:
                 yield "<h3>What the host did while the GPU was idle</h3>\n"
                 yield flame_graph(_in_words(idle), f"Idle time of rank {rank.rank} by stack") + "\n"
             yield "<h3>Which code the GPU worked for</h3>\n"
-            yield (
-                flame_graph(gpu_stacks(by_rank[rank.rank], rank.device), f"GPU time of rank {rank.rank} by stack")
-                + "\n"
-            )
+            stacks = result.details[rank.rank, rank.device].gpu_stacks
+            yield flame_graph(stacks, f"GPU time of rank {rank.rank} by stack") + "\n"
         yield from _kernels(rank)
+        yield from _operators(rank)
         yield from _memory(rank)
 
 
@@ -219,6 +195,35 @@ def _causes(rank: RankResult) -> Iterator[str]:
         rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
     yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
     yield from table(("cause", "share", "time"), rows, "Causes of idle time")
+
+
+def _operators(rank: RankResult) -> Iterator[str]:
+    rows = [
+        (
+            f'<span class="frame">{safe_text(rate_words(rate))}</span>',
+            fine_percent(rate.peak_ratio),
+            short_duration(rate.seconds),
+            str(rate.count),
+        )
+        for rate in rank.operators[:MOST_KERNELS]
+        if rate.peak_ratio is not None
+    ]
+    if rows:
+        yield "<h3>Operators that lost most time against the peak of the GPU</h3>\n"
+        yield from table(("operator", "of the peak", "time", "calls"), rows, f"Operators of rank {rank.rank}")
+
+
+def _waiting(rank: RankResult) -> Iterator[str]:
+    if not rank.waiting:
+        return
+    rows = []
+    for waiting in rank.waiting[:MOST_CAUSES]:
+        frames = "".join(f'<br><span class="frame">{safe_text(frame)}</span>' for frame in waiting.frames[:1])
+        rows.append(
+            (f"{safe_text(for_whom(waiting))}{frames}", fine_percent(waiting.share), short_duration(waiting.seconds))
+        )
+    yield "<h3>For whom it waited in collectives</h3>\n"
+    yield from table(("rank", "share", "time"), rows, f"Waiting of rank {rank.rank}")
 
 
 def _kernels(rank: RankResult) -> Iterator[str]:

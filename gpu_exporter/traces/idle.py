@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_exporter.catalogue.causes import TraceCause
-from gpu_exporter.traces.frames import is_synchronising
+from gpu_exporter.traces.frames import is_synchronising, is_wait_of_library, waiting_code
 from gpu_exporter.traces.intervals import Intervals, covered, gaps, length, union
+from gpu_exporter.traces.kernel_classes import short_name
 from gpu_exporter.traces.model import UNKNOWN, Column, DeviceEvents, DeviceKind, HostKind, Trace, distinct
 from gpu_exporter.traces.stacks import Stacks
 
@@ -83,6 +84,7 @@ US = 1_000
 SHORT_GAP_NS = 10 * US
 # The host launches a kernel each 5 to 20 us. What takes longer than this is not the cost of launching.
 LONG_GAP_NS = 1_000 * US
+MOST_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,63 @@ def _until_launch(trace: Trace, found: _Gaps, stacks: Stacks) -> Iterator[tuple[
             spent = _spent(stacks, thread, main, _chosen(windows, chosen))
             for stack, nanoseconds in spent.items():
                 yield _cause(stacks, stack, otherwise), stack, nanoseconds
+
+
+@dataclass(frozen=True)
+class UserWaits:
+    """Waits for the GPU that the user's code causes, by the frame responsible, and what idle time they made, ns."""
+
+    nanoseconds: int
+    frames: tuple[str, ...]  # the most costly first
+    count: int  # of waits at the first of these frames
+    code: str  # what waits there, such as .item()
+
+
+def user_waits(trace: Trace, shares: list[Share], stacks: Stacks, threads: Column, most: int) -> UserWaits | None:
+    """Return the waits that the user's code causes; None if there are none. `threads` launch for the GPU."""
+    chosen = [
+        share
+        for share in shares
+        if share.cause is TraceCause.SYNCHRONISATION
+        and share.stack
+        and not is_wait_of_library(stacks.names(share.stack))
+    ]
+    frames = frames_of(chosen, stacks, most)
+    if not frames:
+        return None
+    rows = np.concatenate([synchronisations(trace, thread) for thread in threads.tolist()]).astype(np.int64)
+    numbers, counts = np.unique(stacks.of_event[rows], return_counts=True)
+    same = [
+        (count, stack)
+        for stack, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+        if stack > 0 and _user_frame(stacks, stack) == frames[0].partition(" > ")[0]
+    ]
+    stack = max(same)[1] if same else max(chosen, key=lambda share: share.nanoseconds).stack
+    total = sum(share.nanoseconds for share in chosen)
+    return UserWaits(total, frames, sum(count for count, _ in same), waiting_code(stacks.names(stack)))
+
+
+def _user_frame(stacks: Stacks, stack: int) -> str:
+    return stacks.responsible(stack).partition(" > ")[0]
+
+
+def dependencies(trace: Trace, events: DeviceEvents, busy: Intervals, launches: Launches, most: int) -> tuple[str, ...]:
+    """Return for what launched work waited, the longest first: which kernel, after which, on which streams."""
+    found = _gaps_of(trace, events, busy, launches)
+    waited = (found.call != UNKNOWN) & (found.call_start <= found.start) & (found.end - found.start > SHORT_GAP_NS)
+    rows = np.flatnonzero(waited)
+    by_end = np.argsort(events.end, kind="stable")
+    before = by_end[np.searchsorted(events.end[by_end], found.start[rows], side="right") - 1]
+    after = np.searchsorted(events.start, found.end[rows])
+    totals: dict[str, int] = defaultdict(int)
+    for first, second, gap in zip(before.tolist(), after.tolist(), rows.tolist(), strict=True):
+        words = f"{_on_stream(trace, events, second)} after {_on_stream(trace, events, first)}"
+        totals[words] += int(found.end[gap] - found.start[gap])
+    return tuple(sorted(totals, key=lambda words: -totals[words])[:most])
+
+
+def _on_stream(trace: Trace, events: DeviceEvents, row: int) -> str:
+    return f"{short_name(trace.names[events.name[row]], MOST_NAME)} on stream {events.stream[row]}"
 
 
 def _chosen(windows: Intervals, mask: Column) -> Intervals:

@@ -1,31 +1,33 @@
-"""Reads traces of the PyTorch profiler (Kineto): Chrome's trace format, as JSON, perhaps compressed with gzip."""
+"""Reads traces of the PyTorch profiler (Kineto): Chrome's trace format, as JSON."""
 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.assemble import Parts, assemble
-from gpu_exporter.traces.chunks import MOST_TAIL_BYTES, Blocks, Chunks, Progress, metadata
+from gpu_exporter.traces.chunks import MOST_TAIL_BYTES, Chunks, metadata
 from gpu_exporter.traces.columns import TraceColumns, integers
-from gpu_exporter.traces.events import TRUNCATED, Decoder
-from gpu_exporter.traces.model import UNKNOWN, DeviceProperties, Distributed, Trace
+from gpu_exporter.traces.content import Content
+from gpu_exporter.traces.events import Decoder
+from gpu_exporter.traces.model import TRUNCATED, UNKNOWN, DeviceProperties, Distributed, Trace
 
 # Times of newer files are relative to this, in nanoseconds.
 BASE = "baseTimeNanoseconds"
 MOST_BASE = 2**62
+# The names of processes in what JAX writes for trace viewers: it lacks launches, threads of kernels, and categories.
+_OF_JAX = re.compile(rb'"name"\s*:\s*"/(?:device:[GT]PU:\d|host:CPU)')
 
 
-def read(path: Path, progress: Progress | None = None) -> Trace:
-    """Return the trace in a file. Memory: one chunk, and the columns, about 40 bytes for each event.
+def read(content: Content) -> Trace:
+    """Return the trace that a file contains. Memory: one chunk, and the columns, about 40 bytes for each event.
 
     Raises OSError, and GpuExporterError if the file contains no events.
     """
-    blocks = Blocks(path, progress)
-    chunks, decoder, columns = Chunks(blocks), Decoder(), TraceColumns()
+    chunks, decoder, columns = Chunks(content), Decoder(), TraceColumns()
     collecting = gc.isenabled()
     gc.disable()  # the events of a chunk contain no cycles, and there are many
     try:
@@ -38,11 +40,16 @@ def read(path: Path, progress: Progress | None = None) -> Trace:
             gc.enable()
     dropped = decoder.dropped + columns.dropped
     if decoder.tail is None:  # the array has no end; writers of plain arrays may omit it
-        dropped[blocks.damage or TRUNCATED] += not dropped[TRUNCATED]
-    return _trace(path, chunks.header, decoder, columns, +dropped)
+        dropped[content.damage or TRUNCATED] += not dropped[TRUNCATED]
+    if not columns.device and _OF_JAX.search(content.head):
+        raise GpuExporterError(
+            "a trace that JAX wrote for trace viewers, which lacks the launches of kernels: use the .xplane.pb file"
+            " that is beside it"
+        )
+    return _trace(chunks.header, decoder, columns, +dropped)
 
 
-def _trace(path: Path, header: bytes, decoder: Decoder, columns: TraceColumns, dropped: Mapping[str, int]) -> Trace:
+def _trace(header: bytes, decoder: Decoder, columns: TraceColumns, dropped: Mapping[str, int]) -> Trace:
     tail = decoder.tail or b""
     if not columns.names and not sum(dropped.values()):
         raise GpuExporterError("the trace contains no events: record at least one step while the profiler is active")
@@ -55,9 +62,9 @@ def _trace(path: Path, header: bytes, decoder: Decoder, columns: TraceColumns, d
         columns.collectives,
         columns.memory,
         columns.out_of_memory,
+        columns.shapes,
     )
     return assemble(
-        str(path),
         parts,
         devices=_devices(metadata(header, tail, "deviceProperties")),
         distributed=_distributed(metadata(header, tail, "distributedInfo")),

@@ -1,4 +1,4 @@
-"""A profiler trace as columns, whatever file it comes from: PyTorch (Kineto) or Nsight Systems.
+"""A profiler trace as columns, whatever file it comes from: PyTorch (Kineto), Nsight Systems or JAX (XPlane).
 
 All times are nanoseconds since the Unix epoch, or since the start of the trace if the file does not say when that was.
 Columns of one table have equal lengths; a row is one event. Events of both tables are in order of their start.
@@ -21,6 +21,8 @@ INT64, INT32, INT16 = {"dtype": np.int64}, {"dtype": np.int32}, {"dtype": np.int
 UINT64, UINT8 = {"dtype": np.uint64}, {"dtype": np.uint8}
 # What a column contains where the file has no value.
 UNKNOWN = -1
+# Why an event is not analysed: the file ends in the middle of it.
+TRUNCATED = "cut off at the end of the file"
 
 
 class DeviceKind(IntEnum):
@@ -117,6 +119,17 @@ class Collectives(EventTable):
 
 
 @dataclass(frozen=True)
+class Shapes(EventTable):
+    """Calls of operators with the shapes of their inputs, from `record_shapes=True`."""
+
+    start: Column = field(metadata=INT64)  # ns
+    end: Column = field(metadata=INT64)  # ns
+    name: Column = field(metadata=INT32)  # row of `Trace.names`
+    thread: Column = field(metadata=INT32)  # row of `Trace.threads`
+    inputs: Column = field(metadata=INT32)  # row of `Trace.names`: JSON of [dimensions, types, values] of each input
+
+
+@dataclass(frozen=True)
 class MemoryEvents(EventTable):
     """Allocations (`bytes` > 0) and frees (< 0) of the framework, from `profile_memory=True`."""
 
@@ -174,13 +187,17 @@ class Distributed:
     world_size: int
     backend: str = ""
 
+    @property
+    def job(self) -> str:
+        """What all ranks of a job have in common, in words."""
+        return f"a job of {self.world_size} ranks" + (f" with {self.backend}" if self.backend else "")
+
 
 @dataclass(frozen=True)
 class Trace:
     """One file. `names` and `threads` are tables that events refer to by row."""
 
     path: str
-    rank: int | None  # None if the file does not say
     names: tuple[str, ...]
     threads: tuple[str, ...]  # `process/thread`
     device_events: DeviceEvents
@@ -194,6 +211,7 @@ class Trace:
     dropped: Mapping[str, int]
     repaired: int = 0  # events that were not valid JSON and are read all the same
     out_of_memory: MemoryEvents = field(default_factory=MemoryEvents.empty)  # allocations that failed
+    shapes: Shapes = field(default_factory=Shapes.empty)
 
     @property
     def dropped_events(self) -> int:

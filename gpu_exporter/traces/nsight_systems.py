@@ -20,7 +20,7 @@ import numpy as np
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces.assemble import Parts, assemble
-from gpu_exporter.traces.chunks import Progress
+from gpu_exporter.traces.content import Content, Progress
 from gpu_exporter.traces.model import (
     UNKNOWN,
     DeviceEvents,
@@ -57,15 +57,29 @@ MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 NO_TIME, NO_NAME = "without a valid time", "without a name"
 
 
-def read(path: Path, progress: Progress | None = None) -> Trace:
+def read(content: Content) -> Trace:
     """Return the trace in an export. Memory: ROWS rows, and the columns, about 40 bytes for each event.
 
-    Raises OSError, and GpuExporterError if the file is no export or has no events.
+    Raises OSError, and GpuExporterError if the file is no export, is truncated, or has no events.
     """
+    with content.file() as path:
+        _check_length(path, content.head)
+        return _read(path, content.progress)
+
+
+def _check_length(path: Path, head: bytes) -> None:
+    """Raise GpuExporterError if a database has fewer pages than its header says."""
+    page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    expected, size = (1 << 16 if page == 1 else page) * pages, path.stat().st_size
+    if size < expected:
+        raise GpuExporterError(f"truncated: it has {size} of {expected} bytes: copy it again")
+
+
+def _read(path: Path, progress: Progress | None) -> Trace:
     with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
         database.text_factory = lambda text: text.decode(errors="replace")
         try:
-            return _Export(database, path, progress).trace()
+            return _Export(database, progress).trace()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # messages contain what is damaged
             raise GpuExporterError(f"not an export of Nsight Systems: {printable(str(error), MOST_TEXT)}") from None
 
@@ -73,8 +87,8 @@ def read(path: Path, progress: Progress | None = None) -> Trace:
 class _Export:
     """One export while it is read."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path, progress: Progress | None) -> None:
-        self._database, self._path, self._progress = database, path, progress
+    def __init__(self, database: sqlite3.Connection, progress: Progress | None) -> None:
+        self._database, self._progress = database, progress
         self._columns = {name: self._columns_of(name) for name in self._tables()}
         self._names: dict[str, int] = {}
         self._threads: dict[tuple[int, int], int] = {}
@@ -101,7 +115,6 @@ class _Export:
             raise GpuExporterError("the report contains no events: record while the program works")
         threads = tuple(f"{process}/{thread}" for process, thread in self._threads)
         return assemble(
-            str(self._path),
             Parts(tuple(self._names), threads, device, host),
             devices=self._properties(),
             dropped=+self._dropped,

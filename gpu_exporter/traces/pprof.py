@@ -66,9 +66,8 @@ def labelled(types: Mapping[str, Sequence[LabelledStacks]], times: Times) -> byt
     for column, groups in enumerate(types.values()):
         for group in groups:
             parts += encoder.samples(group, column, len(types))
-    if times.period:
-        first = encoder.text(next(iter(types)))
-        parts.append(_message(_PERIOD_TYPE, (_TYPE, first), (_UNIT, encoder.text("nanoseconds"))))
+    first = encoder.text(next(iter(types)))
+    parts.append(_message(_PERIOD_TYPE, (_TYPE, first), (_UNIT, encoder.text("nanoseconds"))))
     parts += encoder.frames()
     parts += [_bytes(_STRINGS, string.encode(errors="replace")) for string in encoder.strings]
     numbers = {_TIME: times.at, _DURATION: times.seconds, _PERIOD: times.period}
@@ -77,7 +76,7 @@ def labelled(types: Mapping[str, Sequence[LabelledStacks]], times: Times) -> byt
 
 
 class _Encoder:
-    """Numbers strings and frames. A frame is a location and a function with the same number."""
+    """Numbers strings, functions, and frames. A frame is a location: a function, and the line that runs in it."""
 
     def __init__(self) -> None:
         self.strings: dict[str, int] = {"": 0}
@@ -97,13 +96,16 @@ class _Encoder:
             yield _bytes(_SAMPLE, _packed(_LOCATION_IDS, frames) + _packed(_VALUES, values) + labels)
 
     def frames(self) -> Iterable[bytes]:
-        """Yield the locations and functions. A frame of Python has its file and line, too."""
-        for name, number in self._frames.items():
-            python = PYTHON_FRAME.match(name)
-            line = ((_LINE_NUMBER, int(python["line"])),) if python else ()
-            file = ((_FILE, self.text(python["path"])),) if python else ()
-            yield _bytes(_LOCATION, _field(_ID, number) + _message(_LINES, (_LINE_FUNCTION, number), *line))
-            yield _message(_FUNCTION, (_ID, number), (_NAME, self.text(name)), *file)
+        """Yield the locations and functions. All lines of a function of Python, in one file, are of one function."""
+        functions: dict[tuple[str, str], int] = {}
+        for frame, number in self._frames.items():
+            python = PYTHON_FRAME.match(frame)
+            name, path, line = (python["function"], python["path"], int(python["line"])) if python else (frame, "", 0)
+            function = functions.setdefault((name, path), len(functions) + 1)
+            place = _message(_LINES, (_LINE_FUNCTION, function), (_LINE_NUMBER, line))
+            yield _bytes(_LOCATION, _field(_ID, number) + place)
+        for (name, path), number in functions.items():
+            yield _message(_FUNCTION, (_ID, number), (_NAME, self.text(name)), (_FILE, self.text(path)))
 
 
 def _varint(value: int) -> bytes:

@@ -6,7 +6,7 @@ All times are seconds, all ratios and shares between 0 and 1. `to_json` is the o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -76,6 +76,43 @@ class CollectiveTime:
     bus_bandwidth: float | None
     # The largest difference between the starts of one collective on two ranks; None with one file.
     skew_seconds: float | None
+    # Of `seconds`, what the rank that came last needed: the rest is waiting for it. None with one file.
+    transfer_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class WaitingFor:
+    """How long a GPU waited in collectives, without computing, for the rank that came last.
+
+    `cause` says what that rank did longer: a cause of its idle time, "compute" or "exposed_copies"; "" if that is not
+    known.
+    """
+
+    rank: int | None  # None if it is not among the files
+    seconds: float
+    share: float  # of the span
+    cause: str
+    frames: tuple[str, ...]  # of that rank
+
+
+@dataclass(frozen=True)
+class OperatorRate:
+    """How fast an operator ran with inputs of these shapes. Rates are of the least work that it must do.
+
+    `peak_ratio` is the time that it needs at the peak of the GPU, divided by its time; `bound` is what limits it then.
+    Both are unknown (None and "") for GPUs and data types without a peak, as is `lost_seconds`, the rest of the time.
+    """
+
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    count: int
+    seconds: float
+    flops_per_second: float  # 0 for operators that do little arithmetic
+    bytes_per_second: float
+    bound: Literal["compute", "memory", ""]
+    peak_ratio: float | None
+    lost_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -99,11 +136,17 @@ class RankResult:
     device_name: str = ""
     exposed_copy_seconds: float = 0.0
     copy_frames: tuple[str, ...] = ()  # what launched the copies, the most costly first
+    compute_frames: tuple[str, ...] = ()
     communication_frames: tuple[str, ...] = ()
     self_seconds: float = 0.0  # the median step, or the span, without exposed communication
     kernel_classes: tuple[Kernels, ...] = ()
     top_kernels: tuple[Kernels, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    # The two parts of the exposed communication; None if no other file has the same collectives.
+    exposed_transfer_seconds: float | None = None
+    exposed_waiting_seconds: float | None = None
+    waiting: tuple[WaitingFor, ...] = ()  # the longest first
+    operators: tuple[OperatorRate, ...] = ()  # those that lost most first; empty without `record_shapes=True`
     memory: MemoryResult | None = None  # None without `profile_memory=True`
 
 
@@ -115,7 +158,8 @@ class Advice:
     text: str
     saving_seconds: float
     saving_ratio: float  # of the span
-    frames: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()  # what the advice rests on: code, the most costly first
+    kernels: tuple[str, ...] = ()  # or kernels and copies
 
 
 @dataclass(frozen=True)
@@ -129,11 +173,29 @@ class TraceVerdict:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that makes the others wait, by how many seconds per step."""
+    """The rank that makes the others wait, by how many seconds per step. `frames` are what it did longer."""
 
     rank: int
     kind: Literal["host", "gpu"]
     excess_seconds: float
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """What a GPU did, in equal parts of its span. Shares are between 0 and 1; time in several layers is the first's."""
+
+    seconds: float  # the span
+    layers: Mapping[str, tuple[float, ...]]  # the share of each part: compute, communication, copies
+    steps: tuple[tuple[str, float], ...]  # the names and starts of steps, as shares of the span
+
+
+@dataclass(frozen=True)
+class GpuDetails:
+    """What reports on a GPU draw. Stacks are folded, with seconds, whose sum may exceed the span: kernels overlap."""
+
+    timeline: RankTimeline
+    gpu_stacks: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -146,13 +208,16 @@ class AnalysisResult:
     dropped_events: int
     dropped_reasons: Mapping[str, int] = field(default_factory=dict)
     repaired_events: int = 0
-    # Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost -> seconds of idle time.
+    truncated: tuple[str, ...] = ()  # files that end in the middle of an event
+    # Details, if they were asked for. Folded stacks by rank: `frame;frame;frame` from the outermost to the innermost ->
+    # seconds of idle time.
     idle_stacks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    details: Mapping[tuple[int, int], GpuDetails] = field(default_factory=dict)  # by rank and device
 
     def to_json(self) -> dict[str, Any]:
-        """Return the documented JSON: without the folded stacks, which `--folded` writes."""
-        content = asdict(self)
-        del content["idle_stacks"]
+        """Return the documented JSON: without what `--folded`, `--report` and `--pprof` write."""
+        content = asdict(replace(self, idle_stacks={}, details={}))
+        del content["idle_stacks"], content["details"]
         verdict = content["verdict"]
         content["verdict"] = {"class": self.verdict.trace_class.value} | {
             key: verdict[key] for key in ("because", "advice")

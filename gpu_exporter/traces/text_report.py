@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
-from gpu_exporter.traces.result import AnalysisResult, RankResult
+from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
+from gpu_exporter.traces.verdict import waiting_words
 
 MOST_LINE, MOST_NAME = 160, 40
 LEAST_SHARE = 0.001
 MOST_CLASSES, MOST_CAUSES, MOST_FRAMES, MOST_KERNELS, MOST_COLLECTIVES = 8, 6, 2, 5, 5
+MOST_OPERATORS = 5
 # Of many ranks, only these are described in detail: the one with the most idle time, and the straggler.
 MOST_DETAILED = 2
 _COLUMNS = ("rank", "GPU", "span", "busy", "idle", "compute", "communication", "exposed", "copies", "kernels", "step")
+# Columns for jobs whose ranks can be compared.
+_DIVIDED = ("exposed transfer", "exposed waiting")
 
 
 def lines(result: AnalysisResult) -> Iterator[str]:
@@ -24,14 +28,18 @@ def lines(result: AnalysisResult) -> Iterator[str]:
     yield f"Verdict: {result.verdict.trace_class.value}"
     yield f"  {sentence(result.verdict.because)}"
     yield ""
-    yield from table(_COLUMNS, [_row(rank) for rank in result.ranks])
+    divided = any(rank.exposed_waiting_seconds is not None for rank in result.ranks)
+    columns = tuple(column for name in _COLUMNS for column in (_DIVIDED if divided and name == "exposed" else (name,)))
+    yield from table(columns, [_row(rank, divided) for rank in result.ranks])
     for rank in _detailed(result):
         yield from _idle(rank)
         yield from _kernels(rank)
+        yield from _operators(rank)
         yield from _collectives(rank)
+        yield from _waiting(rank)
         yield from _memory(rank)
     yield from _advice(result)
-    yield from _dropped(result.dropped_reasons, result.repaired_events)
+    yield from _dropped(result)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -41,7 +49,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
 
 
-def _row(rank: RankResult) -> Sequence[str]:
+def _row(rank: RankResult, divided: bool) -> Sequence[str]:
     return (
         str(rank.rank),
         printable(f"{rank.device} {rank.device_name}".strip(), MOST_NAME),
@@ -50,11 +58,19 @@ def _row(rank: RankResult) -> Sequence[str]:
         fine_percent(rank.idle_ratio),
         short_duration(rank.compute_seconds),
         short_duration(rank.communication_seconds),
-        short_duration(rank.exposed_communication_seconds),
+        *exposed_times(rank, divided),
         short_duration(rank.copy_seconds),
         str(rank.kernels),
         short_duration(rank_step(rank).seconds) if rank.steps else "-",
     )
+
+
+def exposed_times(rank: RankResult, divided: bool) -> Sequence[str]:
+    """Return the exposed communication; if it is `divided`, the transfer and the waiting."""
+    if not divided:
+        return (short_duration(rank.exposed_communication_seconds),)
+    parts = rank.exposed_transfer_seconds, rank.exposed_waiting_seconds
+    return tuple("-" if part is None else short_duration(part) for part in parts)
 
 
 def _detailed(result: AnalysisResult) -> list[RankResult]:
@@ -93,6 +109,26 @@ def _part(share: float, seconds: float) -> str:
     return f"{fine_percent(share):>6}  {short_duration(seconds):>8}"
 
 
+def _operators(rank: RankResult) -> Iterator[str]:
+    rated = [rate for rate in rank.operators if rate.peak_ratio is not None]
+    if not rated:
+        return
+    yield ""
+    yield f"Operators of rank {rank.rank} that lost most time against the peak of the GPU"
+    for rate in rated[:MOST_OPERATORS]:
+        share = fine_percent(rate.peak_ratio or 0.0)
+        time, count = short_duration(rate.seconds), f"{rate.count:>6} x"
+        yield f"  {share:>6} of the peak  {time:>8}  {count}  {printable(rate_words(rate), MOST_LINE)}"
+
+
+def rate_words(rate: OperatorRate) -> str:
+    """Return an operator with its shapes and how fast it ran."""
+    shapes = " x ".join(str(list(shape)) for shape in rate.shapes)
+    speed = f"{rate.flops_per_second / 1e12:.3g} TFLOP/s, " if rate.flops_per_second else ""
+    limit = f", {rate.bound}-bound" if rate.bound else ""
+    return f"{rate.operator} {shapes} {rate.dtype}: {speed}{rate.bytes_per_second / 1e9:.3g} GB/s{limit}"
+
+
 def _collectives(rank: RankResult) -> Iterator[str]:
     if not rank.collectives:
         return
@@ -103,9 +139,30 @@ def _collectives(rank: RankResult) -> Iterator[str]:
         text = f"  {short_duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
         if of_group.bus_bandwidth is not None:
             text += f", {of_group.bus_bandwidth / 1e9:.3g} GB/s bus bandwidth"
+        if of_group.transfer_seconds is not None:
+            text += f", {short_duration(of_group.transfer_seconds)} of it transfer"
         if of_group.skew_seconds is not None:
             text += f", starts differ by up to {short_duration(of_group.skew_seconds)}"
         yield text
+
+
+def _waiting(rank: RankResult) -> Iterator[str]:
+    if not any(waiting.share >= LEAST_SHARE for waiting in rank.waiting):
+        return
+    yield ""
+    yield f"For whom rank {rank.rank} waited in collectives"
+    for waiting in rank.waiting[:MOST_CAUSES]:
+        if waiting.share < LEAST_SHARE:
+            break
+        yield f"  {_part(waiting.share, waiting.seconds)}  {for_whom(waiting)}"
+        for frame in waiting.frames[:1]:
+            yield f"{'':20}{printable(frame, MOST_LINE)}"
+
+
+def for_whom(waiting: WaitingFor) -> str:
+    """Return for which rank another one waited, and why that came last."""
+    who = "a rank without a file" if waiting.rank is None else f"rank {waiting.rank}"
+    return f"{who}{waiting_words(waiting.cause)}"
 
 
 def _memory(rank: RankResult) -> Iterator[str]:
@@ -156,15 +213,19 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
         yield f"  at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)}): {sentence(one.text)}"
         for frame in one.frames[:1]:
             yield f"    at {printable(frame, MOST_LINE)}"
+        if one.kernels:
+            yield f"    in {printable(', '.join(one.kernels), MOST_LINE)}"
 
 
-def _dropped(reasons: Mapping[str, int], repaired: int) -> Iterator[str]:
-    if reasons or repaired:
+def _dropped(result: AnalysisResult) -> Iterator[str]:
+    if result.dropped_reasons or result.repaired_events:
         yield ""
-    for reason, count in reasons.items():
+    for file in result.truncated:
+        yield f"Truncated: {printable(file, MOST_LINE)} ends in the middle of an event; what follows is missing"
+    for reason, count in result.dropped_reasons.items():
         yield f"Not analysed: {count} events {printable(reason, MOST_LINE)}"
-    if repaired:
-        yield f"Repaired: {repaired} events that were not valid JSON"
+    if result.repaired_events:
+        yield f"Repaired: {result.repaired_events} events that were not valid JSON"
 
 
 def sentence(text: str) -> str:

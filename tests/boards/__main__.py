@@ -86,19 +86,15 @@ def page_server(out: Path, dashboards: Path) -> Iterator[str]:
 
 
 def shots(base: str, prometheus: str, boards: Sequence[Path], out: Path) -> Iterator[Shot]:
-    """Yield the pictures of these dashboards, and of each choice: as they are opened, and with rows opened."""
-    for board in boards:
-        name, panels = board.stem, json.loads(board.read_text())["panels"]
-        for width in WIDTHS:
-            yield Shot(address(base, prometheus, name, {}), width, str(out / f"{name}-{width}.png"))
-            if any(panel.get("collapsed") for panel in panels):
-                opened = address(base, prometheus, name, {}, open="1")
-                yield Shot(opened, width, str(out / f"{name}-{width}-open.png"))
-        for choice in CHOICES.get(name, ()):
-            png = f"{name}-{WIDTHS[0]}-{'-'.join(choice.values())}"
-            yield Shot(address(base, prometheus, name, choice), WIDTHS[0], str(out / f"{png}.png"))
-            opened = address(base, prometheus, name, choice, open="1")
-            yield Shot(opened, WIDTHS[0], str(out / f"{png}-open.png"))
+    """Yield the pictures of these dashboards: with all rows opened, also of each choice, and as on a small screen.
+
+    The upper part of a picture with opened rows is what a dashboard shows when it is opened.
+    """
+    for name in (board.stem for board in boards):
+        for choice in ({}, *CHOICES.get(name, ())):
+            png = "-".join((name, f"{WIDTHS[0]}", *choice.values()))
+            yield Shot(address(base, prometheus, name, choice, open="1"), WIDTHS[0], str(out / f"{png}.png"))
+        yield Shot(address(base, prometheus, name, {}), WIDTHS[1], str(out / f"{name}-{WIDTHS[1]}.png"))
 
 
 def address(base: str, prometheus: str, board: str, choice: dict[str, str], **more: str) -> str:
@@ -163,9 +159,9 @@ def main() -> int:
         else:
             wanted = list(shots(base, server, boards, chosen.out))
         reports = []
-        for report in taken(wanted, chosen.out):
+        for number, report in enumerate(taken(wanted, chosen.out), 1):
             reports.append(report)
-            print(as_text(report), flush=True)
+            print(f"picture {number} of {len(wanted)}: {as_text(report)}", flush=True)
     (chosen.out / "report.json").write_text(json.dumps(reports, indent=1))
     (chosen.out / "report.txt").write_text("\n".join(map(as_text, reports)) + "\n")
     failed = [report for report in reports if report["errors"] or any("error" in query for query in report["queries"])]

@@ -37,7 +37,7 @@ from gpu_exporter.sources.simulated.source import PodPlace, SimulatedSource
 from gpu_exporter.sources.simulated.workload import Workloads, workloads
 from tests.boards.loops import NodeLoops
 from tests.boards.pages import kube_page, server_page
-from tests.boards.plan import FAULTS, GPUS, LENGTH, LOOPS, START, Job, placed
+from tests.boards.plan import FAULTS, GPUS, LENGTH, LOOPS, MINUTE, PROFILES, START, Job, Profiled, placed
 
 BY_NAME = {mode.name: mode for mode in MODES}
 NOISE, LEVEL_NOISE = 0.3, 0.01
@@ -166,11 +166,43 @@ class NodePorts:
         return tuple(Sample(series, 1.0) for series in self._series.values())
 
 
-def _telemetry(source: StagedSource) -> Sequence[NodeLoops | NodePorts]:
+class NodeProfiles:
+    """What profiles and traces of the processes of a node show, which are the same on all of its GPUs."""
+
+    def __init__(self, profiled: Profiled, since_start: Callable[[], float]) -> None:
+        self._profiled, self._since_start = profiled, since_start
+        self._series: dict[tuple[Metric, str, str], Series] = {}
+
+    def start(self) -> None:
+        """Do nothing: a profile is always there."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def samples(self, gpus: Sequence[GpuSamples], pods: Sequence[Series]) -> Sequence[Sample]:
+        """Return the shares of causes, and the time of kernels, of which a second a minute is traced."""
+        traced = self._since_start() / MINUTE
+        return tuple(
+            Sample(self._of(metric, gpu, label, name), value * factor)
+            for gpu in {each.gpu.uuid: each.gpu for each in gpus}.values()
+            for metric, label, values, factor in (
+                (m.IDLE_CAUSE, "cause", self._profiled.causes, 1.0),
+                (m.KERNEL_CLASS, "class", self._profiled.kernels, traced),
+            )
+            for name, value in values.items()
+        )
+
+    def _of(self, metric: Metric, gpu: Gpu, label: str, name: str) -> Series:
+        return self._series.setdefault((metric, gpu.uuid, name), Series(metric, gpu, ((label, name),)))
+
+
+def _telemetry(source: StagedSource) -> Sequence[NodeLoops | NodePorts | NodeProfiles]:
     job, rank = placed()[source.node.name]
-    loop = LOOPS.get(job.name)
-    loops = [NodeLoops(job.name, loop, rank * GPUS, source.node.clock)] if loop else []
-    return (*loops, NodePorts())
+    clock = source.node.clock
+    loop, profiled = LOOPS.get(job.name), PROFILES.get(job.name)
+    loops = [NodeLoops(job.name, loop, rank * GPUS, clock)] if loop else []
+    profiles = [NodeProfiles(profiled, clock)] if profiled else []
+    return (*loops, *profiles, NodePorts())
 
 
 class Clock:

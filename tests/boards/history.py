@@ -6,7 +6,9 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from tests.boards import fleet, pages, plan
 from tests.operation.encode import ABSENT, LINE, SEQUENCE
 from tests.operation.run import PROGRAM, RULES
 
-STEP = 15
+# Seconds between two scrapes: as many as the rules allow without another result, because each takes time to make.
+STEP = 30
+# Seconds between two lines that say that something still runs, and the shares of scrapes after which one is written.
+HEARTBEAT, SHARES = 20, 10
 CLUSTER = "west"
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # Values that change more often than this share of the scrapes are written one by one.
@@ -88,11 +93,17 @@ def _labels(target: str, series: str) -> dict[str, str]:
     return {"__name__": name, "job": job, "instance": instance, "cluster": CLUSTER, **dict(LABEL.findall(labels))}
 
 
+def _say(what: str, begun: float) -> None:
+    print(f"{what}, after {time.perf_counter() - begun:.0f} s", flush=True)
+
+
 def record(path: Path, length: float = plan.LENGTH) -> None:
     """Scrape the fleet for `length` virtual seconds, and write that for virtual_clock."""
-    clock, recorder = fleet.Clock(), Recorder()
+    clock, recorder, scrapes, begun = fleet.Clock(), Recorder(), int(length) // STEP, time.perf_counter()
     with fleet.started(clock, STEP) as nodes:
-        for scrape in range(int(length) // STEP):
+        for scrape in range(scrapes):
+            if scrape * SHARES // scrapes > (scrape - 1) * SHARES // scrapes:
+                _say(f"scrapes: {scrape} of {scrapes}", begun)
             clock.now = float(scrape * STEP)
             for node in nodes:
                 node.tick()
@@ -107,8 +118,14 @@ def blocks(folder: Path, program: Path = PROGRAM) -> Path:
     period, data, kept = folder / "period.json", folder / "tsdb", folder / "data"
     record(period)
     command = [str(program), str(period), f"{RULES}/*.yaml", str(data), str(kept)]
-    with (folder / "alerts.jsonl").open("wb") as alerts:
-        subprocess.run(command, stdout=alerts, check=True, cwd=ROOT)
+    begun = time.perf_counter()
+    with (folder / "alerts.jsonl").open("wb") as alerts, subprocess.Popen(command, stdout=alerts, cwd=ROOT) as process:
+        while process.poll() is None:
+            _say("rules are evaluated", begun)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(HEARTBEAT)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
     period.unlink()
     shutil.rmtree(data)
     return kept

@@ -9,6 +9,9 @@ from tests.boards.plan import GPUS, LENGTH, MINUTE, PENDING, SERVER, START, plac
 RESOURCE = 'resource="nvidia_com_gpu"'
 # A token takes a server this long, and twice as long with a batch of `DOUBLES_AT` requests.
 TOKEN_SECONDS, DOUBLES_AT = 0.009, 80.0
+# What the cache has room for; and the bounds of the histogram of the time to the first token.
+MOST_REQUESTS = 128
+BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, math.inf)
 
 
 def kube_page(now: float, start: float = START) -> str:
@@ -49,12 +52,22 @@ def server_page(now: float) -> str:
         waited += generating * requests
     values = {
         "num_requests_running": _requests(int(now // MINUTE)),
-        "num_requests_waiting": 0,
+        "num_requests_waiting": max(0, _requests(int(now // MINUTE)) - MOST_REQUESTS),
+        "kv_cache_usage_perc": min(1.0, _requests(int(now // MINUTE)) / MOST_REQUESTS),
         "generation_tokens_total": tokens,
         "inter_token_latency_seconds_sum": waited,
         "inter_token_latency_seconds_count": tokens,
     }
-    return "".join(f"vllm:{name}{labels} {value:.3f}\n" for name, value in values.items())
+    lines = [f"vllm:{name}{labels} {value:.3f}\n" for name, value in values.items()]
+    for bound in BOUNDS:
+        # Half of the requests wait for less than `middle`, the longer, the more of them there are.
+        count = sum(
+            _requests(minute) * (1 - 0.5 ** (bound / (0.05 + 0.3 * (_requests(minute) / MOST_REQUESTS) ** 2)))
+            for minute in range(math.ceil(now / MINUTE))
+        )
+        le = f'{labels[:-1]},le="{"+Inf" if math.isinf(bound) else bound}"}}'
+        lines.append(f"vllm:time_to_first_token_seconds_bucket{le} {count:.3f}\n")
+    return "".join(lines)
 
 
 def _requests(minute: int) -> int:

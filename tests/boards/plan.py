@@ -85,6 +85,14 @@ class Fault:
     causes: Values = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """Shares of the time of main threads by cause, and of the time of kernels by class."""
+
+    causes: Mapping[str, float]
+    kernels: Mapping[str, float]
+
+
 JOBS = (
     Job("nlp", "llm-pretrain", "h200-train", 3, {**profiles.BALANCED, **HOST, **BETWEEN_NODES}),
     Job("vision", "video-diffusion", "h200-train", 1, {**profiles.GEMM, **HOST, **QUIET}),
@@ -107,6 +115,17 @@ LOOPS = {
     "video-diffusion": Loop(GPUS, stops=LENGTH - 40 * MINUTE),
     "ranker": Loop(GPUS),
     "asr-train": Loop(GPUS, ends=LENGTH - 25 * MINUTE),
+}
+# What profiles of the jobs show, by job.
+PROFILES = {
+    "llm-pretrain": Profiled(
+        {"synchronisation": 0.61, "collectives": 0.2, "launch_overhead": 0.11, "data_loading": 0.05, "python": 0.03},
+        {"gemm": 0.52, "attention": 0.17, "communication": 0.21, "elementwise": 0.08, "copy": 0.02},
+    ),
+    "ranker": Profiled(
+        {"synchronisation": 0.74, "launch_overhead": 0.12, "data_loading": 0.09, "allocation": 0.05},
+        {"gemm": 0.58, "elementwise": 0.27, "reduction": 0.11, "copy": 0.04},
+    ),
 }
 # Pods that wait for GPUs: team, name, GPUs, and for how long at the end.
 PENDING = (("vision", "video-eval-0", 8, 50 * MINUTE), ("research", "sweep-3", 4, 12 * MINUTE))

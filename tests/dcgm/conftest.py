@@ -97,7 +97,6 @@ def bindings() -> Path:
 @pytest.fixture(scope="session")
 def engine(bindings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hostengine, Engine | None]]:
     """The host engine's address, and its process if tests may stop it."""
-    os.environ.setdefault("STANDIN_DCGM_TIMEOUT", "3")  # before the import: the timeout of hanging calls
     if not WHICH:
         fake = FakeHostengine(tmp_path_factory.mktemp("engine"), gpus=2)
         fake.start()

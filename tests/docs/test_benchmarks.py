@@ -85,6 +85,19 @@ def test_cost_of_eight_gpus_is_extrapolated() -> None:
     assert "extrapolated" not in sections.cost({"rows": rows}).text
 
 
+def test_rows_of_peers_have_idle_cpu_and_start_or_why_they_were_not_measured() -> None:
+    """Results from before they were measured have neither."""
+    rows = [{**row, "idle_cpu": 0.0123, "start_seconds": 2.5} for row in FOUND["cost"]["numbers"]["rows"]]
+    failed = [{"name": "dcgm-exporter, 1 s", "why": "does not answer on port 1, exit code 3: no GPU"}]
+    shown = sections.cost({"rows": rows, "not_measured": failed}).text
+
+    assert "| exporter | CPU of a core | CPU without a scrape | start | memory |" in shown
+    assert "| 1.23 % | 2.5 s |" in shown
+    assert "| dcgm-exporter, 1 s | not measured: does not answer on port 1, exit code 3: no GPU |" in shown
+    assert sections.ACCOUNTING in shown
+    assert sections.ACCOUNTING not in sections.cost(FOUND["cost"]["numbers"]).text
+
+
 def test_page_without_results_has_no_measured_number() -> None:
     """Every measured number on the page comes from a result file."""
     assert re.findall(r"\d[\d.]* ?(?:m?s\b|%|[KM]iB|W\b)", report.rendered({})[report.PAGE]) == []

@@ -25,11 +25,12 @@ FIX = "fix: make the diff in CONTRIBUTING.md apply again, or name its results in
 ROW = "fix: correct the row in docs/architecture.md, or what tests/docs/test_contributing.py adds for it"
 
 MISTAKE = "fix: correct MISTAKES in tests/docs/test_contributing.py, or the message of the test that must report it"
-# The unit tests of what the recipes change. The others read none of it.
+# The unit tests that read what the recipes change: lists of metrics, modes, settings, paths, commands and messages.
 PARTS = (
-    *("alerting", "app", "catalogue", "cli", "conditions", "content", "diagnosis", "health", "jobs", "live_page"),
-    *("pipeline/test_fields_file.py", "pipeline/test_labels.py", "pipeline/test_renderer.py", "sources", "training"),
-    "test_config.py",
+    *("alerting", "catalogue", "conditions", "content", "diagnosis", "health", "test_config.py"),
+    *("app/test_routes.py", "cli/test_help.py", "jobs/test_message.py", "jobs/test_samples.py"),
+    *("pipeline/test_fields_file.py", "pipeline/test_labels.py", "pipeline/test_renderer.py"),
+    *("sources/test_choice.py", "sources/test_contract.py", "training/test_timer.py", "training/test_transport.py"),
 )
 
 NAME = "GpuMemoryHot"
@@ -44,7 +45,7 @@ class Edit(NamedTuple):
     after: str = ""
 
 
-# What is added by the rows of architecture.md's first table that begin with these words.
+# What is added by the rows of architecture.md that begin with these words.
 ADDED: Mapping[str, Sequence[Edit]] = {
     "a signal ": [
         Edit(
@@ -161,7 +162,6 @@ MADE = {
     "helm/gpu-exporter/values.yaml": rf"hotMemory: 95\n(.|\n)*{NAME}: \{{enabled: true, severity: warning, hold: 10m",
     "helm/gpu-exporter/files/rules.yaml": r"gpu:memory_temp:celsius >= \$\(hotMemory\)\n",
     "helm/gpu-exporter/README.md": rf"\[{NAME}\]",
-    "deploy/kubernetes/monitored/monitoring.yaml": rf"- alert: {NAME}\n",
     "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
 }
 # Diagnose a healthy GPU, and one with the values that the entry injects, each over ten minutes.

@@ -53,6 +53,12 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_no_merge_is_unfinished() -> None:
+    """No other check reads all text of the pages that people write."""
+    unfinished = [page.name for page in PAGES if re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE)]
+    assert unfinished == []
+
+
 @pytest.mark.drift
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_link_targets_exist(page: Path) -> None:

@@ -32,6 +32,7 @@ from gpu_exporter.events.kernel_log_parser import parse, parse_kmsg
 from gpu_exporter.http import web_config
 from gpu_exporter.http.client import Remote
 from gpu_exporter.kubernetes.client import in_cluster
+from gpu_exporter.migration.files import Migration
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.model.lookup import LookupFailed
@@ -129,6 +130,32 @@ def _fields_files() -> Sequence[bytes]:
         b'252, DCGM_FI_DEV_FB_USED, gauge, x\nDCGM_FI_DEV_BAR1_USED_BYTES, counter, "of ""two""\nlines"\n'
     )
     return [table, *_blocks("dcgm-exporter.md", "csv")]
+
+
+@contextmanager
+def _rewrite(folder: Path) -> Iterator[Parser]:
+    def take(content: bytes) -> Iterable[str]:
+        migration = Migration()
+        migration.migrate(content.decode())
+        return [reason for _, reasons in migration.problems for reason in reasons]
+
+    yield Parser(take)
+
+
+def _dashboards() -> Sequence[bytes]:
+    lines = (ROOT / "tests" / "data" / "peer_queries.jsonl").read_text().splitlines()
+    queries = [json.loads(line)["query"] for line in lines]
+    variable = {
+        "type": "query",
+        "definition": "",
+        "query": "label_values(nvidia_smi_index, job)",
+        "regex": '/uuid="(.)',
+    }
+    panels = [{"targets": [{"expr": query, "legendFormat": "{{uuid}}"}], "transformations": [{}]} for query in queries]
+    boards = [{"panels": panels[each : each + 5], "templating": {"list": [variable]}} for each in range(0, 60, 5)]
+    rules = [{"alert": "A", "expr": query, "annotations": {"a": "{{ $labels.uuid }}"}} for query in queries[-5:]]
+    files = [json.dumps(board) for board in boards]
+    return [each.encode() for each in (*files, f"groups:\n- name: a\n  rules: {json.dumps(rules)} # all\n")]
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -443,6 +470,9 @@ TARGETS = (
     Target("web-config", _web_configs, _web_config, (ValueError,), YAML_TOKENS, longest=16 << 10),
     Target("config", _configs, _config, (GpuExporterError,), YAML_TOKENS, longest=16 << 10),
     Target("csv", _fields_files, _fields, (GpuExporterError,), (b'"', b'""', b"label", b"histogram", b"\r")),
+    Target(
+        "rewrite", _dashboards, _rewrite, (ValueError,), (b"or ", b"by (", b"[5m]", b"{", b")", b'\\"', b"nvidia_smi_")
+    ),
     Target("state", _states, _state),
     Target("recording", _recordings, _recording, (GpuExporterError,), packed=_perhaps_zipped),
     Target("kernel-log", _kernel_logs, _kernel_log, tokens=(b"NVRM: Xid (", b"SXid", b"PCI:", b"GPU-I:", b", pid=")),
@@ -452,7 +482,7 @@ TARGETS = (
     Target("metrics", _scraped, _metrics, (GpuExporterError,), (b"# TYPE x counter\n", b'{le="', b"+Inf", b"# EOF\n")),
     *host_files.TARGETS,
     hostile_text.TARGET,
-    traces.TARGET,
+    *traces.TARGETS,
     *profiles.TARGETS,
     Target("http", _requests, _http, tokens=(b"\r\n\r\n", b"Host: ", b"Content-Length: ", b"chunked", b"%00", b"/../")),
 )

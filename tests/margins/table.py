@@ -43,7 +43,7 @@ class Row:
     def _is(self, names: str, limits: str) -> bool:
         of_phase = names == "*" or self.phase in names.split()
         compare = self.margin.compare
-        return of_phase and compare is not None and right(compare) in limits.split()
+        return of_phase and compare is not None and bool({right(compare), self.judged} & {*limits.split()})
 
 
 def right(compare: Compare) -> str:
@@ -53,7 +53,7 @@ def right(compare: Compare) -> str:
     return f"{compare.right:g}" if isinstance(compare.right, float | int) else "term"
 
 
-# The phases (`*`: all), the limits, and why a margin below SMALLEST is right there.
+# The phases (`*`: all), the limits or failure modes, and why a margin below SMALLEST is right there.
 REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "reduce_1m bulk_late_10ms train_loader_30 copy_back copy_then_compute copy_pageable ddp_jitter decode_eager "
@@ -87,6 +87,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "busyFloat busyDram mostlyTensor",
         "between memory and arithmetic: both classes are right",
     ),
+    ("*", "GpuPcieLinkDegraded", "as much as before is healthy, and the next narrower link has half of it"),
     ("*", "powerSwing", "how far power swings is a matter of degree, and the alert is an information"),
     (
         "evaluation_items gemm_small tiny_kernels",

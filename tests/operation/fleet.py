@@ -14,6 +14,8 @@ from tests.rules.shapes import STEP, Part
 
 HOUR = 3600 // STEP
 DAY = 24 * HOUR
+# Minutes by which interruptions may delay an alert.
+SPARE = 30.0
 
 
 def steps(minutes: float) -> int:
@@ -119,7 +121,7 @@ def _later(stretch: Stretch, before: int) -> Stretch:
 
 @dataclass
 class Fleet:
-    """All devices of a period of `total` scrapes.
+    """All devices of a period of `total` scrapes, of which those from `first` on are judged.
 
     `xids` are by node and GPU. `clocks` are steps of a node's clock: from a scrape on it is so many seconds ahead.
     `cordoned` and `stopped` (Prometheus does not run) are from one scrape to another. `silences` are nodes with the
@@ -127,6 +129,7 @@ class Fleet:
     """
 
     total: int
+    first: int = 0
     timelines: list[Timeline] = field(default_factory=list)
     truths: list[Truth] = field(default_factory=list)
     xids: dict[tuple[str, int], list[XidEvent]] = field(default_factory=dict)
@@ -135,6 +138,18 @@ class Fleet:
     stopped: list[tuple[int, int]] = field(default_factory=list)
     silences: list[tuple[str, int, int]] = field(default_factory=list)
     series: dict[tuple[str, tuple[tuple[str, str], ...]], Sequence[Part]] = field(default_factory=dict)
+
+    def cut(self, first: int, last: int) -> None:
+        """Judge only what is between two scrapes: alerts on faults that begin before, or at its end, are right, but not
+        needed."""
+        self.first, self.total = first, last
+        self.truths = [
+            truth
+            if first <= truth.start and truth.start + steps(truth.within + SPARE) < last
+            else replace(truth, must=(), may=(*truth.must, *truth.may))
+            for truth in self.truths
+            if truth.start < last
+        ]
 
     def node(self, name: str, gpus: int, generation: Generation, *, full: bool = False) -> list[Timeline]:
         """Add a node; return its GPUs."""

@@ -31,7 +31,7 @@ INTRO = """# Alert quality
 How often do the alerts fire when nothing is wrong, and do they fire when something is? `make soak` composes weeks of
 operation and evaluates all rules over them, with the rule engine of Prometheus itself on a virtual clock. This page
 shows the results of its last run. It is rendered: run `make soak`, or `python -m tests.operation.report` for the page
-alone.
+alone. `python -m tests.operation.run --between 0 3` judges only three days of a period, with some of its faults.
 
 ## What is in a period?
 
@@ -40,7 +40,7 @@ alone.
   by day and almost no requests at night; notebooks, some of them forgotten; jobs that work in bursts; a GPU in MIG
   mode; a node that an autoscaler adds and removes.
 - Planned reboots, failed scrapes, restarts of Prometheus, and nodes whose clock is wrong by up to ten minutes.
-- Incidents: every failure mode of the [catalogue](failure-modes.md), fatal XIDs with what they do to a GPU, and hangs
+- Faults: every failure mode of the [catalogue](failure-modes.md), fatal XIDs with what they do to a GPU, and hangs
   during a restart of Prometheus. Each is injected at a known time, and its alert must fire within its hold, its window
   and 12 minutes; failed scrapes in that time add to it, and a stop of Prometheus adds its length and the hold, because
   Prometheus may hold the alert anew. An alert on a fatal XID must last until the repair.
@@ -50,9 +50,16 @@ Real clusters have jobs that no recording has.
 
 ## How is a firing judged?
 
-A firing is *right* if an incident, or what the program does, explains it. It is *repeated* if the same alert has
+A firing is *right* if an injected fault, or what the program does, explains it. It is *repeated* if the same alert has
 already reported the same thing on the same GPU, such as after a restart of Prometheus, which forgets that an alert was
 to keep firing. Everything else is *false*.
+
+## How are incidents counted?
+
+An [incident](diagnose.md#which-finding-is-the-cause) is a cause, with all alerts that it explains; the same cause on
+several GPUs of a node or job is one. It is judged as its first alert is, and has the severity of the most urgent one.
+An alert that fires before its cause, or after it, is an incident of its own meanwhile. *Notifications* are the
+incidents among critical alerts and warnings: what the example for Alertmanager sends as a page or a ticket.
 """
 NONE = "\nNo results are stored yet: run `make soak`.\n"
 
@@ -69,15 +76,26 @@ def _period(name: str, result: Mapping[str, Any]) -> str:
     late, minutes = result["longest_delay"]
     missed, late_ones = (", ".join(result[key]) or "none" for key in ("missed", "late"))
     early = ", ".join(result["ended_early"]) or "none"
+    from_day, to_day = result["from_day"], round(result["from_day"] + result["days"], 1)
     facts = (
-        f"{result['days']:g} days of {result['nodes']} nodes with {result['gpus']} GPUs ({weeks:.0f} node-weeks), "
-        f"{result['incidents']} incidents. Not detected: {missed}. Detected late: {late_ones}. "
-        f"Ended before the repair: {early}. Half of "
-        f"the incidents were detected within {result['median_delay_minutes']:g} minutes; the longest delay was "
+        f"Days {from_day:g} to {to_day:g} of {result['nodes']} nodes with {result['gpus']} GPUs "
+        f"({weeks:.1f} node-weeks), {result['injected']} injected faults, of which {result['one_incident']} were one "
+        f"incident each. Not detected: {missed}. Detected late: {late_ones}. Ended before the repair: {early}. Half of "
+        f"the faults were detected within {result['median_delay_minutes']:g} minutes; the longest delay was "
         f"{minutes:g} minutes ({late})."
     )
-    head = ("severity", "firings per node and week", "right", "repeated", "false", "what is expected, and why")
-    alerts = ("alert", "severity", "firings", "right", "repeated", "false", "hours", "right because of")
+    head = ("severity", "per node and week", "all", "right", "repeated", "false", "what is expected, and why")
+    alerts = (
+        "alert",
+        "severity",
+        "firings",
+        "right",
+        "repeated",
+        "false",
+        "hours",
+        "within minutes",
+        "right because of",
+    )
     return (
         f"\n## {name}\n\n{facts}\n\n{table(head, list(_by_severity(result, weeks)))}\n"
         f"{table(alerts, list(_by_alert(result)))}"
@@ -86,16 +104,26 @@ def _period(name: str, result: Mapping[str, Any]) -> str:
 
 def _by_severity(result: Mapping[str, Any], weeks: float) -> Iterator[tuple[str, ...]]:
     for severity in SEVERITIES:
-        rows = [row for row in result["alerts"] if row["severity"] == severity]
-        sums = [sum(row[column] for row in rows) / weeks for column in ("firings", "right", "repeated", "false")]
-        yield (severity, *(f"{number:.2f}" for number in sums), EXPECTED[severity])
+        for what, counts in result["severities"][severity].items():
+            if severity == "info" and what == "notifications":
+                continue
+            numbers = (f"{counts[column] / weeks:.2f}" for column in ("all", "right", "repeated", "false"))
+            yield (severity, what, *numbers, EXPECTED[severity] if what == "firings" else "")
 
 
 def _by_alert(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in result["alerts"]:
         counts = (str(row[column]) for column in ("firings", "right", "repeated", "false"))
+        delay = result["longest_delays"].get(row["alert"])
         link = f"[{row['alert']}](runbooks/{row['alert'].lower()}.md)"
-        yield (link, row["severity"], *counts, f"{row['hours']:.1f}", ", ".join(row["reasons"]) or "-")
+        yield (
+            link,
+            row["severity"],
+            *counts,
+            f"{row['hours']:.1f}",
+            f"{delay:g}" if delay is not None else "-",
+            ", ".join(row["reasons"]) or "-",
+        )
 
 
 def main() -> int:

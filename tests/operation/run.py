@@ -15,7 +15,7 @@ from pathlib import Path
 from tests import ROOT
 from tests.operation.compositions import COMPOSITIONS, Period
 from tests.operation.encode import write
-from tests.operation.fleet import HOUR
+from tests.operation.fleet import DAY, HOUR
 from tests.operation.verdict import SEVERITIES, Firing, Verdict, firings, joined
 from tests.rules.needed import write_needed
 from tests.rules.shapes import STEP
@@ -28,17 +28,21 @@ OVERLAP = 26 * HOUR
 WEEKS_PER_TICKET = 52 / 12
 
 
-def judge(period: Period, rules: Path = RULES, processes: int = 1) -> Verdict:
-    """Run a period through rules in Prometheus' own rule engine, and judge what they report.
+def judge(
+    period: Period, rules: Path = RULES, processes: int = 1, between: tuple[float, float] | None = None
+) -> Verdict:
+    """Run a period, or what is between two of its days, through rules in Prometheus' own rule engine; judge the alerts.
 
-    With several processes, each runs a part of the period, and OVERLAP before it, which fills the windows of the rules.
+    With several processes, each runs a part, and OVERLAP before it, which fills the windows of the rules.
     """
     fleet = period.fleet()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "period.json"
         write(fleet, path)
         write_needed(rules, Path(folder) / "rules.yaml")
-        edges = [fleet.total * part // processes for part in range(processes + 1)]
+        if between:
+            fleet.cut(*(round(day * DAY) for day in between))
+        edges = [fleet.first + (fleet.total - fleet.first) * part // processes for part in range(processes + 1)]
         parts = list(pairwise(edges))
 
         def run(part: tuple[int, int]) -> list[Firing]:
@@ -57,20 +61,30 @@ def judge(period: Period, rules: Path = RULES, processes: int = 1) -> Verdict:
 def report(verdict: Verdict) -> str:
     """Return all about a period, for people."""
     lines = [verdict.table(), "", verdict.delays(), ""]
-    for firing in (*verdict.false, *verdict.repeats):
+    for firing in (*verdict.alerts.false, *verdict.alerts.repeated):
         if firing.severity != "info":
-            what = "false" if firing in verdict.false else "repeated"
-            at = f"{firing.start / 86400:6.2f} d"
-            lines.append(
-                f"{at}  {firing.node:10}{firing.gpu:3}{firing.name:32}{firing.severity:10}{firing.hours:6.2f} h  {what}"
-            )
+            lines.append(f"{_line(firing)}  {'false' if firing in verdict.alerts.false else 'repeated'}")
+    lines += ["", "Injected faults that are not one incident:"]
+    for of_fault in verdict.injected.values():
+        lines += [_line(each) for each in of_fault if len(of_fault) > 1]
     lines += [f"ended early: {truth.what} on {truth.node}: {name}" for truth, name in verdict.ended_early]
-    incidents = len({(truth.what, truth.node, truth.start) for truth, _, _ in verdict.detections})
-    noise = ", ".join(f"{len(verdict.noise(severity))} {severity}" for severity in SEVERITIES)
+    for severity in SEVERITIES:
+        for what, judged in (
+            ("firings", verdict.alerts),
+            ("incidents", verdict.incidents),
+            ("notifications", verdict.notifications),
+        ):
+            counts = ", ".join(f"{number} {name}" for name, number in judged.counts(severity).items())
+            lines.append(f"{severity} {what}: {counts}")
     lines.append(
-        f"{verdict.node_weeks:.0f} node-weeks, {incidents} incidents, {len(verdict.missed)} missed; noise: {noise}"
+        f"{verdict.node_weeks:.0f} node-weeks, {len(verdict.injected)} injected faults, {len(verdict.missed)} missed"
     )
     return "\n".join(lines)
+
+
+def _line(firing: Firing) -> str:
+    at = f"{firing.start / 86400:6.2f} d"
+    return f"{at}  {firing.node:10}{firing.gpu:3}{firing.name:32}{firing.severity:10}{firing.hours:6.2f} h"
 
 
 def main() -> int:
@@ -79,16 +93,20 @@ def main() -> int:
     parser.add_argument("--composition", choices=COMPOSITIONS, default="usual")
     parser.add_argument("--days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--between", type=float, nargs=2, metavar="DAY", help="judge only what is between two days of the period"
+    )
     parser.add_argument("--processes", type=int, default=1, help="parts of the period that run at the same time")
     parser.add_argument("--rules", type=Path, default=RULES, help="folder of rule files")
     parser.add_argument("--json", type=Path, help="file for the numbers that docs/alert-quality.md shows")
     chosen = parser.parse_args()
-    verdict = judge(Period(chosen.composition, chosen.days, chosen.seed), chosen.rules, chosen.processes)
+    period = Period(chosen.composition, chosen.days, chosen.seed)
+    verdict = judge(period, chosen.rules, chosen.processes, chosen.between)
     print(report(verdict))
     if chosen.json:
         chosen.json.write_text(json.dumps(verdict.summary(), indent=1) + "\n")
-    tickets = sum(each.severity == "warning" for each in verdict.false)
-    bad = [each for each in verdict.false if each.severity == "critical"] or verdict.missed or verdict.ended_early
+    pages, tickets = (verdict.alerts.counts(severity)["false"] for severity in ("critical", "warning"))
+    bad = pages or verdict.missed or verdict.ended_early
     return 0 if not bad and tickets * WEEKS_PER_TICKET < verdict.node_weeks else 1
 
 

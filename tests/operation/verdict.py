@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis.incidents import PlacedMode, incidents
 from tests.operation.fleet import Fleet, Truth
 from tests.rules.shapes import STEP
 
 # An alert may begin, or still fire, for so long after what it reports has ended: windows and `keep_firing_for`.
 GRACE = 40 * 60
 SEVERITIES = ("critical", "warning", "info")
+BY_NAME = {mode.name: mode for mode in MODES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,29 @@ def _firing(key: tuple[tuple[str, str], ...], start: float, end: float) -> Firin
     )
 
 
+def incidents_of(firings: Sequence[Firing]) -> list[Firing]:
+    """Return the incidents of firings, in order of time: the first cause of each, from when it is one to its end.
+
+    Their severity is that of the most urgent alert.
+    """
+    placed = {each: _placed(each) for each in firings}
+    firing_of = {id(finding): firing for firing, finding in placed.items()}
+    is_open: dict[tuple[str, ...], Firing] = {}
+    found = []
+    for at in sorted({at for each in firings for at in (each.start, each.end)}):
+        now = {each.key: each for each in incidents([placed[each] for each in firings if each.start <= at < each.end])}
+        found += [replace(is_open.pop(key), end=at) for key in is_open.keys() - now.keys()]
+        for key, incident in now.items():
+            first = is_open.get(key) or replace(firing_of[id(incident.causes[0])], start=at)
+            urgent = min(first.severity, incident.severity.value, key=SEVERITIES.index)
+            is_open[key] = replace(first, severity=urgent)
+    return sorted(found, key=lambda each: each.start)
+
+
+def _placed(firing: Firing) -> PlacedMode:
+    return PlacedMode(replace(BY_NAME[firing.name], severity=Severity(firing.severity)), dict(firing.key))
+
+
 class Row(NamedTuple):
     """The firings of one alert with one severity; `reasons` are what was true when it was right."""
 
@@ -91,31 +117,59 @@ class Row(NamedTuple):
     reasons: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Firings or incidents, and what they report. One that is repeated reports what an earlier one has reported."""
+
+    all: Sequence[Firing]
+    false: Sequence[Firing]
+    repeated: Sequence[Firing]
+    reported: Mapping[Truth, Sequence[Firing]]
+
+    def counts(self, severity: str) -> Mapping[str, int]:
+        """Return how many of this severity are right, repeated and false."""
+        every, repeated, false = (
+            sum(each.severity == severity for each in part) for part in (self.all, self.repeated, self.false)
+        )
+        return {"all": every, "right": every - repeated - false, "repeated": repeated, "false": false}
+
+
+def judged(fleet: Fleet, firings: Sequence[Firing]) -> Judged:
+    """Judge firings or incidents by what was true."""
+    seen: set[tuple[object, ...]] = set()
+    reported: dict[Truth, list[Firing]] = defaultdict(list)
+    false, repeated = [], []
+    for firing in firings:
+        truth = next((each for each in fleet.truths if _explains(each, firing)), None)
+        if truth is None:
+            false.append(firing)
+            continue
+        reported[truth].append(firing)
+        key = (truth.what, truth.node, truth.start, firing.name, firing.gpu, firing.severity)
+        if key in seen:
+            repeated.append(firing)
+        seen.add(key)
+    return Judged(firings, false, repeated, reported)
+
+
 @dataclass
 class Verdict:
-    """The judgement on all firings of a period. A repeat reports again what an earlier alert has reported already."""
+    """The judgement on a period: on its alerts, its incidents, and those of them that notify someone."""
 
     fleet: Fleet
     firings: Sequence[Firing]
-    false: list[Firing] = field(default_factory=list)
-    repeats: list[Firing] = field(default_factory=list)
+    alerts: Judged = field(init=False)
+    incidents: Judged = field(init=False)
+    notifications: Judged = field(init=False)
     detections: list[tuple[Truth, str, float | None]] = field(default_factory=list)
     late: list[tuple[Truth, str]] = field(default_factory=list)
     ended_early: list[tuple[Truth, str]] = field(default_factory=list)
-    reasons: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
-        reported: dict[tuple[object, ...], Firing] = {}
-        for firing in self.firings:
-            truth = next((each for each in self.fleet.truths if _explains(each, firing)), None)
-            if truth is None:
-                self.false.append(firing)
-                continue
-            self.reasons[firing.name, firing.severity].add("incident" if truth.must else truth.what)
-            key = (truth.what, truth.node, truth.start, firing.name, firing.gpu, firing.severity)
-            if key in reported:
-                self.repeats.append(firing)
-            reported.setdefault(key, firing)
+        notifying = [each for each in self.firings if each.severity != Severity.INFO.value]
+        self.alerts = judged(self.fleet, self.firings)
+        self.incidents = judged(self.fleet, incidents_of(self.firings))
+        self.notifications = judged(self.fleet, incidents_of(notifying))
         for truth in self.fleet.truths:
             for name in truth.must:
                 self._detect(truth, name)
@@ -141,7 +195,7 @@ class Verdict:
         when it starts again, because rates need two minutes: the hold begins anew.
         """
         first, last = truth.start, truth.start + truth.within * 60 / STEP
-        hold = next(mode.hold for mode in MODES if mode.name == name)
+        hold = BY_NAME[name].hold
         stops = [end - start for start, end in self.fleet.stopped if first <= start <= last]
         failed = [
             length for node, start, length in self.fleet.silences if node == truth.node and first <= start <= last
@@ -153,24 +207,38 @@ class Verdict:
         """Return the incidents that no alert reported while they lasted."""
         return [(truth, name) for truth, name, delay in self.detections if delay is None]
 
-    def noise(self, severity: str) -> list[Firing]:
-        """Return the false and the repeated alerts of a severity."""
-        return [each for each in (*self.false, *self.repeats) if each.severity == severity]
+    @property
+    def injected(self) -> Mapping[tuple[str, int], Sequence[Firing]]:
+        """Return the incidents that report each fault that was injected, by its node and its begin."""
+        found: dict[tuple[str, int], list[Firing]] = defaultdict(list)
+        for truth in self.fleet.truths:
+            if truth.must:
+                found[truth.node, truth.start] += self.incidents.reported.get(truth, ())
+        return found
 
     @property
     def node_weeks(self) -> float:
         """Return the size of the period."""
-        return len(self.fleet.nodes) * self.fleet.total * STEP / (7 * 86400)
+        return len(self.fleet.nodes) * self.days / 7
+
+    @property
+    def days(self) -> float:
+        """Return the length of what is judged."""
+        return (self.fleet.total - self.fleet.first) * STEP / 86400
 
     def rows(self) -> list[Row]:
         """Return the firings of each alert, in order of severity and triage."""
-        by, false, repeats = (_by_alert(each) for each in (self.firings, self.false, self.repeats))
+        by, false, repeats = (_by_alert(each) for each in (self.firings, self.alerts.false, self.alerts.repeated))
         order = {mode.name: number for number, mode in enumerate(MODES)}
+        reasons_of: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for truth, firings in self.alerts.reported.items():
+            for firing in firings:
+                reasons_of[firing.name, firing.severity].add("injected fault" if truth.within else truth.what)
         found = []
         for key in sorted(by, key=lambda key: (SEVERITIES.index(key[1]), order.get(key[0], 0))):
             wrong, again = len(false.get(key, ())), len(repeats.get(key, ()))
             hours = round(sum(each.hours for each in by[key]), 1)
-            reasons = sorted(self.reasons.get(key, ()))
+            reasons = sorted(reasons_of.get(key, ()))
             found.append(Row(*key, len(by[key]), len(by[key]) - wrong - again, again, wrong, hours, reasons))
         return found
 
@@ -190,13 +258,27 @@ class Verdict:
         return {
             "nodes": len(self.fleet.nodes),
             "gpus": len({(each.device.node, each.device.gpu) for each in self.fleet.timelines}),
-            "days": round(self.fleet.total * STEP / 86400, 1),
-            "incidents": len({(truth.what, truth.node, truth.start) for truth, _, _ in self.detections}),
+            "from_day": round(self.fleet.first * STEP / 86400, 1),
+            "days": round(self.days, 1),
+            "injected": len(self.injected),
+            "one_incident": sum(len(each) == 1 for each in self.injected.values()),
             "missed": [name for _, name in self.missed],
             "late": [name for _, name in self.late],
             "ended_early": [name for _, name in self.ended_early],
             "median_delay_minutes": round(delays[len(delays) // 2] / 60, 1) if delays else None,
             "longest_delay": [longest[1], round((longest[2] or 0.0) / 60, 1)] if longest else None,
+            "longest_delays": {
+                name: round(max(each or 0.0 for _, of, each in self.detections if of == name) / 60, 1)
+                for name in dict.fromkeys(name for _, name, _ in self.detections)
+            },
+            "severities": {
+                severity: {
+                    "firings": self.alerts.counts(severity),
+                    "incidents": self.incidents.counts(severity),
+                    "notifications": self.notifications.counts(severity),
+                }
+                for severity in SEVERITIES
+            },
             "alerts": [row._asdict() for row in self.rows()],
         }
 

@@ -31,6 +31,8 @@ from gpu_exporter.sources.simulated.source import PodPlace, SimulatedSource
 from gpu_exporter.sources.simulated.workload import workloads
 
 SECONDS, INTERVAL = 3600, 10
+# When the hour ends, in Unix seconds: always the same, so that pictures can be compared.
+END = 1_767_614_400.0
 MINUTE = 60.0
 # How often the GPUs are judged: a finding begins at most this late.
 JUDGED = 60
@@ -151,11 +153,15 @@ def _source(scene: Scene, clock: Callable[[], float]) -> _Source:
 
 @contextmanager
 def served(scene: Scene) -> Iterator[int]:
-    """Serve a node that has run for an hour, up to now; yield the port. Its clock then stands still."""
-    passed, begin, unix = [0.0], time.monotonic() - SECONDS, time.time() - SECONDS
+    """Serve a node that has run for an hour, up to END; yield the port. Its clock then stands still."""
+    passed, begin = [0.0], time.monotonic() - SECONDS
+    with patch.object(time, "time", lambda: END - SECONDS + passed[0]):
+        yield from _served(scene, passed, begin)
+
+
+def _served(scene: Scene, passed: list[float], begin: float) -> Iterator[int]:
     source = _source(scene, lambda: passed[0])
     with ExitStack() as stack:
-        stack.enter_context(patch.object(time, "time", lambda: unix + passed[0]))
         stack.enter_context(patch.object(time, "monotonic", lambda: begin + passed[0]))
         node = Node(
             scene.node,
@@ -177,6 +183,7 @@ def served(scene: Scene) -> Iterator[int]:
             live.monitor.watch(snapshot)
             if second % JUDGED == 0:
                 live.monitor.judge(snapshot)
+    node.endpoint.pages.made_at = math.inf  # however long the pictures take, its metrics are not old
     server = exporter_server(Address("127.0.0.1", 0), [node.endpoint])
     server.start()
     try:

@@ -46,34 +46,53 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     are simulated."""
     page = tab().open(url(serve(*SICK)))
     summary = page.locator("#summary")
-    expect(summary.get_by_role("heading")).to_have_text("7 of 8 GPUs healthy")
-    sick = summary.get_by_role("listitem").filter(has_text="Unhealthy")
-    said = (
-        r"GPU 5 \(simulated/injected-node-000-0\): XID 79.* Since \d\d:\d\d\. "
-        r"(It costs .*)?What to do: If many nodes .* Otherwise drain the node\. "
-    )
-    expect(sick).to_contain_text(re.compile(said))
-    slow = summary.get_by_role("listitem").filter(has_text="GPU 3")
-    expect(slow).to_have_count(1)
-    cause = r"Warning GPU 3 \(simulated/injected-node-000\): This GPU slows down job .*"
-    hit = "also hit: GPUs 0\N{EN DASH}2, 4\N{EN DASH}7"
-    expect(slow).to_contain_text(re.compile(f"{cause}; {hit}. Since .* What to do: "))
-    expect(row(page, "GPU 3").locator(".owner")).to_have_text("Held by simulated/injected-node-000-0")
+    heading = "GPU 5 is unhealthy; GPU 3 holds up GPUs 0-2, 4-7"
+    expect(summary.get_by_role("heading")).to_have_text(heading)
+    expect(page).to_have_title(re.compile(f"^✖ {heading} · node-000"))
+    expect(summary.locator("#health")).to_have_text("7 of 8 GPUs healthy")
+    sick, slow = summary.locator(".problems > li").nth(0), summary.locator(".problems > li").nth(1)
+    owner = "simulated/injected-node-000"
+    expect(sick).to_contain_text(re.compile(r"Unhealthy GPU 5: XID 79.* since \d\d:\d\d .*What to do: If many nodes"))
+    expect(slow).to_contain_text(re.compile(r"Warning GPU 3 slows down job .*also hit: GPUs 0-2, 4-7 · " + owner))
+    expect(page.locator(".gpu h3 button").nth(0)).to_have_text("GPU 5")
+    expect(page.locator(".gpu h3 button").nth(1)).to_have_text("GPU 3")
+    expect(row(page, "GPU 3").locator(".owner")).to_have_text(f"Held by {owner}-0")
     expect(page.locator("#banner")).to_contain_text("These are not your GPUs: simulated")
-    expect(page).to_have_title(re.compile("^✖ 1 unhealthy · node-000"))
-    ranks = page.get_by_role("region", name=re.compile("Ranks of"))
-    expect(ranks.get_by_role("row").filter(has_text="GPU 3")).to_contain_text("Holds up the job")
+    ranks = page.get_by_role("region", name=re.compile("Ranks of")).get_by_role("row")
+    for gpu, judgement in {3: "Cause", 5: "Unhealthy", 0: "Hit by GPU 3"}.items():
+        expect(row(page, f"GPU {gpu}").locator(".badge")).to_have_text(judgement)
+        expect(ranks.filter(has_text=re.compile(f"^GPU {gpu}")).locator(".badge")).to_have_text(judgement)
+    expect(page.locator("#clock")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
     for path in ("metrics", "healthz", "api/v1/gpus"):
         expect(page.locator(f'footer a[href="{path}"]')).to_be_visible()
+    slow.get_by_role("link", name="Runbook").click()
+    expect(page.get_by_role("heading", name="What to do first")).to_be_visible()
+    page.get_by_role("link", name="All runbooks").first.click()
+    page.get_by_role("link", name="Live page").click()
+    expect(page.locator(".gpu")).to_have_count(8)
 
 
-def test_a_rank_that_does_not_work_says_why(serve: Serve, tab: OpenTab) -> None:
-    """By its class, which is also in the row of the GPU; the others work."""
+def test_without_javascript(serve: Serve, tab: OpenTab) -> None:
+    """What is wrong and the values of all GPUs are there, and can be read on a phone."""
+    opened = tab(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    exporter, page = serve(*SICK), opened.page
+    until(lambda: "GpuStragglerSlow" in exporter.ask("GET", "/api/v1/incidents")[1], what="an incident")
+    page.goto(url(exporter))
+    expect(page.get_by_role("heading", level=2).first).to_have_text("GPU 5 is unhealthy; GPU 3 holds up GPUs 0-2, 4-7")
+    expect(page.locator(".problems")).to_contain_text("GPU 3 slows down job")
+    rows = page.get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("GPU 5")
+    expect(rows.filter(has_text=re.compile("^GPU 0"))).to_contain_text(re.compile(r"Hit by GPU 3 .*\d+ W\d+ °C"))
+    expect(page).to_have_title(re.compile("^✖ GPU 5 is unhealthy"))
+
+
+def test_a_rank_has_the_judgement_of_its_gpu(serve: Serve, tab: OpenTab) -> None:
+    """The row of the GPU explains it."""
     page = tab().open(url(serve("--source", "simulated", "--gpus", "4", "--inject", "GpuThermalThrottling:2")))
     ranks = page.get_by_role("region", name=re.compile("Ranks of")).get_by_role("row")
-    expect(ranks.filter(has_text="GPU 2")).to_contain_text("Limited: throttled")
-    expect(row(page, "GPU 2")).to_contain_text("throttled")
-    expect(ranks.filter(has_text="GPU 1")).to_contain_text("Working")
+    for gpu, judgement in {2: "Degraded", 1: "Hit by GPU 2"}.items():
+        expect(ranks.filter(has_text=re.compile(f"^GPU {gpu}")).locator(".badge")).to_have_text(judgement)
+    expect(row(page, "GPU 2")).to_contain_text("Throttled by hardware")
 
 
 def test_an_opened_row(serve: Serve, tab: OpenTab) -> None:
@@ -134,12 +153,12 @@ def test_lost_wedged_released_and_back(serve: Serve, tab: OpenTab, tmp_path: Pat
     heading = page.locator("#summary-title")
     expect(heading).to_have_text(HEALTHY)
     driver.lose(0)
-    expect(heading).to_have_text("1 of 2 GPUs healthy")
-    expect(page.locator("#summary li")).to_contain_text("GPU 0: it fell off the bus")
+    expect(heading).to_have_text("GPU 0 is unhealthy")
+    expect(page.locator(".problems")).to_contain_text("GPU 0: it fell off the bus")
     expect(row(page, "GPU 0").locator(".spark dd").first).to_have_text("\N{EN DASH}")
     driver.restore(0)
     driver.block(1)
-    expect(page.locator("#summary")).to_contain_text("GPU 1: a driver call does not return")
+    expect(page.locator(".problems")).to_contain_text("GPU 1: a driver call does not return")
     driver.unblock(1)
     expect(heading).to_have_text(HEALTHY)
     bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
@@ -193,7 +212,13 @@ def test_sixteen_gpus_mig_many_processes_and_hostile_names(serve: Serve, tab: Op
     exporter = serve("--processes", "true", "--procfs", str(procfs), env=driver.environment)
     page = opened.open(url(exporter))
     expect(page.locator(".gpu")).to_have_count(18)
-    expect(page.get_by_role("button", name="GPU 15 MIG 2", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="GPU 15 instance 2", exact=True)).to_be_visible()
+    instance = row(page, "GPU 15 instance 2")
+    expect(instance.locator(".model")).to_have_text("1g.18gb")
+    parent, indented = (each.bounding_box() for each in (row(page, "GPU 15"), instance))
+    assert parent
+    assert indented
+    assert parent["x"] < indented["x"]
     expect(page.locator("#summary-title")).to_have_text("All 16 GPUs are healthy")
     expect(page.locator(".model").first).to_have_text(HOSTILE)
     page.get_by_role("button", name="GPU 0", exact=True).click()
@@ -204,6 +229,11 @@ def test_sixteen_gpus_mig_many_processes_and_hostile_names(serve: Serve, tab: Op
     page.get_by_role("button", name="Show all 1000 processes").click()
     expect(table.get_by_role("row")).to_have_count(1001)
     assert page.locator("main img, main script, main b").count() == 0
+    page.set_viewport_size({"width": 390, "height": 844})
+    expect(page.locator(".tile")).to_have_count(16)
+    tiles = [box for box in (tile.bounding_box() for tile in page.locator(".tile").all()) if box]
+    assert max(box["x"] + box["width"] for box in tiles) <= 390
+    assert max(box["y"] + box["height"] for box in tiles) <= 844
 
 
 def test_password_and_tls(serve: Serve, tab: OpenTab, pki: Pki) -> None:
@@ -233,7 +263,7 @@ def test_below_a_prefix(serve: Serve, tab: OpenTab, nodes: str) -> None:
                 "2 of 3 nodes healthy, 1 unhealthy"
             )
             first = page.locator("tbody tr").first
-            expect(first).to_contain_text(re.compile(r"node-000.*Unhealthy.*GPU 5: XID 79"))
+            expect(first).to_contain_text(re.compile(r"node-000.*Unhealthy.*(GPU 5: XID 79|Critical GPU 5: )"))
             expect(page.get_by_role("status")).to_have_text("Live: updated every 5 s")
             assert opened.violations() == []
             first.get_by_role("link").click()

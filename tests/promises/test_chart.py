@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -18,6 +17,8 @@ from tests.support.chart import kind, objects, only
 @pytest.mark.parametrize("name", ["defaults", "everything"])
 def test_kubernetes_accepts_what_helm_renders(name: str) -> None:
     """Every object that is not a custom resource, for the newest Kubernetes whose schemas are installed."""
+    import kubernetes_validate  # takes seconds, which each worker would pay
+
     found = [
         each
         for each in objects(chart.SETS[name])

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from gpu_exporter.alerting import bundle
+
 Rule = Mapping[str, Any]
 Group = Mapping[str, Any]
 _ALERTS, _NAMED_ALERT = re.compile(r"ALERTS\{"), re.compile(r'ALERTS\{[^}]*alertname="([^"]+)"')
@@ -20,6 +22,15 @@ def write_needed(rules: Path, target: Path, alerts: Collection[str] = ()) -> Non
     """Write the alerts of a folder of rules, or only these, and the recorded series that they read directly or not."""
     groups = _groups(tuple(sorted(rules.glob("*.yaml"))))
     _write(groups, target, lambda rule: "alert" in rule and (rule["alert"] in alerts or not alerts))
+
+
+def bundled(folder: Path, part: str) -> Path:
+    """Write the rules of the two levels (`levels`) or for vmalert (`vmalert`), and return their new folder."""
+    for path, text in bundle.PARTS["alerts"](bundle.BundleChoice()):
+        if path.startswith(f"{part}/"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    return folder / part
 
 
 def write_read(rules: Sequence[Path], target: Path, expressions: Sequence[str], alerts: Collection[str]) -> None:

@@ -82,7 +82,7 @@ def of_peers(count: float, inject: Inject) -> Stretch:
 class Device:
     """A GPU as one exporter shows it. `owner` are the labels of its owner, `target` those of the scrape.
 
-    `full`: gpu-exporter exposes its histograms, too.
+    `full`: gpu-exporter exposes its histograms, too. `model` is what the driver calls it.
     """
 
     node: str
@@ -93,6 +93,7 @@ class Device:
     target: Mapping[str, str] = field(default_factory=dict)
     instance: str = ""
     full: bool = True
+    model: str = MODEL
 
     @property
     def uuid(self) -> str:
@@ -219,7 +220,7 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         **gpu,
         "pci_bus_id": f"00000000:0{device.gpu}:00.0",
         "device": f"nvidia{device.gpu}",
-        "modelName": MODEL,
+        "modelName": device.model,
         device.generation.hostname: device.node,
         **part,
         **owner,
@@ -278,7 +279,7 @@ def _gpu_exporter_series(
     device: Device, stretch: Stretch, gpu: Mapping[str, str], done: int
 ) -> Iterator[tuple[Key, Shape | Integral]]:
     """Return the series that only gpu-exporter has, also while it cannot read the GPU."""
-    yield _key(m.INFO.name, {**gpu, "model": MODEL, "node": device.node}), 1.0
+    yield _key(m.INFO.name, {**gpu, "model": device.model, "node": device.node}), 1.0
     yield _key(m.UP.name, gpu), 0.0 if stretch.fault else 1.0
     now = Ramp(float(done * STEP), 1.0)
     yield _key(m.READ_AT.name, gpu), float(done * STEP - STEP) if stretch.fault else now

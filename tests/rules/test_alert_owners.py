@@ -38,6 +38,8 @@ DEVICES = (
     device("before", (15, True, False), (10, False, False), (45, False, True)),
     device("long", (15, True, False), (25, False, False), (30, False, True)),
     device("free", (25, False, False), (45, False, True)),
+    # A job begins on a GPU that is lost already.
+    device("late", (25, False, False), (15, False, True), (30, True, True)),
     # The same names in two clusters.
     device("twin", (25, True, False), (45, True, True), cluster="c"),
     device("twin", (25, True, False), (45, True, True), job="b", cluster="d"),
@@ -47,6 +49,7 @@ OWNERS = (
     ("", "before", "a"),
     ("", "long", ""),
     ("", "free", ""),
+    ("", "late", ""),
     ("c", "twin", "a"),
     ("d", "twin", "b"),
 )

@@ -20,6 +20,7 @@ from tests.rules.needed import write_needed
 from tests.rules.promtool import check
 from tests.rules.series import Generation, Stretch, rank, selector
 from tests.rules.shapes import STEP, Integral, notation
+from tests.support.tools import is_long
 
 OURS, DCGM = Generation.GPU_EXPORTER, Generation.DCGM_4_9
 Alert = tuple[str, str, str]
@@ -181,7 +182,9 @@ def test_a_fatal_xid_fires_until_the_repair(tmp_path: Path) -> None:
     tell(tmp_path, Story(made, {19: [], 23: fatal, 60: fatal, 198: fatal, 215: [], 290: []}, ("GpuXidFatal",)))
 
 
-@pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, DCGM], ids=lambda each: each.value)
+@pytest.mark.parametrize(
+    "generation", [*([Generation.DCGM_4_8_2] if is_long() else []), DCGM], ids=lambda each: each.value
+)
 def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> None:
     """dcgm-exporter's gauge never clears: the alert lasts a day, and neither a gap nor another pod fires it again."""
     made, (gpu,) = fleet(29, generation)

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpu_exporter.alerting.identity import LAST_OWNER
+from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue import time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
@@ -101,6 +102,11 @@ class Fleet:
                 jobs[gpu.job].append(gpu)
             self.memo["jobs"] = jobs
         return self.memo["jobs"][device.job] if device.workload else ()
+
+    def alike(self, device: Device) -> Hashable:
+        """Return cluster, node and model."""
+        assert isinstance(device, Gpu)
+        return device.cluster, device.node, device.modelName
 
 
 PARTS = [part for share in TIME_SHARES.values() for part in parts(share)]
@@ -263,6 +269,12 @@ def draw(chance: random.Random) -> Fleet:
                     level = (float(chance.random() < 0.7), 0.0)
                 if level is not None:
                     fleet.known[gpu, signal] = series(signal, level, fleet.now, chance, calm=calm)
+    for number, power in enumerate((0.2, 0.7, 0.98)):  # busy GPUs without profiling counters
+        gpu = Gpu("", f"driver-{number}", "0", f"GPU-driver-{number}", "T4", "ml", "")
+        fleet.gpus.append(gpu)
+        busy = {s.UP: 1.0, s.GR_ACTIVE: 1.0, s.APPROXIMATE: 1.0, s.DRAM_ACTIVE: 0.2, s.UTIL: 1.0}
+        for signal, value in {**busy, s.POWER_USE: power, s.POWER_CAP: float(power > 0.9)}.items():
+            fleet.known[gpu, signal] = series(signal, (value, 0.0), fleet.now, chance, calm=True)
     return fleet
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
@@ -52,13 +52,30 @@ def test_default_fields(tmp_path: Path) -> None:
     check(tmp_path, [Case("default", devices, [Expect(expression, found)])])
 
 
-def test_a_starved_straggler_with_default_fields(tmp_path: Path) -> None:
-    """Engine activity and NVLink traffic are enough."""
-    ranks = [p.STARVED if gpu == 3 else p.OF_STARVED for gpu in range(4)]
+# The last of four ranks, the others, and the ranks with each alert on the job: a slow rank needs SM activity.
+JOBS: Mapping[str, tuple[Values, Values, Mapping[str, Sequence[int]]]] = {
+    "starved": (p.STARVED, p.OF_STARVED, {"GpuStragglerStarved": [3]}),
+    "hanging": (p.ABSENT, p.HANGING, {"GpuCollectiveStall": range(4)}),
+    "deadlocked": (p.HANGING, p.HANGING, {"GpuCollectiveStall": range(4)}),
+    "slow": (p.SLOW, p.OF_SLOW, {}),
+    "balanced": (p.BALANCED, p.BALANCED, {}),
+    "loading": (p.SLOW_LOADER, p.SLOW_LOADER, {}),
+    "idle": (p.IDLE, p.IDLE, {}),
+}
+
+
+def test_jobs_with_default_fields(tmp_path: Path) -> None:
+    """Engine, memory and NVLink are enough for what hangs or starves. What stays hidden has a ticket on every GPU."""
     devices = [
-        Device("job", gpu, [minutes(40, default({**p.BOARD, **values}))], Generation.DCGM_4_8_2, rank("job", gpu))
-        for gpu, values in enumerate(ranks)
+        Device(job, gpu, [minutes(40, default({**p.BOARD, **values}))], Generation.DCGM_4_8_2, rank(job, gpu))
+        for job, (last, others, _) in JOBS.items()
+        for gpu, values in enumerate((others, others, others, last))
     ]
-    expression = 'group by (alertname, gpu) (ALERTS{alertstate="firing", domain="distributed"})'
-    found = [({"alertname": "GpuStragglerStarved", "gpu": "3"}, 1.0)]
-    check(tmp_path, [Case("starved", devices, [Expect(expression, found)])])
+    found = [
+        ({"node": job, "alertname": name, "gpu": str(gpu)}, 1.0)
+        for job, (_, _, alerts) in JOBS.items()
+        for name, gpus in {"GpuMetricsMissing": range(4), **alerts}.items()
+        for gpu in gpus
+    ]
+    expression = 'group by (node, alertname, gpu) (ALERTS{alertstate="firing", severity!="info", domain!="cost"})'
+    check(tmp_path, [Case("jobs", devices, [Expect(expression, found)])])

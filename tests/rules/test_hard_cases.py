@@ -221,7 +221,13 @@ def test_histograms_show_what_gauges_hide(tmp_path: Path) -> None:
 
     Constant loads at the edge of two buckets are no swings.
     """
-    stalls = {**on_board(p.BALANCED), m.GR_ENGINE_ACTIVE: 0.72, m.SM_SHARES: (0.0, 0.95, 0.95), m.NVLINK_RX: 0.0}
+    stalls = {
+        **on_board(p.BALANCED),
+        m.GR_ENGINE_ACTIVE: 0.72,
+        m.SM_SHARES: (0.0, 0.95, 0.95),
+        m.NVLINK_RX: 0.0,
+        m.NVLINK_TX: 0.0,
+    }
     stories: Mapping[str, tuple[Mapping[Metric, Shape], str]] = {
         "swings": ({**p.HEALTHY, m.POWER_SAMPLES: Wave(118, 923, 0.5)}, "GpuPowerOscillation"),
         "loads": ({**stalls, m.PCIE_RX: 5e9}, "GpuDataLoadingBound"),

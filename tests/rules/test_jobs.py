@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp
 from tests import ROOT
 from tests.rules.loops import BUSY, Loop, Story, Stretch, changed, devices, paused, rules, scaled, series
 from tests.rules.promtool import Case, Expect, check
-from tests.rules.series import Device, minutes, rank
+from tests.rules.series import Device, input_series, minutes, rank
 
 RULES = [ROOT / "alerts" / f"{name}.yaml" for name in ("recording", "distributed", "bottleneck", "cost")]
 NAMES = "|".join(mode.name for mode in loops.MODES)
@@ -43,7 +43,8 @@ def injected(mode: FailureMode, before: float, then: float) -> Story:
 
 def test_injected_modes_fire(tmp_path: Path) -> None:
     """Each alone, unless it lasts; a job that trains well has no alert."""
-    stories = {mode.name.lower(): injected(mode, 2 * HOUR, 2 * HOUR) for mode in OF_JOBS}
+    modes = [mode for mode in OF_JOBS if mode.name != "GpuJobMfuDropped"]
+    stories = {mode.name.lower(): injected(mode, 2 * HOUR, 2 * HOUR) for mode in modes}
     # A slow job also has a low MFU after an hour, and one that stalls a low goodput.
     stories["gpujobslower"] = injected(by_name("GpuJobSlower"), 3.3 * HOUR, 0.7 * HOUR)
     stories["gpujobstalled"] = [
@@ -52,8 +53,14 @@ def test_injected_modes_fire(tmp_path: Path) -> None:
         Stretch(0.3 * HOUR, TrainingLoop("gpujobstalled")),
     ]
     stories["healthy"] = [Stretch(4 * HOUR, TrainingLoop("healthy"))]
-    fires = [fired(mode.name.lower(), mode.name) for mode in OF_JOBS]
+    fires = [fired(mode.name.lower(), mode.name) for mode in modes]
     jobs(tmp_path, stories, *fires, fired("healthy"))
+
+
+def test_mfu_that_drops_for_hours(tmp_path: Path) -> None:
+    """Goodput is still more than three quarters, so MFU alone says it."""
+    mode = by_name("GpuJobMfuDropped")
+    jobs(tmp_path, {"gpujobmfudropped": injected(mode, 7 * HOUR, 7 * HOUR)}, fired("gpujobmfudropped", mode.name))
 
 
 def by_name(name: str) -> FailureMode:
@@ -131,6 +138,35 @@ def test_an_unmarked_pause_is_reported_once(tmp_path: Path) -> None:
     check(tmp_path, [AtTimes(case, expected)], rules=rules(tmp_path), interval="10s")
 
 
+def unmarked(name: str, minutes: float) -> Story:
+    """Return the story of a job with an unmarked pause: its first step afterwards has the length of the pause."""
+    trains = TrainingLoop(name)
+    still = {key: Ramp(value.start, 0.0) if isinstance(value, Ramp) else value for key, value in trains.items()}
+    lump = Ramp(0.0, 1 + minutes / 0.5)
+    step = changed(trains, r'activity_seconds_total.*"training"|step_seconds_sum', lump)
+    return [Stretch(2 * HOUR, trains), Stretch(minutes, still), Stretch(0.5, step), Stretch(HOUR - 0.5, trains)]
+
+
+@pytest.mark.parametrize("minutes", [4.0, 7.0, 15.0])
+def test_a_job_that_trains_again_is_not_slower(tmp_path: Path, minutes: float) -> None:
+    """Although all of the pause arrives in `training` at once, at its end."""
+    slower = Expect('ALERTS{alertstate="firing", alertname="GpuJobSlower"}')
+    ever = Expect('last_over_time(ALERTS{alertstate="firing", alertname="GpuJobSlower"}[1d])')
+    jobs(tmp_path, {"paused": unmarked("paused", minutes)}, slower, ever)
+
+
+def test_an_evaluation_in_several_hours_is_no_alert(tmp_path: Path) -> None:
+    """20 minutes of 180, which are a third of the hour around it; an hour of 180 is too much."""
+    stories = {
+        name: [Stretch(3 * HOUR - minutes, trains), Stretch(minutes, paused(trains))] * 3
+        for name, minutes, trains in (
+            ("seldom", 20, TrainingLoop("seldom")),
+            ("often", 60, TrainingLoop("often")),
+        )
+    }
+    jobs(tmp_path, stories, fired("seldom"), fired("often", "GpuJobGoodputLow"))
+
+
 def stragglers(job: str, *ranks: int) -> Expect:
     """Expect that exactly these ranks are stragglers of a job at the end."""
     alert = f'ALERTS{{alertstate="firing", alertname="GpuJobStraggler", workload="{job}"}}'
@@ -199,6 +235,54 @@ def test_an_evaluation_of_rank_0_makes_no_straggler(tmp_path: Path) -> None:
     both = changed(TrainingLoop("both", ranks=2, own=1.5), r'seconds_total{.*activity="evaluation"', Ramp(0.0, 0.3))
     stories = {"uneven": [Stretch(SHORT, evaluates)], "both": [Stretch(SHORT, both)]}
     jobs(tmp_path, stories, stragglers("uneven"), stragglers("both", 1), ranks=2)
+
+
+def _scraped(key: str) -> str:
+    return key.replace("{", '{job="gpu-exporter",instance="offset:9400",', 1)
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A job whose ranks are scraped every 30 s, those with an odd number 10 s after the others."""
+
+    story: Story
+    expected: Sequence[Expect]
+    name = "offset"
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format, with a value every 10 s."""
+        whole = sum(stretch.minutes for stretch in self.story)
+        gpus = [Device("offset", gpu, [minutes(whole * 3, BUSY)], owner=rank("offset", gpu)) for gpu in range(4)]
+        said = [{"series": _scraped(key), "values": self._values(key)} for key in self.story[0].loop]
+        tests = [each.rendered(round(whole * 60) - 10) for each in self.expected]
+        return {"interval": "10s", "input_series": [*input_series(gpus), *said], "promql_expr_test": tests}
+
+    def _values(self, key: str) -> str:
+        """Return the values of a counter, or of anything else at its start, at the scrapes of its rank."""
+        texts, total = list[str](), 0.0
+        slot = int('rank="1"' in key or 'rank="3"' in key)
+        for stretch in self.story:
+            value = stretch.loop[key]
+            start, slope = (total, value.per_second) if isinstance(value, Ramp) else (value, 0.0)
+            ticks = range(round(stretch.minutes * 6))
+            texts += [f"{start + 10 * tick * slope:g}" if tick % 3 == slot else "_" for tick in ticks]
+            total += 10 * len(ticks) * slope
+        return " ".join(texts)
+
+
+@pytest.mark.parametrize("own", [1.15, 1.0])
+def test_ranks_that_are_scraped_at_different_moments(tmp_path: Path, own: float) -> None:
+    """An evaluation begins earlier in the scrapes of some ranks. A straggler stays one, and nobody becomes one."""
+    trains = TrainingLoop("offset", own=own)
+    story = [Stretch(40, trains), Stretch(12, paused(trains)), Stretch(40, trains)]
+    fires = 'ALERTS{alertstate="firing", alertname="GpuJobStraggler"}'
+    always = Expect(
+        f"max_over_time(absent({fires})[1h:1m])",
+        [] if own > 1 else [({"alertname": "GpuJobStraggler", "alertstate": "firing"}, 1.0)],
+    )
+    ranks = [({"rank": "3"}, 1.0)] if own > 1 else []
+    ever = Expect(f"group by (rank) (last_over_time({fires}[1d]))", ranks)
+    check(tmp_path, [Offset(story, [always, ever])], rules=rules(tmp_path))
 
 
 def test_another_batch_size_is_not_slower(tmp_path: Path) -> None:

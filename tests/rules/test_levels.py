@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import ROOT
-from tests.rules.needed import write_needed
+from tests.rules.needed import bundled, write_needed
 from tests.rules.promtool import BY_NAME, RULES, check
 from tests.rules.series import Generation
 from tests.rules.test_modes import case
@@ -23,10 +22,10 @@ ALERTS = ("GpuStragglerSlow", "GpuThermalThrottling", "GpuLost", "GpuNicSlowRail
 CASE = case(Generation.GPU_EXPORTER, [BY_NAME[name] for name in ALERTS])
 
 
-def needed(folder: Path, rules: str) -> Path:
-    """Write the rules of a folder that these alerts need, and return the file: all take much longer."""
+def needed(folder: Path, part: str) -> Path:
+    """Write the rules of a part of the bundle that these alerts need, and return the file: all take much longer."""
     path = folder / "rules.yaml"
-    write_needed(ROOT / rules, path, _with_implied())
+    write_needed(bundled(folder, part), path, _with_implied())
     groups = yaml.safe_load(path.read_text())["groups"]
     named = [{**group, "name": f"{group['name']}-{number}"} for number, group in enumerate(groups)]
     path.write_text(json.dumps({"groups": named}))  # both levels have groups of the same name
@@ -39,23 +38,21 @@ def _with_implied() -> Collection[str]:
 
 def test_two_levels_raise_the_same_alerts(tmp_path: Path) -> None:
     """Shards and the level above, as one: the rules of shards compare no nodes."""
-    check(tmp_path, [CASE], rules=[needed(tmp_path, "alerts/levels")])
+    check(tmp_path, [CASE], rules=[needed(tmp_path, "levels")])
 
 
 def test_vmalert_raises_the_same_alerts(tmp_path: Path) -> None:
     """With holds and `keep_firing_for`, from the same samples."""
     content = dict(CASE.rendered())
     content["metricsql_expr_test"] = content.pop("promql_expr_test")
-    done = vmalert_tool(tmp_path, needed(tmp_path, "alerts/vmalert"), content)
+    done = vmalert_tool(tmp_path, needed(tmp_path, "vmalert"), content)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*RULES, *sorted((ROOT / "alerts/levels").glob("*.yaml")), ROOT / "alerts/vmalert/rules.yaml"],
-    ids=lambda path: path.stem,
-)
-def test_vmalert_accepts_all_rules(path: Path) -> None:
+@pytest.mark.parametrize("part", ["alerts", "levels", "vmalert"])
+def test_vmalert_accepts_all_rules(part: str, tmp_path: Path) -> None:
     """Expressions and templates."""
-    done = subprocess.run([NEWER / "vmalert", "-dryRun", f"-rule={path}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    paths = RULES if part == "alerts" else sorted(bundled(tmp_path, part).iterdir())
+    for path in paths:  # together, files have groups of the same name
+        done = subprocess.run([NEWER / "vmalert", "-dryRun", f"-rule={path}"], capture_output=True, text=True)
+        assert done.returncode == 0, f"{path.name}: {done.stderr[-2000:]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 
 import pytest
@@ -35,6 +35,9 @@ class Flat:
 
     def ranks(self, device: object) -> tuple[object, ...]:
         return ()
+
+    def alike(self, device: object) -> Hashable:
+        return ""
 
 
 def _at_least(signal: object, limit: float) -> Compare:

@@ -12,6 +12,7 @@ from tests.conftest import RECORDINGS
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.recorded import values_by_phase
 from tests.rules.series import Device, Generation, minutes, rank
+from tests.support.tools import is_long
 
 HELD = 120.0
 
@@ -52,7 +53,10 @@ AT_ITS_POWER_CAP: Mapping[str, Mapping[str, str]] = {"ddp_straggler_slow_gpu": {
 EITHER = ("GpuPowerOscillation",)
 
 
-@pytest.mark.parametrize("generation", [Generation.GPU_EXPORTER, Generation.DCGM_4_9], ids=lambda each: each.value)
+GENERATIONS = [Generation.GPU_EXPORTER, *([Generation.DCGM_4_9] if is_long() else [])]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda each: each.value)
 def test_each_phase_held_for_two_hours(tmp_path: Path, generation: Generation) -> None:
     known = values_by_phase(sorted(RECORDINGS.glob("*.jsonl.gz")))
     assert {phase for phase, _ in known} == set(TRUTH)

@@ -21,6 +21,7 @@ NOW = 'group by (alertname, namespace, node) (ALERTS{alertstate="firing"})'
 BREAKER = "cluster:remediation_breaker:count"
 HELD = 'gpu_remediation_node_state_since_timestamp_seconds{pool="a",node="n",reason="held"}'
 CYCLE = "gpu_remediation_last_cycle_timestamp_seconds"
+NODES = 'gpu_remediation_nodes{{pool="a",reason="{}"}}'
 # The end of the last cycle of a controller that works follows the clock.
 WORKS = {CYCLE: f"0+{STEP}x{STEPS}"}
 Series = Mapping[str, str]
@@ -75,6 +76,8 @@ def test_what_fires_and_what_does_not(tmp_path: Path) -> None:
         **WORKS,
         'gpu_remediation_leader{pod="a"}': values(1),
         'gpu_remediation_leader{pod="b"}': values(0),
+        NODES.format("healthy"): values(9),
+        NODES.format("unknown"): values(1),
         'gpu_remediation_cordoned_since_timestamp_seconds{pool="a",node="n"}': values(0),
         'gpu_remediation_draining_since_timestamp_seconds{pool="a",node="n"}': values(0),
         HELD.replace("held", "awaiting_repair"): values(0),
@@ -95,3 +98,26 @@ def test_what_fires_and_what_does_not(tmp_path: Path) -> None:
     stopped = [alert("GpuRemediationNotRunning", namespace) for namespace in ("fails", "gone")]
     fires = [*stopped, alert("GpuRemediationHeld", "used", "n")]
     check_series(tmp_path, series, Expect(FIRED, fires), Expect(NOW, fires), Expect(f"sum({BREAKER})", [({}, 0.0)]))
+
+
+def test_what_a_blind_controller_is(tmp_path: Path) -> None:
+    """One that knows nothing about several nodes of a pool, or all, or sees none; one node of several is not enough."""
+    unknown, healthy = map(NODES.format, ("unknown", "healthy"))
+    cases = {
+        "blind": {unknown: values(5)},
+        "half": {unknown: values(2), healthy: values(2)},
+        "only": {unknown: values(1)},
+        "selectors": {},
+        "one": {unknown: values(1), healthy: values(2)},
+        "few": {unknown: values(2), healthy: values(30)},
+        "repaired": {
+            unknown: f"5+0x{STEPS - 60} _x60",
+            healthy: f"_x{STEPS - 60} 5+0x60",
+        },
+        "rollout": {unknown: f"5+0x20 _x{STEPS - 20}", healthy: values(9)},
+    }
+    leads = {**WORKS, "gpu_remediation_leader": values(1)}
+    series = [one for name, case in cases.items() for one in scraped(name, {**leads, **case})]
+    now = 'max by (namespace) (ALERTS{alertname="GpuRemediationBlind", alertstate="firing"})'
+    blind = [({"namespace": name}, 1.0) for name in ("blind", "half", "only", "selectors")]
+    check_series(tmp_path, series, Expect(now, blind))

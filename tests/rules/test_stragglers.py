@@ -121,7 +121,10 @@ def test_a_rank_that_its_own_power_limit_slows_down_is_a_fault(tmp_path: Path) -
 def test_diagnose_gives_it_the_severity_of_the_alert() -> None:
     for name, (ranks, severity) in CAPPED.items():
         scrapes = Scrapes()
-        for snapshot in snapshots([{**p.BOARD, **values} for values in ranks], name):
+        levels = [
+            {row: value for row, value in {**p.BOARD, **values}.items() if isinstance(value, float)} for values in ranks
+        ]
+        for snapshot in snapshots(levels, name):
             scrapes.take(snapshot)
         diagnoses = diagnose(seen(scrapes.taken, {}))
         found = {

@@ -13,15 +13,12 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from tests import ROOT
+from tests.rules.needed import bundled
 from tests.support.tools import NEWER, free_port, until
 from tests.support.victoria import LOOK_BACK, Victoria, running, vmalert
 
 # Its alert reads the last series of the longest chain.
 INJECTED, LAST = "GpuCollectiveStall", "gpu:stalls:holds"
-RULES: Mapping[str, Sequence[Path]] = {
-    "alerts/*.yaml": sorted((ROOT / "alerts").glob("*.yaml")),
-    "alerts/vmalert/rules.yaml": [ROOT / "alerts/vmalert/rules.yaml"],
-}
 SCRAPE_INTERVAL = "15s"
 # Groups that have not been evaluated. Those that are evaluated once an hour start late.
 _WAITING = re.compile(r'^vmalert_iteration_total\{group="(?!gpu-reports|gpu-1h)[^}]*\} 0$', re.MULTILINE)
@@ -51,10 +48,13 @@ def delays(folder: Path) -> Mapping[str, Mapping[str, float]]:
     """Return how many seconds after a faulty node has started queries see each recorded series, by file of rules."""
     port = free_port()
     serve = f"serve --source simulated --inject {INJECTED} --address 127.0.0.1:{port} --log-level error"
+    rules = {
+        "alerts": sorted((ROOT / "alerts").glob("*.yaml")),
+        "vmalert": sorted(bundled(folder, "vmalert").iterdir()),
+    }
     with ExitStack() as stack:
         engines = {
-            name: stack.enter_context(_engine(folder / str(number), port, rules))
-            for number, (name, rules) in enumerate(RULES.items())
+            name: stack.enter_context(_engine(folder / f"{name}-engine", port, files)) for name, files in rules.items()
         }
         until(lambda: all(engine.is_ready() for engine in engines.values()), 120, "the evaluation of each group", 1.0)
         command = [sys.executable, "-m", "gpu_exporter", *serve.split()]

@@ -14,11 +14,12 @@ from typing import Any
 import yaml
 
 from gpu_exporter.alerting import levels, rules
+from gpu_exporter.alerting.levels import RuleLevel
 from tests import ROOT
 from tests.operation.encode import period
 from tests.operation.run import PROGRAM
 from tests.operation.verdict import Firing, firings
-from tests.rules.needed import write_needed
+from tests.rules.needed import bundled, write_needed
 from tests.rules.series import selector
 from tests.rules.shapes import STEP, notation
 from tests.scale.histories import SHARDS, TICKS, History
@@ -57,13 +58,13 @@ def one(history: History, folder: Path, *, aligned: bool = False) -> list[Firing
 
 def two(history: History, folder: Path, shards: Sequence[Shard] = (Shard(),) * SHARDS) -> list[Firing]:
     """Return what two levels of Prometheus report: shards with their rules, and one above them with the others."""
-    below = ROOT / "alerts/levels/shard.yaml"
+    below, above = (bundled(folder, "levels") / f"{level.value}.yaml" for level in (RuleLevel.SHARD, RuleLevel.GLOBAL))
     forwarded = levels.split(rules.groups({})).forwarded
     content = {
         **period(history.series, TICKS, history.shard_of),
         "Levels": {"Rules": str(below), "Forwarded": forwarded, "Shards": [each.encoded() for each in shards]},
     }
-    return _run(folder / "two", content, ROOT / "alerts/levels/global.yaml")
+    return _run(folder / "two", content, above)
 
 
 def _run(folder: Path, content: Mapping[str, Any], rule_files: Path, *blocks: Path) -> list[Firing]:
@@ -74,10 +75,10 @@ def _run(folder: Path, content: Mapping[str, Any], rule_files: Path, *blocks: Pa
     return firings(done.stdout.splitlines(), TICKS * STEP)
 
 
-def rule_file(folder: Path, rules: str = "alerts") -> Path:
+def rule_file(folder: Path, source: Path = ROOT / "alerts") -> Path:
     """Write all alerts of a folder of rules and what they read to one file."""
     path = folder / "rules.yaml"
-    write_needed(ROOT / rules, path)
+    write_needed(source, path)
     return path
 
 
@@ -98,7 +99,7 @@ def vmalert_test(history: History, folder: Path, expected: Sequence[Firing]) -> 
         for at in times
     ]
     case = {"name": "histories", "interval": f"{STEP}s", "input_series": inputs, "metricsql_expr_test": tests}
-    done = vmalert_tool(folder, rule_file(folder, "alerts/vmalert"), case)
+    done = vmalert_tool(folder, rule_file(folder, bundled(folder, "vmalert")), case)
     return f"compared at {len(times)} times" + ("" if done.returncode == 0 else f": {done.stdout}{done.stderr}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.loops import TrainingLoop
@@ -29,7 +30,7 @@ JOBS: Mapping[str, int] = {
     "GpuNvlinkImbalance": SMALL,
 }
 # Modes that training loops report: what the loop says meanwhile, and the number of ranks.
-LOOPS: Mapping[str, tuple[Mapping[str, float], int]] = {
+LOOPS: Mapping[str, tuple[Mapping[str, Any], int]] = {
     "GpuJobStraggler": ({"own": 1.25}, LARGE),
     "GpuJobStalled": ({"since": BEFORE * 60}, SMALL),
     "GpuJobGoodputLow": ({"trains": 0.4}, SMALL),
@@ -96,7 +97,7 @@ def _single(name: str, shard: int) -> Device:
     return Device(f"{name.lower()}-{shard}", 0, story, owner=rank(name.lower()))
 
 
-def _said(name: str, changes: Mapping[str, float], ranks: int) -> Iterator[tuple[Key, Sequence[Part]]]:
+def _said(name: str, changes: Mapping[str, Any], ranks: int) -> Iterator[tuple[Key, Sequence[Part]]]:
     """Yield what the ranks of a training loop say: all is well before and after."""
     well = TrainingLoop(name.lower(), ranks=ranks)
     bad = TrainingLoop(name.lower(), ranks=ranks, **changes)

@@ -3,7 +3,8 @@
 levels: two levels of Prometheus report what one reports, in jobs of 64 ranks on four shards. trouble: also while a
 shard is down, late, or has a wrong clock. vmalert: it reports the same on VictoriaMetrics. chain: how long a change
 takes there through the longest chain of rules, in real time. queries: VictoriaMetrics answers every rule and dashboard
-as Prometheus does. Exit code 1 if anything differs by more than an evaluation.
+as Prometheus does. cluster, only if it is asked for: so does a VictoriaMetrics cluster that loses one of three stores;
+`tests.scale.cluster` says which programs it needs. Exit code 1 if anything differs by more than an evaluation.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.rules.shapes import STEP
+from tests.scale import cluster as victoria_cluster
 from tests.scale.chain import LAST, delays
 from tests.scale.compare import difference
 from tests.scale.engines import EVALUATION, Shard, dumped, one, stores, two, vmalert_test
@@ -74,7 +76,7 @@ def chain(folder: Path, ranks: int) -> bool:
     """Print when vmalert has recorded each series, by file of rules; return whether its own file is the faster one."""
     slow, fast = delays(folder).values()
     for name in sorted(slow.keys() & fast.keys(), key=lambda name: fast[name]):
-        print(f"{name}: after {slow[name]:.0f} s with alerts/*.yaml, {fast[name]:.0f} s with alerts/vmalert")
+        print(f"{name}: after {slow[name]:.0f} s with alerts/*.yaml, {fast[name]:.0f} s with vmalert/rules.yaml")
     return fast[LAST] < slow[LAST]
 
 
@@ -93,9 +95,13 @@ def queries(folder: Path, ranks: int) -> bool:
     return not problems
 
 
-PARTS: Mapping[str, Callable[[Path, int], bool]] = {
-    each.__name__: each for each in (levels, trouble, vmalert, chain, queries)
-}
+def cluster(folder: Path, ranks: int) -> bool:
+    """Print how a VictoriaMetrics cluster differs from Prometheus; return whether it does not."""
+    return victoria_cluster.cluster(folder)
+
+
+EVERY_TIME = (levels, trouble, vmalert, chain, queries)
+PARTS: Mapping[str, Callable[[Path, int], bool]] = {each.__name__: each for each in (*EVERY_TIME, cluster)}
 
 
 def main() -> int:
@@ -105,7 +111,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=LARGE, help="ranks of the largest jobs (default: %(default)s)")
     chosen = parser.parse_args()
     good = True
-    for name in chosen.parts or PARTS:
+    for name in chosen.parts or [each.__name__ for each in EVERY_TIME]:
         with tempfile.TemporaryDirectory() as folder:
             good = PARTS[name](Path(folder), chosen.ranks) and good
     return 0 if good else 1

@@ -2,9 +2,10 @@
 
     K8S_DIR=DIR python -m tests.soak.control_plane [--cases NAME …] [--without-key-identifiers] [--rest 660]
 
-`DIR/bin` must have the four programs, version 1.20 to 1.23; Debian 12 has their sources (package `kubernetes`) and etcd
-(`etcd-server`). The exporter is a client with the token of a service account that has the rights of the chart. Nodes
-are hollow: no container runs. CI runs the same cases with a fake API server (tests/e2e/attribution).
+`DIR/bin` must have the four programs, version 1.21 or newer. They can be built with Go from the module
+`k8s.io/kubernetes`; Debian 12 has etcd (`etcd-server`). The exporter is a client with the token of a service account
+that has the rights of the chart. Nodes are hollow: no container runs. CI runs the same cases with a fake API server
+(tests/e2e/attribution).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,10 +33,10 @@ GPUS = 8
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
 
 
-def programs() -> Path:
+def programs(names: Sequence[str] = PROGRAMS) -> Path:
     """Return the folder of the programs. Raises SystemExit if one is missing."""
     folder = Path(os.environ.get("K8S_DIR", ".")) / "bin"
-    missing = [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
+    missing = [name for name in names if not os.access(folder / name, os.X_OK)]
     if missing:
         sys.exit(f"{folder} has no {', '.join(missing)}: set K8S_DIR to a folder whose `bin` has them (see --help)")
     return folder.absolute()

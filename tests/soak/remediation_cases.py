@@ -21,9 +21,9 @@ from gpu_exporter.remediation.cluster import KubernetesCluster
 from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER
 from gpu_exporter.remediation.run import client
 from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
-from tests.soak.remediation_fleet import DISRUPTIONS, LEASE, NAMES, Fleet, budget, seconds
+from tests.soak.remediation_fleet import DISRUPTIONS, LEASE, NAMES, Fleet, budget, seconds, workload
 from tests.support import chart, eviction_contract
-from tests.support.control_plane import COLLECTIONS, Refused
+from tests.support.control_plane import COLLECTIONS, POLICY, Refused
 from tests.support.tools import until
 
 # The limit of the client: see `kubernetes/writer.py`.
@@ -171,6 +171,32 @@ def job_with_budget(fleet: Fleet) -> str:
     assert not fleet.jobs().get(job, frozenset()) & before
     returned(fleet, name)
     return "no pod of the job went while its disruption budget allowed 4 of 8, then all did"
+
+
+def job_without_retries(fleet: Fleet) -> str:
+    """Kubernetes counts an eviction as a failure: a Job that tolerates none is kept, until its policy ignores it."""
+    jobs = COLLECTIONS["Job"].format(namespace="team")
+    fragile = workload("Job", "fragile", 1, nodeName=NAMES[2])
+    fragile["spec"]["backoffLimit"] = 0
+    fleet.control.create(fragile)
+    (pod,) = until(lambda: [pod for pod in fleet.pods() if pod.job == "fragile" and pod.node], 60, "its pod")
+    fleet.start_both()
+    fleet.nodes.fail(pod.node)
+    until(lambda: "Job team/fragile would fail: its backoffLimit is 0" in fleet.log(), 180, "the refusal")
+    until(lambda: {each.uid for each in fleet.on(pod.node)} == {pod.uid}, 300, "the others to go")
+    path = f"{COLLECTIONS['Pod'].format(namespace='team')}/{pod.name}"
+    eviction = {"apiVersion": POLICY, "kind": "Eviction", "metadata": {"name": pod.name, "namespace": "team"}}
+    fleet.control.ask("POST", f"{path}/eviction", eviction)
+
+    def failed() -> bool:
+        conditions = fleet.get(f"{jobs}/fragile").get("status", {}).get("conditions") or ()
+        return any(each["type"].startswith("Fail") for each in conditions)
+
+    until(failed, 60, "the failure of the Job")
+    fleet.control.ask("DELETE", f"{jobs}/fragile?propagationPolicy=Background")
+    drained(fleet, pod.node)
+    returned(fleet, pod.node)
+    return "kept; evicted by hand, its Job failed"
 
 
 def checkpoint(fleet: Fleet) -> str:
@@ -382,6 +408,7 @@ CASES: Mapping[str, Callable[[Fleet], str]] = {
         two_at_once,
         disruption_budget,
         job_with_budget,
+        job_without_retries,
         checkpoint,
         protected,
         person,

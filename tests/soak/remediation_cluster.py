@@ -2,7 +2,7 @@
 
     K8S_DIR=DIR python -m tests.soak.remediation_cluster [--cases NAME …]
 
-`DIR/bin` must have etcd, kube-apiserver, kube-controller-manager and kube-scheduler, version 1.20 to 1.23: see
+`DIR/bin` must have etcd, kube-apiserver, kube-controller-manager and kube-scheduler, version 1.21 or newer: see
 `tests.soak.control_plane`. The controllers have the rights of the chart. Nodes are hollow: no container runs, and the
 exporter of each node says what the case wants. After each case, no pod must have been evicted twice, every job must
 have lost all its pods or none, and no eviction must have been of a pod that is protected or has no GPU.

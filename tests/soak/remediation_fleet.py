@@ -23,7 +23,7 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.pods import NodePod
 from gpu_exporter.remediation.state import WatchedNode
 from tests.support import chart
-from tests.support.control_plane import COLLECTIONS, ControlPlane, Refused
+from tests.support.control_plane import COLLECTIONS, POLICY, ControlPlane, Refused
 from tests.support.hollow_fleet import HollowFleet, is_ready
 from tests.support.tools import free_port, until
 
@@ -56,6 +56,7 @@ def workload(kind: str, name: str, count: int, gpus: int = 1, namespace: str = "
     own: dict[str, Any] = {"template": template}
     if kind == "Job":
         template["spec"]["restartPolicy"] = "Never"
+        template["metadata"]["labels"] |= {"gpu-exporter.io/gang": name}
         own |= {"parallelism": count, "completions": count, "backoffLimit": 1000}
     else:
         own |= {"replicas": count, "selector": {"matchLabels": {"app": name}}}
@@ -80,7 +81,7 @@ def budget(app: str, unavailable: int) -> dict[str, Any]:
     """Return a PodDisruptionBudget."""
     spec = {"maxUnavailable": unavailable, "selector": {"matchLabels": {"app": app}}}
     metadata = {"name": app, "namespace": "team"}
-    return {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
+    return {"apiVersion": POLICY, "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
 
 
 @dataclass
@@ -189,7 +190,7 @@ class Fleet:
 
     def node(self, name: str) -> WatchedNode:
         """Return a node as it is now."""
-        return s.read(self.get(f"{COLLECTIONS['WatchedNode']}/{name}"))
+        return s.read(self.get(f"{COLLECTIONS['Node']}/{name}"))
 
     def pods(self) -> list[NodePod]:
         """Return the pods of the workloads with GPUs that do not end."""
@@ -260,7 +261,7 @@ class Fleet:
         metadata = {"annotations": gone, "labels": dict.fromkeys((s.DRAIN_LABEL, s.REPAIR_LABEL))}
         for name in NAMES:
             self.nodes.repair(name)
-            path = f"{COLLECTIONS['WatchedNode']}/{name}"
+            path = f"{COLLECTIONS['Node']}/{name}"
             self.control.ask("PATCH", path, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
         with suppress(Refused):
             self.control.ask("DELETE", LEASE)

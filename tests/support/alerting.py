@@ -151,10 +151,10 @@ def without_count(expression: str) -> str:
     return re.sub(r"(count_over_time\(.*\)) >= \d+", r"\1 >= 1", expression)
 
 
-def rules(folder: Path, hold: str) -> list[Path]:
+def rules(folder: Path, hold: str, rate: str = RATE) -> list[Path]:
     """Write the committed rules, with `hold` instead of each `for` and without `keep_firing_for`.
 
-    Rates are over `RATE`: over a window longer than the exporter's life, Prometheus underestimates a rate.
+    Rates are over `rate`: over a window longer than the exporter's life, Prometheus underestimates a rate.
     """
     written = []
     for name in RULES:
@@ -162,7 +162,7 @@ def rules(folder: Path, hold: str) -> list[Path]:
         for group in content["groups"]:
             for rule in group["rules"]:
                 rule.pop("keep_firing_for", None)
-                for before, after in ((f"[{RATE_WINDOW}]", f"[{RATE}]"), (f"offset {RATE_WINDOW}", f"offset {RATE}")):
+                for before, after in ((f"[{RATE_WINDOW}]", f"[{rate}]"), (f"offset {RATE_WINDOW}", f"offset {rate}")):
                     rule["expr"] = rule["expr"].replace(before, after)
                 if "for" in rule:
                     rule["for"] = hold

@@ -136,6 +136,7 @@ SETS: Mapping[str, Values] = {
             "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
         },
     },
+    "host-path": {"gpuAccess": {"mode": "hostPath"}},
     "kernel-log": {"kernelLog": {"mode": "kmsg"}, "handOver": {"enabled": False}},
     "host-network": {
         "hostNetwork": True,
@@ -227,12 +228,15 @@ def only(found: Sequence[Object], name: str) -> Object:
     return one
 
 
+def groups(found: Sequence[Object]) -> list[Object]:
+    """Return the groups of both PrometheusRules."""
+    return [group for each in kind(found, "PrometheusRule") for group in each["spec"]["groups"]]
+
+
 def rules(values: Values) -> Object:
-    """Return the groups of the PrometheusRule, in the format of a rule file."""
-    spec: Object = only(
-        objects({**values, "prometheusRule": {"enabled": True, **values.get("prometheusRule", {})}}), "PrometheusRule"
-    )["spec"]
-    return spec
+    """Return the groups of rules that these values make, in the format of a rule file."""
+    own = {"enabled": True, **values.get("prometheusRule", {})}
+    return {"groups": groups(objects({**values, "prometheusRule": own}))}
 
 
 @cache

@@ -61,6 +61,8 @@ POD = f"{SPEC} template spec"
 EXPORTER = f"{POD} containers exporter"
 CONFIG = f"ConfigMap:{NAME} data config.yaml"
 KUBELET = {"attribution": {"enabled": True}}
+API = {"attribution": {"enabled": True, "pods": True}}
+ENGINE = {"dcgm": {"enabled": True, "hostEngine": "dcgm"}}
 POD_LABEL = {"matchLabels": {"app": "prometheus"}}
 MONITORED = {"serviceMonitor": {"enabled": True}}
 MONITOR = "ServiceMonitor spec endpoints 0"
@@ -72,12 +74,13 @@ IMAGE: Mapping[str, Effect] = {
     "image.tag": Effect("v2", f"{EXPORTER} image", f"{REPOSITORY}:v2"),
     "image.digest": Effect(f"sha256:{'0' * 64}", f"{EXPORTER} image", f"{REPOSITORY}@sha256:{'0' * 64}"),
     "image.pullPolicy": Effect("Always", f"{EXPORTER} imagePullPolicy", "Always"),
-    "imagePullSecrets": Effect([{"name": "registry"}], f"{POD} imagePullSecrets", [{"name": "registry"}]),
+    "imagePullSecrets": Effect(["registry"], f"{POD} imagePullSecrets", [{"name": "registry"}]),
 }
 NAMES: Mapping[str, Effect] = {
     "nameOverride": Effect("watch", "DaemonSet metadata name", "gpus-watch"),
     "fullnameOverride": Effect("watch", "DaemonSet metadata name", "watch"),
     "namespaceOverride": Effect("elsewhere", "DaemonSet metadata namespace", "elsewhere"),
+    "releaseLabel": Effect(True, "Service metadata labels release", "gpus"),
     "commonLabels": Effect({"team": "gpu"}, "Service metadata labels team", "gpu"),
     "commonAnnotations": Effect({"owner": "gpu"}, "Service metadata annotations owner", "gpu"),
 }
@@ -140,6 +143,9 @@ GPUS: Mapping[str, Effect] = {
     "gpuAccess.runtimeClassName": Effect(
         "gpu", f"{POD} runtimeClassName", "gpu", {"gpuAccess": {"mode": "runtimeClass"}}
     ),
+    "gpuAccess.hostPath": Effect(
+        "/opt/nvidia", f"{POD} volumes driver hostPath path", "/opt/nvidia", {"gpuAccess": {"mode": "hostPath"}}
+    ),
     "gpuAccess.visibleDevices": Effect("0", f"{EXPORTER} env NVIDIA_VISIBLE_DEVICES value", "0"),
     "gpuAccess.driverCapabilities": Effect("all", f"{EXPORTER} env NVIDIA_DRIVER_CAPABILITIES value", "all"),
     "gpuAccess.cdiDevice": Effect(
@@ -166,6 +172,8 @@ PODS: Mapping[str, Effect] = {
     "minReadySeconds": Effect(5, f"{SPEC} minReadySeconds", 5),
     "revisionHistoryLimit": Effect(2, f"{SPEC} revisionHistoryLimit", 2),
     "terminationGracePeriodSeconds": Effect(5, f"{POD} terminationGracePeriodSeconds", 5),
+    "hostPort": Effect(9500, f"{EXPORTER} ports metrics hostPort", 9500),
+    "hostUsers": Effect(False, f"{POD} hostUsers", False),
     "hostNetwork": Effect(True, f"{POD} hostNetwork", True),
     "dnsConfig": Effect({"searches": ["a.example"]}, f"{POD} dnsConfig", {"searches": ["a.example"]}),
     "hostAliases": Effect(
@@ -187,7 +195,10 @@ PODS: Mapping[str, Effect] = {
     "extraContainers": Effect([{"name": "beside", "image": "a"}], f"{POD} containers beside image", "a"),
     "extraVolumes": Effect([{"name": "own", "emptyDir": {}}], f"{POD} volumes own emptyDir", {}),
     "extraVolumeMounts": Effect(
-        [{"name": "own", "mountPath": "/own"}], f"{EXPORTER} volumeMounts own mountPath", "/own"
+        [{"name": "own", "mountPath": "/own"}],
+        f"{EXPORTER} volumeMounts own mountPath",
+        "/own",
+        {"extraVolumes": [{"name": "own", "emptyDir": {}}]},
     ),
     "extraManifests": Effect(
         ["{apiVersion: v1, kind: Secret, metadata: {name: '{{ .Release.Name }}'}}"], "Secret metadata name", "gpus"
@@ -197,8 +208,16 @@ ACCESS: Mapping[str, Effect] = {
     "serviceAccount.create": Effect(False, f"{POD} serviceAccountName", "default"),
     "serviceAccount.name": Effect("given", "ServiceAccount metadata name", "given"),
     "serviceAccount.annotations": Effect({"a": "b"}, "ServiceAccount metadata annotations a", "b"),
+    "serviceAccount.automountToken": Effect(True, f"{POD} automountServiceAccountToken", True),
     "rbac.create": Effect(False, "ClusterRole kind", ABSENT, {"attribution": {"enabled": True, "dra": True}}),
     "openShift.scc": Effect(True, "SecurityContextConstraints runAsUser uid", 65534),
+    "service.type": Effect("NodePort", "Service spec type", "NodePort"),
+    "service.headless": Effect(False, "Service spec clusterIP", ABSENT),
+    "service.nodePort": Effect(30940, "Service spec ports metrics nodePort", 30940, {"service": {"type": "NodePort"}}),
+    "service.internalTrafficPolicy": Effect("Local", "Service spec internalTrafficPolicy", "Local"),
+    "service.ipFamilyPolicy": Effect("PreferDualStack", "Service spec ipFamilyPolicy", "PreferDualStack"),
+    "service.ipFamilies": Effect(["IPv6"], "Service spec ipFamilies", ["IPv6"]),
+    "service.labels": Effect({"a": "b"}, "Service metadata labels a", "b"),
     "service.annotations": Effect({"a": "b"}, "Service metadata annotations a", "b"),
     "web.config": Effect({"basic_auth_users": {USER: HASH}}, f"{WEB} basic_auth_users {USER}", HASH),
     "web.tlsSecret": Effect("tls", f"{WEB} tls_server_config cert_file", "/etc/gpu-exporter/tls/tls.crt"),
@@ -223,9 +242,18 @@ ACCESS: Mapping[str, Effect] = {
         [{"port": 53}],
         {"networkPolicy": {"enabled": True}},
     ),
+    "networkPolicy.apiServerPorts": Effect(
+        [7443], "NetworkPolicy spec egress 0 ports 0 port", 7443, {**API, "networkPolicy": {"enabled": True}}
+    ),
+    "networkPolicy.dnsPorts": Effect(
+        [5353], "NetworkPolicy spec egress 1 ports 0 port", 5353, {**ENGINE, "networkPolicy": {"enabled": True}}
+    ),
 }
 TLS = {"insecureSkipVerify": True}
 DROP = {"action": "labeldrop", "regex": "a"}
+
+
+LIMITS = ("sampleLimit", "targetLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit")
 
 
 def _of_monitor(value: str, kind: str, endpoints: str) -> Mapping[str, Effect]:
@@ -253,7 +281,8 @@ def _of_monitor(value: str, kind: str, endpoints: str) -> Mapping[str, Effect]:
         "tlsConfig": Effect(TLS, f"{endpoint} tlsConfig", TLS, on),
         "basicAuth": Effect(BASIC_AUTH, f"{endpoint} basicAuth", BASIC_AUTH, on),
         "authorization": Effect({"type": "Bearer"}, f"{endpoint} authorization type", "Bearer", on),
-        "sampleLimit": Effect(50000, f"{kind} spec sampleLimit", 50000, on),
+        **{name: Effect(50000, f"{kind} spec {name}", 50000, on) for name in LIMITS},
+        "oauth2": Effect({"tokenUrl": "https://a"}, f"{endpoint} oauth2", {"tokenUrl": "https://a"}, on),
         "relabelings": Effect([DROP], f"{endpoint} relabelings 4", DROP, on),
         "metricRelabelings": Effect([DROP], f"{endpoint} metricRelabelings 0", DROP, plain),
     }
@@ -263,11 +292,13 @@ def _of_monitor(value: str, kind: str, endpoints: str) -> Mapping[str, Effect]:
 RULES = {"prometheusRule": {"enabled": True}}
 GROUP = {"name": "own", "rules": [{"record": "own:up", "expr": "up"}]}
 # The first alert of the rules.
-ALERT = "PrometheusRule spec groups gpu-health rules 0"
+RULE = f"PrometheusRule:{NAME}"
+ALERT = f"{RULE} spec groups gpu-health rules 0"
 BOARD = f"ConfigMap:{NAME}-dashboard-fleet"
 DASHBOARDS = {"dashboards": {"enabled": True}}
 MONITORING: Mapping[str, Effect] = {
     **_of_monitor("serviceMonitor", "ServiceMonitor", "endpoints"),
+    "serviceMonitor.bearerTokenFile": Effect("/token", f"{MONITOR} bearerTokenFile", "/token", MONITORED),
     "serviceMonitor.labels": Effect({"a": "b"}, "ServiceMonitor metadata labels a", "b", MONITORED),
     "serviceMonitor.targetLabels": Effect(["own"], "ServiceMonitor spec targetLabels", ["own"], MONITORED),
     **_of_monitor("podMonitor", "PodMonitor", "podMetricsEndpoints"),
@@ -281,18 +312,21 @@ MONITORING: Mapping[str, Effect] = {
         )
         for board in BOARDS
     },
-    "prometheusRule.enabled": Effect(True, "PrometheusRule metadata name", NAME),
-    "prometheusRule.namespace": Effect("rules", "PrometheusRule metadata namespace", "rules", RULES),
-    "prometheusRule.additionalLabels": Effect({"a": "b"}, "PrometheusRule metadata labels a", "b", RULES),
-    "prometheusRule.labels": Effect({"a": "b"}, "PrometheusRule metadata labels a", "b", RULES),
-    "prometheusRule.annotations": Effect({"a": "b"}, "PrometheusRule metadata annotations a", "b", RULES),
-    "prometheusRule.interval": Effect("30s", "PrometheusRule spec groups 0 interval", "30s", RULES),
+    "prometheusRule.enabled": Effect(True, f"{RULE} metadata name", NAME),
+    "prometheusRule.namespace": Effect("rules", f"{RULE} metadata namespace", "rules", RULES),
+    "prometheusRule.additionalLabels": Effect({"a": "b"}, f"{RULE} metadata labels a", "b", RULES),
+    "prometheusRule.labels": Effect({"a": "b"}, f"{RULE} metadata labels a", "b", RULES),
+    "prometheusRule.annotations": Effect({"a": "b"}, f"{RULE} metadata annotations a", "b", RULES),
+    "prometheusRule.interval": Effect("30s", f"{RULE}-recording spec groups 0 interval", "30s", RULES),
     "prometheusRule.alertLabels": Effect({"team": "gpu"}, f"{ALERT} labels team", "gpu", RULES),
-    "prometheusRule.additionalRules": Effect([GROUP], "PrometheusRule spec groups own", GROUP, RULES),
+    "prometheusRule.severityLabels": Effect({"critical": {"priority": "P1"}}, f"{ALERT} labels priority", "P1", RULES),
+    "prometheusRule.additionalRules": Effect([GROUP], f"{RULE} spec groups own", GROUP, RULES),
 }
 CONTROLLER = {"remediation": {"enabled": True}}
 CONTROLLERS = f"Deployment:{NAME}-remediation spec"
 CONTROLLER_CONFIG = f"ConfigMap:{NAME}-remediation data remediation.yaml"
+CONTROLLER_POLICY = f"NetworkPolicy:{NAME}-remediation spec"
+POLICED = {**CONTROLLER, "networkPolicy": {"enabled": True}}
 CORDON = [{"name": "a", "mode": "cordon"}]
 REMEDIATION: Mapping[str, Effect] = {
     "remediation.enabled": Effect(True, f"{CONTROLLERS} replicas", 2),
@@ -301,6 +335,28 @@ REMEDIATION: Mapping[str, Effect] = {
     "remediation.config": Effect({"interval": "1m"}, f"{CONTROLLER_CONFIG} interval", "1m", CONTROLLER),
     "remediation.secret": Effect(
         "keys", f"{CONTROLLERS} template spec volumes secret secret secretName", "keys", CONTROLLER
+    ),
+    "remediation.events": Effect(False, f"{CONTROLLER_CONFIG} events", False, CONTROLLER),
+    "remediation.priorityClassName": Effect(
+        "high", f"{CONTROLLERS} template spec priorityClassName", "high", CONTROLLER
+    ),
+    "remediation.nodeSelector": Effect(
+        {"pool": "infra"}, f"{CONTROLLERS} template spec nodeSelector pool", "infra", CONTROLLER
+    ),
+    "remediation.affinity": Effect(
+        {"podAntiAffinity": {}}, f"{CONTROLLERS} template spec affinity podAntiAffinity", {}, CONTROLLER
+    ),
+    "remediation.tolerations": Effect(
+        [{"operator": "Exists"}], f"{CONTROLLERS} template spec tolerations", [{"operator": "Exists"}], CONTROLLER
+    ),
+    "remediation.podLabels": Effect({"team": "sre"}, f"{CONTROLLERS} template metadata labels team", "sre", CONTROLLER),
+    "remediation.podAnnotations": Effect({"a": "b"}, f"{CONTROLLERS} template metadata annotations a", "b", CONTROLLER),
+    "remediation.podDisruptionBudget.enabled": Effect(False, "PodDisruptionBudget kind", ABSENT, CONTROLLER),
+    "remediation.networkPolicy.from": Effect(
+        [{"podSelector": POD_LABEL}], f"{CONTROLLER_POLICY} ingress 0 from", [{"podSelector": POD_LABEL}], POLICED
+    ),
+    "remediation.networkPolicy.egress": Effect(
+        [{"ports": [{"port": 514}]}], f"{CONTROLLER_POLICY} egress 2 ports 0 port", 514, POLICED
     ),
     "remediation.resources": Effect(
         {"limits": {"memory": "1Gi"}},

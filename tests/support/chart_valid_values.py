@@ -35,7 +35,47 @@ VALID: Mapping[str, Values] = {
     "decimal units": {"resources": {"limits": {"memory": "256M", "ephemeral-storage": "1G"}}},
     "exponents": {"resources": {"requests": {"memory": 1e9}, "limits": {"memory": "1e9", "ephemeral-storage": "2E"}}},
     "huge pages": {"resources": {"limits": {"hugepages-2Mi": "4Mi", "memory": "1Gi"}}},
-    "claims": {"resources": {"claims": [{"name": "gpu", "request": "one"}]}},
+    "a request that equals its limit": {"resources": {"requests": {"memory": "0.25Gi"}, "limits": {"memory": "256Mi"}}},
+    "privileged": {"securityContext": {"privileged": True}},
+    "root": {"podSecurityContext": {"runAsUser": 0}},
+    "root in one container": {"securityContext": {"runAsUser": 0, "capabilities": {"add": ["SYS_PTRACE"]}}},
+    "a new pod beside the old one": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}},
+    "expressions": {
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {
+                            "matchExpressions": [
+                                {"key": "gpus", "operator": "Gt", "values": ["3"]},
+                                {"key": "spot", "operator": "DoesNotExist"},
+                                {"key": "zone", "operator": "NotIn", "values": ["a", "b"]},
+                            ]
+                        }
+                    ]
+                }
+            },
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname"}}
+                ]
+            },
+        }
+    },
+    "volumes of its own": {
+        "extraVolumes": [{"name": "certificates", "secret": {"secretName": "own"}}],
+        "extraVolumeMounts": [{"name": "certificates", "mountPath": "/certificates", "readOnly": True}],
+        "initContainers": [
+            {"name": "a", "image": "b", "volumeMounts": [{"name": "certificates", "mountPath": "/x"}]},
+        ],
+    },
+    "peers": {
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"ipBlock": {"cidr": "fd00::/8", "except": ["fd00:1::/32"]}}, {"namespaceSelector": {}}],
+            "egress": [{"ports": [{"port": 8000, "endPort": 8010}, {"port": "dns", "protocol": "UDP"}]}],
+        }
+    },
     "no resources": {"resources": {}},
     "resources removed": {"resources": None},
     "tolerations": {
@@ -49,7 +89,12 @@ VALID: Mapping[str, Values] = {
     "update strategy": {"updateStrategy": {"type": "OnDelete"}},
     "all at once": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}},
     "probe from the start": {"livenessProbe": {"initialDelaySeconds": 0}},
-    "environment": {"extraEnv": [{"name": "A.b-c", "value": ""}, {"name": "B", "valueFrom": {"fieldRef": {}}}]},
+    "environment": {
+        "extraEnv": [
+            {"name": "A.b-c", "value": ""},
+            {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ]
+    },
     "empty web configuration": {"web": {"config": {}}},
     "sections without keys": {"web": {"config": {"tls_server_config": {}, "basic_auth_users": {}}}},
     "certificates in text": {"web": {"config": {"tls_server_config": {"cert": "a", "key": "b"}}}},
@@ -77,4 +122,20 @@ VALID: Mapping[str, Values] = {
     "limits at their ends": rule(limits={"busySm": 1, "idleEngine": 0, "alike": 7.5, "heldMemory": 1e12}),
     "taints": rule(toleratedTaints=["dedicated", "kubernetes.azure.com/scalesetpriority"]),
     "labels of alerts": rule(alertLabels={"_team": "any text, also {braces}", "A1": ""}),
+    "controller with the password of exporters": {
+        "web": {"tlsSecret": "tls", "config": {"basic_auth_users": {USER: HASH}}},
+        "remediation": {
+            "enabled": True,
+            "secret": "keys",
+            "config": {
+                "breaker": {"nodes": 4, "share": 0.1},
+                "exporters": {
+                    "server_name": "gpus.example",
+                    "ca_file": "/etc/gpu-exporter-secret/ca.crt",
+                    "user": USER,
+                    "password_file": "/etc/gpu-exporter-secret/password",
+                },
+            },
+        },
+    },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.chart import HASH, USER, Values
+from tests.support.chart import BASIC_AUTH, HASH, USER, Values
 
 CERTIFICATE = {"cert_file": "/tls.crt", "key_file": "/tls.key"}
 
@@ -50,7 +50,6 @@ NAMES: Sequence[tuple[Values, str]] = [
     ({"image": {"tag": 1.2}}, "at '/image/tag': got number, want string"),
     ({"image": {"digest": "latest"}}, f"at '/image/digest': 'latest' {PATTERN}"),
     ({"image": {"pullPolicy": "always"}}, "at '/image/pullPolicy': value must be one of 'Always'"),
-    ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
     ({"imagePullSecrets": [{"secret": "a"}]}, "at '/imagePullSecrets/0': missing property 'name'"),
     ({"global": {"imageRegistry": "https://mirror.example"}}, "at '/global/imageRegistry': 'https://mirror.example'"),
     ({"fullnameOverride": "My_GPUs"}, f"at '/fullnameOverride': 'My_GPUs' {PATTERN}"),
@@ -187,6 +186,200 @@ PODS: Sequence[tuple[Values, str]] = [
     ({"extraManifests": [{"kind": "Secret"}]}, "at '/extraManifests/0': missing property 'apiVersion'"),
     ({"networkPolicy": {"from": [{"podSelecter": {}}]}}, f"at '/networkPolicy/from/0': {UNKNOWN} 'podSelecter'"),
 ]
+
+
+def term(**expression: Any) -> Values:
+    """Return values with required node affinity of one expression."""
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+def rolling(**update: Any) -> Values:
+    return {"updateStrategy": {"rollingUpdate": update}}
+
+
+CONTAINER: Values = {"name": "a", "image": "b"}
+MOUNT: Values = {"name": "own", "mountPath": "/own"}
+# What a schema cannot express: Kubernetes' own rules, after the values are merged.
+SEMANTIC: Sequence[tuple[Values, str]] = [
+    (
+        {"securityContext": {"privileged": True, "allowPrivilegeEscalation": False}},
+        "securityContext: privileged is true, which Kubernetes refuses beside allowPrivilegeEscalation false: remove",
+    ),
+    (
+        {"kernelLog": {"mode": "kmsg"}, "securityContext": {"allowPrivilegeEscalation": False}},
+        "securityContext: privileged is true, which Kubernetes refuses",
+    ),
+    (
+        {
+            "extraContainers": [
+                {**CONTAINER, "securityContext": {"privileged": True, "allowPrivilegeEscalation": False}}
+            ]
+        },
+        "extraContainers: a: securityContext: privileged is true",
+    ),
+    (
+        {"securityContext": {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}},
+        "securityContext.capabilities.add: CAP_SYS_ADMIN: Kubernetes names it SYS_ADMIN",
+    ),
+    (
+        {"podSecurityContext": {"runAsUser": 0, "runAsNonRoot": True}},
+        "podSecurityContext: runAsNonRoot is true, so kubelet refuses runAsUser 0: remove one of them",
+    ),
+    (
+        {"initContainers": [{**CONTAINER, "securityContext": {"runAsUser": 0}}]},
+        "initContainers: a: securityContext: runAsNonRoot is true, so kubelet refuses runAsUser 0",
+    ),
+    (
+        {"podSecurityContext": {"seccompProfile": {"type": "Localhost"}}},
+        "podSecurityContext.seccompProfile: localhostProfile belongs to type Localhost, and to no other: correct",
+    ),
+    (
+        {"resources": {"limits": {"memory": "64Mi"}}},
+        "resources: the request of memory, 96Mi, must not exceed the limit, 64Mi: change resources.requests.memory or",
+    ),
+    (
+        {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}},
+        "resources: the request of cpu, 1500m, must not exceed the limit, 1: change",
+    ),
+    (
+        {"resources": {"requests": {"hugepages-2Mi": "4Mi"}}},
+        "resources.requests: hugepages-2Mi needs a limit of the same amount: set resources.limits.hugepages-2Mi",
+    ),
+    (
+        {"remediation": {"resources": {"requests": {"memory": "1G"}}}},
+        "remediation.resources: the request of memory, 1G, must not exceed the limit, 256Mi",
+    ),
+    (
+        rolling(maxSurge=1),
+        "updateStrategy.rollingUpdate: Kubernetes refuses maxSurge 1 beside maxUnavailable 1: set one of them to 0",
+    ),
+    (
+        rolling(maxUnavailable=0),
+        "updateStrategy.rollingUpdate: maxUnavailable is 0, so no pod could ever be replaced: set it to 1, or set maxS",
+    ),
+    (
+        {**rolling(maxSurge=1, maxUnavailable=0), "hostNetwork": True, "port": 9445},
+        "updateStrategy.rollingUpdate.maxSurge: with hostNetwork or hostPort, two pods of a node cannot",
+    ),
+    (
+        {"hostUsers": False, "hostNetwork": True, "port": 9445},
+        "hostUsers: Kubernetes refuses false beside namespaces of the node, which hostNetwork needs: remove hostUsers",
+    ),
+    (
+        {"hostUsers": False, "processes": {"enabled": True}},
+        "hostUsers: Kubernetes refuses false beside namespaces of the node, which processes.enabled needs",
+    ),
+    (
+        {"hostNetwork": True, "port": 9445, "hostPort": 9446},
+        "hostPort: with hostNetwork, the port of the node is `port`: remove hostPort",
+    ),
+    (
+        {**rolling(maxSurge=1, maxUnavailable=0), "hostPort": 9400},
+        "updateStrategy.rollingUpdate.maxSurge: with hostNetwork or hostPort, two pods",
+    ),
+    (
+        {"service": {"nodePort": 30940}},
+        "service.nodePort needs service.type NodePort or LoadBalancer: set it, or remove",
+    ),
+    (
+        {"service": {"type": "NodePort", "ipFamilies": ["IPv6", "IPv4"]}},
+        "service.ipFamilies: two families need service.ipFamilyPolicy PreferDualStack or RequireDualStack: set it",
+    ),
+    (
+        {"attribution": {"enabled": True, "dra": True}, "serviceAccount": {"automountToken": False}},
+        "serviceAccount.automountToken: attribution.dra needs the token: remove automountToken, or switch it off",
+    ),
+    ({"imagePullSecrets": ["My Secret"]}, f"at '/imagePullSecrets/0': 'My Secret' {PATTERN}"),
+    (
+        {"tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": 60}]},
+        "tolerations: tolerationSeconds needs the effect NoExecute: set it, or remove tolerationSeconds",
+    ),
+    (
+        {"remediation": {"tolerations": [{"effect": "NoSchedule"}]}},
+        "remediation.tolerations: one has no key: set the key of a taint",
+    ),
+    (
+        term(key="gpu", operator="In"),
+        "affinity.nodeAffinity: operator In of key gpu takes one value or more: correct its values",
+    ),
+    (
+        term(key="gpu", operator="Exists", values=["true"]),
+        "affinity.nodeAffinity: operator Exists of key gpu takes no values: correct its values",
+    ),
+    (
+        term(key="gpus", operator="Gt", values=["many"]),
+        "affinity.nodeAffinity: operator Gt of key gpus takes one whole number: correct its values",
+    ),
+    (term(key="gpu", operator="Is"), "is not an expression: give it a key, and one of the operators In, NotIn, Exists"),
+    (
+        {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": {}}]}}},
+        "affinity.podAffinity: a term has no topologyKey: set it, such as to kubernetes.io/hostname",
+    ),
+    (
+        {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"preference": {}}]}}},
+        "affinity.nodeAffinity: a preference needs a weight from 1 to 100: set weight",
+    ),
+    (
+        {"extraVolumes": [{"name": "config", "emptyDir": {}}]},
+        "extraVolumes: there is another volume with the name config in the chart: choose another name",
+    ),
+    (
+        {"extraVolumes": [{"name": "own", "emptyDir": {}}] * 2},
+        "extraVolumes: there is another volume with the name own: choose another name",
+    ),
+    ({"extraVolumeMounts": [MOUNT]}, "extraVolumeMounts: there is no volume own: add it to extraVolumes"),
+    (
+        {"extraContainers": [{**CONTAINER, "volumeMounts": [MOUNT]}]},
+        "extraContainers: a: volumeMounts: there is no volume own: add it to extraVolumes",
+    ),
+    (
+        {"extraVolumeMounts": [{"name": "config", "mountPath": "/etc/gpu-exporter"}]},
+        "extraVolumeMounts: something else is mounted at /etc/gpu-exporter: choose another mountPath",
+    ),
+    (
+        {"initContainers": [CONTAINER], "extraContainers": [CONTAINER]},
+        "extraContainers: there is another container with the name a: choose another name",
+    ),
+    (
+        {"extraContainers": [{**CONTAINER, "name": "exporter"}]},
+        "extraContainers: there is another container with the name exporter",
+    ),
+    (
+        {"xids": {"keep": "node", "path": "/var/lib/../gpu"}},
+        "xids.path: /var/lib/../gpu: Kubernetes refuses `..` and colons in the paths of volumes",
+    ),
+    (
+        {"extraArgs": ["--debug", "--address=[::]:9401"]},
+        "extraArgs: --address=[::]:9401 has another port than `port`, which probes and Services use: set port",
+    ),
+    (
+        {"extraEnv": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        "extraEnv: A has both value and valueFrom: keep one",
+    ),
+    (
+        {"extraEnvFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]},
+        "extraEnvFrom: an item needs one of configMapRef and secretRef: make one item of each",
+    ),
+    (
+        {"networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
+        "networkPolicy.from: Kubernetes refuses selectors beside an ipBlock: make two items of them",
+    ),
+    (
+        {"networkPolicy": {"egress": [{"to": [{}]}]}},
+        "networkPolicy.egress: a peer is empty: give it an ipBlock or a selector",
+    ),
+    (
+        {"networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.1"}}]}},
+        f"at '/networkPolicy/from/0/ipBlock/cidr': '10.0.0.1' {PATTERN}",
+    ),
+    ({"dnsConfig": {"nameservers": ["10.0.0.1"] * 4}}, "at '/dnsConfig/nameservers': maxItems: got 4, want 3"),
+    ({"resources": {"claims": [{"name": "gpu"}]}}, f"at '/resources': {UNKNOWN} 'claims' not allowed"),
+    (
+        {"extraEnv": [{"name": "A", "valueFrom": {"fieldRef": {}}}]},
+        "at '/extraEnv/0/valueFrom/fieldRef': missing property 'fieldPath'",
+    ),
+]
 WEB: Sequence[tuple[Values, str]] = [
     ({"web": {"config": {"basic_auth_user": {}}}}, f"at '/web/config': {UNKNOWN} 'basic_auth_user' not allowed"),
     (tls(certfile="/a"), f"at '/web/config/tls_server_config': {UNKNOWN} 'certfile' not allowed"),
@@ -268,6 +461,18 @@ MONITORING: Sequence[tuple[Values, str]] = [
         endpoint(interval="5s"),
         "serviceMonitor.scrapeTimeout: 10s is longer than serviceMonitor.interval 5s, which Prometheus refuses: use at",
     ),
+    (
+        endpoint(basicAuth=BASIC_AUTH, authorization={"credentials": {"name": "a", "key": "b"}}),
+        "serviceMonitor: authorization and basicAuth: Prometheus Operator accepts one of them: remove the other",
+    ),
+    (
+        endpoint(relabelings=[{"sourceLabels": ["a"], "action": "lowercase"}]),
+        "serviceMonitor.relabelings: action lowercase needs targetLabel: set it",
+    ),
+    (
+        endpoint(metricRelabelings=[{"sourceLabels": ["a"], "targetLabel": "b", "action": "HashMod"}]),
+        "serviceMonitor.metricRelabelings: action hashmod needs modulus: set it",
+    ),
     (endpoint(job="node"), f"at '/serviceMonitor/job': 'node' {PATTERN}"),
     (endpoint(labels={"release": "my release"}), f"at '/serviceMonitor/labels/release': 'my release' {PATTERN}"),
     (endpoint(tlsConfig={"caSecret": {}}), f"at '/serviceMonitor/tlsConfig': {UNKNOWN} 'caSecret' not allowed"),
@@ -304,4 +509,59 @@ MONITORING: Sequence[tuple[Values, str]] = [
     (rule(modes={"GpuLost": {"hold": "soon"}}), "at '/prometheusRule/modes/GpuLost/hold': 'soon'"),
     ({"dashboards": {"boards": {"fleat": True}}}, f"at '/dashboards/boards': {UNKNOWN} 'fleat' not allowed"),
 ]
-INVALID = [*NAMES, *EXPORTER, *PODS, *WEB, *MONITORING]
+
+
+def remediation(beside: Values | None = None, **values: Any) -> Values:
+    """Return values with the remediation controller."""
+    return {"remediation": {"enabled": True, **values}, **(beside or {})}
+
+
+USERS: Values = {"web": {"config": {"basic_auth_users": {USER: HASH}}}}
+SECURE: Values = {"web": {"tlsSecret": "tls"}}
+LOGIN: Values = {"user": "mia", "password_file": "/etc/gpu-exporter-secret/password"}
+REMEDIATION: Sequence[tuple[Values, str]] = [
+    (remediation(pools=[]), "remediation.pools is empty, so no node belongs to the controller: name a pool, such as"),
+    (remediation(pools=None), "remediation.pools is empty, so no node belongs to the controller: name a pool, such as"),
+    (remediation(pools=[{"name": "a"}, {"name": "a"}]), "remediation.pools: two pools have the name a: rename one"),
+    (remediation(pools=[{"name": "a", "mode": "drian"}]), "at '/remediation/pools/0/mode': value must be one of 'off'"),
+    (
+        remediation(pools=[{"name": "a", "active_check": True}]),
+        "remediation.pools: active_check of pool a needs xids.keep=node",
+    ),
+    (remediation({"config": {"source": "simulated"}}), "config.source: simulated shows no GPUs of the node"),
+    (remediation(config={"intervall": "5s"}), f"at '/remediation/config': {UNKNOWN} 'intervall' not allowed"),
+    (remediation(config={"breaker": {"node": 3}}), f"at '/remediation/config/breaker': {UNKNOWN} 'node' not allowed"),
+    (remediation(config={"lease": "own"}), f"at '/remediation/config': {UNKNOWN} 'lease' not allowed"),
+    (
+        remediation(SECURE),
+        "remediation.config.exporters.server_name is empty, but the exporters serve TLS: set it to a name",
+    ),
+    (
+        remediation({"web": {"existingSecret": "own", "scheme": "https"}}),
+        "remediation.config.exporters.server_name is empty, but the exporters serve TLS",
+    ),
+    (
+        remediation(
+            tls(client_auth_type="RequireAndVerifyClientCert", client_ca_file="ca.crt"),
+            config={"exporters": {"server_name": "gpus"}},
+        ),
+        "web.config.tls_server_config.client_auth_type: the remediation controller has no client certificate",
+    ),
+    (
+        remediation(USERS),
+        "remediation.config.exporters: web.config.basic_auth_users demands a password, which the controller does not",
+    ),
+    (
+        remediation(USERS, secret="keys", config={"exporters": LOGIN}),
+        "remediation.config.exporters.user: mia is no user of web.config.basic_auth_users: add the user there",
+    ),
+    (
+        remediation(USERS, config={"exporters": {**LOGIN, "user": USER}}),
+        "remediation.config.exporters.password_file: /etc/gpu-exporter-secret/password does not exist without",
+    ),
+    (
+        remediation(config={"webhook_token_file": "/etc/gpu-exporter-secret/token"}),
+        "remediation.config.webhook_token_file: /etc/gpu-exporter-secret/token does not exist without",
+    ),
+]
+INVALID = [*NAMES, *EXPORTER, *PODS, *SEMANTIC, *WEB, *MONITORING, *REMEDIATION]

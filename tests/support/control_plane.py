@@ -37,6 +37,8 @@ AUDIT = {
     "kind": "Policy",
     "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:gpu-monitoring"]}, {"level": "None"}],
 }
+# The version that Kubernetes 1.21 has added.
+POLICY = "policy/v1"
 COLLECTIONS: Mapping[str, str] = {
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
@@ -45,7 +47,8 @@ COLLECTIONS: Mapping[str, str] = {
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
-    "PodDisruptionBudget": "/apis/policy/v1beta1/namespaces/{namespace}/poddisruptionbudgets",
+    "PodDisruptionBudget": f"/apis/{POLICY}/namespaces/{{namespace}}/poddisruptionbudgets",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
@@ -59,7 +62,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(f"{status}: {body[:300]}")
-        self.status = status
+        self.status, self.body = status, body
 
 
 class ControlPlane:
@@ -97,6 +100,14 @@ class ControlPlane:
     def ca(self) -> Path:
         """Return the certificate of the CA."""
         return self._folder / "ca.crt"
+
+    @property
+    def minor(self) -> int:
+        """Return the second number of the API server's version."""
+        said = subprocess.run(
+            [self._programs / "kube-apiserver", "--version"], capture_output=True, text=True, check=True
+        )
+        return int(said.stdout.split(".")[1])
 
     def start(self) -> None:
         """Start everything, and wait until the API server is ready."""
@@ -137,7 +148,9 @@ class ControlPlane:
 
     def start_controllers(self) -> None:
         """Start controller manager and scheduler."""
-        common = (f"--kubeconfig={self._folder}/config.json", "--leader-elect=false", "--port=0", "--secure-port=0")
+        common = [f"--kubeconfig={self._folder}/config.json", "--leader-elect=false", "--secure-port=0"]
+        if self.minor < 24:
+            common.append("--port=0")
         keys = (
             f"--service-account-private-key-file={self._folder}/account.key",
             f"--root-ca-file={self.ca}",
@@ -230,6 +243,20 @@ class ControlPlane:
             if error.status != 409:
                 raise
         return self.ask("PUT", f"{path}/{metadata['name']}", item)
+
+    def collection(self, item: Mapping[str, Any], namespace: str) -> str:
+        """Return the path at which objects of this kind are created, as the API server lists it."""
+        version = item["apiVersion"]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        kinds = {each["kind"]: each for each in self.ask("GET", root)["resources"] if "/" not in each["name"]}
+        found = kinds[item["kind"]]
+        where = f"/namespaces/{item['metadata'].get('namespace', namespace)}" if found["namespaced"] else ""
+        return f"{root}{where}/{found['name']}"
+
+    def apply(self, item: Mapping[str, Any], namespace: str, *, dry_run: bool = False) -> None:
+        """Create an object, of which the API server must know every field; with `dry_run`, admit it only."""
+        query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+        self.ask("POST", self.collection(item, namespace) + query, item)
 
     def write_account(self, folder: Path, namespace: str, name: str) -> None:
         """Write token and CA of a service account, as kubelet does for a pod."""

@@ -250,11 +250,10 @@ def _of_trace(text: str, folder: Path) -> Iterator[Shown]:
     trace.device(500, 40, "ncclDevKernel_AllReduce", args={"Collective name": text, "Process Group Name": text})
     path = folder / "trace.json"
     path.write_text(json.dumps(trace.content(base=1_790_857_026_000_000_000)))
-    traces = [read(path)]
-    result = analyze(traces)
+    result = analyze([read(path)], details=True)
     yield Shown("trace: analyze", "lines", "\n".join(trace_lines(result)))
     yield Shown("trace: analyze --json", "json", json.dumps(result.to_json()))
-    yield Shown("trace: analyze --report", "html", trace_page.page(traces, result))
+    yield Shown("trace: analyze --report", "html", trace_page.page(result))
 
 
 def _of_job(text: str) -> Iterator[Shown]:

@@ -19,7 +19,16 @@ import promql_parser
 import yaml
 
 from content.dashboards.alert_table import ALERT_COLUMNS, SINGLE
-from gpu_exporter.alerting import aggregates, allocation, remediation, roofline, rules, serving, training_jobs
+from gpu_exporter.alerting import (
+    aggregates,
+    allocation,
+    hourly_sums,
+    remediation,
+    roofline,
+    rules,
+    serving,
+    training_jobs,
+)
 from gpu_exporter.alerting import incidents as recorded_incidents
 from gpu_exporter.alerting.boards import RUNBOOKS
 from gpu_exporter.catalogue import bottlenecks, job_signals, nic_signals
@@ -49,9 +58,17 @@ UNITS = (950 - 120) / 38
 ALL = ".*"
 ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 INCIDENTS = {each.record for each in recorded_incidents.INCIDENTS if each.record.startswith("incident:open:")}
+PATIENT = {training_jobs.SPEED_USUAL.record, *(each.record for each in hourly_sums.REPORTS)}
+ALL_ALERTS = {each.record for each in (recorded_incidents.ALL, recorded_incidents.CAUSES)}
 BY_NAME = {mode.name: mode for mode in MODES}
+# Metrics of gpu-exporter, and of inference servers, that panels read without a rule. Which devices have them is not
+# computed here: their queries must only be answered by numbers.
+DIRECT = {row.name for row in m.METRICS} - {m.NIC_INFO.name}
+SERVED = {*serving.CACHE, *(f"{name}_bucket" for name in serving.FIRST_TOKEN)}
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
+# Labels that a query makes of others, or of values.
+MADE = ("first", "role", "nodes", "symptoms", "Cluster")
 # Labels of parts or events, which not every series has.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster", "rank", "Rank", "activity", "fewer")
 Devices = frozenset[DeviceKey]
@@ -96,9 +113,14 @@ def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a query as Grafana sends it."""
+    text = _substituted(text, variables)
+    assert not re.search(r"\$(?!\d)", text), f"a variable is left in {text}"
+    return text
+
+
+def _substituted(text: str, variables: Mapping[str, str]) -> str:
     for name, value in {"__rate_interval": "15s", "__range_s": "3600", "__range": "1h", **variables}.items():
         text = text.replace(f"${name}", value)
-    assert not re.search(r"\$(?!\d)", text), f"a variable is left in {text}"
     return text
 
 
@@ -161,6 +183,8 @@ class Truth:
 
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
+        if label in MADE:
+            return False
         if any(name in text for name in INCIDENTS):
             if label in ("runbook", "urgency", "order"):
                 return f'"{label}"' in text
@@ -233,7 +257,7 @@ class Truth:
         raise AssertionError(f"{type(node).__name__} is new in a dashboard: teach this test what it finds")
 
     def _binary(self, operator: str, left: Devices | bool, right: Devices | bool) -> Devices | bool:
-        if operator in ("==", ">", "<", ">="):  # a filter; what it drops comes back after `or`
+        if operator in ("==", ">", "<", ">=", "<="):  # a filter; what it drops comes back after `or`
             return left
         if operator not in (*SET_OPERATORS, *"+-*/%^"):
             raise AssertionError(f"a dashboard compares with {operator}: its result is not known")
@@ -268,7 +292,9 @@ class Truth:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name == serving.KNEE.record:  # it needs several batch sizes
             return False
-        if name == serving.BATCH.record:
+        if name in ALL_ALERTS:
+            return bool(self.firing)
+        if name in (serving.BATCH.record, allocation.POD_REQUESTS.record):
             return self.allocated or self._serves()
         if name in OF_CLUSTER:
             return self.allocated
@@ -339,14 +365,29 @@ class Truth:
         return evaluate.value(what, self.seen, part) is not None
 
 
+def is_direct(text: str) -> bool:
+    """Return whether a query, as Grafana sends it or with variables, reads metrics without a rule."""
+    parsed = promql_parser.parse(_substituted(text, {}))
+    return bool({each.name for each in _selectors(parsed)} & (DIRECT | SERVED))
+
+
 def _drops_values(node: Any) -> bool:
     """Return whether a query drops NaN and negative numbers."""
     return type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0")
 
 
+def is_patient(text: str) -> bool:
+    """Return whether a query needs a past of an hour."""
+    return any(name in text for name in PATIENT)
+
+
 def _may_be_empty(node: Any) -> bool:
-    """Return whether a query may have no result although its series exist: all are dropped, or none has that rank."""
-    return _drops_values(node) or is_of_rank(str(node))
+    """Return whether a query may have no result although its series exist.
+
+    All are dropped, none has that rank, or they need an hour.
+    """
+    text = str(node)
+    return _drops_values(node) or is_of_rank(text) or is_patient(text)
 
 
 def is_of_rank(text: str) -> bool:
@@ -431,7 +472,7 @@ def _target(
         series = _range(prometheus, text, at)
     _note(answered, target["expr"], series)
     wrong = _answer(truth, target["expr"], series)
-    if wrong or not series:
+    if wrong or not series or is_direct(text) or text.startswith("max by (UUID, "):  # merged with another by UUID
         return wrong
     all_of = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))) - set(SOMETIMES)
     some_of = {label for label in _columns(panel) if truth.has(label, text)}
@@ -468,6 +509,8 @@ def _range(prometheus: Prometheus, text: str, at: float) -> list[tuple[Mapping[s
 def _answer(truth: Truth, expr: str, series: Sequence[tuple[Mapping[str, str], str]]) -> list[str]:
     text = filled(expr, truth.variables)
     wrong = [f"{value} in {labels} from {text}" for labels, value in series if not math.isfinite(float(value))]
+    if is_direct(text):
+        return wrong
     expected = truth.of(text)
     if isinstance(expected, frozenset):
         have = {(labels["UUID"], labels.get("GPU_I_ID", "")) for labels, _ in series}
@@ -486,6 +529,8 @@ def _variable(prometheus: Prometheus, truth: Truth, variable: Mapping[str, Any])
     before = {name: value for name, value in truth.variables.items() if f"${name}" in selector}
     if label == "cluster":  # other clusters are scraped as well
         wrong = not {truth.variables["cluster"]} - {""} <= have
+    elif any(name in selector for name in OF_CLUSTER):  # of pods that no page of an exporter need have
+        wrong = truth.allocated and not have
     else:
         wrong = have != Truth(truth.seen, before).labels(label)
     return [f"offers {sorted(have)}, which is not what there is"] if wrong else []

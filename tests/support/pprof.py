@@ -53,11 +53,15 @@ def decoded(content: bytes) -> Any:
 
 
 def folded_of(profile: Any) -> dict[str, dict[str, float]]:
-    """Return seconds by folded stack for each sample type, after the checks of Go's `profile.CheckValid`."""
+    """Return seconds by folded stack for each sample type, after the checks of Go's `profile.CheckValid`.
+
+    A frame with a file has the form that Kineto gives it.
+    """
     strings = list(profile.string_table)
     assert strings[0] == ""
-    functions = {each.id: strings[each.name] for each in profile.function}
-    locations = {each.id: functions[each.line[0].function_id] for each in profile.location}
+    functions = {each.id: (strings[each.name], strings[each.filename]) for each in profile.function}
+    assert len(functions) == len(profile.function)
+    locations = {each.id: _frame(*functions[each.line[0].function_id], each.line[0].line) for each in profile.location}
     assert 0 not in locations
     assert 0 not in functions
     assert len(locations) == len(profile.location)
@@ -71,6 +75,10 @@ def folded_of(profile: Any) -> dict[str, dict[str, float]]:
             if value:
                 found[name][stack] += value / 1e9
     return {name: dict(stacks) for name, stacks in found.items()}
+
+
+def _frame(function: str, file: str, line: int) -> str:
+    return f"{file}({line}): {function}" if file else function
 
 
 def labels_of(profile: Any) -> list[dict[str, str]]:

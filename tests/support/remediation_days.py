@@ -21,7 +21,7 @@ from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.evidence import NodeFinding
 from gpu_exporter.remediation.ledger import BREAKER
-from gpu_exporter.remediation.pods import CHECKPOINT
+from gpu_exporter.remediation.pods import CHECKPOINT, COMPLETION_INDEX
 from gpu_exporter.remediation.settings import Breaker, Budget, Exporters, Mode, NodePool, Settings
 from gpu_exporter.remediation.state import DrainPhase, DrainProgress
 from tests.support.remediation_world import World
@@ -78,7 +78,9 @@ class Days(World):
         for place, name in enumerate(self.objects):
             job = f"job-{place // 4}"
             annotations = {CHECKPOINT: "5m"} if place // 4 % 3 == 0 else {}
-            self.pods.create(name, {"labels": {"app": job, "job-name": job}, "annotations": annotations})
+            self.pods.create(
+                name, {"labels": {"app": job, "job-name": job, COMPLETION_INDEX: "0"}, "annotations": annotations}
+            )
             self.pods.allowed[job] = 4
             for _ in range(self._choose.randrange(3)):
                 self.pods.create(name, {"labels": {"app": "web"}})

@@ -15,7 +15,7 @@ from gpu_exporter.io.user_text import duration
 from gpu_exporter.kubernetes.objects import BudgetObject, PodObject
 from gpu_exporter.kubernetes.writer import Operation
 from gpu_exporter.model.lookup import LookupFailed
-from gpu_exporter.remediation.pods import CHECKPOINT, POLICY, NodePod, read
+from gpu_exporter.remediation.pods import CHECKPOINT, COMPLETION_INDEX, POLICY, NodePod, read
 from tests.support.json_patch import PatchFailed, patched
 
 GPU = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -60,7 +60,10 @@ class Pods:
             for job in JOBS:
                 if choose.random() < 0.5:
                     annotations = {CHECKPOINT: "90s"} if job == "llama" and choose.random() < 0.3 else {}
-                    self.create(node, {"labels": {"app": job, "job-name": job}, "annotations": annotations})
+                    self.create(
+                        node,
+                        {"labels": {"app": job, "job-name": job, COMPLETION_INDEX: "0"}, "annotations": annotations},
+                    )
 
     def create(self, node: str, metadata: Any, spec: Any = None, status: Any = None) -> None:
         """Create a pod."""

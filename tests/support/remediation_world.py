@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_exporter.kubernetes.objects import BudgetObject, LeaseObject, NodeObject, PodObject
+from gpu_exporter.kubernetes.objects import BudgetObject, JobObject, LeaseObject, NodeObject, PodObject
 from gpu_exporter.kubernetes.writer import FIELD_MANAGER, Operation
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import evidence
@@ -471,6 +471,10 @@ class Proxy:
     def pods_of(self, namespace: str, label: str, value: str, *, fresh: bool) -> Sequence[PodObject]:
         self._world.before()
         return self._world.pods.of(namespace, label, value)
+
+    def job(self, namespace: str, name: str) -> JobObject | None:
+        """Return no Job: the pods belong to other controllers."""
+        return None
 
     def budgets(self, namespace: str) -> Sequence[BudgetObject]:
         self._world.before()

@@ -77,15 +77,20 @@ def victoria(folder: Path, *options: str) -> Iterator[Victoria]:
 
 
 @contextmanager
-def vmalert(folder: Path, store: str, rules: Iterable[Path], prefix: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
-    """Evaluate rules on a store, with the flags of docs/scale.md; yield the process id and the URL of metrics."""
+def vmalert(
+    folder: Path, store: str, rules: Iterable[Path], prefix: Sequence[str] = (), *, written: str = ""
+) -> Iterator[tuple[int, str]]:
+    """Evaluate rules on a store, with the flags of docs/scale.md; yield the process id and the URL of metrics.
+
+    `written` is where it writes, if that is not where it reads, as in a cluster.
+    """
     address = f"127.0.0.1:{free_port()}"
     command = [
         *prefix,
         str(NEWER / "vmalert"),  # keep_firing_for needs one that Debian 12 does not have
         *(f"-rule={path}" for path in rules),
         f"-datasource.url={store}",
-        f"-remoteWrite.url={store}",
+        f"-remoteWrite.url={written or store}",
         "-remoteWrite.flushInterval=500ms",
         "-remoteWrite.maxQueueSize=1000000",
         f"-remoteRead.url={store}",

@@ -77,5 +77,5 @@ def test_the_server_loads_nothing_that_profiles() -> None:
 
     assert "gpu_exporter.app.node" in loaded
     assert [
-        name for name in loaded if ".profiling" in name or ".traces" in name or name.endswith("serving.profiles")
+        name for name in loaded if ".profiling." in f"{name}." or ".traces" in name or name.endswith("serving.profiles")
     ] == []

@@ -39,8 +39,8 @@ FILES: tuple[ModuleType, ...] = (fleet, health, distributed, network, host, loop
 
 
 def file_of(mode: FailureMode) -> ModuleType:
-    """Return the file with the entry of a mode."""
-    return next(file for file in FILES if mode in file.MODES)
+    """Return the file with the entry of a mode, also of one whose severity a diagnosis has lowered."""
+    return next(file for file in FILES if any(each.name == mode.name for each in file.MODES))
 
 
 check(MODES)

@@ -174,8 +174,8 @@ MODES = (
         wrong="A long phase in which one rank works only on its CPU while the others wait in a barrier looks the same: "
         "evaluation, a checkpoint of rank 0, compilation. If it ends by itself within its usual time, it is not "
         "a stall. A training loop with a [step timer](../training.md) says so itself, and the alert stays silent for up to "
-        "an hour. The alert needs SM activity, from gpu-exporter or from dcgm-exporter with the [recommended "
-        "fields](../../alerts/dcgm-exporter.csv). It does not see a stall over TCP in which no GPU kernel spins. "
+        "an hour. Without SM activity, which dcgm-exporter's default fields lack, replicas that only compute in caches, "
+        "without tensor cores, look the same. The alert does not see a stall over TCP in which no GPU kernel spins. "
         "With PyTorch's default timeout of 10 minutes, the job ends before this alert fires; `gpu-exporter diagnose` "
         "needs no hold time.",
     ),

@@ -99,7 +99,9 @@ and on ({_KEY}) (
             "If only the nodes of a rack or pool have the fault, cordon them, and repair what they share.",
             "If the nodes have nothing in common, repair them one by one.",
         ),
-        wrong="The alert lasts as long as three nodes have the fault. Until then, Alertmanager sends no messages about this "
+        wrong="Three nodes of 5000 have the same fault within two minutes by chance about once in nine years, at the rate at "
+        "which GPUs failed in Meta's training of Llama 3; it grows with the cube of the number of nodes. Codes of XIDs are "
+        "different faults. The alert lasts as long as three nodes have the fault. Until then, Alertmanager sends no messages about this "
         "fault on single nodes, nor on nodes on which it begins later; it sends those about other faults. In the first hour "
         "after these rules are loaded, faults that already exist count as new. The total is the number of nodes with "
         "GPUs within the last hour. Pools and racks are known only with kube-state-metrics and its option "

@@ -17,9 +17,9 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Severity,
     slows_down,
 )
-from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN, TELEMETRY
+from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, FASTEST, LOW_MARGIN, TELEMETRY
 from gpu_exporter.conditions.signal import Signal
-from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, Or, Over, Unless
+from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, NodeMax, Or, OrIfKnown, Over, Unless
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action
 
@@ -70,6 +70,7 @@ def _grown(signal: Signal) -> Over:
     return Over(signal, Fn.INCREASE, 15 * MINUTE)
 
 
+_LINK = Over(s.PCIE_LINK, bare=True)
 UNOBSERVED = Compare(Over(s.UNOBSERVED), "==", 1.0)
 # An exporter that released the driver has no GPUs until it resumes.
 _RELEASED_NODE = f"on (cluster, job, instance) ({m.RELEASED} == 1)"
@@ -226,7 +227,7 @@ MODES = (
         "days, or if nvidia-smi -q -d ECC shows that the SRAM threshold is exceeded, replace the GPU. Do not trust "
         "results or checkpoints written after the first error.",
         Inject({m.ECC_DBE_VOL: 2.0}),
-        Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
+        OrIfKnown(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
         explains={
             Place.GPU: (
                 "GpuXidFatal",
@@ -364,14 +365,15 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "Number of NVLinks down on {gpu}: {{ $value }}",
-        "Run nvidia-smi nvlink --status: if the links are unconnected by design, silence the alert. Otherwise cordon "
-        "the node. Reset the GPU when its job has ended. If links stay down, wait until all jobs on the node have "
+        "Cordon the node. Reset the GPU when its job has ended. If links stay down, wait until all jobs on the node have "
         "ended and restart the fabric manager; if that does not help, reboot "
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
-        And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
+        And(Compare(Calc(Over(s.NVLINK_EXPECTED), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
         explains=slows_down("GpuNvlinkErrors", "GpuNvlinkImbalance"),
-        meaning="Some NVLinks of this GPU are up and others are down.",
+        meaning="Some NVLinks of this GPU are up, and others that should be up are down. On SXM boards and in an "
+        "NVSwitch fabric, all should be up; on boards with bridges, those that were up before, also on other GPUs of the "
+        "same model on the node.",
         impact="Collectives run at the speed of the slowest path, so the whole job on this GPU slows down. On NVSwitch "
         "systems, CUDA may refuse to start.",
         diagnosis=(
@@ -389,8 +391,8 @@ MODES = (
             "does not help, reboot the node.",
             "If links are still down after that, have the baseboard, the bridge or the cable inspected.",
         ),
-        wrong="GPUs with NVLink bridges to only some neighbours have links that are down by design: silence the alert "
-        "for them. If *all* links of a GPU are down, this alert does not fire, because a GPU without a bridge "
+        wrong="A bridge that was removed on purpose counts as a fault until the exporter has restarted and `links.json` "
+        "in `--state-dir` is deleted. GPUs of one node with different numbers of bridges need a silence. If *all* links of a GPU are down, this alert does not fire, because a GPU without a bridge "
         "looks the same; CUDA and NCCL report errors in that case.",
     ),
     FailureMode(
@@ -535,7 +537,7 @@ MODES = (
         "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
         "room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
-        Or(Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN), Compare(Over(s.THERMAL_DISTANCE), "<=", MARGIN)),
+        Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN),
         keep=10 * MINUTE,
         meaning="The GPU has nearly reached the temperature at which it slows down, or has exceeded it. The margin is the driver's own "
         "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",
@@ -675,21 +677,29 @@ MODES = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NODE_REBOOT,
-        "The PCIe link of {gpu} runs below its full speed or width",
-        "If the slot has fewer lanes by design, or this is a virtual machine, silence the alert. Otherwise cordon the "
-        "node and reboot it when its jobs have ended. If the link stays slow, reseat the GPU, then try another slot "
-        "and riser.",
+        "The PCIe link of {gpu} has lost speed or lanes",
+        "Cordon the node and reboot it when its jobs have ended. If the link stays slow, reseat the GPU, then try "
+        "another slot and riser.",
         Inject({m.PCIE_WIDTH: 8.0}),
-        And(
-            Or(
-                Compare(Over(s.PCIE_WIDTH, bare=True), "<", Over(s.PCIE_MAX_WIDTH)),
-                Compare(Over(s.PCIE_GEN, bare=True), "<", Over(s.PCIE_MAX_GEN)),
+        Unless(
+            And(
+                # Without gpu-exporter, the evidence is what the link and those of the node's other GPUs had lately.
+                OrIfKnown(
+                    Unless(
+                        Compare(_LINK, "<", NodeMax(Over(s.PCIE_LINK, Fn.MAX, 2 * HOUR, bare=True))),
+                        Compare(Over(s.PCIE_EXPECTED), ">", 0.0),
+                    ),
+                    Compare(_LINK, "<", Over(s.PCIE_EXPECTED, Fn.MAX, 2 * HOUR)),
+                ),
+                Compare(Over(s.UTIL, Fn.MEAN, 5 * MINUTE, bare=True), ">=", LINK_BUSY),
             ),
-            Compare(Over(s.UTIL, Fn.MEAN, 5 * MINUTE, bare=True), ">=", LINK_BUSY),
+            Compare(Over(s.PSTATE), ">", float(FASTEST)),
         ),
         explains=slows_down("GpuPcieBound", "GpuDataLoadingBound", "GpuHostBound"),
-        meaning="The PCIe link is narrower or slower than GPU and slot allow, while the GPU is busy. An idle link that "
-        "saves power does not count.",
+        meaning="While the GPU is busy, its PCIe link is narrower or slower than it was before, than the port above the "
+        "GPU allows, or, if the port is unknown, than those of other GPUs of the same model on the node. A link that "
+        "was always narrow is no fault: many slots and cloud instances have 8 lanes. An idle link that saves power does "
+        "not count.",
         impact="Everything between host and GPU is slower by the same factor: data loading, offloading, checkpoints, "
         "and traffic to network cards.",
         diagnosis=(
@@ -702,16 +712,17 @@ MODES = (
             "to a bad contact.",
             f'Compare `{s.PCIE_WIDTH.record}{{node="NODE"}}` and `{s.PCIE_GEN.record}{{node="NODE"}}`: is one GPU '
             "affected, or all GPUs below one switch?",
+            f'`{s.PCIE_EXPECTED.record}{{UUID="…"}}` is the capacity for which there is evidence, in bytes per second.',
         ),
         mitigation=(
-            "If the slot has fewer lanes by design, or this is a virtual machine, silence the alert for this node.",
-            "Otherwise cordon the node. When its jobs have ended, reboot it, so that the link is trained again.",
+            "Cordon the node. When its jobs have ended, reboot it, so that the link is trained again.",
             "If the link is still slow, reseat GPU and riser, then try another slot; update the BIOS and the "
             "switch firmware.",
         ),
-        wrong="Slots wired with fewer lanes, and virtual machines that report a link that the host does not have, look "
-        "degraded by design and permanently. The alert waits 15 minutes, so that a busy GPU whose link has just "
-        "left its power-saving state does not trigger it.",
+        wrong="If lanes were taken away on purpose, for example by other bifurcation in the BIOS, delete `links.json` in "
+        "`--state-dir` and restart the exporter. A slot with fewer lanes than its port names looks degraded: "
+        "silence the alert for it. In virtual machines, which do not show the slot, a link that was slow from the "
+        "beginning is detected only beside faster ones, and so it is with dcgm-exporter, which knows the last two hours.",
     ),
     FailureMode(
         "GpuPcieReplayStorm",
@@ -1068,18 +1079,20 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         Severity.WARNING,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} has no SM activity metric: hangs, stragglers and bottlenecks of its jobs are not detected",
+        "{gpu} has no SM activity metric: slow ranks of its jobs, and most bottlenecks, are not detected",
         "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
         "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod).",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,
-        lesser=Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.GR_ACTIVE, bare=True), ">=", 0.0)),
+        lesser=Compare(Over(s.APPROXIMATE, bare=True), "==", 1.0),
         lesser_because="The GPU has no profiling metrics at all: this GPU, its driver or its hypervisor does not offer "
         "them.",
-        meaning="An exporter reports the utilisation of this GPU, but not its SM activity. Without SM activity, nobody "
-        "can say what limits the GPU.",
-        impact="GpuCollectiveStall, the alerts on stragglers and most alerts on bottlenecks cannot fire for this GPU.",
+        meaning="An exporter reports the utilisation of this GPU, but not its SM activity. What limits the GPU is then known "
+        "[only in part](../without-profiling.md).",
+        impact="GpuStragglerSlow, GpuStragglerLaunchBound and most alerts on bottlenecks cannot fire for this GPU. If it "
+        "still has the activity of its engine, its memory and its tensor cores, as with the default fields of dcgm-exporter, "
+        "GpuCollectiveStall and GpuStragglerStarved can.",
         diagnosis=(
             'Find out which exporter it is: `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
             f"With gpu-exporter: run `gpu-exporter doctor` and look at `{m.SUPPORTED} == 0`. NVML has no SM "

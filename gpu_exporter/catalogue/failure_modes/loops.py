@@ -1,6 +1,7 @@
 """What training loops with a step timer say about their job: who is slow, whether it stands still, what it loses.
 
-All but one need the ranks of all nodes, so only Prometheus evaluates them, on the series of `alerting/training_jobs.py`.
+All but one need the ranks of all nodes: Prometheus evaluates them on the series of `alerting/training_jobs.py`.
+`diagnose` evaluates the same (`on_node`) for the ranks that it sees, on what `diagnosis/training_loops.py` computes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     Severity,
     slows_down,
 )
-from gpu_exporter.conditions.tree import Compare, Limit
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
+from gpu_exporter.conditions.tree import And, Compare, Limit, Or, Over, Unless
 from gpu_exporter.model.job_message import ACTIVITIES, STEP_BUCKETS, TRAINING
 from gpu_exporter.model.verdict import Action
 
@@ -43,6 +45,7 @@ class TrainingLoop(Mapping[str, "float | Ramp"]):
 
     The last rank has `own` times the usual self time. `trains` is the share of time in training; the rest is in
     evaluations. `speed` is that of the steps. `since`: the time of the last step, if there are no steps any more.
+    `ends`: the last rank has ended.
     A server, which injects nothing, does not need the series; they are made when they are read first.
     """
 
@@ -52,6 +55,7 @@ class TrainingLoop(Mapping[str, "float | Ramp"]):
     trains: float = 1.0
     speed: float = 1.0
     since: float | None = None
+    ends: bool = False
 
     @cached_property
     def series(self) -> Mapping[str, float | Ramp]:
@@ -59,6 +63,9 @@ class TrainingLoop(Mapping[str, "float | Ramp"]):
         series: dict[str, float | Ramp] = {}
         for rank in range(self.ranks):
             labels = f'job_id="{self.name}",rank="{rank}",gpu="{rank}",UUID="GPU-{self.name}-{rank}"'
+            if self.ends and rank == self.ranks - 1:
+                series[_key(m.JOB_ENDED_AT.name, "", labels)] = 0.0
+                continue
             grows = 0.0 if self.since is not None else self.trains
             for key, per_second in _counters(self.own if rank == self.ranks - 1 else 1.0, self.speed):
                 if key[0] == f"{m.JOB_STEP}_bucket" and rank:
@@ -115,6 +122,9 @@ LOOP = "training loop"
 
 DATA_SHARE = Limit("dataShare", 0.2, "ratio", "share of time in the data loader, as the training loop says, at or above which the loader is a bottleneck", a.LOOPS)  # fmt: skip
 
+# What is a straggler, a slow job, and lost time, for Prometheus and `diagnose` alike: shares of a step, of the usual speed
+# and of the time.
+LEAST_EXCESS, SLOWER, LOST = 0.05, 0.8, 0.25
 _JOB = "on (cluster, namespace, workload, job_id)"
 _TIMER = "The alert needs a [step timer](../training.md) in the training loop and `--job-socket`."
 
@@ -130,6 +140,7 @@ OF_JOBS = (
         "rank that stopped first: its GPU is idle, or it has an alert of its own.",
         Inject(series=TrainingLoop("gpujobstalled", since=600.0)),
         fleet="job:standstill:seconds > job:stall_limit:seconds",
+        on_node=Compare(Over(job_signals.STANDSTILL), ">", Over(job_signals.STALL_LIMIT)),
         keep=2 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
@@ -163,6 +174,39 @@ OF_JOBS = (
         "step, is not reported. " + _TIMER,
     ),
     FailureMode(
+        "GpuJobRankEnded",
+        Domain.DISTRIBUTED,
+        Severity.WARNING,
+        2 * MINUTE,
+        Action.RESTART_APP,
+        "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) has ended {{ $value | humanizeDuration }} ago, while other "
+        "ranks train",
+        "Read the log of this rank and the kernel log of its node (out of memory, XID). Save the stacks of the other ranks "
+        "before you restart the job: they wait for this one.",
+        Inject(series=TrainingLoop("gpujobrankended", ends=True)),
+        fleet=f"""max by (cluster, job_id, rank, UUID, GPU_I_ID) (
+  {m.RENDERED_AT} - on (cluster, job, instance) group_right () {m.JOB_ENDED_AT}
+)
+* on ({", ".join(DEVICE)}) group_left (node, gpu, modelName, namespace, workload) {DEVICE_INFO}""",
+        on_node=Compare(Over(job_signals.ENDED_AGE), ">=", 0.0),
+        keep=10 * MINUTE,
+        scope=Scope.FLEET,
+        requires=LOOP,
+        cause=Cause.PEERS,
+        explains={Place.JOB: ("GpuJobStalled", "GpuCollectiveStall", "GpuJobGoodputLow", "GpuAllocatedIdle")},
+        meaning="The process of a rank has ended or sends nothing, while other ranks of its job on the same node go on "
+        "training. The exporter sees the end at once if the process dies, and after 30 s if it is stopped.",
+        impact="The other ranks wait for this one in their next collective, until NCCL's timeout or for ever.",
+        diagnosis=(
+            "Read the log of the rank: an exception, a signal, or nothing if it was killed.",
+            "`dmesg | grep -i -E 'oom|xid'` on the node: was it killed for its memory, or did its GPU fail?",
+            "Query `gpu_job_restarts_total` of the rank: has the launcher restarted it before?",
+        ),
+        mitigation=("Restart the job from its last checkpoint. Follow the health alert of the GPU if there is one.",),
+        wrong="At the end of a training, ranks may end minutes before one that still saves a checkpoint without "
+        "`timer.checkpoint()`. Jobs with all of their ranks on other nodes are compared on each node alone. " + _TIMER,
+    ),
+    FailureMode(
         "GpuJobStraggler",
         Domain.DISTRIBUTED,
         Severity.WARNING,
@@ -173,11 +217,18 @@ OF_JOBS = (
         "Which phase of this rank takes longer, and is its data loader slow? See the panels of the training loop. If all of "
         "its phases on the GPU are longer, check the clock and the health of the GPU.",
         Inject(series=TrainingLoop("gpujobstraggler", own=1.25)),
-        fleet=f"""rank:self_excess:ratio > 0.05
+        fleet=f"""rank:self_excess:ratio > {LEAST_EXCESS}
 and
 rank:self_excess:seconds > {_JOB} group_left () job:self_margin:seconds
-unless {_JOB}
-job:pause_spread:ratio > 0.05""",
+unless
+rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () job:pause_spread:ratio""",
+        on_node=Unless(
+            And(
+                Compare(Over(job_signals.SELF_EXCESS), ">", LEAST_EXCESS),
+                Compare(Over(job_signals.SELF_EXCESS), ">", Over(job_signals.SELF_MARGIN)),
+            ),
+            Compare(Over(job_signals.SELF_EXCESS), "<=", Over(job_signals.PAUSE_WAIT)),
+        ),
         keep=10 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
@@ -190,8 +241,8 @@ job:pause_spread:ratio > 0.05""",
             ),
             Place.JOB: SLOWED_JOB,
         },
-        meaning="Self time is the time of a step without waiting for other ranks. That of this rank is far above the median "
-        "of its job, compared with how far the ranks usually differ (3.5 median absolute deviations, and at least 1 % "
+        meaning="This rank makes the other ranks of its training job wait. Its self time, the time of a step without waiting "
+        "for other ranks, is far above the median of its job, compared with how far the ranks usually differ (3.5 median absolute deviations, and at least 1 % "
         "of the median); with two or three ranks, 25 % above the lowest. It costs at least 5 % of each step.",
         impact="Every step takes as long as the step of this rank; the other GPUs wait for the rest of it.",
         diagnosis=(
@@ -207,8 +258,8 @@ job:pause_spread:ratio > 0.05""",
             "GPU: move the job to another GPU, and follow the health alert of this one.",
             "Work: balance sequence lengths, experts or pipeline stages.",
         ),
-        wrong="A pipeline stage or an expert that has more work by design is reported correctly. Ranks are not compared while "
-        "some of them evaluate or save checkpoints for more than 5 % of the time and others do not. Self time is unknown "
+        wrong="A pipeline stage or an expert that has more work by design is reported correctly. A rank is not reported if the "
+        "evaluations and checkpoints of the others can explain why it waits. Self time is unknown "
         "for FSDP and tensor parallelism unless steps are sampled ([where self time comes from](../training.md)). "
         + _TIMER,
     ),
@@ -222,13 +273,18 @@ job:pause_spread:ratio > 0.05""",
         "What changed: the nodes of the job, its configuration, its data? Compare the phases of a step with those of "
         "yesterday, then look for a straggler and for alerts about its GPUs.",
         Inject(series=TrainingLoop("gpujobslower", speed=0.7), series_before=TrainingLoop("gpujobslower")),
-        fleet="avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < 0.8\nand job:speed:per_second",
+        fleet=f"avg_over_time(job:speed:per_second[15m]) / job:speed_usual:per_second < {SLOWER}\n"
+        f"and job:speed:per_second / job:speed_usual:per_second < {SLOWER}",
+        on_node=And(
+            Compare(Over(job_signals.SPEED), "<", SLOWER),
+            Compare(Over(job_signals.SPEED_NOW), "<", SLOWER),
+        ),
         keep=15 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.PEERS,
         explains={Place.JOB: ("GpuJobMfuDropped",)},
-        meaning="Over 15 minutes, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
+        meaning="Over 15 minutes and over the last five, the ranks of this job processed at least 20 % fewer tokens per second of training than the "
         "median of the last day; samples if the loop does not count tokens, steps if it counts neither. Evaluations and "
         "checkpoints do not count, and the speed is that of one rank, so more or fewer ranks do not matter.",
         impact="The job takes longer and costs more.",
@@ -284,19 +340,25 @@ OF_COST = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of the last hour ({{ $labels.activity }})",
+        "Job {{ $labels.job_id }} ({job}) lost {{ $value | humanizePercentage }} of its time ({{ $labels.activity }})",
         "evaluation, checkpoint, compile: do it less often, or beside the training. other: restarts, stalls and steps that "
         "were lost; read the log of the job.",
         Inject(series=TrainingLoop("gpujobgoodputlow", trains=0.6)),
-        fleet="job:lost:ratio > 0.25",
+        fleet=f'job:lost:ratio{{activity="other"}} > {LOST}\nor\n'
+        f'avg_over_time(job:lost:ratio{{activity!="other"}}[6h]) > {LOST} and job:lost:ratio',
+        on_node=Or(
+            Compare(Over(job_signals.LOST_OTHER), ">", LOST),
+            Compare(Over(job_signals.LOST_PAUSES), ">", LOST),
+        ),
         keep=15 * MINUTE,
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.HOST,
         explains={Place.JOB: ("GpuJobMfuDropped",)},
-        meaning="In the last hour, the ranks of this job spent at least a quarter of their time on something other than "
-        "training steps. The label `activity` says on what; `other` is time in which the loop was not running, or a step "
-        "that did not end.",
+        meaning="The ranks of this job spent at least a quarter of their time on something other than training steps. The label "
+        "`activity` says on what: evaluations, checkpoints and compilation count over six hours, so that a long one "
+        "now and then is no alert. `other` counts over the last hour; it is time in which the loop was not running, or a "
+        "step that did not end.",
         impact="The GPUs cost their full price in the meantime.",
         diagnosis=(
             'Query `job:time:ratio{job_id="…"}`: which activities does the loop spend its time on?',
@@ -318,15 +380,16 @@ OF_COST = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best hour",
-        "Compare the time by activity and by phase with that of the best hour. Each lost percent raises the cost of a token.",
+        "The MFU of job {{ $labels.job_id }} ({job}) is {{ $value | humanizePercentage }} of its best",
+        "Compare the time by activity and by phase with that of the best hours. Each lost percent raises the cost of a token.",
         Inject(series=TrainingLoop("gpujobmfudropped", trains=0.77), series_before=TrainingLoop("gpujobmfudropped")),
-        fleet="job:mfu_hour:ratio / max_over_time(job:mfu_hour:ratio[3d]) < 0.8",
+        fleet="job:mfu_hours:ratio / max_over_time(job:mfu_hours:ratio[3d]) < 0.8",
         scope=Scope.FLEET,
         requires=LOOP,
         cause=Cause.HOST,
         meaning="MFU (model FLOPs utilisation) is the share of the peak of the GPUs that the model uses, evaluations and "
-        "checkpoints included. In the last hour it was at least 20 % lower than in the best hour of the last three days.",
+        "checkpoints included. In the last six hours it was at least 20 % lower than in the best six hours of three days: one "
+        "evaluation in several hours is in both.",
         impact="The same training costs more GPU hours.",
         diagnosis=(
             'Query `job:mfu:ratio{job_id="…"}` over three days: a step, or a slow decline?',

@@ -85,6 +85,7 @@ STARVED_GPU = (
 STRAGGLING_GPU = ("GpuJobStraggler", "GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
 SLOWED_JOB = ("GpuJobSlower", "GpuJobMfuDropped", "GpuCommunicationBound", "GpuPowerOscillation")
 STOPPED_JOB = (
+    "GpuJobRankEnded",
     "GpuJobStalled",
     "GpuCollectiveStall",
     "GpuJobSlower",
@@ -146,20 +147,28 @@ class Inject:
 class FailureMode:
     """One way in which a GPU or a job goes wrong.
 
-    `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
-    is true; `limits` are those whose names are in it, in braces. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
-    fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
-    samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
-    them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `explains` names the modes that follow from
-    this one, and where (`relation.py`). `shows` is the value of the alert if that is
-    not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
-    scraped in addition.
+    When the alert fires:
+    - `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect, and `limits` are those
+      whose names it has in braces. The alert fires if either is true.
+    - `on_node` is `fleet` for the ranks that one node sees: `diagnose` evaluates it.
+    - `hold`: seconds for which it must be true before the alert fires. If the condition is recorded, under a name or as
+      a class, the hold is counted from its samples, so that a gap does not restart it.
+    - `keep`: seconds for which the alert fires after the condition has ended.
+    - `unless`: PromQL on other exporters' series that explain the condition: the alert does not fire for them.
+    - `lesser`: where this is true, the alert is only info; `lesser_because` says why.
+    - `requires`: what must be scraped in addition.
 
-    Texts: `summary` says what happened to which GPU or job; `{gpu}` and `{job}` are replaced by their labels, and
-    `{{ … }}` is a template of Prometheus. `singled_out` says it where one of the GPUs is known to be the cause. `advice` says what to do first; it is the alert's description. `annotations` are
-    more of the alert's. The runbook has
-    `meaning` (what happened), `impact`, `diagnosis` (steps to the cause), `mitigation` (the fix) and `wrong` (when the
-    alert fires although nothing is wrong, or is silent although something is).
+    What it means:
+    - `cause` is what it blames. `explains` names the modes that follow from this one, and where (`relation.py`).
+    - `shows` is the value of the alert if that is not the first term of the condition; it must be known wherever the
+      condition is true.
+
+    Texts:
+    - `summary` says what happened to which GPU or job. `{gpu}` and `{job}` are replaced by their labels; `{{ … }}` is a
+      template of Prometheus. `singled_out` says it where one of the GPUs is known to be the cause.
+    - `advice` says what to do first; it is the alert's description. `annotations` are more of the alert's.
+    - The runbook has `meaning` (what happened), `impact`, `diagnosis` (steps to the cause), `mitigation` (the fix) and
+      `wrong` (when the alert fires although nothing is wrong, or is silent although something is).
     """
 
     name: str
@@ -172,6 +181,7 @@ class FailureMode:
     inject: Inject
     condition: Condition | None = None
     fleet: str = ""
+    on_node: Condition | None = None
     limits: tuple[Limit, ...] = ()
     scope: Scope = Scope.DEVICE
     keep: float = 0.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Values
+from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.model.metric import Metric
 
 GIB = 1024.0  # MiB
@@ -107,7 +108,9 @@ BOARD: Values = {
     m.PCIE_MAX_GEN: 5.0,
     m.PCIE_MAX_WIDTH: 16.0,
     m.PCIE_REPLAY: 0.0,
+    m.PCIE_EXPECTED: pcie_capacity(5, 16),
     m.NVLINK_COUNT: 18.0,
+    m.NVLINK_EXPECTED: 18.0,
     m.NVLINK_UP: 18.0,
     m.NVLINK_REPLAY: 0.0,
     m.NVLINK_RECOVERY: 0.0,

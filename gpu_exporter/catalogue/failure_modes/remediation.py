@@ -11,6 +11,8 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 # Without a complete cycle for so long, nobody acts.
 STOPPED = 10 * MINUTE
+# The share of a pool's nodes, and more than one node unless the pool has only one, of which nothing may be known.
+BLIND = 0.1
 # A node that is out of service for longer has been forgotten.
 FORGOTTEN = 2 * DAY
 # Long ago, also for a clock that starts at 0.
@@ -31,6 +33,10 @@ _mode = partial(FailureMode, domain=Domain.REMEDIATION, action=Action.NONE, scop
 
 def _state(reason: str) -> str:
     return f'time() - max by (cluster, namespace, pool, node) ({_STATE}{{reason="{reason}"}})'
+
+
+_UNKNOWN = 'max by (cluster, namespace, pool) (gpu_remediation_nodes{reason="unknown"})'
+_ALL = "sum by (cluster, namespace, pool) (max by (cluster, namespace, pool, reason) (gpu_remediation_nodes))"
 
 
 MODES = (
@@ -78,8 +84,9 @@ MODES = (
         impact="Nodes with unhealthy GPUs are not cordoned, and repaired nodes do not return to service. Nothing is "
         "undone: cordoned nodes stay cordoned.",
         diagnosis=(
-            "Run `kubectl -n NAMESPACE get pods,lease -l app.kubernetes.io/component=remediation`, and read the log of "
-            "both pods. Each failure is one line that says what is missing.",
+            "Run `kubectl -n NAMESPACE get pods -l app.kubernetes.io/part-of=gpu-exporter,app.kubernetes.io/component=remediation`, "
+            "and read the log of each pod: a failure is one line that says what is missing. `kubectl -n NAMESPACE get lease` "
+            "shows which of them holds the Lease.",
             "Query `gpu_remediation_errors_total`: the label `reason` names the failures, such as `forbidden` or "
             "`timeout`.",
         ),
@@ -92,13 +99,57 @@ MODES = (
         "scraped the controller in the last six hours.",
     ),
     _mode(
+        "GpuRemediationBlind",
+        severity=Severity.WARNING,
+        hold=15 * MINUTE,
+        summary="The remediation controller (namespace {{ $labels.namespace }}) knows nothing about "
+        "{{ $value | humanizePercentage }} of the nodes{{ with $labels.pool }} of pool {{ . }}{{ end }}",
+        advice="Look at the metrics of a node in question, then ask the controller why it does not know the node: "
+        "`--explain NODE` prints the reason.",
+        inject=Inject(series={'gpu_remediation_nodes{pool="training",reason="unknown"}': 4.0}),
+        fleet=f"""(
+  {_UNKNOWN} > 1
+  or
+  ({_UNKNOWN} == {_ALL})
+)
+/ {_ALL} >= {BLIND:g}
+or
+(max by (cluster, namespace) (gpu_remediation_leader) == 1)
+unless on (cluster, namespace) gpu_remediation_nodes""",
+        meaning="The exporters of these nodes do not answer the controller, or their answers say nothing about the node now. "
+        "Without a pool in the alert, the controller sees no node at all: no node has GPUs and belongs to a pool. The absence of "
+        "an answer is neither a fault nor a recovery, so the controller leaves such nodes as they are. A single node of "
+        "several does not fire this alert: GpuExporterDown reports it.",
+        impact="Nodes with unhealthy GPUs are not cordoned, and repaired nodes do not return to service.",
+        diagnosis=(
+            *_EXPLAIN,
+            'Query `up{job=~".*gpu.?exporter.*"} == 0`. If Prometheus can scrape the exporters, the controller lacks what '
+            "Prometheus has: the authority of their certificate, a password, or a network policy that lets it in.",
+            "Query `gpu_remediation_nodes`: the label `reason` shows what the controller decides about the other nodes.",
+        ),
+        mitigation=(
+            "TLS or a password: set `remediation.config.exporters` "
+            "([how](../remediation.md#exporters-with-tls-and-passwords)).",
+            "No answer: check the network policies between the controller's pods and those of the exporters.",
+            "Another version: upgrade exporters and controller together.",
+            "No node at all: check the selectors of `remediation.pools`, and that the nodes have a resource that is GPUs.",
+        ),
+        wrong="A rollout that replaces many exporters at once, and a maintenance for which the driver is released on many "
+        "nodes, leave these nodes unknown for as long as they take.",
+    ),
+    _mode(
         "GpuRemediationTwoLeaders",
         severity=Severity.WARNING,
         hold=5 * MINUTE,
         summary="Remediation controller {{ $labels.instance }} (namespace {{ $labels.namespace }}) leads while another one does",
         advice="Uninstall one of them: two releases of the chart in one cluster do not share a Lease, so together they may "
         "exceed the budget.",
-        inject=Inject(series={f'gpu_remediation_leader{{pod="{pod}"}}': 1.0 for pod in ("a", "b")}),
+        inject=Inject(
+            series={
+                **{f'gpu_remediation_leader{{pod="{pod}"}}': 1.0 for pod in ("a", "b")},
+                'gpu_remediation_nodes{pool="training",reason="healthy"}': 4.0,
+            }
+        ),
         fleet="""max by (cluster, namespace, instance, pod) (gpu_remediation_leader) == 1
 and on (cluster)
 count by (cluster) (max by (cluster, namespace, instance, pod) (gpu_remediation_leader) == 1) > 1""",

@@ -172,7 +172,7 @@ export class Charts {
         },
         hooks: { ...hooks, setSelect: [zoomed], draw: [...(hooks.draw ?? []), (plot) => this.#drawXids(plot)] },
       },
-      time: { ...axis, size: 26, values: (plot, splits) => splits.map((at) => clock(at, at, (splits.at(-1) - splits[0]) < 300)) },
+      time: { ...axis, size: 26, values: (plot, splits) => splits.map((at) => clock(at, at, splits[1] - splits[0] < 60)) },
     };
   }
 

@@ -1,7 +1,7 @@
 // The opened row of a GPU.
 
 import { Charts } from "./charts.js";
-import { element, renderIfChanged, setAttribute, setText } from "./dom.js";
+import { board, element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { findings, loss, notSupported, xids } from "./findings.js";
 import { gpuName, quantity, sentence, words } from "./format.js";
 import { moreThanFirst, processTable } from "./processes.js";
@@ -47,7 +47,7 @@ export class Details {
     }
     const profile = this.#view.profiles.of(gpu, now);
     const minute = Math.floor(now / 60);
-    this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, minute, profile?.id], () => [...findings(gpu, now), whereabouts(profile, gpu)]);
+    this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, minute, profile?.id], () => [...findings(gpu, now), whereabouts(profile, gpu), board("gpu", { gpu: gpu.index })]);
     const trace = this.#view.profiles.traceOf(gpu, now);
     this.#show("profile", profile || trace ? [profile?.id, trace?.id] : null, () => profileTables(this.#view.profiles, gpu, now));
     this.#show("loss", gpu.time, () => loss(gpu));

@@ -42,12 +42,15 @@ export function renderIfChanged(node, data, make) {
   node.replaceChildren(...[make(data)].flat(Infinity).filter(Boolean));
 }
 
-/** Return a link to a page of the web; only its text if it is no such link. */
-export function link(url, text) {
-  return /^https?:\/\//i.test(url) ? element("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, text) : text;
-}
-
 /** Return a badge: a sign and a word, so that its colour is never the only difference. */
 export function badge(tone, text) {
   return element("span", { class: `badge ${tone}` }, text);
+}
+
+/** Return a link to a dashboard of Grafana, `kind` of gpu or job, for these values; "" if Grafana's address is unknown. */
+export function board(kind, values) {
+  const place = document.body.dataset[`${kind}Board`];
+  if (!place) return "";
+  const href = Object.entries(values).reduce((text, [name, value]) => text.replace(`{${name}}`, encodeURIComponent(value)), place);
+  return element("a", { class: "board", href, target: "_blank", rel: "noopener noreferrer" }, "Dashboard");
 }

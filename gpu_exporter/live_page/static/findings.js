@@ -1,16 +1,12 @@
 // What is wrong with a GPU, in numbers: findings with advice and runbook, lost time by cause, XIDs, what cannot be read.
 
-import { badge, element, link } from "./dom.js";
+import { badge, element } from "./dom.js";
 import { bar } from "./drawing.js";
 import { actionWords, clock, gpuName, quantity, sentence, since, words } from "./format.js";
+import { runbook } from "./summary.js";
 
 const TONES = { page: "bad", ticket: "warn", info: "idle" };
 const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
-
-/** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
-export function healthTone(health) {
-  return { healthy: "good", degraded: "warn", unhealthy: "bad" }[health] ?? "unknown";
-}
 
 /** Return the findings of a GPU, the worst first; the problems of its verdict if the server sends no findings. */
 export function findings(gpu, now) {
@@ -32,7 +28,7 @@ function oneFinding(finding, now) {
     finding.since ? element("p", { class: "muted since" }, since(finding.since, now)) : "",
     evidence.length ? element("ul", { class: "evidence" }, ...evidence) : "",
     element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", ...prose(finding.advice)),
-    element("p", {}, "Runbook: ", finding.runbook ? link(finding.runbook, finding.name) : `docs/runbooks/${finding.name.toLowerCase()}.md`),
+    element("p", {}, "Runbook: ", element("a", { href: runbook(finding.name) }, finding.name)),
   );
 }
 
@@ -52,14 +48,8 @@ const CAUSES = {
 };
 
 /** Return the words for a cause of lost time. */
-export function causeWords(cause) {
+function causeWords(cause) {
   return CAUSES[cause] ?? sentence(words(cause));
-}
-
-/** Return the largest loss of time, as [cause, share]. */
-export function largest(time) {
-  const losses = Object.entries(time).filter(([cause]) => cause !== "useful");
-  return losses.sort((a, b) => b[1] - a[1])[0] ?? ["", 0];
 }
 
 /** Return where the time of the GPU goes, the largest share first. */

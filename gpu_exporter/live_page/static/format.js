@@ -64,10 +64,10 @@ export function since(at, now) {
 /** Return the name of a GPU, or of its MIG instance. */
 export function gpuName(gpu) {
   const index = gpu.index ?? gpu.gpu ?? "?";
-  return gpu.instance ? `GPU ${index} MIG ${gpu.instance}` : `GPU ${index}`;
+  return gpu.instance ? `GPU ${index} instance ${gpu.instance}` : `GPU ${index}`;
 }
 
-/** Return several names of GPUs in short: "GPUs 0–3, 5". */
+/** Return several names of GPUs in short: "GPUs 0-3, 5". */
 export function gpuNames(gpus) {
   const numbers = gpus.map((gpu) => Number(gpu.index));
   if (gpus.length === 1) return gpuName(gpus[0]);
@@ -79,7 +79,7 @@ export function gpuNames(gpus) {
     if (run && number === run.end + 1) run.end = number;
     else runs.push({ start: number, end: number });
   }
-  return `GPUs ${runs.map(({ start, end }) => (start === end ? start : `${start}–${end}`)).join(", ")}`;
+  return `GPUs ${runs.map(({ start, end }) => (start === end ? start : `${start}-${end}`)).join(", ")}`;
 }
 
 /** Return a text with a capital first letter. */

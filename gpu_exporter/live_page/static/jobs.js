@@ -1,12 +1,11 @@
 // The ranks of each job side by side: who waits for whom, and how their measurements differ.
 
-import { badge, element, renderIfChanged } from "./dom.js";
+import { badge, board, element, renderIfChanged } from "./dom.js";
 import { bar, highest } from "./drawing.js";
 import { gpuName, gpuNames, quantity } from "./format.js";
 
+// What a rank does that nothing is said about.
 const STATES = {
-  waited_for: { tone: "bad", words: "Holds up the job" },
-  waiting: { tone: "idle", words: "Waiting" },
   working: { tone: "good", words: "Working" },
   limited: { tone: "warn", words: "Limited" },
   unknown: { tone: "unknown", words: "Unknown" },
@@ -25,17 +24,17 @@ export class Jobs {
   }
 
   /** Show the jobs of a payload; hide the section if there are none. */
-  update({ jobs, gpus: entries }) {
+  update({ jobs, gpus: entries, summary: { judgements } }) {
     this.#section.hidden = !jobs.length;
     const gpus = new Map(entries.map((gpu) => [gpu.id, gpu]));
     const names = jobs.flatMap((job) => job.ranks.map(({ id }) => gpus.get(id)?.index));
     const columns = COLUMNS.map((name) => this.#view.measurement(name)).filter(Boolean);
     const classes = jobs.flatMap((job) => job.ranks.map(({ id }) => gpus.get(id)?.class));
-    renderIfChanged(this.#section, [jobs, names, classes, columns], () => {
+    renderIfChanged(this.#section, [jobs, names, classes, columns, judgements], () => {
       this.#cells.clear();
       return [
         element("h2", { id: "jobs-title" }, jobs.length === 1 ? "Job" : "Jobs"),
-        ...jobs.map((job, number) => this.#job(job, number, gpus, columns)),
+        ...jobs.map((job) => this.#job(job, gpus, columns, judgements)),
       ];
     });
     for (const job of jobs) for (const measurement of columns) this.#fill(job, measurement, gpus);
@@ -54,27 +53,28 @@ export class Jobs {
     });
   }
 
-  #job(job, number, gpus, columns) {
+  #job(job, gpus, columns, judgements) {
     const heads = [{ words: "GPU" }, { words: "State" }, ...columns.map(({ words }) => ({ words, class: "number" }))];
     const table = element(
       "table",
       { class: "ranks" },
       element("thead", {}, element("tr", {}, ...heads.map(({ words, ...rest }) => element("th", { scope: "col", ...rest }, words)))),
-      element("tbody", {}, ...job.ranks.map((rank) => this.#rank(job, rank, gpus, columns))),
+      element("tbody", {}, ...job.ranks.map((rank) => this.#rank(job, rank, gpus, columns, judgements[rank.id]))),
     );
     return element(
       "article",
-      { class: "job", id: jobId(number), tabindex: "-1" },
+      { class: "job" },
       element("h3", {}, job.name),
-      element("p", {}, `${heldUpBy(job, gpus).words}.`),
+      board("job", { namespace: job.name.includes("/") ? job.name.split("/")[0] : ".*", workload: job.name.split("/").at(-1) }),
+      element("p", {}, `${heldUpBy(job, gpus)}.`),
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
     );
   }
 
-  #rank(job, { id, state }, gpus, columns) {
-    const { tone, words } = STATES[state] ?? STATES.unknown;
+  #rank(job, { id, state }, gpus, columns, judgement) {
     const gpu = gpus.get(id);
-    const says = state === "limited" && gpu?.class ? `${words}: ${gpu.class}` : words;
+    const { tone, words } = judgement && judgement.tone !== "good" ? { tone: judgement.tone, words: judgement.badge } : (STATES[state] ?? STATES.unknown);
+    const says = words === STATES.limited.words && gpu?.class ? `${words}: ${gpu.class}` : words;
     const show = { click: () => this.#view.show(id) };
     const cells = columns.map(({ name }) => {
       const cell = element("td", { class: "number" });
@@ -91,17 +91,12 @@ export class Jobs {
   }
 }
 
-/** Return the id of a job's element. */
-export function jobId(number) {
-  return `job-${number}`;
-}
-
-/** Say in one sentence which rank holds up a job, and whether one does. */
-export function heldUpBy(job, gpus) {
+/** Say in one sentence which rank holds up a job. */
+function heldUpBy(job, gpus) {
   const named = (state) => job.ranks.filter((rank) => rank.state === state).map((rank) => gpus.get(rank.id)).filter(Boolean);
   const [slow, waiting] = [named("waited_for"), named("waiting")];
   const ranks = `${job.ranks.length} ranks on this node`;
-  if (!waiting.length) return { slow: false, words: ranks };
+  if (!waiting.length) return ranks;
   const wait = `${gpuNames(waiting)} ${waiting.length === 1 ? "waits" : "wait"} for`;
-  return { slow: true, words: `${ranks}; ${wait} ${slow.length ? gpuNames(slow) : "a rank on another node"}` };
+  return `${ranks}; ${wait} ${slow.length ? gpuNames(slow) : "a rank on another node"}`;
 }

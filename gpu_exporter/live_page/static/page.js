@@ -5,7 +5,8 @@ import { element, renderIfChanged, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
 import { Jobs } from "./jobs.js";
 import { Profiles } from "./profiles.js";
-import { Row } from "./rows.js";
+import { columnTitles, Row } from "./rows.js";
+import { Strip } from "./strip.js";
 import { renderSummary } from "./summary.js";
 import { Timeline } from "./timeline.js";
 
@@ -33,6 +34,8 @@ const view = {
 };
 
 const jobs = new Jobs(part("jobs"), view);
+const strip = new Strip(part("strip"), view);
+const first = { title: part("summary-title"), health: part("health"), problems: part("problems") };
 view.profiles = new Profiles(() => schedule(false));
 const connection = new Connection({
   time(seconds) {
@@ -81,7 +84,8 @@ function render() {
   const warning = [payload.banner, payload.problem].filter(Boolean).join(". ");
   part("banner").hidden = !warning;
   setText(part("banner"), warning);
-  renderSummary(part("summary"), payload, { show: view.show, now: view.now() });
+  renderSummary(first, payload, { show: view.show, now: view.now() });
+  strip.update(payload);
   jobs.update(payload);
   renderRows();
   showAge();
@@ -92,7 +96,7 @@ function render() {
 }
 
 function renderRows() {
-  if (!list.isConnected) part("gpus").append(list);
+  if (!list.isConnected) part("gpus").append(columnTitles(), list);
   const [start, end] = view.timeline.window();
   setText(part("span"), view.timeline.times.length ? `Strips and lines: the last ${duration(end - start)}` : "");
   const present = new Set(payload.gpus.map((gpu) => gpu.id));
@@ -103,14 +107,17 @@ function renderRows() {
     rows.delete(id);
   }
   renderIfChanged(part("legend"), view.timeline.classesSeen(), (names) => names.map(classKey));
-  payload.gpus.forEach((gpu, position) => {
+  const focused = document.activeElement; // a row that moves would lose the focus
+  const byId = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  payload.summary.order.map((id) => byId.get(id)).forEach((gpu, position) => {
     const fresh = !rows.has(gpu.id);
     if (fresh) rows.set(gpu.id, new Row(gpu.id, view));
     const row = rows.get(gpu.id);
     if (list.children[position] !== row.node) list.insertBefore(row.node, list.children[position] ?? null);
-    row.update(gpu);
+    row.update(gpu, payload.summary.judgements[gpu.id]);
     if (redraw || fresh) row.draw();
   });
+  if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
   redraw = false;
 }
 
@@ -124,6 +131,7 @@ function classKey(name) {
 /** Say how old the numbers are. Not part of the live region: a screen reader would read it out every second. */
 function showAge() {
   if (!payload) return;
+  setText(part("clock"), clock(view.now(), view.now(), true));
   const age = view.now() - payload.at;
   const state = part("connection").parentElement.dataset.state;
   const old = age > Math.max(5, 3 * (payload.interval ?? 1));

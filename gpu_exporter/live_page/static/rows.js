@@ -3,12 +3,11 @@
 import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
 import { bar, drawing, drawSparkline, drawStrip, highest } from "./drawing.js";
-import { causeWords, healthTone, largest } from "./findings.js";
 import { duration, gpuName, quantity, sentence, since, usage } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
 const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
-const SHORT = {
+export const SHORT = {
   sm_active: "SM",
   tensor_active: "Tensor",
   dram_active: "DRAM",
@@ -17,9 +16,6 @@ const SHORT = {
   power: "Power",
   temperature: "Temp.",
 };
-// What is wrong with a healthy GPU.
-const URGENT = { page: ["bad", "Critical"], ticket: ["warn", "Warning"] };
-const LEAST_LOSS = 0.1;
 const MEMORY = "memory_used";
 
 /** The row of one GPU, which lasts as long as the GPU is listed. */
@@ -37,11 +33,11 @@ export class Row {
     const details = `details-${view.number()}`;
     const p = this.#parts;
     p.button = element("button", { type: "button", "aria-expanded": "false", "aria-controls": details });
-    p.model = element("p", { class: "muted model" });
+    p.model = element("span", { class: "muted model" });
     p.owner = element("span");
     p.verdict = element("div", { class: "verdict cell" });
-    p.className = element("p", { class: "class-name" });
-    p.classSince = element("p", { class: "muted since" });
+    p.className = element("span", { class: "class-name" });
+    p.classSince = element("span", { class: "muted since" });
     p.strip = drawing("strip");
     p.shares = element("span", { class: "visually-hidden" });
     p.sparks = element("dl", { class: "sparks cell" });
@@ -50,26 +46,27 @@ export class Row {
     p.row = element(
       "div",
       { class: "row", on: { click: (event) => this.#clicked(event) } },
-      element("div", { class: "who cell" }, element("h3", {}, p.button), p.model, element("p", { class: "owner" }, element("span", { class: "visually-hidden" }, "Held by "), p.owner)),
+      element("div", { class: "who cell" }, element("h3", {}, p.button, " ", p.model), element("p", { class: "owner" }, element("span", { class: "visually-hidden" }, "Held by "), p.owner)),
       p.verdict,
-      element("div", { class: "class cell" }, p.className, p.strip, p.shares, p.classSince),
+      element("div", { class: "class cell" }, element("p", {}, p.className, " ", p.classSince), p.strip, p.shares),
       p.sparks,
       p.memory,
     );
     this.node = element("li", { class: "gpu" }, p.row, p.details);
   }
 
-  /** Show the newest values. */
-  update(gpu) {
+  /** Show the newest values, and what the page says about the GPU. */
+  update(gpu, judgement) {
     this.#gpu = gpu;
     const p = this.#parts;
-    setAttribute(this.node, "data-tone", URGENT[gpu.headline.severity]?.[0] ?? healthTone(gpu.health));
+    setAttribute(this.node, "data-tone", judgement.tone);
+    setAttribute(this.node, "class", gpu.instance ? "gpu instance" : "gpu");
     setText(p.button, gpuName(gpu));
     setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
-    setText(p.model, gpu.modelName ?? "");
+    setText(p.model, gpu.instance ? gpu.profile : (gpu.modelName ?? "").replace(/^NVIDIA /, ""));
     setText(p.owner, gpu.owner || "No owner known");
-    renderIfChanged(p.verdict, [gpu.health, this.#said(gpu), this.#since(gpu)], () => this.#verdict(gpu));
-    setText(p.className, sentence(gpu.class ?? "") || "Unknown");
+    renderIfChanged(p.verdict, [judgement, since(judgement.since, this.#view.now())], () => this.#verdict(judgement));
+    setText(p.className, gpu.class ? `${sentence(gpu.class)}${gpu.quality === "approximate" ? " (approximate)" : ""}` : "Unknown");
     setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
     setText(p.classSince, this.#classSince(gpu));
     this.#measure(gpu);
@@ -93,11 +90,11 @@ export class Row {
     this.#details?.draw();
   }
 
-  /** Return since when the GPU has its class; the history does not know when it began if it has no other class. */
+  /** Return for how long the GPU has its class; the history does not know when it began if it has no other class. */
   #classSince({ class_since: at }) {
-    const now = this.#view.now();
+    if (!at) return "";
     const known = this.#view.timeline.runs(this.#id).filter(({ name }) => name !== null);
-    return at && known.length === 1 ? `for at least ${duration(now - at)}` : since(at, now);
+    return `for ${known.length === 1 ? "≥ " : ""}${duration(this.#view.now() - at)}`;
   }
 
   /** Open the row, and move the focus there. */
@@ -131,23 +128,9 @@ export class Row {
     }
   }
 
-  #said({ headline, time }) {
-    return headline.severity === "ok" ? largestLoss(time) : headline.words;
-  }
-
-  #since({ headline }) {
-    return ["ok", "unknown"].includes(headline.severity) ? "" : since(headline.since, this.#view.now());
-  }
-
-  #verdict(gpu) {
-    const urgent = gpu.health === "healthy" && URGENT[gpu.headline.severity];
-    const said = this.#said(gpu);
-    return [
-      badge(urgent ? "idle" : healthTone(gpu.health), sentence(gpu.health)),
-      ...(urgent ? [" ", badge(...urgent)] : []),
-      element("p", { class: "headline", title: said }, said),
-      element("p", { class: "muted since" }, this.#since(gpu)),
-    ];
+  #verdict({ tone, badge: word, words, since: at }) {
+    const text = [words, since(at, this.#view.now())].filter(Boolean).join(" · ");
+    return [badge(tone, word), " ", element("span", { class: "headline", title: text }, words), at ? element("span", { class: "muted since" }, ` ${since(at, this.#view.now())}`) : ""];
   }
 
   #measure(gpu) {
@@ -178,16 +161,10 @@ export class Row {
     const share = total && used !== undefined && used !== null ? used / total : null;
     renderIfChanged(this.#parts.memory, [text, share], () => [
       element("p", { class: "label" }, "Memory"),
-      element("p", {}, text),
+      element("p", { class: "value" }, text),
       share === null ? null : bar(share),
     ]);
   }
-}
-
-/** Say what costs a GPU without findings most of its time; "" if little is lost. */
-function largestLoss(time) {
-  const [cause, share] = largest(time);
-  return share >= LEAST_LOSS ? `${causeWords(cause)}: ${quantity(share, "share")} of the time` : "";
 }
 
 /** Say how the time was divided among the classes. */
@@ -198,4 +175,14 @@ function shares(runs) {
   if (!total) return "";
   const parts = [...times].sort((a, b) => b[1] - a[1]).map(([name, time]) => `${name} ${quantity(time / total, "share")}`);
   return `In the time shown: ${parts.join(", ")}`;
+}
+
+/** Return the titles of the columns of wide rows. Each row has them, too, for screen readers and narrow screens. */
+export function columnTitles() {
+  const names = ["GPU and owner", "Judgement", "Class", ...SPARKLINES.map((name) => SHORT[name]), "Memory"];
+  const [who, verdict, ofClass, ...rest] = names;
+  const memory = rest.pop();
+  const cell = (name, ...content) => element("div", { class: `${name} cell` }, ...content);
+  const titles = element("div", { class: "sparks cell" }, ...rest.map((name) => element("span", { class: "spark" }, name)));
+  return element("div", { class: "row titles muted", "aria-hidden": "true" }, cell("who", who), cell("verdict", verdict), cell("class", ofClass), titles, cell("memory", memory));
 }

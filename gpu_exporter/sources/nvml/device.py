@@ -14,6 +14,7 @@ import pynvml
 
 from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
 from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES, OF_HOSTS
+from gpu_exporter.catalogue.profiling_support import WITH_MODULE, why_never_profiled
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerPeer, PerProcess
@@ -152,7 +153,8 @@ class NvmlDevice(Device):
         self.gpu = gpu
         self._lock, self._read_lock = lock, read_lock
         self._handle = handle
-        self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
+        read = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
+        self._metrics = [row for row in read if not row.instead_of]
         unread = (
             metric
             for metric in metrics
@@ -163,8 +165,14 @@ class NvmlDevice(Device):
         self._peers = Peers(handle, gpu, metrics)
         self._buffers = Buffers(handle, gpu, metrics, lock)
         self._links = range(self._link_count())
-        wants_gpm = any(isinstance(metric.nvml, Gpm) for metric in metrics)
+        substitutes = [row for row in read if row.instead_of]
+        wants_gpm = bool(substitutes) or any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._without_gpm = self._why_no_gpm() if wants_gpm else None
+        without, links = self._without_gpm, self._links
+        self._substitutes = (
+            Handle(handle, gpu, substitutes, lock, take_sample=without, links=links, beside=True) if without else None
+        )
+        self._substituted = False
         self._mig: bool | None = None
         self._instances: dict[Instance, _MigInstance] = {}
         self._listed_at = -float("inf")
@@ -194,8 +202,13 @@ class NvmlDevice(Device):
         except pynvml.NVMLError as error:
             if error.value not in UNSUPPORTED:
                 raise
-            return outcome(error.value)
-        return None if supported else "not_supported"
+            return self._reason_without_gpm(outcome(error.value))
+        return None if supported else self._reason_without_gpm("not_supported")
+
+    def _reason_without_gpm(self, reason: str) -> str:
+        """Return the reason, or that DCGM has the profiling metrics of this GPU."""
+        known = dict(self.gpu.info).get("architecture", "") in WITH_MODULE
+        return "needs_dcgm" if known and reason == "not_supported" and not why_never_profiled(self.gpu) else reason
 
     def _list_instances(self) -> set[Series]:
         """Read the MIG mode and the instances again; return the series of those that are gone. Raises NVMLError."""
@@ -269,13 +282,31 @@ class NvmlDevice(Device):
         spans = dict(self._gpu_handle.read(_due(self._gpu_handle, paces), values, failed))
         for instance in self._instances.values():
             self._read_instance(instance, paces, values, failed, spans)
+        ended |= self._read_substitutes(paces, values, failed)
         ended |= self._peers.read(paces, values, failed)
         buffered = self._buffers.read(paces, failed)
         of_instances = [(instance.nvml_handles, instance.handle.labels) for instance in self._instances.values()]
         ended |= self._processes.read(of_instances if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
+            if not self._gpu_handle.answered and set(failed.values()) == {"not_supported"}:  # such as a Jetson's
+                raise GpuLost(f"GPU {self.gpu.index}: the driver supports no field of it", "not_supported")
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans, ended, buffered)
+
+    def _read_substitutes(
+        self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]
+    ) -> set[Series]:
+        """Fill in what stands in for other rows; return its series if another source has these now."""
+        handle = self._substitutes
+        if handle is None:
+            return set()
+        paces = paces if self._substituted else frozenset(Pace)
+        self._substituted = self.substitutes
+        if self.substitutes:
+            handle.read(paces, values, failed)
+            return set()
+        ended, handle.answered = handle.answered, set()
+        return ended
 
     def _is_same(self) -> bool:
         """Return whether the driver still lists this GPU at its index, and the handle still belongs to this GPU. Both
@@ -331,6 +362,7 @@ class NvmlDevice(Device):
         reasons = {
             **self._dcgm_only,
             **self._gpu_handle.unsupported,
+            **(self._substitutes.unsupported if self._substitutes else {}),
             **self._processes.unsupported,
             **self._peers.unsupported,
             **self._buffers.unsupported,

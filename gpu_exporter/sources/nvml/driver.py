@@ -80,6 +80,43 @@ def gpus_on_bus(sysfs: Path) -> tuple[PciGpu, ...]:
     return tuple(gpus)
 
 
+# Vendors of virtual ports (Red Hat and VirtIO, VMware, Microsoft): what these allow says nothing about the slot.
+VIRTUAL = (b"0x1b36", b"0x1af4", b"0x15ad", b"0x1414")
+# Generations by the transfer rate of a lane, as sysfs writes it.
+GENERATIONS = {b"2.5": 1, b"5.0": 2, b"5": 2, b"8.0": 3, b"16.0": 4, b"32.0": 5, b"64.0": 6}
+
+
+def pcie_port(sysfs: Path, procfs: Path, address: str) -> tuple[float, float] | None:
+    """Return the highest generation and number of lanes of the port above a GPU, with the address in NVML's notation.
+
+    None if that is unknown: sysfs does not show it, or this is a virtual machine, whose ports are not the host's.
+    """
+    domain, _, place = address.lower().partition(":")
+    try:
+        if b" hypervisor" in _beginning(f"{procfs}/cpuinfo"):
+            return None
+        port = os.path.dirname(os.path.realpath(f"{sysfs}/bus/pci/devices/{int(domain, 16):04x}:{place}", strict=True))
+        if _line(f"{port}/vendor") in VIRTUAL:
+            return None
+        generation = GENERATIONS.get(_line(f"{port}/max_link_speed").partition(b" ")[0])
+        lanes = int(_line(f"{port}/max_link_width"))
+    except (OSError, ValueError):
+        return None
+    return (float(generation), float(lanes)) if generation and 0 < lanes <= 32 else None
+
+
+def _beginning(path: str) -> bytes:
+    """Return the part of /proc/cpuinfo that describes the first processor; empty if there is none."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 4096).replace(b"\n", b" ")
+    finally:
+        os.close(file)
+
+
 def _line(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -121,7 +121,8 @@ class Handle:
     """One handle of NVML: a GPU, or a MIG instance, whose series have `labels`.
 
     The first read detects which metrics are not supported; these are not read again. `take_sample` fills a GPM
-    sample; without GPM, it is the reason why there is none.
+    sample; without GPM, it is the reason why there is none. With `beside`, the GPU has another handle, and is not lost
+    if this one has no values.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class Handle:
         take_sample: Callable[[Any], Any] | str,
         links: range = range(0),
         labels: Labels = (),
+        beside: bool = False,
     ) -> None:
+        self._beside = beside or bool(labels)
         self.nvml_handle = nvml_handle
         self.labels = labels
         self.answered: set[Series] = set()
@@ -188,7 +191,7 @@ class Handle:
             self._read_calls(self._calls[pace], fresh, missing)
             self._read_fields(list(self._fields[pace].items()), fresh, missing)
         self.answered.update(fresh)
-        if fresh or self.labels:  # a GPU without any value is lost, and read in full when it is back
+        if fresh or self._beside:  # a GPU without any value is lost, and read in full when it is back
             self._prune(missing)
         values.update(fresh)
         failed.update(missing)

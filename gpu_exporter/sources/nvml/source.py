@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuLost
-from gpu_exporter.model.gpu import Gpu, detail
+from gpu_exporter.model.gpu import Chip, Gpu, detail
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import PciGpu
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
-from gpu_exporter.sources.nvml.driver import gpus_on_bus, reload_needed
+from gpu_exporter.sources.nvml.driver import gpus_on_bus, pcie_port, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 
 if TYPE_CHECKING:
@@ -173,7 +174,10 @@ class NvmlSource(Source):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _identify(handle, index, self._system)
-            return NvmlDevice(handle, gpu, metrics, self._lock, self._read_lock, self._procfs)
+            device = NvmlDevice(handle, gpu, metrics, self._lock, self._read_lock, self._procfs)
+            port = pcie_port(self._sysfs, self._procfs, gpu.pci_bus_id)
+            device.pcie_port = port and pcie_capacity(*port)
+            return device
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise GpuLost(f"GPU {index}: the driver no longer lists a GPU at this index", "gone") from error
@@ -228,6 +232,14 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         "architecture": ask("Architecture", _architecture),
         "compute_capability": ask("CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
     }
+    capability = tuple(map(int, info["compute_capability"].split("."))) if info["compute_capability"] else (0, 0)
+    chip = Chip(
+        (capability[0], capability[1]),
+        int(ask("NumGpuCores") or 0),
+        float(ask("MaxClockInfo", str, pynvml.NVML_CLOCK_SM) or 0),
+        float(ask("MaxClockInfo", str, pynvml.NVML_CLOCK_MEM) or 0),
+        int(ask("MemoryBusWidth") or 0),
+    )
     numa_node = ask("NumaNodeId")
     node = (("numa_node", numa_node),) if numa_node else ()
     return Gpu(
@@ -238,6 +250,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),
         driver=dict(system).get("driver_version", ""),
         info=(*system, *((key, value) for key, value in info.items() if detail(value)), *node),
+        chip=chip,
     )
 
 

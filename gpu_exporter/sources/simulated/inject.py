@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gpu_exporter.catalogue import faults as known_faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
@@ -196,6 +197,7 @@ log = logging.getLogger(__name__)
 # The reason for all other metrics, as if the hardware lacked them.
 NOT_SUPPORTED = "not_supported"
 XID_SECONDS = 60.0
+HEALTHY_LINK = known_faults.pcie_capacity(5, 16)
 DIGITS = 6
 
 
@@ -213,6 +215,7 @@ class InjectedDevice(Device):
     ) -> None:
         self.gpu = gpu
         self.xids_since = time.time()
+        self.pcie_port = HEALTHY_LINK
         self._node = node
         self._identity = identity
         self._faults = faults

@@ -50,6 +50,7 @@ app.kubernetes.io/component: exporter
 {{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
 {{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
 {{- $_ := set $own "app.kubernetes.io/part-of" "gpu-exporter" }}
+{{- if .Values.releaseLabel }}{{ $_ := set $own "release" .Release.Name }}{{ end }}
 {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_")) }}
 {{- toYaml (merge $own .Values.commonLabels) }}
 {{- end }}
@@ -89,7 +90,9 @@ annotations:
 {{- $global := default (dict) .Values.global }}
 {{- with concat .Values.imagePullSecrets (default (list) $global.imagePullSecrets) }}
 imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
+  {{- range . }}
+  - name: {{ ternary . (get (ternary (dict) . (kindIs "string" .)) "name") (kindIs "string" .) }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
@@ -154,7 +157,7 @@ runAsUser: 0
 
 {{/* Whether a feature mounts a part of the node. */}}
 {{- define "gpu-exporter.hostPath" -}}
-{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath .Values.ncclInspector.path (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
+{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.jobSocket.enabled .Values.slurm.jobMappingPath .Values.ncclInspector.path (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (has .Values.gpuAccess.mode (list "volumeMounts" "hostPath")) }}hostPath{{ end }}
 {{- end }}
 
 {{/* A name for objects that belong to no namespace. */}}
@@ -171,8 +174,9 @@ runAsUser: 0
 {{- if .Values.hostEvidence.enabled }}hostEvidence.enabled {{ end }}
 {{- if .Values.profile.enabled }}profile.enabled {{ end }}
 {{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
-{{- if eq .Values.gpuAccess.mode "volumeMounts" }}gpuAccess.mode {{ end }}
+{{- if has .Values.gpuAccess.mode (list "volumeMounts" "hostPath") }}gpuAccess.mode {{ end }}
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
+{{- if .Values.hostPort }}hostPort {{ end }}
 {{- end }}
 
 {{/* Features that read from the API server. */}}
@@ -197,23 +201,32 @@ runAsUser: 0
 {{- if eq .Values.kernelLog.mode "file" }}
 {{- $_ := set $own "supplementalGroups" (list (int .Values.kernelLog.group)) }}
 {{- end }}
-{{- range $key, $value := .Values.podSecurityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- include "gpu-exporter.override" (list $own .Values.podSecurityContext) }}
 {{- toYaml $own }}
 {{- end }}
 
 {{- define "gpu-exporter.securityContext" -}}
 {{- $own := dict "readOnlyRootFilesystem" true }}
-{{- if eq .Values.kernelLog.mode "kmsg" }}
+{{- if or (eq .Values.kernelLog.mode "kmsg") (eq .Values.gpuAccess.mode "hostPath") }}
 {{- $_ := set $own "privileged" true }}
-{{- else }}
+{{- else if not .Values.securityContext.privileged }}
 {{- $_ := set $own "allowPrivilegeEscalation" false }}
 {{- $_ := set $own "capabilities" (dict "drop" (list "ALL")) }}
 {{- if .Values.dcgm.profiling }}
 {{- $_ := set $own.capabilities "add" (list "SYS_ADMIN") }}
 {{- end }}
 {{- end }}
-{{- range $key, $value := .Values.securityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- include "gpu-exporter.override" (list $own .Values.securityContext) }}
 {{- toYaml $own }}
+{{- end }}
+
+{{/* Overrides a security context by the user's; kubelet refuses uid 0 with runAsNonRoot: (list context user's) */}}
+{{- define "gpu-exporter.override" -}}
+{{- $context := index . 0 }}
+{{- range $key, $value := index . 1 }}{{ $_ := set $context $key $value }}{{ end }}
+{{- if and (hasKey (index . 1) "runAsUser") (eq (int $context.runAsUser) 0) (not (hasKey (index . 1) "runAsNonRoot")) }}
+{{- $_ := set $context "runAsNonRoot" false }}
+{{- end }}
 {{- end }}
 
 {{/* The web configuration: the user's, with the certificate of web.tlsSecret unless it names another one. */}}
@@ -311,15 +324,9 @@ xids.yaml: |
 
 {{/* Node labels, one of which a node must have. */}}
 {{- define "gpu-exporter.affinity" -}}
-{{- $nfd := list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
-{{- $operator := list "nvidia.com/gpu.present" }}
-{{- $labels := dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator) "any" (list) }}
 {{- $terms := list }}
-{{- range get $labels .Values.nodes }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" . "operator" "In" "values" (list "true")))) }}
-{{- end }}
-{{- if eq .Values.nodes "auto" }}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" "cloud.google.com/gke-accelerator" "operator" "Exists"))) }}
+{{- range get (fromYaml (include "gpu-exporter.gpuLabels" .)) .Values.nodes }}
+{{- $terms = append $terms (dict "matchExpressions" (list .)) }}
 {{- end }}
 {{- $affinity := deepCopy .Values.affinity }}
 {{- if $terms }}
@@ -327,4 +334,66 @@ xids.yaml: |
 {{- $affinity = merge $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $required)) }}
 {{- end }}
 {{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{/* Labels of nodes with GPUs as expressions, by the value `nodes`. */}}
+{{- define "gpu-exporter.gpuLabels" -}}
+{{- $nfd := list }}
+{{- range list "pci-10de" "pci-0302_10de" "pci-0300_10de" }}
+{{- $nfd = append $nfd (dict "key" (printf "feature.node.kubernetes.io/%s.present" .) "operator" "In" "values" (list "true")) }}
+{{- end }}
+{{- $operator := list (dict "key" "nvidia.com/gpu.present" "operator" "In" "values" (list "true")) }}
+{{- $clouds := list (dict "key" "cloud.google.com/gke-accelerator" "operator" "Exists") }}
+{{- range list "kubernetes.azure.com/accelerator" "karpenter.k8s.aws/instance-gpu-manufacturer" }}
+{{- $clouds = append $clouds (dict "key" . "operator" "In" "values" (list "nvidia")) }}
+{{- end }}
+{{- dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator $clouds) "any" (list) | toYaml }}
+{{- end }}
+
+{{/* The controller's affinity: it prefers nodes without GPUs, because those with GPUs may be drained. */}}
+{{- define "gpu-exporter.remediationAffinity" -}}
+{{- $without := list }}
+{{- range (fromYaml (include "gpu-exporter.gpuLabels" .)).auto }}
+{{- $not := ternary (dict "operator" "DoesNotExist") (dict "operator" "NotIn" "values" .values) (eq .operator "Exists") }}
+{{- $without = append $without (merge $not (dict "key" .key)) }}
+{{- end }}
+{{- $preferred := list (dict "weight" 100 "preference" (dict "matchExpressions" $without)) }}
+{{- $own := dict "nodeAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) }}
+{{- toYaml (merge (deepCopy .Values.remediation.affinity) $own) }}
+{{- end }}
+
+{{/* The controller's settings: those of the chart, overridden by the user's. */}}
+{{- define "gpu-exporter.remediationConfig" -}}
+{{- $namespace := include "gpu-exporter.namespace" . }}
+{{- $terms := list }}
+{{- range $key, $value := fromYaml (include "gpu-exporter.selector" .) }}
+{{- $terms = append $terms (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- $exporters := dict "namespace" $namespace "selector" (join "," $terms) "port" (int .Values.port) "scheme" (include "gpu-exporter.scheme" .) }}
+{{- $own := dict "namespace" $namespace "lease" (include "gpu-exporter.remediationName" .) "address" ":9401" "pools" .Values.remediation.pools "exporters" $exporters "events" .Values.remediation.events }}
+{{- with .Values.attribution.resourceNames }}{{ $_ := set $own "gpu_resources" . }}{{ end }}
+{{- with .Values.web.trustedProxies }}{{ $_ := set $own "web_trusted_proxies" . }}{{ end }}
+{{- toYaml (mergeOverwrite $own (deepCopy .Values.remediation.config)) }}
+{{- end }}
+
+{{- define "gpu-exporter.remediationName" -}}
+{{- printf "%s-remediation" (include "gpu-exporter.fullname" .) }}
+{{- end }}
+
+{{/* A rule of egress to these ports: (list ports protocols) */}}
+{{- define "gpu-exporter.egress" -}}
+{{- $ports := list }}
+{{- range $protocol := index . 1 }}
+{{- range $port := index $ 0 }}{{ $ports = append $ports (dict "port" (int $port) "protocol" $protocol) }}{{ end }}
+{{- end }}
+{{- dict "ports" $ports | toYaml }}
+{{- end }}
+
+{{/* The API server, behind whatever address. */}}
+{{- define "gpu-exporter.egressApi" -}}
+{{- include "gpu-exporter.egress" (list (default (list 443 6443) .Values.networkPolicy.apiServerPorts) (list "TCP")) }}
+{{- end }}
+
+{{- define "gpu-exporter.egressDns" -}}
+{{- include "gpu-exporter.egress" (list (default (list 53) .Values.networkPolicy.dnsPorts) (list "UDP" "TCP")) }}
 {{- end }}

@@ -20,8 +20,10 @@ spec:
   {{ $key }}: {{ toJson . }}
   {{- end }}
   {{- end }}
-  {{- with $monitor.sampleLimit }}
-  sampleLimit: {{ int . }}
+  {{- range $key := list "sampleLimit" "targetLimit" "labelLimit" "labelNameLengthLimit" "labelValueLengthLimit" }}
+  {{- with get $monitor $key }}
+  {{ $key }}: {{ int . }}
+  {{- end }}
   {{- end }}
   {{ ternary "podMetricsEndpoints" "endpoints" (eq $kind "PodMonitor") }}:
     - port: metrics
@@ -40,22 +42,29 @@ honorLabels: {{ $monitor.honorLabels }}
 {{- with $monitor.proxyUrl }}
 proxyUrl: {{ . }}
 {{- end }}
-{{- range $key := list "tlsConfig" "basicAuth" "authorization" }}
+{{- with get $monitor "bearerTokenFile" }}
+bearerTokenFile: {{ . }}
+{{- end }}
+{{- range $key := list "tlsConfig" "basicAuth" "authorization" "oauth2" }}
 {{- with get $monitor $key }}
 {{ $key }}:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+# Each has its action: Argo CD would report the default, which the API server adds, as a difference.
 relabelings:
   {{- if not $monitor.jobLabel }}
-  - targetLabel: job
+  - action: replace
+    targetLabel: job
     replacement: {{ $monitor.job }}
   {{- end }}
-  - sourceLabels: [__meta_kubernetes_pod_node_name]
+  - action: replace
+    sourceLabels: [__meta_kubernetes_pod_node_name]
     regex: (.+)
     targetLabel: node
   {{- if eq $monitor.instance "node" }}
-  - sourceLabels: [__meta_kubernetes_pod_node_name]
+  - action: replace
+    sourceLabels: [__meta_kubernetes_pod_node_name]
     regex: (.+)
     targetLabel: instance
     replacement: $1:{{ int $root.Values.port }}
@@ -74,7 +83,8 @@ metricRelabelings:
   {{- if $copied }}
   # NVIDIA's chart does not honour labels, so public dashboards read these names.
   {{- range list "namespace" "pod" "container" }}
-  - sourceLabels: [{{ . }}]
+  - action: replace
+    sourceLabels: [{{ . }}]
     regex: (.+)
     targetLabel: exported_{{ . }}
   {{- end }}

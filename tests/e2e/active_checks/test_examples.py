@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -109,6 +108,8 @@ def test_slurm_without_a_driver(tmp_path: Path) -> None:
 
 def read(name: str) -> dict[str, Any]:
     """Return an example, which every supported version of Kubernetes accepts."""
+    import kubernetes_validate  # takes seconds, which each worker would pay
+
     content: dict[str, Any] = yaml.safe_load((KUBERNETES / name).read_text())
     for version in ("1.25", "1.37"):
         kubernetes_validate.validate(content, version, strict=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import bcrypt
-import jsonschema
 
 from gpu_exporter.http.server import CLIENT_SECONDS
 from gpu_exporter.live_page.stream import MOST_STREAMS
@@ -28,6 +27,8 @@ SCHEMA = json.loads((ROOT / "gpu_exporter" / "live_page" / "schema.json").read_t
 
 def check(kind: str, content: Any) -> None:
     """Raise if the content is not as the schema says."""
+    import jsonschema  # takes seconds, which each worker would pay
+
     jsonschema.validate(content, {**SCHEMA, "$ref": f"#/$defs/{kind}"})
 
 

@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -237,25 +238,82 @@ def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path)
         assert failing == []
 
 
-def test_without_the_operator(tmp_path: Path) -> None:
-    """The job in the chart's README has the same effect; Debian's Prometheus has no Kubernetes discovery."""
+# All components on one node.
+INSTALLED: chart.Values = {"remediation": {"enabled": True}, "test": {"gpus": 1}, "attribution": {"enabled": True}}
+CONTROLLER = "gpu_remediation_leader 1\ngpu_remediation_last_cycle_timestamp_seconds 1\n"
+
+
+def pods(found: Sequence[Object]) -> Iterator[Object]:
+    """Yield the template of each pod of the chart, as a pod."""
+    for each in found:
+        if each["kind"] == "Pod":
+            yield each
+        elif "template" in each.get("spec", {}):
+            yield each["spec"]["template"]
+
+
+def documented(folder: Path, ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the jobs of the chart's README, with all pods as targets: Debian's Prometheus discovers no Kubernetes.
+
+    `ports` are those on which the components listen; a component without one is not there.
+    """
+    targets = []
+    for each in pods(objects(INSTALLED)):
+        labels = each["metadata"]["labels"]
+        port = ports.get(labels["app.kubernetes.io/component"])
+        names = [one["name"] for container in each["spec"]["containers"] for one in container.get("ports", ())]
+        targets += [discovered_pod(port, labels, name) for name in names or [""] if port]
+    (folder / "targets.json").write_text(json.dumps(targets))
     (text,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
-    (job,) = yaml.safe_load(text)["scrape_configs"]
-    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
-    name = job.pop("job_name")
-    labels = only(objects({}), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    with serving({"metrics": PAGE}) as port:
-        pods = [discovered_pod(port, labels, port_name) for port_name in ("metrics", "other")]
-        (tmp_path / "targets.json").write_text(json.dumps(pods))
-        job["file_sd_configs"] = [{"files": [str(tmp_path / "targets.json")]}]
-        job["relabel_configs"].append({"target_label": "job", "replacement": name})
-        with scraping(tmp_path, "1s", job) as prometheus:
+    jobs: list[dict[str, Any]] = yaml.safe_load(text)["scrape_configs"]
+    for job in jobs:
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        job |= {"file_sd_configs": [{"files": [str(folder / "targets.json")]}], "scrape_interval": "1s"}
+    return jobs
+
+
+@contextmanager
+def documented_prometheus(folder: Path, ports: Mapping[str, int]) -> Iterator[Prometheus]:
+    """Run a Prometheus with the jobs of the README, and the chart's rules."""
+    rules = folder / "rules.yaml"
+    rules.write_text(yaml.safe_dump(chart.rules({})))
+    jobs = {"scrape_configs": documented(folder, ports)}
+    with scraping(folder, "1s", {}, rule_files=[rules], more=jobs) as prometheus:
+        yield prometheus
+
+
+def test_without_the_operator(tmp_path: Path) -> None:
+    """The jobs in the chart's README: the exporter and the controller are one target each, and `helm test` is none."""
+    with serving({"metrics": PAGE}) as port, serving({"metrics": CONTROLLER}) as other:
+        ports = {"exporter": port, "remediation": other, "test": other}
+        with documented_prometheus(tmp_path, ports) as prometheus:
             scraped(prometheus)
             target = {"job": "gpu-exporter", "instance": f"{NODE}:9400", "node": NODE}
-            assert series(prometheus, "up") == [{"__name__": "up", **target}]
+            assert series(prometheus, 'up{job="gpu-exporter"}') == [{"__name__": "up", **target}]
+            assert len(series(prometheus, "up")) == 2
             assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
             (free,) = series(prometheus, 'DCGM_FI_DEV_GPU_TEMP{gpu="1"}')
             assert not set(OWN) & set(free)
+            (leader,) = series(prometheus, "gpu_remediation_leader")
+            owner = {"job": "gpu-remediation", "namespace": NAMESPACE, "pod": POD}
+            assert owner.items() <= leader.items()
+            assert leader["instance"] != target["instance"]
+
+
+def test_a_stopped_exporter_is_noticed_beside_the_controller(tmp_path: Path) -> None:
+    """Both run on one node. GpuExporterDown is pending, although the controller of the same release answers."""
+    pending = 'ALERTS{alertname="GpuExporterDown", alertstate="pending"}'
+    with ExitStack() as stack, serving({"metrics": CONTROLLER}) as other:
+        port = stack.enter_context(serving({"metrics": PAGE}))
+        ports = {"exporter": port, "remediation": other, "test": other}
+        with documented_prometheus(tmp_path, ports) as prometheus:
+            until(lambda: prometheus.query("count(gpu:exporter:info)") == [1.0], 30, "the exporter")
+            assert series(prometheus, pending) == []
+            stack.close()
+            until(lambda: prometheus.query('up{job="gpu-exporter"}') == [0.0], 30, "the failed scrape")
+            (alert,) = until(lambda: series(prometheus, pending), 5, "the alert")
+            assert (alert["node"], alert["instance"]) == (NODE, f"{NODE}:9400")
+            assert prometheus.query('up{job="gpu-remediation"}') == [1.0]
 
 
 @pytest.mark.parametrize("name", ["monitored", "tls"])

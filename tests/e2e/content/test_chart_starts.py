@@ -248,6 +248,7 @@ def test_other_sets_start_the_same() -> None:
             "restricted",
             "overridden",
             "host-evidence",
+            "host-path",
             "job-socket",
             "profile",
             "remediation",

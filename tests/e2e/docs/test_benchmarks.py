@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from urllib.error import HTTPError
 
 import pytest
 
 from benchmarks import cost, perturbation
-from benchmarks.exporter import Exporter, exporter_command, free_port, running
+from benchmarks.exporter import TICKS, exporter_command, free_port, process_tree, running
+from benchmarks.peers import PEERS, Peer
 from benchmarks.perturbation import Turns, Work, pairs, slowdowns
 from tests.support.fakes.driver import FakeDriver
+from tests.support.stand_ins import spawning_exporter
 from tests.support.tools import until
+
+# What a program of the stand-in uses, and by how much /proc rounds the CPU of a few processes.
+WORK_SECONDS, WORK_MIB, ROUNDED = 0.1, 24, 6 / TICKS
 
 
 def test_cost(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +40,100 @@ def test_cost(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.ticks_skipped == 0
 
 
+def spawning(port: int) -> list[str]:
+    """Return the command of an exporter that runs a program for each scrape, and that has a daemon."""
+    return [sys.executable, spawning_exporter.__file__, str(port), str(WORK_SECONDS), str(WORK_MIB)]
+
+
+def test_processes_that_ended_and_daemons_count() -> None:
+    """Each of them once: not more than the kernel says, when everything has ended."""
+    port = free_port()
+    waited_for = getrusage(RUSAGE_CHILDREN)
+    with running(spawning(port), port) as exporter:
+        start = exporter.cpu_seconds()
+        for _ in range(3):
+            exporter.page()
+        total, tree = exporter.cpu_seconds(), process_tree(exporter.process.pid)
+        ((pid, times),) = ((pid, each) for pid, each in tree.items() if pid != exporter.process.pid)
+        memory = exporter.rss_mib()
+    ended = getrusage(RUSAGE_CHILDREN)
+    kernel = ended.ru_utime + ended.ru_stime - waited_for.ru_utime - waited_for.ru_stime
+
+    assert total - start >= 3 * WORK_SECONDS - ROUNDED
+    assert times.own / TICKS >= WORK_SECONDS - ROUNDED
+    assert total - times.own / TICKS <= kernel + ROUNDED
+    assert memory >= WORK_MIB
+    until(lambda: state(pid) in ("", "Z"), what="the daemon ends, too")
+
+
+def test_what_runs_beside_an_exporter_counts() -> None:
+    """As DCGM's host engine, which is started first."""
+    port, other = free_port(), free_port()
+    with running(spawning(port), port, beside={other: spawning(other)}) as exporter:
+        assert len(process_tree(*exporter.pids)) == 4
+        assert exporter.cpu_seconds() >= 3 * WORK_SECONDS - ROUNDED  # two daemons, and the first scrape
+        assert exporter.rss_mib() >= 2 * WORK_MIB
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Peer:
+    """Return a peer whose program is a script, which a variable names."""
+    path = folder / "stand-in"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("STAND_IN", str(path))
+    return Peer("a peer", ("stand-in",), lambda port, _: spawning(port))
+
+
+def test_a_peer_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CPU of the programs that it runs, of which there are none without a scrape."""
+    monkeypatch.setattr(cost, "WARM_SECONDS", 0.5)
+    monkeypatch.setattr(cost, "SCRAPES", 10)
+    found = cost.measured(stand_in(tmp_path, monkeypatch, 'exec "$@"'), 1, 2)
+
+    assert isinstance(found, cost.Cost)
+    assert (found.name, found.gpus, found.samples) == ("a peer", 2, 1)
+    assert found.cpu > found.idle_cpu >= 0
+    assert found.rss_mib >= WORK_MIB
+    assert found.start_seconds > 0
+
+
+def test_a_peer_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its last words."""
+    found = cost.measured(stand_in(tmp_path, monkeypatch, "echo starting >&2; echo no GPU >&2; exit 3"), 1, 1)
+
+    assert isinstance(found, cost.NotMeasured)
+    assert re.fullmatch(r"does not answer on port \d+, exit code 3: no GPU", found.why)
+
+
+def test_a_peer_that_is_not_installed_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program that it needs: those in PATH, and those that a variable names."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("NVIDIA_SMI", "/opt/nvidia-smi")
+    why = {peer.name: peer.missing() for peer in PEERS}
+
+    assert why["nvidia_gpu_exporter, nvidia-smi"] == (
+        "nvidia_gpu_exporter is not in PATH, and NVIDIA_GPU_EXPORTER is not set"
+    )
+    assert why["dcgm-exporter, 1 s, and nv-hostengine"] == (
+        "dcgm-exporter is not in PATH, and DCGM_EXPORTER is not set;"
+        " nv-hostengine is not in PATH, and NV_HOSTENGINE is not set"
+    )
+    assert not any(peer.present() for peer in PEERS if peer.programs and not peer.module)
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: str(peer.name))
+def test_a_peer_serves_on_its_port(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are those that the variables name; an engine has a port of its own, which the exporter knows."""
+    for name in (*peer.programs, "nv-hostengine"):
+        monkeypatch.setenv(name.upper().replace("-", "_"), f"/opt/{name}")
+    command, beside = peer.commands(9400)
+
+    assert "9400" in " ".join(command)
+    assert not peer.programs or command[0] == f"/opt/{peer.programs[0]}"
+    assert [each[0] for each in beside.values()] == ["/opt/nv-hostengine"] * peer.engine
+    assert all(f"127.0.0.1:{port}" in command and str(port) in each for port, each in beside.items())
+
+
 def test_allocations(driver: FakeDriver) -> None:
     """A collection frees what it allocates."""
     for _ in range(3):  # on a busy machine, the start may take longer than the benchmark waits for it
@@ -49,20 +151,23 @@ def test_turns(driver: FakeDriver) -> None:
     with running(exporter_command(port, "--interval", "100ms"), port, driver.environment) as exporter:
         turns = Turns({"1 s": exporter})
         try:
-            assert state(exporter) == "T"
+            assert state(exporter.process.pid) == "T"
             with turns.turn("off"):
-                assert state(exporter) == "T"
+                assert state(exporter.process.pid) == "T"
             with turns.turn("1 s"):
-                assert state(exporter) != "T"
+                assert state(exporter.process.pid) != "T"
                 assert "gpu_up" in exporter.page()
-            assert state(exporter) == "T"
+            assert state(exporter.process.pid) == "T"
         finally:
             turns.end()
 
 
-def state(exporter: Exporter) -> str:
-    """Return the state of the process in /proc; T means stopped."""
-    return Path(f"/proc/{exporter.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+def state(pid: int) -> str:
+    """Return the state of a process in /proc: T is stopped, Z has ended; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_work_runs_the_given_number_of_steps() -> None:

@@ -11,7 +11,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import venv
 from collections.abc import Callable, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
@@ -86,7 +85,7 @@ def test_the_final_stage_only_copies() -> None:
     assert not COMPILERS.search(" ".join(each.text for each in final if each.name != "LABEL"))
     assert [each.text for each in final if each.name == "COPY"] == [
         "--from=build /opt/gpu-exporter /opt/gpu-exporter",
-        "--chmod=644 deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/",  # readable, whatever the umask of the checkout
+        "--from=build /opt/dcgm-exporter/counters /etc/dcgm-exporter",
     ]
     (user,) = (each.text for each in final if each.name == "USER")
     assert user == "65534:65534"
@@ -100,6 +99,7 @@ def test_the_final_stage_only_copies() -> None:
     assert check.endswith('CMD ["python", "/opt/gpu-exporter/healthcheck.py"]')
     ran = [each.text for each in stage("build") if each.name == "RUN"]
     assert any(text.startswith("install -m 644 healthcheck.py /opt/gpu-exporter/ ") for text in ran)
+    assert "install -m 644 -D -t /opt/dcgm-exporter/counters" in ran[-1]  # whatever the umask of the checkout
     assert [each.text for each in final if each.name in ("ENTRYPOINT", "CMD")] == ['["gpu-exporter"]', '["serve"]']
 
 
@@ -134,7 +134,7 @@ def test_copied_files_exist() -> None:
     sources = [source for words in copied for source in words]
     assert len(sources) > 4, FIX
     for source in sources:
-        assert (ROOT / source).exists(), f"{source}: {FIX}"
+        assert [*ROOT.glob(source)], f"{source}: {FIX}"
         assert not ignored(source), f"{source}: {FIX}"
     assert not ignored("gpu_exporter/catalogue/xids.csv"), FIX
     files = {path.name for path in (ROOT / "deploy/dcgm-exporter").glob("*.csv")}
@@ -157,17 +157,25 @@ def test_nothing_that_git_ignores_reaches_the_builder() -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the builder's steps in an empty environment; return the folder that the final stage copies."""
-    return made_once(tmp_path_factory, "image", _install) / "opt"
+    return made_once(tmp_path_factory, "image", _install) / "opt/gpu-exporter"
 
 
 def _install(folder: Path) -> None:
-    for each in (each for stage in stages()[:1] for each in stage if each.name == "COPY"):
-        for source in each.words[:-1]:
-            _copy(ROOT / source, folder / "src" / source)
-    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(folder / "wheels"), str(folder / "src"))
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    venv.create(folder / "opt", with_pip=False)
-    pip(sys.executable, "--python", str(folder / "opt/bin/python"), "install", "--only-binary", ":all:", str(wheel))
+    """Run the instructions of the first stage below `folder`, without extras."""
+    source, program = folder / "src", folder / "bin"
+    program.mkdir(parents=True)
+    (program / "python").symlink_to(sys.executable)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    clean |= {"EXTRAS": "", "SOURCE_DATE_EPOCH": "1700000000", "PATH": f"{program}:{clean['PATH']}"}
+    for each in stages()[0]:
+        *sources, to = each.words
+        if each.name == "COPY":
+            for path in (path for name in sources for path in ROOT.glob(name)):
+                _copy(path, source / (path.name if to == "./" else to))
+        elif each.name == "RUN":
+            text = each.text.replace("/opt/", f"{folder}/opt/").replace("/wheels", f"{folder}/wheels")
+            found = subprocess.run(text, shell=True, cwd=source, env=clean, capture_output=True, text=True, timeout=300)
+            assert found.returncode == 0, found.stderr + found.stdout
 
 
 def _copy(path: Path, to: Path) -> None:
@@ -177,12 +185,6 @@ def _copy(path: Path, to: Path) -> None:
     else:
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, to)
-
-
-def pip(python: str, *arguments: str) -> None:
-    """Run pip; on failure, show its output."""
-    found = subprocess.run([python, "-m", "pip", "--quiet", *arguments], capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stderr + found.stdout
 
 
 def size(folder: Path) -> float:
@@ -205,6 +207,28 @@ def test_it_is_small(installed: Path, record_property: Callable[[str, object], N
     listed = "import importlib.metadata as i; print(*sorted(d.name.lower() for d in i.distributions()))"
     needed = {"bcrypt", "click", "gpu-exporter", "msgspec", "nvidia-ml-py", "prometheus_client", "pyyaml", "tornado"}
     assert set(stdout_of(installed / "bin/python", "-c", listed).split()) == needed
+
+
+def test_two_builds_are_equal(tmp_path: Path) -> None:
+    """In content, modes and times: what the final stage copies depends on the commit alone. Packages have hashes."""
+    found = []
+    for name in ("first", "second"):
+        _install(tmp_path / "build")
+        folder = (tmp_path / "build").rename(tmp_path / name) / "opt"
+        entries = sorted(path for path in folder.rglob("*"))
+        found.append([(str(path.relative_to(folder)), *_state(path)) for path in entries])
+    assert found[0] == found[1]
+    assert any(name.endswith(".pyc") for name, *_ in found[0])
+    assert {time for *_, time in found[0]} == {1_700_000_000}
+    assert any("--require-hashes" in each.text for each in stages()[0])
+
+
+def _state(path: Path) -> tuple[bytes, int, int]:
+    """Return the content or the target, the mode, and the time of a file."""
+    about = path.lstat()
+    if path.is_symlink():
+        return os.readlink(path).encode(), about.st_mode, int(about.st_mtime)
+    return path.read_bytes() if path.is_file() else b"", about.st_mode, int(about.st_mtime)
 
 
 def test_it_writes_the_bundle_of_this_version(installed: Path) -> None:

@@ -1,4 +1,4 @@
-"""A short `python -m benchmarks.scale`, on both versions of Prometheus."""
+"""A short `python -m benchmarks.scale`; with `--long` on both versions of Prometheus."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from benchmarks.scale import PROGRAMS, RULES, SLOW_SECONDS, measure
+from tests.support.tools import is_long
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", PROGRAMS if is_long() else ["newer"])
 def test_two_nodes_with_all_rules(name: str, tmp_path: Path) -> None:
     """Nothing fails or is late; every rule group is loaded, records series and is evaluated in time."""
     program = PROGRAMS[name] / "prometheus"

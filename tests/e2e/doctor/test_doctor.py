@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from gpu_exporter.catalogue.profiling_support import WITH_DCGM
 from tests.conftest import Serve, run
 from tests.support.fakes.driver import AMPERE, FakeDriver, mig_device
 
@@ -61,7 +62,7 @@ def test_gpus_without_gpm(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert found["GPU 0: NVIDIA A100-SXM4-80GB, no profiling metrics"][0] == "ok"
     cures = [cure for level, cure in found.values() if level == "warn"]
-    assert "Ampere GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs" in cures
+    assert f"Ampere GPUs have no GPM, but DCGM can profile them: {WITH_DCGM}" in cures
     assert levels(driver).count("warn") == 1
 
 

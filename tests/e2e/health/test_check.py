@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.catalogue.faults import pcie_capacity
+from gpu_exporter.health.links import FILE
 from tests.conftest import run
-from tests.support.fakes.driver import AMPERE, FakeDriver
+from tests.support.fakes.driver import AMPERE, FakeDriver, Value
 from tests.support.fakes.fabric import FakeFabric
 
 
@@ -82,6 +84,58 @@ def test_older_gpus(tmp_path: Path) -> None:
     ended = run("check", env=FakeDriver(tmp_path, gpus=2, profile=AMPERE).environment)
     assert ended.returncode == 0
     assert ended.stdout == "every GPU: no value for recovery action: not supported\nGPUs: 2 healthy\n"
+
+
+def narrow_slot(driver: FakeDriver) -> None:
+    """A busy T4 of a cloud instance: 8 of 16 lanes, and nothing says that it ever had more."""
+    driver.set("CurrPcieLinkWidth", 8)
+    driver.set("UtilizationRates.gpu", 95)
+    driver.set("CurrentClocksEventReasons", 0)
+
+
+def one_link_less(driver: FakeDriver) -> None:
+    """An HGX A100 with 11 of 12 NVLinks."""
+    for link in range(12):
+        driver.set(f"FieldValues.165.{link}", f"u:{int(link != 7)}")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (narrow_slot, 0, "GPUs: 1 healthy"),
+        (one_link_less, 3, "GPU 0: degraded: 1 of its NVLinks are down -> gpu_reset"),
+    ],
+)
+def test_links_of_older_gpus(tmp_path: Path, fault: Callable[[FakeDriver], None], code: int, said: str) -> None:
+    """A narrow slot is no fault; an NVLink of an SXM board that is down is one, also without a fabric."""
+    driver = FakeDriver(tmp_path, profile=AMPERE)
+    fault(driver)
+    ended = run("check", env=driver.environment)
+    assert (ended.returncode, ended.stderr) == (code, "")
+    assert said in ended.stdout
+
+
+def test_lanes_that_were_lost_before_the_check(tmp_path: Path) -> None:
+    """The state directory of the exporter says what the link had."""
+    driver = FakeDriver(tmp_path / "driver", profile=AMPERE)
+    state = tmp_path / "state"
+    reached = {"address": "00000000:06:00.0", "pcie": pcie_capacity(4, 16), "nvlinks": 0}
+    state.mkdir()
+    (state / FILE).write_text(json.dumps({"gpus": {"GPU-00000000-0000-0000-0000-000000000000": reached}}))
+    narrow_slot(driver)
+    ended = run("check", "--state-dir", str(state), env=driver.environment)
+    assert ended.returncode == 3
+    assert "its PCIe link runs at 50% of the capacity" in ended.stdout
+
+
+def test_a_gpu_that_answers_only_its_name(tmp_path: Path) -> None:
+    """A Jetson: it is not monitored, which is no fault of the GPU."""
+    jetson: Mapping[str, Value] = {"Driver": "540.4.0", "Nvml": "12.540.4.0", "Cuda": 12060, "Name": "Orin (nvgpu)"}
+    ended = run("check", env=FakeDriver(tmp_path, profile=jetson).environment)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout == (
+        "GPU 0: health unknown: no value for any metric: the driver's library does not support it\nGPUs: 1 unknown\n"
+    )
 
 
 def test_wedged_gpu(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ def test_their_labels_are_there(serve: Serve, node: FakeDriver, kubelet: FakeKub
 
 def copied_labels() -> dict[str, str]:
     """Return the labels that the chart's ServiceMonitor adds by default, with the labels that they copy."""
-    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "monitored" / "monitoring.yaml").read_text())
-    (monitor,) = (each for each in documents if each["kind"] == "ServiceMonitor")
+    monitor = yaml.safe_load((ROOT / "deploy/kubernetes/monitored/servicemonitor.yaml").read_text())
     rules = [rule for endpoint in monitor["spec"]["endpoints"] for rule in endpoint.get("metricRelabelings", ())]
     return {
         rule["targetLabel"]: rule["sourceLabels"][0] for rule in rules if rule["targetLabel"].startswith("exported_")

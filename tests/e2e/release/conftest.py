@@ -15,7 +15,7 @@ from tests import ROOT
 from tests.support.shared import made_once
 
 COMMITTED = (
-    *("Makefile", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", ".gitignore", "compose.yaml"),
+    *("Makefile", "setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore", "compose.yaml"),
     *("gpu_exporter", "release", "helm", "dashboards", "deploy"),
 )
 TIME = 1_700_000_000

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_exporter.version import __version__
 from tests import ROOT
-from tests.e2e.release.conftest import TIME, make, run
+from tests.e2e.release.conftest import TIME, copy_committed, make, run
 
 BUNDLE = f"gpu-exporter-{__version__}-bundle.tar.gz"
 FILES = {
@@ -106,6 +106,18 @@ def test_sbom_lists_what_the_wheel_installs(built: Path, tmp_path: Path) -> None
     (root,) = (entry for entry in document["dependencies"] if entry["ref"] == subject["bom-ref"])
     assert len(root["dependsOn"]) > 4
     assert __version__ in run([str(tmp_path / "clean" / "bin" / "gpu-exporter"), "--version"], tmp_path)
+
+
+def test_pip_leaves_no_build_folder(tmp_path: Path) -> None:
+    """From it, the next build would copy modules that the sources have no more."""
+    source = tmp_path / "source"
+    copy_committed(source)
+    own = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "wheels"))
+    run([sys.executable, "-m", "pip", "wheel", *own, "."], source, TMPDIR=str(tmp_path))
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    assert "gpu_exporter/version.py" in ZipFile(wheel).namelist()
+    assert not (source / "build").exists()
+    assert [*tmp_path.glob("gpu-exporter-build-*")] == []
 
 
 def normal(name: str) -> str:

@@ -16,6 +16,7 @@ import yaml
 from helm_python import Chart
 
 from content.dashboards.modernise import through_sdk
+from gpu_exporter.alerting.boards import BOARDS
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.signals import SM_ACTIVE
 from gpu_exporter.version import __version__
@@ -102,7 +103,7 @@ def test_rules_and_exporter_in_prometheus(installed: Path, bundle: Path, tmp_pat
 def test_dashboards(bundle: Path) -> None:
     """Grafana's own types read all of them without a loss."""
     boards = {path.stem: json.loads(path.read_text()) for path in (bundle / "dashboards").glob("*.json")}
-    assert set(boards) == {"fleet", "node", "gpu", "job", "cost", "runbooks"}
+    assert set(boards) == {board.name for board in BOARDS}
     for name, board in boards.items():
         read = through_sdk(board)
         assert (read["uid"], len(read["panels"])) == (f"gpu-{name}", len(board["panels"]))

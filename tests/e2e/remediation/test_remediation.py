@@ -16,7 +16,7 @@ import pytest
 
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.ledger import CLAIMS
-from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
+from gpu_exporter.remediation.pods import CHECKPOINT, COMPLETION_INDEX, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.run import explain, run
 from gpu_exporter.remediation.settings import (
     Breaker,
@@ -339,7 +339,7 @@ def test_a_drain(site: Site, start: Start) -> None:
     site.pod("web-2", "n1", {"app": "web"})
     site.pod("cpu", "n0", gpus=0)
     for rank in range(2):
-        site.pod(f"bert-{rank}", f"n{rank}", {"job-name": "bert"})
+        site.pod(f"bert-{rank}", f"n{rank}", {"job-name": "bert", COMPLETION_INDEX: "0"})
     start(site.settings(Mode.DRAIN))
     assert len(site.pods) == 5
     site.fail("n0")
@@ -393,8 +393,8 @@ def test_a_drain_that_cannot_end(site: Site, start: Start) -> None:
 
 def test_requests_need_no_more_than_the_role(site: Site, start: Start) -> None:
     """Every request has a rule in the chart: see tests/unit/remediation/test_permissions.py."""
-    site.pod("bert", "n0", {"job-name": "bert"}, notes={CHECKPOINT: "1ms"})
-    site.pod("bert-1", "n1", {"job-name": "bert"})
+    site.pod("bert", "n0", {"job-name": "bert", COMPLETION_INDEX: "0"}, notes={CHECKPOINT: "1ms"})
+    site.pod("bert-1", "n1", {"job-name": "bert", COMPLETION_INDEX: "0"})
     start(site.settings(Mode.DRAIN))
     site.fail("n0")
     until(lambda: site.node("n0")["metadata"].get("labels", {}).get(s.DRAIN_LABEL) == "drained", 60, "the drain")

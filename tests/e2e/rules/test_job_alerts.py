@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from gpu_exporter.alerting.boards import panel_link
-from gpu_exporter.alerting.training_jobs import STALL_SECONDS
 from gpu_exporter.catalogue.failure_modes import loops
+from gpu_exporter.catalogue.job_signals import STALL_SECONDS
 from tests.conftest import Serve
 from tests.support import alerting
 from tests.support.alerting import Hook, alertmanager

@@ -14,6 +14,7 @@ from tests.support.fakes.driver import AMPERE, FakeDriver
 from tests.support.fakes.hostengine import FakeHostengine
 
 SM, TEMPERATURE, SM_SECONDS = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_TEMP", "gpu_sm_active_seconds_total"
+SAMPLED = "gpu_pcie_rx_sampled_bytes_per_second"
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def test_a_mixed_node_has_all_metrics(serve: Serve, driver: FakeDriver, engine: 
     labels = [labels for name, labels, _ in page.samples if name == SM]
     assert set(labels[0]) == set(labels[1])
     assert [each["modelName"] for each in labels] == ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"]
+    exporter.until(lambda page: not page.values(SAMPLED))  # DCGM has the mean, so NVML does not measure any more
     before = page.values(SM_SECONDS, gpu="1")
 
     engine.kill()
@@ -68,6 +70,7 @@ def test_a_mixed_node_has_all_metrics(serve: Serve, driver: FakeDriver, engine: 
     assert states(page) == {0: "up", 1: "up"}
     assert page.values(SM, gpu="0")
     assert len(page.values(TEMPERATURE)) == 2
+    exporter.until(lambda page: page.values(SAMPLED, gpu="1") == [2.5e6])
     exporter.until(reads(1, "nvml", "no_gpm_and_dcgm_no_connection"))
 
     engine.start()

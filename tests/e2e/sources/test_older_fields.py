@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.catalogue.metrics import METRICS
 from tests.conftest import Page, run
 from tests.support.fakes.driver import AMPERE, FakeDriver
 
@@ -18,6 +19,7 @@ KINDS = {
     "DCGM_FI_DEV_MINOR_NUMBER": "gauge",
     **{f"DCGM_FI_DEV_{name}_VIOLATION": "counter" for name in VIOLATIONS},
 }
+SUBSTITUTES = {row.name for row in METRICS if row.instead_of}
 
 
 def once(driver: FakeDriver, *arguments: str) -> Page:
@@ -47,11 +49,13 @@ def test_values_on_hopper(tmp_path: Path) -> None:
     errors = "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"
     assert errors not in {name.removesuffix("_total") for name, _, _ in page.samples}
     assert page.values("gpu_metric_supported", metric=errors, reason="not_supported") == [0, 0]
-    assert not [labels for _, labels, _ in page.samples if labels.get("metric") in KINDS]
+    assert not [labels for _, labels, _ in page.samples if labels.get("metric") in {*KINDS, *SUBSTITUTES}]
+    assert SUBSTITUTES.isdisjoint(name for name, _, _ in page.samples)
 
 
 def test_values_before_hopper(tmp_path: Path) -> None:
-    """Errors by lane and the operating temperature. Traffic needs GPM, which these GPUs do not have."""
+    """Errors by lane and the operating temperature. Traffic needs GPM, which these GPUs do not have; in its place, the
+    default metrics have samples of PCIe traffic and the counters of the links."""
     driver = FakeDriver(tmp_path / "driver", profile=AMPERE)
     driver.set("FieldValues.45", 12)
     page = once(driver, "--source", "nvml", "--metrics", "full")
@@ -60,7 +64,21 @@ def test_values_before_hopper(tmp_path: Path) -> None:
     assert page.value("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL_total") == 12
     for name in ("NVLINK_BANDWIDTH_TOTAL", "PCIE_TX_THROUGHPUT", "PCIE_RX_THROUGHPUT"):
         assert page.values(f"DCGM_FI_DEV_{name}") == []
-        assert page.values("gpu_metric_supported", metric=f"DCGM_FI_DEV_{name}", reason="not_supported") == [0]
+        assert page.values("gpu_metric_supported", metric=f"DCGM_FI_DEV_{name}", reason="needs_dcgm") == [0]
+    page = once(driver, "--source", "nvml")
+    assert [page.value(name) for name in sorted(SUBSTITUTES)] == [12 * 3000 * 1024, 12 * 4000 * 1024, 2.5e6, 1.5e6]
+
+
+def test_no_substitutes_on_a_vgpu(tmp_path: Path) -> None:
+    """Whose driver refuses to measure PCIe traffic, and which has no NVLink: there is a reason for each."""
+    driver = FakeDriver(tmp_path / "driver", profile=AMPERE)
+    driver.set("PcieThroughput", "!3")
+    driver.set("FieldValues.91", "u:0")
+    page = once(driver, "--source", "nvml")
+
+    assert SUBSTITUTES.isdisjoint(name for name, _, _ in page.samples)
+    for name in SUBSTITUTES:
+        assert page.values("gpu_metric_supported", metric=name, reason="not_supported") == [0]
 
 
 def test_names_since_4_9(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_simulated_gpus(top: Top) -> None:
     lines = text.splitlines()
     assert "Simulated GPUs" in lines[1]
     assert "slows down job" in lines[2], "the incident"
-    assert all(name in lines[3] for name in ("GPU", "HEALTH", "CLASS", "SM", "OWNER"))
+    assert all(name in lines[3] for name in ("GPU", "FINDING", "CLASS", "SM", "OWNER"))
     assert len(lines) == 24
     assert "q quit" in lines[-1]
 
@@ -58,7 +58,7 @@ def test_simulated_gpus(top: Top) -> None:
     wide = terminal.until(lambda text: "PROCESS" in text and "GpuStragglerSlow" in text)
     assert max(map(len, wide.splitlines())) <= 250
     terminal.resize(80, 24)
-    terminal.until(lambda text: "PROCESS" not in text and "GPU ! HEALTH" in text)
+    terminal.until(lambda text: "PROCESS" not in text and "GPU FINDING" in text)
 
     terminal.press("?")
     terminal.until(lambda text: "show or hide this help" in text and "clear the filter" in text)
@@ -82,7 +82,7 @@ def test_simulated_gpus(top: Top) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_restore_the_terminal(top: Top, number: signal.Signals) -> None:
     terminal = top(*SIMULATED)
-    terminal.until(lambda text: "HEALTH" in text)
+    terminal.until(lambda text: "FINDING" in text)
     terminal.signal(number)
     assert terminal.end() == 0
     assert terminal.screen.raw.endswith(RESTORED)
@@ -98,8 +98,8 @@ def test_a_stalled_link(top: Top) -> None:
 
 def test_a_gpu_is_lost(top: Top) -> None:
     terminal = top(*SIMULATED, "--faults", "lost node-000/2 at 0s for 1h")
-    terminal.until(lambda text: re.search(r"2 +lost: it fell off the bus", text))
-    terminal.until(lambda text: "GpuLost (critical)" in text and "Otherwise drain the node." in text)
+    terminal.until(lambda text: re.search(r"2 +! lost: it fell off the bus", text))
+    terminal.until(lambda text: "GpuLost (critical)" in text and "Otherwise drain the node." in " ".join(text.split()))
 
 
 def test_the_exporter_goes_and_comes_back(top: Top, serve: Serve) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.job_cases import result
+from benchmarks.job_training import BY_NAME
 from benchmarks.job_verdict import verdict
 from tests.support import torch_python
 from tests.support.shared import made_once
@@ -59,6 +61,40 @@ def test_equal_ranks_and_a_slow_gpu() -> None:
     assert verdict({**ranks, 5: rank(forward=0.006, backward=0.012)}) == (5, "gpu")
     assert verdict({**ranks, 5: rank(forward=0.014, backward=0.018, rest=0.001)}) == (5, "gpu")
     assert verdict({0: rank(), 1: rank(data=0.02)}) == (1, "data")
-    assert verdict({0: rank(), 1: {**rank(), "self": float("nan")}}) == (None, "")
+    assert verdict({0: rank(), 1: {**rank(), "self": float("nan")}}) == (None, "unknown")
     same_phases = {number: {**rank(), "self": 0.01 + 0.01 * (number == 2)} for number in range(8)}
     assert verdict(same_phases) == (2, "unknown")
+
+
+def said(self_seconds: dict[int, float | None]) -> dict[int, dict[str, Any]]:
+    """Return the last messages of ranks with these self times in steps of a second."""
+    step = {"sum": 1.0, "counts": [1]}
+    return {
+        rank: {
+            "step": step,
+            "steps": 1,
+            "data_seconds": 0.0,
+            "phase_seconds": {"forward": own or 0.3},
+            **({} if own is None else {"self": {"sum": own, "counts": [1]}}),
+        }
+        for rank, own in self_seconds.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "own", "right", "missed"),
+    [
+        ("ddp-balanced", dict.fromkeys(range(4), 0.4), True, False),
+        ("ddp-balanced", {0: 0.4, 1: 0.8, 2: 0.4, 3: 0.4}, False, False),
+        ("fsdp-forward", {0: 0.4, 1: 0.8, 2: 0.4, 3: 0.4}, True, False),
+        ("fsdp-forward", {0: 0.4, 1: 0.4, 2: 0.8, 3: 0.4}, False, False),
+        ("fsdp-forward", dict.fromkeys(range(4), 0.4), False, True),
+        ("fsdp-gpu", dict.fromkeys(range(4)), False, True),
+        ("fsdp-balanced", dict.fromkeys(range(4)), True, False),
+    ],
+)
+def test_a_miss_is_wrong(case: str, own: dict[int, float | None], right: bool, missed: bool) -> None:
+    """And where no self time is known, the verdict is so, too."""
+    found = result(BY_NAME[case], said(own))
+    assert (found["right"], found["missed"]) == (right, missed)
+    assert found["named"]["cause"] == "unknown" or None not in own.values()

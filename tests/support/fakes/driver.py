@@ -78,6 +78,8 @@ H200: Mapping[str, Value] = {
     **_COMMON,
     "Name": "NVIDIA H200",
     "Architecture": 9,
+    "NumGpuCores": 16896,
+    "MemoryBusWidth": 6144,
     "CudaComputeCapability.major": 9,
     "CudaComputeCapability.minor": 0,
     "VbiosVersion": "96.00.A5.00.1A",
@@ -130,6 +132,8 @@ AMPERE: Mapping[str, Value] = {
     **_COMMON,
     "Name": "NVIDIA A100-SXM4-80GB",
     "Architecture": 7,
+    "NumGpuCores": 6912,
+    "MemoryBusWidth": 5120,
     "CudaComputeCapability.major": 8,
     "CudaComputeCapability.minor": 0,
     "VbiosVersion": "92.00.45.00.03",
@@ -155,7 +159,9 @@ AMPERE: Mapping[str, Value] = {
     **dict.fromkeys(("CurrPcieLinkWidth", "MaxPcieLinkWidth"), 16),
     **_numbered("FieldValues", {82: "u:37", 83: 1930442, 186: "u:64312", 90: "u:25781"}),
     **_numbered("FieldValues", dict.fromkeys((*range(32, 60), *range(96, 120)), 0)),
-    **_links(12, {}),
+    **_links(12, {138: 4000, 139: 3000}),
+    "PcieThroughput.0": 1500,
+    "PcieThroughput.1": 2500,
     "GpmSupported": 0,
 }
 

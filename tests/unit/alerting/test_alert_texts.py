@@ -81,3 +81,13 @@ def test_only_alerts_on_activity_name_the_workload() -> None:
 def test_templates_become_words(text: str, plain: str) -> None:
     """In the index of the runbooks, which has no labels."""
     assert untemplated(text) == plain
+
+
+def test_alerts_that_can_be_approximate_say_so() -> None:
+    """Those that can fire without profiling counters, and read what utilisation or samples stand in for."""
+    texts = {mode.name: rules.alert(mode, {})["annotations"].get("quality", "") for mode in MODES}
+    said = {name for name, text in texts.items() if text}
+
+    assert {"GpuHostBound", "GpuPcieBound", "GpuHostThrottled", "GpuAllocatedIdle", "GpuWaitsForRequests"} <= said
+    assert said.isdisjoint({"GpuFakeLoad", "GpuMemoryBound", "GpuLost", "GpuThermalThrottling", "GpuMetricsMissing"})
+    assert all(text.count("{{ with ") == text.count("{{ end }}") == 1 for text in texts.values() if text)

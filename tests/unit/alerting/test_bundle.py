@@ -15,6 +15,7 @@ from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
 from gpu_exporter.cli.bundle import bundle_command
 from tests import ROOT
+from tests.support.chart import kind, objects
 
 pytestmark = pytest.mark.slow
 
@@ -49,8 +50,23 @@ def test_files(whole: Path) -> None:
         for path in (path for path in files if path.startswith(f"{part}/")):
             if path.endswith(".md"):  # without links to other pages of the repository
                 continue
+            if path.startswith(("alerts/levels/", "alerts/vmalert/")):  # not committed
+                continue
             text, expected = (whole / path).read_text(), (ROOT / committed / path.partition("/")[2]).read_text()
             assert text.split("\n", part == "alerts")[-1] == expected.split("\n", part == "alerts")[-1], path
+
+
+def test_manifests_for_the_operator(whole: Path) -> None:
+    """Rules as in the chart, beside the committed ServiceMonitor; the kustomization names files that exist."""
+    folder = whole / "deploy/kubernetes/monitored"
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert all((folder / resource).exists() for resource in kustomization["resources"])
+    assert (folder / "servicemonitor.yaml").exists()
+    made = list(yaml.safe_load_all((folder / "prometheusrule.yaml").read_text()))
+    of_chart = kind(objects({"prometheusRule": {"enabled": True}}), "PrometheusRule")
+    assert [each["spec"] for each in made] == [each["spec"] for each in of_chart]
+    for each, expected in zip(made, of_chart, strict=True):
+        assert each["metadata"]["labels"].items() <= expected["metadata"]["labels"].items()
 
 
 def test_only_some_domains(tmp_path: Path) -> None:

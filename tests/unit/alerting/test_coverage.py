@@ -35,9 +35,17 @@ CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metri
 
 FILES = {Generation.DCGM_EXPORTER_4_8: "dcgm-exporter.csv", Generation.DCGM_EXPORTER_4_9: "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
-# dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
+# dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads. It does not know what a
+# PCIe slot allows, and what a link had before two hours ago.
 GPU_EXPORTER_ONLY = {
-    *("GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"),
+    *(
+        "GpuAttributionDown",
+        "GpuNvlinkDown",
+        "GpuPcieLinkDegraded",
+        "GpuXidUnknown",
+        "GpuXidApplication",
+        "GpuTelemetryStale",
+    ),
     *(mode.name for mode in (*network.MODES, *host.MODES, *loops.MODES)),
 }
 XIDS = load()

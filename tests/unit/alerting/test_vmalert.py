@@ -14,7 +14,6 @@ from gpu_exporter.alerting import rules, vmalert
 from gpu_exporter.alerting.groups import Rule, RuleGroup
 from gpu_exporter.catalogue.failure_modes import FLEET_CAUSES
 from gpu_exporter.catalogue.failure_modes.fleet import FAULTS
-from tests import ROOT
 from tests.unit.alerting.test_levels import nodes
 
 GROUPS = rules.groups({})
@@ -117,8 +116,3 @@ def test_a_rule_may_read_its_own_series_with_another_label() -> None:
     assert vmalert.depths([first, second, {"alert": "A", "expr": 'sum(a:b:c{cause=~"x|y"})'}]) == [1, 2, 3]
     with pytest.raises(CycleError):
         vmalert.depths([{**second, "expr": "sum(a:b:c)"}, first])
-
-
-def test_the_file_has_them() -> None:
-    """Prometheus does not read it with `alerts/*.yaml`: it would reject the options of vmalert."""
-    assert (ROOT / "alerts/vmalert/rules.yaml").read_text() == rules.vmalert_rules()

@@ -12,7 +12,19 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
-from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
+from gpu_exporter.catalogue.gpu_models import (
+    BY_NAME,
+    H20,
+    H100,
+    H200,
+    L4,
+    L40S,
+    MODELS,
+    RTX_PRO_6000,
+    SLICES,
+    WHOLE,
+    GpuModel,
+)
 from gpu_exporter.catalogue.model_assumptions import ASSUMPTIONS
 from gpu_exporter.catalogue.model_expectations import (
     EXPECTATIONS,
@@ -53,10 +65,16 @@ OF_NO_MODEL = frozenset(
     | {"cpus", "processes", "per_second", "level"}
 )
 # Limits that power is compared with. They belong to one failure mode, which is about power.
-POWER: Mapping[str, str] = {"powerSwing": "GpuPowerOscillation", "coarsePower": "GpuPowerOscillation"}
+# The last two apply only without profiling counters: see `test_power_of_a_gpu_with_profiling_counters`.
+POWER: Mapping[str, str] = {
+    "powerSwing": "GpuPowerOscillation",
+    "coarsePower": "GpuPowerOscillation",
+    "lowPower": "low-power",
+    "highPower": "compute-bound",
+}
 # Failure modes that a model without the signal cannot have reported, with the reason.
 UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
-    "GpuNvlinkImbalance": ((L40S, L4, *SLICES), "they have no NVLink"),
+    "GpuNvlinkImbalance": ((L40S, L4, RTX_PRO_6000, *SLICES), "they have no NVLink"),
     "GpuTensorCoresIdle": ((L40S, L4), "the sum of the floating-point pipes needs FP64 activity, which DCGM lacks"),
     "GpuPcieBound": (SLICES, "slices have no PCIe traffic of their own"),
     "GpuDataLoadingBound": (SLICES, "slices have no PCIe traffic of their own"),
@@ -67,6 +85,8 @@ UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuStragglerSlow": (SLICES, "the traffic of slices is not measured"),
     "GpuPowerOscillation": (SLICES, "slices have no power of their own"),
 }
+# Models whose SMs are so few that waiting ranks fill many of them: docs/gpu-models.md says what follows.
+LEAST_RECOGNISED = {H20.name: 0.82}
 ABSOLUTE = "fix: compare a share, or pass the reason as `any_model` to the Limit (gpu_exporter/conditions/tree.py)"
 NO_POWER = "fix: compare another quantity: which share of its limit a GPU draws differs by model, cooling and clock"
 ASSUMES = "fix: pass `assumes` to the Limit, one of gpu_exporter/catalogue/model_assumptions.py"
@@ -140,7 +160,7 @@ def test_limits_in_units_of_a_model_have_a_reason() -> None:
 
 @pytest.mark.drift
 def test_power_decides_only_about_power() -> None:
-    """No class and no mode but GpuPowerOscillation reads power."""
+    """No mode but GpuPowerOscillation reads power, and a class only without profiling counters."""
     found = {(name, owner) for owner, condition in conditions() for name in compared_with_power(condition)}
     assert found == set(POWER.items()), NO_POWER
 
@@ -238,8 +258,8 @@ def test_formulas_predict_what_an_h200_read(limit: str, reading: str, measured: 
 
 @pytest.mark.parametrize("model", WHOLE, ids=lambda model: model.name)
 def test_waiting_is_recognised_on_every_model(model: GpuModel) -> None:
-    """The time shares miss at most a tenth of the time that a rank waits for its peers."""
-    assert recognised_waiting(model) >= 0.9
+    """The time shares miss at most a tenth of the time that a rank waits for its peers, but where the page says so."""
+    assert recognised_waiting(model) >= LEAST_RECOGNISED.get(model.name, 0.9)
 
 
 @pytest.mark.drift

@@ -12,7 +12,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import classify
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
-from gpu_exporter.catalogue.gpu_models import BY_NAME, GB200, H200, L4, L40S, WHOLE, GpuModel
+from gpu_exporter.catalogue.gpu_models import BY_NAME, GB200, GH200, H200, L4, L40S, WHOLE, GpuModel
 from gpu_exporter.conditions.evaluate import Device, Points, holds
 from gpu_exporter.conditions.signal import Derived, Signal
 from gpu_exporter.conditions.tree import Limits
@@ -64,6 +64,10 @@ class Steady:
         """Return the ranks of the job."""
         return self.job
 
+    def alike(self, device: Device) -> Hashable:
+        """Return the same for both ranks."""
+        return self.model.name
+
 
 def bottleneck(model: GpuModel, values: Mapping[Signal, float]) -> str:
     """Return the class of a GPU of this model with these values, without a job."""
@@ -101,6 +105,7 @@ def test_a_busy_loop_is_fake_load(model: GpuModel) -> None:
     [
         (H200, COPY, "pcie-bound"),
         (GB200, {}, "idle"),
+        (GH200, {}, "idle"),
         (SLICE_3G, COPY, "idle"),
         (GB200, WAITS_FOR_DATA, "host-bound"),
         (H200, FP32_GEMM, "tensor-cores-idle"),

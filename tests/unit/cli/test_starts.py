@@ -15,6 +15,11 @@ from gpu_exporter.cli.commands import SUMMARIES
 # Imports that take long or much memory, which most commands do not need.
 EXPENSIVE = {
     "asyncio",
+    "backports.zstd",
+    "dask",
+    "distributed",
+    "fsspec",
+    "google.protobuf",
     "gpu_exporter.catalogue.failure_modes",
     "gpu_exporter.catalogue.signals",
     "gpu_exporter.diagnosis",
@@ -98,7 +103,7 @@ def test_completion_imports_no_command(tmp_path: Path) -> None:
     words = {"COMP_WORDS": "gpu-exporter re", "COMP_CWORD": "1"}
     modules, text = loaded(tmp_path, [], _GPU_EXPORTER_COMPLETE="bash_complete", **words)
 
-    assert text.split() == ["plain,record", "plain,release", "plain,resume", "plain,remediate"]
+    assert text.split() == ["plain,record", "plain,rewrite", "plain,release", "plain,resume", "plain,remediate"]
     assert commands(modules) == set()
 
 

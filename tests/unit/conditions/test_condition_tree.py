@@ -31,6 +31,7 @@ from gpu_exporter.conditions.tree import (
     Limit,
     Limits,
     Mark,
+    NodeMax,
     OfBoard,
     Or,
     OrIfKnown,
@@ -60,7 +61,8 @@ LOW = Compare(ACTIVE, "<", HIGH)
 MARK = Mark("waits", FULL)
 CLASSES = Classification("gpu:test:class", {"full": FULL, "low": LOW}, Compare(Over(s.UP), "==", 0.0))
 RANKS = (PeerMedian(ACTIVE, MARK), PeerMean(ACTIVE, MARK), PeerMin(ACTIVE, MARK))
-TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), OfBoard((ACTIVE, Over(s.UP))), PeerShare(MARK), *RANKS)
+OF_GPUS = (OfBoard((ACTIVE, Over(s.UP))), NodeMax(Over(s.GR_ACTIVE, bare=True)))
+TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), *OF_GPUS, PeerShare(MARK), *RANKS)
 CONDITIONS: Sequence[Condition] = (
     BUSY,
     And(BUSY, FULL),
@@ -90,6 +92,10 @@ class Points09:
     def ranks(self, device: Device) -> Sequence[Device]:
         """Two ranks."""
         return self.devices
+
+    def alike(self, device: Device) -> Hashable:
+        """All on one node."""
+        return ""
 
 
 def test_there_is_an_example_of_each_kind() -> None:

@@ -12,6 +12,7 @@ from content.dashboards.frame import GREEN, GREY, ORANGE, RED
 from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Severity
 from tests.support.panels import BOARDS, UNITS, panels
 
 
@@ -67,7 +68,7 @@ def test_throttled_is_orange_and_a_missing_gpu_red() -> None:
         if "thresholds" in found
     }
     assert steps["Nodes", "throttled"] == steps["GPUs", "throttled"] == ORANGE
-    assert steps["Nodes", "critical alerts"] == steps["Nodes", "unhealthy"] == RED
+    assert steps["Nodes", "critical"] == steps["Nodes", "unhealthy"] == RED
     assert steps["Nodes", "hottest GPU"] == steps["GPUs", "temperature"] == ORANGE
     (fewer,) = fleet_board["Reachable GPUs"]["fieldConfig"]["overrides"]
     assert {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}} in fewer["properties"]
@@ -83,8 +84,39 @@ def test_what_does_not_answer_is_red() -> None:
             for panel, column, found in properties(name)
             if panel == title and "-1" in found.get("mappings", [{"options": {}}])[0]["options"]
         }
-        assert {"engine", "SM", "power"} <= lost.keys()
+        assert {"engine", "SM"} <= lost.keys()
         assert {(each["text"], each["color"]) for each in lost.values()} == {("lost", RED)}
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("GpuLost", "Drain the node"),
+        ("GpuThermalThrottling", "Cordon the node"),
+        (
+            "GpuHostSwapping",
+            "The host is short of memory: use fewer loader workers or less …",
+        ),
+        (
+            "GpuXidUnknown",
+            "Read the kernel log around the event, which often explains it in …",
+        ),
+        ("GpuNicSlowLink", "Reseat or replace cable and transceiver, then bring the link up again"),
+    ],
+)
+def test_the_first_step_is_no_condition(name: str, step: str) -> None:
+    (mode,) = (each for each in MODES if each.name == name)
+    assert alert_table.first_step(mode) == step
+
+
+def test_each_alert_of_a_node_is_a_problem() -> None:
+    """On the map of nodes: of a critical alert the worst one, of info at most that it waits."""
+    problems = {mode.name: fleet.problem(mode) for mode in MODES}
+    assert set(problems.values()) == set(range(1, len(fleet.PROBLEMS)))
+    assert {problems[mode.name] for mode in MODES if mode.severity is Severity.CRITICAL} == {len(fleet.PROBLEMS) - 1}
+    assert {problems[mode.name] for mode in MODES if mode.severity is Severity.INFO} == {1, 2}
+    named = {"GpuStragglerSlow": 6, "GpuThermalThrottling": 5, "GpuNicSlowLink": 4, "GpuAllocatedIdle": 3}
+    assert named.items() <= problems.items()
 
 
 def test_alerts_are_grouped_by_urgency() -> None:
@@ -104,15 +136,14 @@ def test_named_alerts_exist() -> None:
 
 
 def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
-    """The table of incidents is as high as those of namespaces and nodes beside it, and all are in view to the end."""
+    """The table of incidents is as wide as the map and the namespaces below it, and all are in view to the end."""
     grids = {panel["title"]: panel["gridPos"] for panel in BOARDS["fleet"]["panels"]}
     alerts = grids["Incidents"]
-    teams, nodes = grids["Namespaces by waste"], grids["Nodes"]
-    assert teams["x"] == nodes["x"] == alerts["w"]
-    assert teams["y"] == alerts["y"]
-    assert nodes["y"] == teams["y"] + teams["h"]
-    assert nodes["y"] + nodes["h"] == alerts["y"] + alerts["h"] == 1 + fleet.TILES + fleet.FIRST_SCREEN
-    assert alerts["y"] + alerts["h"] < UNITS + 0.5
+    teams, nodes = grids["Namespaces by waste"], grids["Nodes over time"]
+    assert (alerts["x"], alerts["w"]) == (nodes["x"], teams["w"] + nodes["w"])
+    assert teams["y"] == nodes["y"] == alerts["y"] + alerts["h"]
+    assert nodes["y"] + nodes["h"] == teams["y"] + teams["h"] == 1 + fleet.TILES + fleet.FIRST_SCREEN
+    assert nodes["y"] + nodes["h"] < UNITS + 0.5
 
 
 def test_panels_fill_the_place_beside_a_higher_one() -> None:

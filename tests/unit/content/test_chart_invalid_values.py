@@ -13,6 +13,7 @@ from content.chart.values import BY_HAND
 from content.chart.values import values as rows
 from gpu_exporter.http import web_config
 from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
+from tests.support.chart_effects import nested
 from tests.support.chart_valid_values import VALID
 from tests.support.chart_values import INVALID
 
@@ -55,11 +56,11 @@ def test_an_empty_section_has_its_defaults(path: str) -> None:
 )
 def test_an_empty_key_is_accepted(path: str) -> None:
     first, _, last = path.partition(".")
-    value = {"enabled": True, last: None} if first in ("networkPolicy", "prometheusRule") else {last: None}
-    assert "daemonset.yaml" in texts({first: value if last else None})
+    beside = {first: {"enabled": True}} if last and first in ("networkPolicy", "prometheusRule") else {}
+    assert "daemonset.yaml" in texts(nested(path, None, beside))
 
 
-@pytest.mark.parametrize("begin", ["web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])
+@pytest.mark.parametrize("begin", ["dashboards", "web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])
 def test_examples_of_the_readme_are_accepted(begin: str) -> None:
     values = json.loads(json.dumps(of_readme(begin)).replace("$2y$10$\\u2026", HASH))
     assert "daemonset.yaml" in texts(values)

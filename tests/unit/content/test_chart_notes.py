@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.chart import SETS, beyond_restricted, made, objects, only, pod, texts
+from tests.support.chart import SETS, beyond_restricted, kind, made, objects, pod, texts
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_deprecated_values_still_work() -> None:
     values = {name: {"enabled": True, **labels} for name in ("serviceMonitor", "prometheusRule")}
     notes = texts(values)["NOTES.txt"]
     for name, of in (("serviceMonitor", "ServiceMonitor"), ("prometheusRule", "PrometheusRule")):
-        found = only(objects(values), of)["metadata"]["labels"]
+        found = kind(objects(values), of)[-1]["metadata"]["labels"]
         assert (found["a"], found["b"]) == ("new", "old")
         assert f"{name}.labels is deprecated: use {name}.additionalLabels." in notes
     assert "deprecated" not in texts(SETS["monitored"])["NOTES.txt"]

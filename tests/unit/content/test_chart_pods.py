@@ -29,6 +29,7 @@ def test_it_never_takes_a_gpu(name: str) -> None:
         ("runtimeClass", "all", "runtimeClassName: nvidia"),
         ("cdi", "void", "cdi.k8s.io/gpu-exporter: nvidia.com/gpu=all"),
         ("volumeMounts", "/var/run/nvidia-container-devices", "mountPath: /var/run/nvidia-container-devices/all"),
+        ("hostPath", "void", "mountPath: /usr/local/nvidia"),
         ("none", "void", ""),
     ],
 )
@@ -37,7 +38,8 @@ def test_access_to_gpus(mode: str, visible: str, elsewhere: str) -> None:
     text = texts({"gpuAccess": {"mode": mode}})["daemonset.yaml"]
     (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": visible} in container["env"]
-    for other in ("runtimeClassName", "cdi.k8s.io", "/var/run/nvidia-container-devices/all"):
+    others = ("runtimeClassName", "cdi.k8s.io", "/var/run/nvidia-container-devices/all", "mountPath: /usr/local/nvidia")
+    for other in others:
         assert (other in text) is (other in elsewhere)
     assert elsewhere in text
 
@@ -53,6 +55,8 @@ def test_access_to_gpus(mode: str, visible: str, elsewhere: str) -> None:
                 "feature.node.kubernetes.io/pci-10de.present",
                 "nvidia.com/gpu.present",
                 "cloud.google.com/gke-accelerator",
+                "kubernetes.azure.com/accelerator",
+                "karpenter.k8s.aws/instance-gpu-manufacturer",
             },
         ),
     ],

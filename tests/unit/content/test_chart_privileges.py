@@ -49,6 +49,12 @@ BEYOND: Mapping[str, set[str]] = {
         "allowPrivilegeEscalation",
         "capabilities kept",
     },
+    "host-path": {
+        "privileged",
+        "hostPath /home/kubernetes/bin/nvidia",
+        "allowPrivilegeEscalation",
+        "capabilities kept",
+    },
     "remediation": set(),
     "host-evidence": {"hostPID", "hostPath /sys"},
     "job-socket": {"hostPID", "hostPath /run/gpu-exporter-jobs", "uid 0", "not runAsNonRoot"},
@@ -86,7 +92,7 @@ def test_no_other_privileges(name: str) -> None:
     found = made(name)
     context = exporter(found)["securityContext"]
     assert context["readOnlyRootFilesystem"] is True
-    assert context.get("privileged", False) is (name == "kernel-log")
+    assert context.get("privileged", False) is (name in ("kernel-log", "host-path"))
     writable = {
         "/run/gpu-exporter",
         "/var/lib/gpu-exporter",

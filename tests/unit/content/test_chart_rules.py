@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.conditions.tree import Limit
 from tests.support import chart
-from tests.support.chart import CHART, SETS, kind, objects, only
+from tests.support.chart import CHART, SETS, kind, objects
 
 pytestmark = pytest.mark.slow
 
@@ -100,9 +100,9 @@ def test_a_domain_without_modes_has_no_group() -> None:
 
 @pytest.mark.parametrize("level", list(RuleLevel))
 def test_rules_of_a_level(level: RuleLevel) -> None:
-    """Those of alerts/levels, also with limits and without a domain."""
+    """Also with limits and without a domain."""
     found = chart.rules({"prometheusRule": {"level": level.value}})["groups"]
-    assert found == yaml.safe_load((ROOT / f"alerts/levels/{level.value}.yaml").read_text())["groups"]
+    assert found == yaml.safe_load(rules.level_rules(level))["groups"]
     values = {"level": level.value, "domains": ["health", "cost"], "limits": {"usdPerGpuHour": 7.25}}
     some = rules.level_rules(level, {"usdPerGpuHour": 7.25}, [Domain.HEALTH, Domain.COST])
     assert chart.rules({"prometheusRule": values})["groups"] == yaml.safe_load(some)["groups"]
@@ -119,7 +119,7 @@ def test_rules_of_some_domains() -> None:
 
 def test_settings_of_all_alerts() -> None:
     """Additional labels never replace those of the rules. Links can be changed."""
-    found = alerts(only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"])
+    found = alerts(chart.groups(objects(SETS["overridden"])))
     assert found["GpuLost"]["labels"] == {
         "severity": "warning",
         "domain": "health",
@@ -134,7 +134,7 @@ def test_settings_of_all_alerts() -> None:
     page = "https://gpus.example/{{ $labels.node }}/#{{ $labels.UUID }}{{ with $labels.GPU_I_ID }}/{{ . }}{{ end }}"
     assert found["GpuDataLoadingBound"]["annotations"]["page_url"] == page
     assert "page_url" not in found["GpuExporterDown"]["annotations"]
-    groups = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"][:-1]
+    groups = chart.groups(objects(SETS["overridden"]))[:-1]
     own = {group["name"]: group.get("interval") for group in committed()}
     for group in groups:  # what is counted or added up needs its own interval
         expected = own[group["name"]] if group["name"] in rules.OWN_INTERVAL else "30s"
@@ -156,7 +156,7 @@ def expressions(rendered: chart.Values) -> str:
 
 def test_own_rules_are_added_as_they_are() -> None:
     """After those of the chart, with their own interval and labels."""
-    (own,) = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"][-1:]
+    (own,) = chart.groups(objects(SETS["overridden"]))[-1:]
     assert own == SETS["overridden"]["prometheusRule"]["additionalRules"][0]
 
 

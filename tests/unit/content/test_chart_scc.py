@@ -101,7 +101,7 @@ def test_nothing_else_is_allowed(name: str) -> None:
 
     assert [each for each in less if not refused(each, found)] == []
     assert scc["readOnlyRootFilesystem"] is exporter(found)["securityContext"]["readOnlyRootFilesystem"]
-    assert scc["requiredDropCapabilities"] == ([] if name == "kernel-log" else ["ALL"])
+    assert scc["requiredDropCapabilities"] == ([] if name in ("kernel-log", "host-path") else ["ALL"])
     assert not scc["allowHostIPC"]
 
 

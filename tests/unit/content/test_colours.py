@@ -8,7 +8,8 @@ from itertools import combinations
 
 import pytest
 
-from content.dashboards import job, loops, panels
+from content.dashboards import fleet, job, loops, panels
+from content.dashboards.frame import GREY
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.causes import COLOURS
 from gpu_exporter.traces import html_page
@@ -44,12 +45,13 @@ XYZ: Matrix = (
 )
 # The colours of each panel, by what they stand for.
 PANELS: Mapping[str, Mapping[str, str]] = {
-    "classes over time": {**dict(panels.LIMITS), "unknown": panels.GREY},
-    "classes on the live page": {**{each.name: each.colour for each in BOTTLENECKS}, "unknown": panels.GREY},
+    "classes over time": {**dict(panels.LIMITS), "unknown": GREY},
+    "classes on the live page": {**{each.name: each.colour for each in BOTTLENECKS}, "unknown": GREY},
     "where the GPU time went": {cause.value: colour for cause, colour in COLOURS.items()},
     "what a training loop does": loops.ACTIVITIES,
     "what a GPU does in a trace": {name: colour for name, _, colour in (*html_page.LAYERS, html_page.IDLE)},
     "verdicts": dict(panels.VERDICTS),
+    "nodes over time": dict(fleet.PROBLEMS),
     "states of ranks": {colour: colour for _, colour in job.STATES},
 }
 

@@ -18,16 +18,15 @@ from grafana_foundation_sdk.models import units
 
 from content import artifacts
 from content.dashboards import build as dashboards
-from content.dashboards import modernise, queries
+from content.dashboards import modernise, queries, server, tables
 from content.dashboards.frame import DARK_RED, GREY
 from content.dashboards.mode_panels import shown
-from gpu_exporter.alerting import boards, rules
+from gpu_exporter.alerting import boards, rules, serving
 from gpu_exporter.alerting.aggregates import SHARE
 from gpu_exporter.catalogue import bottlenecks, failure_modes, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.conditions.signal import DEVICE_INFO
 from gpu_exporter.conditions.tree import record_of
 from gpu_exporter.model.metric import Kind
 from tests import ROOT
@@ -40,19 +39,36 @@ Board = Mapping[str, Any]
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
 DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
 # Panels that are usually empty for another reason than that nothing is collected.
-NO_SERVER = (
-    "no inference server (vLLM, TGI, Triton) in this job. "
-    "Training: see *Achieved against what this GPU can do* on GPU / Node"
-)
 OTHERWISE_EMPTY = {
     "Incidents": "no incidents",
-    "Output and latency by batch size": NO_SERVER,
-    "Batch size and its recommended limit": NO_SERVER,
+    **dict.fromkeys(
+        (
+            *("Requests running and waiting", "Time to the first token", "Output, and time per token"),
+            *("Output and latency by batch size", "Batch size and its recommended limit"),
+        ),
+        server.NO_SERVER,
+    ),
+    "Pods on the GPU": "not shared, or not collected",
+    "XIDs": "none reported",
     "Phases that take longer than on other ranks": "no difference, or not collected",
     "Idle gaps": "no gap, or not collected",
     "Stopped by the CPU limit": "no CPU limit, or not collected",
 }
-VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "workload": "w"}
+VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "workload": "w", "pod": "p"}
+# What panels read that no rule records, by what it is for; and the dashboards with each.
+HISTOGRAMS = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
+IDENTITY = {m.INFO.name, m.POD_INFO.name, m.XID_LAST.name}
+PROFILES = {m.IDLE_CAUSE.name, m.KERNEL_CLASS.name}
+FABRIC = {m.NIC_INFO.name, m.NVLINK_SPEED.name, m.NCCL_BUS.name}
+SHARING = {row.name for row in (m.POD_MEMORY, m.POD_SM, m.DURATION, m.RENDER_TIME, m.FAILURES, m.MISSED)}
+SHARING |= {row.name for row in (m.CHECK_PASSED, m.CHECK_AT, m.CHECK_RATE, m.CHECK_BANDWIDTH)}
+SERVERS = {*(f"{name}_bucket" for name in serving.FIRST_TOKEN), *serving.CACHE}
+DIRECT = {
+    "gpu": HISTOGRAMS | IDENTITY | PROFILES | SHARING,
+    "job": HISTOGRAMS | PROFILES | FABRIC,
+    "node": FABRIC | SHARING - {m.POD_MEMORY.name, m.POD_SM.name},
+    "server": SERVERS | PROFILES,
+}
 
 
 def variables(board: Board, kind: str = "query") -> list[Mapping[str, Any]]:
@@ -239,7 +255,7 @@ def test_link_targets_exist(name: str) -> None:
     found = list(_links(BOARDS[name]["panels"]))
     assert found
     for link in found:
-        if link.startswith(boards.RUNBOOKS.link()):
+        if link.startswith(boards.RUNBOOKS.link()) or link == tables.LINKED_COLUMNS["instance"]["url"]:
             continue
         uid = re.match(r"/d/([a-z-]+)\?", link)
         assert uid, link
@@ -249,7 +265,9 @@ def test_link_targets_exist(name: str) -> None:
     (dropdown,) = BOARDS[name]["links"]
     assert (dropdown["asDropdown"], dropdown["includeVars"], dropdown["keepTime"]) == (True, True, True)
     assert all(set(dropdown["tags"]) <= set(board["tags"]) for board in BOARDS.values())
-    assert "inControlsMenu" not in json.dumps(BOARDS[name])
+    text = json.dumps(BOARDS[name])
+    assert "inControlsMenu" not in text
+    assert "](.." not in text, "a link to a file of the repository leads nowhere in Grafana"
 
 
 @table_test("mode", MODES, lambda mode: str(mode.name))
@@ -309,9 +327,7 @@ def test_queries_read_only_recorded_series(name: str) -> None:
     recorded = {rule["record"] for group in yaml.safe_load(rules.recording())["groups"] for rule in group["rules"]}
     board = BOARDS[name]
     found = {selector.name for selector in selectors(board)} - {"ALERTS", "ALERTS_FOR_STATE"}
-    histograms = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
-    also = {"gpu": histograms, "job": histograms, "node": {m.NIC_INFO.name}}
-    assert found <= recorded | also.get(name, set())
+    assert found <= recorded | DIRECT.get(name, set())
     if name == "fleet":
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they exist only for GPUs that had an XID.
@@ -361,7 +377,7 @@ def test_limits_are_drawn_on_one_axis(name: str) -> None:
                     limited += 1
                     assert found["custom.thresholdsStyle"] == {"mode": "off"}, panel["title"]
                     assert "custom.axisSoftMax" in found, f"{panel['title']}: the range of the left axis"
-    assert limited or name in ("fleet", "cost"), "no panel has limits and two axes"
+    assert limited or name in ("fleet", "cost", "server"), "no panel has limits and two axes"
 
 
 def test_recorded_counters_have_two_values_in_a_window() -> None:
@@ -388,18 +404,12 @@ def test_alerts_without_a_gpu_have_no_number_of_gpus() -> None:
                 assert without not in since
 
 
-def test_servers_are_those_of_the_job() -> None:
-    """Series of inference servers have a pod, but no workload: they are joined with the GPUs of the chosen one."""
-    found = [
-        target["expr"]
-        for panel in panels(BOARDS["job"])
-        for target in panel["targets"]
-        if "pod:batch" in target["expr"]
-    ]
-    assert len(found) == 4
+def test_queries_on_servers_are_those_of_the_pod() -> None:
+    """What no rule records has the labels of the pod only after its rewriting: it is joined with recorded series."""
+    found = [text for text in expressions(BOARDS["server"]) if any(name in text for name in SERVERS)]
+    assert len(found) == 5
     assert all(
-        re.search(rf'and on \(cluster, namespace, pod\) {DEVICE_INFO}{{.*workload=~"\$workload"', each)
-        for each in found
+        re.search(r'and on \(cluster, namespace, pod\) pod:requests:count{.*pod=~"\$pod"', each) for each in found
     )
 
 

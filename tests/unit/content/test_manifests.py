@@ -14,7 +14,7 @@ from content.__main__ import generate as generate_command
 from content.chart import manifests
 from tests import ROOT
 
-MONITORING = f"{manifests.FOLDER}/monitored/monitoring.yaml"
+MONITOR = f"{manifests.FOLDER}/monitored/servicemonitor.yaml"
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def generate(root: Path, *arguments: str) -> Result:
 @pytest.mark.slow
 def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
     """`--check` names it and fails; `generate` restores it."""
-    before = (copy / MONITORING).read_text()
-    (copy / MONITORING).write_text(before.replace("severity: critical", "severity: info"))
+    before = (copy / MONITOR).read_text()
+    (copy / MONITOR).write_text(before.replace("honorLabels: true", "honorLabels: false"))
 
     checked = generate(copy, "--check")
-    assert (checked.exit_code, checked.output) == (1, f"{MONITORING}: stale; run `make generate`\n")
-    assert generate(copy).output == f"{MONITORING}: written\n"
-    assert (copy / MONITORING).read_text() == before
+    assert (checked.exit_code, checked.output) == (1, f"{MONITOR}: stale; run `make generate`\n")
+    assert generate(copy).output == f"{MONITOR}: written\n"
+    assert (copy / MONITOR).read_text() == before
     again = generate(copy, "--check")
     assert (again.exit_code, again.output) == (0, "")
 
@@ -58,7 +58,7 @@ def test_a_changed_template_makes_a_manifest_stale(copy: Path) -> None:
 
 def test_without_helm_one_line_names_the_fix(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All other files are still checked."""
-    (copy / MONITORING).unlink()
+    (copy / MONITOR).unlink()
     monkeypatch.setitem(sys.modules, "helm_python", None)
 
     checked = generate(copy, "--check")

@@ -56,6 +56,10 @@ class Job:
         """Return all ranks."""
         return self.devices if self.together else ()
 
+    def alike(self, device: Device) -> Hashable:
+        """Return the same for all ranks."""
+        return ""
+
 
 def gpu(chance: random.Random) -> Mapping[Signal, float]:
     """Return signals that a real GPU could have: no pipe is busier than the SMs, and these no more than the engine."""
@@ -93,6 +97,9 @@ def gpu(chance: random.Random) -> Mapping[Signal, float]:
     if chance.random() < 0.3:  # spins
         drawn |= {s.GR_ACTIVE: 1.0, s.UTIL: 1.0, s.SM_ACTIVE: chance.choice((0.008, 0.18)), s.NVLINK: 0.0}
         drawn |= dict.fromkeys((s.DRAM_ACTIVE, *pipes, s.PCIE_RX_USE, s.PCIE_TX_USE, s.PCIE_RX, s.PCIE_TX), 0.0)
+    if chance.random() < 0.05:  # without profiling counters
+        driver = {s.APPROXIMATE: 1.0, s.GR_ACTIVE: drawn[s.UTIL], s.POWER_USE: share(), s.POWER_CAP: share()}
+        return driver | {signal: drawn[signal] for signal in (s.UTIL, s.FB_USED, s.DRAM_ACTIVE, s.UP)}
     absent = {signal for signal in drawn if signal not in (s.GR_ACTIVE, s.SM_ACTIVE) and chance.random() < 0.03}
     return {signal: value for signal, value in drawn.items() if signal not in absent}
 

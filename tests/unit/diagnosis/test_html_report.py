@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
@@ -69,6 +70,39 @@ def embedded(text: str) -> dict[str, object]:
     return content
 
 
+def labels_of(document: Document) -> list[str]:
+    """Return what pictures say to those who do not see them."""
+    return [values["aria-label"] or "" for values in document.all("svg") if "aria-label" in values]
+
+
+def test_what_is_wrong_comes_first() -> None:
+    """The verdict, then the incidents, then the GPUs; every link to a runbook leads to one in the report."""
+    document = Document(written(watched(NAMES, "x")))
+    parts = ("GPU diagnosis", "2 incidents: 1 critical, 1 info", "What to do:", "Runbooks", "About this report")
+    places = [document.text.index(part) for part in parts]
+    assert places == sorted(places)
+    ids = {values["id"] for _, values in document.elements if "id" in values}
+    links = [(values["href"] or "").removeprefix("#") for values in document.all("a")]
+    assert any(link.startswith("runbook-") for link in links)
+    assert set(links) <= ids
+
+
+def test_without_a_fault() -> None:
+    found = watched(NAMES, "x")
+    healthy = [replace(each, matches=()) for each in found[0]]
+    document = Document(written((healthy, found[1])))
+    assert "No fault was found" in document.text
+    assert "Runbooks" not in document.text
+
+
+def test_every_bar_has_a_legend() -> None:
+    document = Document(written(watched(NAMES, "x")))
+    bars = [values for values in document.all("svg") if values.get("class") == "time"]
+    legends = [values for values in document.all("ul") if values.get("class") == "legend"]
+    assert len(bars) == len(legends) == 1
+    assert "SMs empty while a kernel runs " in document.text
+
+
 def test_what_it_contains() -> None:
     found = watched(NAMES, "python3 train.py")
     text = written(found, absent=[Absent("node", "GPU 5", "lost: it fell off the bus")])
@@ -77,7 +111,7 @@ def test_what_it_contains() -> None:
         assert part in document.text
     assert found[0][0].matches
     assert all(match.mode.name in document.text for match in found[0][0].matches)
-    labels = [values["aria-label"] or "" for values in document.all("svg")]
+    labels = labels_of(document)
     for name in ("SM activity", "tensor core activity", "DRAM activity", "power", "memory in use"):
         assert sum(f", {name}: mean" in label for label in labels) == 2, "one chart for each GPU"
     assert document.text.count("not measured") == 2 * 3, "NVLink, PCIe and temperature"
@@ -91,8 +125,9 @@ def test_what_it_contains() -> None:
 def test_many_gpus() -> None:
     """Of a fleet, the worst GPUs have charts, and all have their findings."""
     document = Document(written(watched(NAMES, "x", number=70)))
-    assert len(document.all("section")) == 70 + 1
-    assert sum("SM activity: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 64
+    assert len(document.all("section")) == 2, "the GPUs, and about the report"
+    assert "0-69" in document.text, "they share a row of the table"
+    assert sum("SM activity: mean" in label for label in labels_of(document)) == 64
     assert "Only the first 64 GPUs" in document.text
 
 
@@ -142,8 +177,8 @@ def test_masked_names_are_absent() -> None:
         assert re.search(f'"{kind}-[0-9a-f]{{8}}"', content), kind
     assert "2 of 8 GPUs" in text
     document = Document(text)
-    assert len(document.all("section")) == 3
-    assert sum("SM activity: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 2
+    assert len(document.all("section")) == 2
+    assert sum("SM activity: mean" in label for label in labels_of(document)) == 2
 
 
 def test_pseudonyms_of_gpus() -> None:

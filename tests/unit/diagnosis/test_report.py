@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -46,10 +46,9 @@ def test_a_single_rank_is_not_compared() -> None:
 
 
 def test_missing_signals_have_names() -> None:
-    """Two ways to read one quantity have different names."""
     found = _recorded("idle", job="")
 
-    assert _reason(found, "GpuThermalMarginLow") == {"missing: thermal margin, distance to the slowdown temperature"}
+    assert _reason(found, "GpuThermalMarginLow") == {"missing: thermal margin"}
 
 
 @pytest.mark.parametrize(
@@ -66,24 +65,49 @@ def test_one_communicating_gpu_has_no_other_rank() -> None:
     assert hint(_recorded(STRAGGLER, job="")[:1]) == ""
 
 
-def test_an_unknown_class() -> None:
-    """Without profiling metrics, as on a GPU older than Hopper without DCGM."""
+@pytest.mark.parametrize(
+    ("samples", "words", "numbers"),
+    [
+        (
+            {"DCGM_FI_DEV_GPU_TEMP": 50.0},
+            "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why",
+            [],
+        ),
+        (
+            {
+                "DCGM_FI_DEV_GPU_UTIL": 70.0,
+                "DCGM_FI_DEV_POWER_USAGE": 150.0,
+                "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": 300.0,
+                "DCGM_FI_DEV_SM_CLOCK": 1410.0,
+                "DCGM_FI_DEV_FB_USED": 10240.0,
+                "DCGM_FI_DEV_FB_FREE": 30720.0,
+            },
+            "class unknown: without profiling metrics, utilisation and power do not tell what limits this GPU",
+            ["utilisation 70 %, power at 50 % of its limit, SM clock 1410 MHz, GPU memory 25 % in use"],
+        ),
+        (
+            {"DCGM_FI_DEV_GPU_UTIL": 0.0},
+            "idle (approximate): no kernel runs and no data is copied",
+            ["utilisation 0 %, GPU idle 100 % of the time"],
+        ),
+    ],
+)
+def test_without_profiling_metrics(samples: Mapping[str, float], words: str, numbers: Sequence[str]) -> None:
+    """As on a GPU older than Hopper without DCGM: what the driver says is printed, and the class if it tells."""
     labels = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA A100"}
-    page = Scrape(1000.0, [ScrapedSample("DCGM_FI_DEV_GPU_UTIL", labels, 50.0)])
+    page = Scrape(1000.0, [ScrapedSample(name, labels, value) for name, value in samples.items()])
 
-    (line,) = lines(diagnose(seen([page], {})))
+    line, *others = lines(diagnose(seen([page], {})))
 
-    assert line == (
-        "GPU 0 (NVIDIA A100)  class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says "
-        "why"
-    )
+    assert line == f"GPU 0 (NVIDIA A100)  {words}"
+    assert [other.strip() for other in others] == numbers
 
 
 def test_gpus_of_two_clusters() -> None:
     """The same node and GPU in two clusters are two lines that name the cluster, also in JSON."""
     labels = {"gpu": "0", "modelName": "NVIDIA A100", "Hostname": "node-a"}
     samples = [
-        ScrapedSample("DCGM_FI_DEV_GPU_UTIL", {**labels, "UUID": f"GPU-{cluster}", "cluster": cluster}, 50.0)
+        ScrapedSample("DCGM_FI_DEV_GPU_TEMP", {**labels, "UUID": f"GPU-{cluster}", "cluster": cluster}, 50.0)
         for cluster in ("east", "west")
     ]
     found = diagnose(seen([Scrape(1000.0, samples)], {}))

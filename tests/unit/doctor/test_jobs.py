@@ -102,3 +102,9 @@ def test_ranks_that_are_not_verified(listens: Path) -> None:
     page = FINE.replace('"true"', '"false"', 1)
     what = "ranks whose process is not seen on a GPU (unverified): 1 of 2"
     assert said(listens, page)[2:] == [(FindingLevel.NOTE, what)]
+
+
+@pytest.mark.parametrize("source", ["simulated", "replay"])
+def test_no_process_is_seen_on_gpus_that_are_not_there(listens: Path, source: str) -> None:
+    page = FINE.replace('verified="true"', f'verified="false",source="{source}"')
+    assert [level for level, _ in said(listens, page)] == [FindingLevel.OK] * 2

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.faults import pcie_capacity
 from gpu_exporter.health import check, fitness
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Gpm, Metric
@@ -32,12 +33,12 @@ def snapshot(*gpus: tuple[Gpu, Mapping[Metric, float | str] | str], expected: in
     found = []
     for gpu, values in gpus:
         if isinstance(values, str):
-            found.append(fitness.judge(GpuStatus(gpu, up=False, reason=values), (), str))
+            found.append(fitness.judge(GpuStatus(gpu, up=False, reason=values), {}, str))
             continue
-        samples = [Sample(Series(metric, gpu), value) for metric, value in values.items() if not isinstance(value, str)]
+        known = {metric: value for metric, value in values.items() if not isinstance(value, str)}
         outcomes = {metric: value for metric, value in values.items() if isinstance(value, str)}
         found.append(
-            fitness.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
+            fitness.judge(GpuStatus(gpu, up=True), known, defaultdict(lambda: "not_read", outcomes).__getitem__)
         )
     status = tuple(GpuStatus(verdict.gpu, up=True) for verdict in found)
     return Snapshot(1.0, "nvml", (Sample(Series(m.EXPECTED), expected),), status, verdicts=tuple(found))
@@ -83,8 +84,11 @@ def test_unhealthy(values: Mapping[Metric, float], action: Action, said: list[st
     assert {problem.metric: problem.value for problem in found.problems} == values
 
 
-LINK = {m.GPU_UTIL: 90, m.PCIE_GEN: 5, m.PCIE_WIDTH: 16, m.PCIE_MAX_GEN: 5, m.PCIE_MAX_WIDTH: 16}
-IN_FABRIC = {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_UP: 18}
+LINK = {
+    **{m.GPU_UTIL: 90, m.PCIE_GEN: 5, m.PCIE_WIDTH: 16, m.PCIE_MAX_GEN: 5, m.PCIE_MAX_WIDTH: 16},
+    m.PCIE_EXPECTED: pcie_capacity(5, 16),
+}
+IN_FABRIC = {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_UP: 18, m.NVLINK_EXPECTED: 18}
 
 
 @pytest.mark.parametrize(
@@ -108,8 +112,8 @@ IN_FABRIC = {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_UP: 18}
         ({m.TEMP_MARGIN: 3}, "low_thermal_margin", Action.NONE, "thermal margin is 3 °C"),
         ({m.TEMP_MARGIN: -2, m.GPU_TEMP: 90}, "low_thermal_margin", Action.NONE, "thermal margin is -2 °C"),
         ({m.GPU_TEMP: 88, m.SLOWDOWN_TEMP: 89}, "low_thermal_margin", Action.NONE, "thermal margin is 1 °C"),
-        ({**LINK, m.PCIE_GEN: 3}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25% of its maximum speed"),
-        ({**LINK, m.PCIE_WIDTH: 8}, "pcie_link_degraded", Action.NODE_REBOOT, "at 50% of its maximum speed"),
+        ({**LINK, m.PCIE_GEN: 3}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25% of the capacity"),
+        ({**LINK, m.PCIE_WIDTH: 8}, "pcie_link_degraded", Action.NODE_REBOOT, "at 50% of the capacity"),
         ({**LINK, m.PCIE_WIDTH: 8, m.PCIE_GEN: 4}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25%"),
         ({m.FABRIC: 2}, "fabric_not_ready", Action.NONE, "nvidia-fabricmanager"),
         ({**IN_FABRIC, m.NVLINK_UP: 16}, "nvlink_down", Action.GPU_RESET, "2 of its NVLinks"),
@@ -130,16 +134,18 @@ def test_degraded(values: Mapping[Metric, float], reason: str, action: Action, s
         {**LINK, m.GPU_UTIL: 0, m.PCIE_GEN: 1},
         {**LINK, m.GPU_UTIL: 49, m.PCIE_WIDTH: 8},
         LINK,
-        {m.GPU_UTIL: 100, m.PCIE_GEN: 3},
-        {m.GPU_UTIL: 100, m.PCIE_MAX_GEN: 5},
+        {**LINK, m.PSTATE: 5, m.PCIE_GEN: 1},
+        {**LINK, m.PCIE_WIDTH: 8, m.PCIE_EXPECTED: pcie_capacity(5, 8)},
+        {m.GPU_UTIL: 100, m.PCIE_GEN: 3, m.PCIE_WIDTH: 8, m.PCIE_MAX_GEN: 5, m.PCIE_MAX_WIDTH: 16},
+        {m.GPU_UTIL: 100, m.PCIE_EXPECTED: pcie_capacity(5, 16)},
         {m.CLOCK_EVENTS: 0x4 | 0x8 | 0x20},
         {m.TEMP_MARGIN: 4},
         {m.TEMP_MARGIN: 20, m.GPU_TEMP: 89, m.SLOWDOWN_TEMP: 89},
         {m.GPU_TEMP: 85, m.SLOWDOWN_TEMP: 89},
         {m.GPU_TEMP: 89},
-        {m.NVLINK_COUNT: 18, m.NVLINK_UP: 12},
+        {m.NVLINK_COUNT: 12, m.NVLINK_UP: 4, m.NVLINK_EXPECTED: 4},
         {**IN_FABRIC},
-        {m.FABRIC: 3, m.NVLINK_COUNT: 18},
+        {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_EXPECTED: 18},
         {m.INFOROM: 1, m.SRAM_EXCEEDED: 0, m.PERSISTENCE: 0},
     ],
 )
@@ -151,10 +157,10 @@ def test_no_fault(values: Mapping[Metric, float]) -> None:
 def test_reported_problems() -> None:
     """Reported problems are added to those of the values, also if the GPU is down or values are unknown."""
     reported = Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
-    for status, samples in ((GpuStatus(GPU, True), ()), (GpuStatus(GPU, False, "source_lost"), ())):
-        found = fitness.judge(status, samples, lambda metric: "not_read", [reported])
+    for status in (GpuStatus(GPU, True), GpuStatus(GPU, False, "source_lost")):
+        found = fitness.judge(status, {}, lambda metric: "not_read", [reported])
         assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (reported,))
-    lost = fitness.judge(GpuStatus(GPU, False, "lost"), (), str, [reported])
+    lost = fitness.judge(GpuStatus(GPU, False, "lost"), {}, str, [reported])
     assert [each.reason for each in lost.problems] == ["lost", "xid_79"]
 
 
@@ -273,7 +279,7 @@ def test_faults_of_the_node(gpus: Sequence[tuple[str, float | None]], of_node: S
     found = fitness.fault_of_node(statuses, 5.0)
     assert sorted(status.gpu.index for status in found) == of_node
     for status in found:
-        verdict = fitness.judge(status, (), str, silent="no GPU answers")
+        verdict = fitness.judge(status, {}, str, silent="no GPU answers")
         assert (verdict.health, verdict.action, verdict.problems) == (Health.UNKNOWN, Action.NONE, ())
 
 

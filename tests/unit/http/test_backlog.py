@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -165,3 +167,31 @@ def test_nothing_is_read_from_a_closed_connection() -> None:
         return first
 
     assert asyncio.run(requests()) == b"first\n\n"
+
+
+class Response:
+    """Something that a handler keeps while it sends it."""
+
+
+def test_an_error_does_not_keep_the_response() -> None:
+    """The frames of its traceback would, until Python collects old cycles: of a page of megabytes each second."""
+
+    async def send(stream: PlainStream) -> weakref.ref[Response]:
+        response = Response()
+        stream.write(b"x")
+        return weakref.ref(response)
+
+    async def sent() -> tuple[BaseException | None, Response | None]:
+        client, server = socket.socketpair()
+        stream = PlainStream(server)
+        client.close()
+        kept = await send(stream)
+        return stream.error, kept()
+
+    gc.disable()
+    try:
+        error, kept = asyncio.run(sent())
+    finally:
+        gc.enable()
+    assert isinstance(error, BrokenPipeError)
+    assert kept is None

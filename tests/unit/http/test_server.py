@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine
 
 from gpu_exporter.http import server as server_module
 from gpu_exporter.http.admission import Admission
+from gpu_exporter.http.backlog import PlainStream
 from gpu_exporter.http.guard import Guard
 from gpu_exporter.http.handler import TEXT, GuardedHandler
 from gpu_exporter.http.listener import _Request
@@ -131,6 +133,25 @@ def response(server: Server, request_line: str, *headers: str, body: bytes = b""
             received += part
     head, _, text = received.decode().partition("\r\n\r\n")
     return head.partition("\r\n")[0], text
+
+
+def test_closed_connections_leave_no_reference_cycles(served: Server) -> None:
+    """Python collects old cycles late, and with them the buffers of connections: memory would grow with each attack."""
+
+    def streams() -> set[int]:
+        return {id(each) for each in gc.get_objects() if type(each) is PlainStream}
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = streams()
+        response(served, "GET /plain")
+        response(served, "GET /other")
+        with socket.create_connection(("127.0.0.1", served.port), LIMIT):
+            until(lambda: streams() - before, what="the silent connection")
+        until(lambda: streams() <= before, what="the end of all streams")
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,34 @@ def test_a_silent_rank_is_not_shown_and_continues_later() -> None:
     assert steps(store, much_later) == {("llm-7b", 0, "GPU-1"): 1}
 
 
+def ended(store: RankStore, now: float) -> list[int]:
+    return [key.rank for key in store.ended(now)]
+
+
+def test_a_rank_ends_while_others_train() -> None:
+    """One that closed its connection after some seconds, one that only is silent later; nobody if the job is over."""
+    store = RankStore()
+    for rank in range(3):
+        take(store, world_size=3, rank=rank, attempt=f"of-{rank}")
+    store.close("of-2")
+    for now in (2.0, 4.0, 6.0, 20.0, 31.0):
+        take(store, world_size=3, now=now, rank=0, attempt="of-0", steps=10 + int(now))
+        assert ended(store, now) == {2.0: [], 4.0: [], 6.0: [2], 20.0: [2], 31.0: [1, 2]}[now]
+    take(store, world_size=3, now=32.0, rank=2, attempt="successor")
+    assert ended(store, 32.0) == [1]
+    take(store, world_size=3, now=33.0, rank=0, attempt="of-0", steps=50, activity="checkpoint")
+    take(store, world_size=3, now=33.0, rank=2, attempt="successor", activity="checkpoint")
+    assert ended(store, 33.0) == []
+
+
+def test_ranks_that_end_together_have_not_ended_while_others_train() -> None:
+    store = RankStore()
+    for rank in range(3):
+        take(store, world_size=3, now=rank / 2, rank=rank, attempt=f"of-{rank}")
+        store.close(f"of-{rank}")
+    assert [ended(store, now / 2) for now in range(100)] == [[]] * 100
+
+
 def test_another_user_cannot_write_to_a_rank() -> None:
     store = RankStore()
     take(store, steps=5)

@@ -308,3 +308,28 @@ def test_the_end_removes_the_file_at_once(watch: JobWatch, path: Path) -> None:
     """The process ends without waiting for the thread."""
     watch.stop()
     assert not path.exists()
+
+
+@pytest.mark.slow
+def test_the_log_names_ranks_that_end_and_run_again(
+    watch: JobWatch, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once each. This process is on the GPU, so both ranks are verified."""
+    pid = os.getpid()
+    watch.samples(seen(pid))
+    watch.start()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as stays:
+        stays.connect(str(path))
+
+        def logged(text: str) -> bool:
+            with suppress(BlockingIOError):
+                stays.send(encoded(message(rank=0, attempt="first")))
+            watch.samples(seen(pid))
+            return text in caplog.text
+
+        until(lambda: send(path, encoded(message(rank=1, attempt="second"))), what="room in the socket")
+        until(lambda: logged("training loop: rank 1 of job llm-7b has ended or sends nothing"))
+        until(lambda: send(path, encoded(message(rank=1, attempt="third", steps=1))), what="room in the socket")
+        until(lambda: logged("training loop: rank 1 of job llm-7b runs again, after 1 restarts"))
+    assert caplog.text.count("has ended") == caplog.text.count("runs again") == 1

@@ -27,3 +27,18 @@ def test_nodes_that_were_not_read_yet() -> None:
     shown = list_values(nodes)
     assert shown["summary"] == "1 of 4 nodes healthy, 1 unknown, 2 not read yet"
     assert shown["rows"].count("Not read yet") == 2
+
+
+def test_a_healthy_node_with_incidents_comes_before_others() -> None:
+    """Its incidents are listed with their severity; an info incident is none."""
+    straggler = {"severity": "warning", "words": "GPU 3 slows down job <b>"}
+    nodes = [
+        node("a", ""),
+        node("b", "")._replace(incidents=[{"severity": "info", "words": "GPU 1 is idle"}]),
+        node("c", "")._replace(incidents=[straggler] * 5),
+    ]
+    rows = list_values(nodes)["rows"]
+    assert rows.index('href="c/"') < rows.index('href="a/"') < rows.index('href="b/"')
+    assert rows.count("GPU 3 slows down job &lt;b&gt;") == 3
+    assert "<p>2 more</p>" in rows
+    assert "idle" not in rows

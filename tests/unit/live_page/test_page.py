@@ -97,7 +97,7 @@ def test_a_policy_of_the_user_stays(tmp_path: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("name", [*OWN, "../page.html", "../nodes.html"])
+@pytest.mark.parametrize("name", [*OWN, "../page.html", "../nodes.html", "../runbook.html"])
 def test_no_file_names_another_host(name: str) -> None:
     """The only absolute URL is the XML namespace of SVG. All others are relative, so that a path prefix works."""
     text = (page.FOLDER / name).read_text("utf-8")
@@ -127,3 +127,12 @@ def test_the_strip_knows_all_classes_of_useful_work() -> None:
     assert heights
     named = set(re.findall(r"[a-z-]{3,}", heights[1]))
     assert named <= {bottleneck.name for bottleneck in BOTTLENECKS}
+
+
+def test_links_to_the_dashboards() -> None:
+    """Of the node in the page, of GPUs and jobs for the scripts. Without the address of Grafana, there are none."""
+    body = page.load_page("https://grafana.example/g").of_node("node <1>", {})
+    assert '<a href="https://grafana.example/g/d/gpu-node?var-node=node%20%3C1%3E">' in body
+    assert 'data-gpu-board="https://grafana.example/g/d/gpu-gpu?var-node=node%20%3C1%3E&amp;var-gpu={gpu}"' in body
+    assert "/d/gpu-job?var-namespace={namespace}&amp;var-workload={workload}" in body
+    assert "board" not in page.load_page().of_node("node", {})

@@ -504,7 +504,8 @@ def test_watch_that_fails_lists_again(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """One line says what to install."""
-    monkeypatch.delitem(sys.modules, "gpu_exporter.owners.kubelet", raising=False)
+    for module in ("gpu_exporter.owners.kubelet", "gpu_exporter.io.protobuf"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GpuExporterError, match="run `pip install grpcio protobuf`"):
         kubelet_of(room_settings(Config(), OwnerSettings))

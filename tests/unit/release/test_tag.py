@@ -14,6 +14,7 @@ import pytest
 from gpu_exporter.catalogue import project
 from gpu_exporter.version import __version__
 from release import tag
+from release.source import commit_time
 from tests import ROOT
 
 pytestmark = pytest.mark.slow
@@ -150,6 +151,7 @@ def test_verify_sets_the_outputs(workflow: Path, tmp_path: Path) -> None:
     tag.verify(f"v{__version__}", tmp_path)
     assert workflow.read_text().splitlines() == [
         f"version={__version__}",
+        f"time={commit_time(tmp_path)}",
         "image=ghcr.io/some-owner/exporter",
         "charts=oci://ghcr.io/some-owner/charts",
     ]

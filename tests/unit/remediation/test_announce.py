@@ -89,7 +89,7 @@ def receiver() -> Iterator[Receiver]:
 class Site:
     """An announcer and what it says."""
 
-    def __init__(self, notify: Notify = NO_URL, mode: Mode = Mode.CORDON) -> None:
+    def __init__(self, notify: Notify = NO_URL, mode: Mode = Mode.CORDON, *, events: bool = True) -> None:
         self.events, self.lines, self.metrics = Events(), list[Any](), ControllerMetrics()
         self.pool = NodePool("all", mode=mode, budget=Budget(9, 1.0))
         self.announcer = Announcer(
@@ -99,6 +99,7 @@ class Site:
             "me",
             lambda line: self.lines.append(json.loads(line)),
             lambda: NOW,
+            events=events,
         )
 
     def cycle(self, *, faulty: bool, ledger: Ledger = LEDGER) -> None:
@@ -142,6 +143,17 @@ def test_an_event_that_cannot_be_written_is_counted() -> None:
     site.events.fails = True
     site.cycle(faulty=True)
     assert 'gpu_remediation_errors_total{reason="event_forbidden"} 1.0' in site.metrics.text().decode()
+
+
+def test_without_events() -> None:
+    """The right to write them may be missing: nothing is tried, and all else is reported."""
+    site = Site(events=False)
+    site.events.fails = True
+    site.cycle(faulty=True)
+    page = site.metrics.text().decode()
+    assert "gpu_remediation_errors_total{" not in page
+    assert "gpu_remediation_actions_total{" in page
+    assert len(site.lines) == 1
 
 
 def test_a_redirect_does_not_get_the_token(receiver: Receiver, tmp_path: Path) -> None:

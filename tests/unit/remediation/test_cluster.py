@@ -156,6 +156,14 @@ def test_disruption_budgets_of_the_newest_version(versions: list[str], used: str
     assert api.requests == [("get", "/apis/policy"), ("list", path, True, {})]
 
 
+def test_a_job_is_read_by_its_name() -> None:
+    """One that is gone is None."""
+    path = "/apis/batch/v1/namespaces/team/jobs/bert"
+    of, api = cluster({path: {"spec": {"backoffLimit": 2}}})
+    assert of.job("team", "bert") == {"spec": {"backoffLimit": 2}}
+    assert api.requests == [("get", path)]
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_an_eviction_is_of_the_pod_that_was_read(dry_run: bool) -> None:
     """The version of Eviction is asked for once."""

@@ -14,7 +14,7 @@ from gpu_exporter.remediation import pods, workload
 from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.drain import advance, needs_pods
 from gpu_exporter.remediation.evidence import unknown
-from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY, NodePod
+from gpu_exporter.remediation.pods import CHECKPOINT, COMPLETION_INDEX, EVICT_AFTER, POLICY, NodePod
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb, reconcile
 from gpu_exporter.remediation.settings import DrainSettings, Mode, RemediationScope
 from gpu_exporter.remediation.state import DrainProgress, Gang, WatchedNode
@@ -57,7 +57,7 @@ def at(seconds: float) -> str:
 
 
 WEB = unit(pod())
-JOB: dict[str, Any] = {"labels": {"job-name": "bert"}}
+JOB: dict[str, Any] = {"labels": {"job-name": "bert", COMPLETION_INDEX: "0"}}
 RANKS = pod("r0", **JOB), pod("r1", "m", **JOB)
 GONE = replace(pod(), terminating=True)
 BEGUN = Gang("team", "job-name", "bert", ("r0", "r1"))
@@ -318,8 +318,11 @@ def test_the_most_important_reason_to_wait_is_named() -> None:
 def test_a_second_job_waits_for_the_first() -> None:
     """But not single pods, and not what is left of a job on this node alone."""
     refused = {unit(*RANKS).key: "429"}
-    other = unit(pod("s0", labels={"job-name": "llama"}), pod("s1", "m", labels={"job-name": "llama"}))
-    last = unit(pod("s0", labels={"job-name": "llama"}))
+    other = unit(
+        pod("s0", labels={"job-name": "llama", COMPLETION_INDEX: "0"}),
+        pod("s1", "m", labels={"job-name": "llama", COMPLETION_INDEX: "0"}),
+    )
+    last = unit(pod("s0", labels={"job-name": "llama", COMPLETION_INDEX: "0"}))
     busy = draining(gang=BEGUN)
     assert decide(busy, JobLoad((other, last, WEB), unit(*RANKS), refused)).evict == (last, WEB)
     assert decide(busy, JobLoad((other,), unit(*RANKS), refused)).reason is Reason.PODS_END
@@ -328,7 +331,7 @@ def test_a_second_job_waits_for_the_first() -> None:
 
 def test_the_units_of_a_node() -> None:
     """A pod without a job is alone; members that wait for a node, or that have another label now, do not count."""
-    waiting, other = pod("r2", "", **JOB), pod("r3", "m", labels={"job-name": "llama"})
+    waiting, other = pod("r2", "", **JOB), pod("r3", "m", labels={"job-name": "llama", COMPLETION_INDEX: "0"})
     found = workload.units([RANKS[0], pod()], {("team", "job-name", "bert"): [*RANKS, waiting, other]}, DRAIN, OWN)
     assert [[each.name for each in made.pods] for made in found] == [["p"], ["r0", "r1"]]
     assert [made.key for made in found] == ["p", ("team", "job-name", "bert")]

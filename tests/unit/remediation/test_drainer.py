@@ -8,12 +8,13 @@ import pytest
 
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.remediation import state as s
+from gpu_exporter.remediation.pods import COMPLETION_INDEX
 from gpu_exporter.remediation.reconcile import Reason, Verb
 from gpu_exporter.remediation.settings import Breaker, Budget, DrainSettings, Exporters, Mode, NodePool, Settings
 from gpu_exporter.remediation.state import DrainProgress
 from tests.support.remediation_world import World
 
-JOB = {"labels": {"app": "bert", "job-name": "bert"}}
+JOB = {"labels": {"app": "bert", "job-name": "bert", COMPLETION_INDEX: "0"}}
 
 
 def world(mode: Mode = Mode.DRAIN, timeout: str = "2h") -> World:

@@ -15,7 +15,7 @@ from gpu_exporter.remediation import state as s
 from gpu_exporter.remediation.cluster import Cluster
 from gpu_exporter.remediation.drainer import Drainer
 from gpu_exporter.remediation.leader import Leader
-from gpu_exporter.remediation.pods import CHECKPOINT, EVICT_AFTER, POLICY
+from gpu_exporter.remediation.pods import CHECKPOINT, COMPLETION_INDEX, EVICT_AFTER, POLICY
 from gpu_exporter.remediation.reconcile import Decision, Reason, Verb
 from gpu_exporter.remediation.settings import Exporters, NodePool, Settings
 from gpu_exporter.remediation.state import DrainProgress, WatchedNode
@@ -34,6 +34,7 @@ class Server:
         self.pods: Mapping[str, Any] = {}
         self.node_object: Any = None
         self.listed: list[Any] = []
+        self.jobs: Mapping[str, Any] = {}
         self.refused: dict[str, str] = {}
         self.lists: list[tuple[Any, ...]] = []
         self.writes: list[tuple[Any, ...]] = []
@@ -60,6 +61,11 @@ class Server:
         self.lists.append((*key, fresh))
         self._refuse("pods_of")
         return [item for item in self.pods.values() if item["metadata"].get("labels", {}).get(key[1]) == key[2]]
+
+    def job(self, namespace: str, name: str) -> Any:
+        self.lists.append(("job", namespace, name))
+        self._refuse("job")
+        return self.jobs.get(name)
 
     def budgets(self, namespace: str) -> Sequence[Any]:
         self.lists.append(("budgets", namespace))
@@ -112,11 +118,14 @@ def item(name: str, node: str = "n", **metadata: Any) -> Any:
     }
 
 
-LABELS: Any = {"labels": {"job-name": "bert"}}
+LABELS: Any = {"labels": {"job-name": "bert", COMPLETION_INDEX: "0"}}
 WANTS: Any = {"annotations": {CHECKPOINT: "90s"}}
 WEB, DB = unit(pod_of("web")), unit(pod_of("db"))
 BERT = unit(pod_of("r0", **LABELS), pod_of("r1", "m", **LABELS))
-LLAMA = unit(pod_of("s0", labels={"job-name": "llama"}), pod_of("s1", "m", labels={"job-name": "llama"}))
+LLAMA = unit(
+    pod_of("s0", labels={"job-name": "llama", COMPLETION_INDEX: "0"}),
+    pod_of("s1", "m", labels={"job-name": "llama", COMPLETION_INDEX: "0"}),
+)
 NODE_OBJECT: Any = {
     "metadata": {
         "name": "n",
@@ -161,18 +170,50 @@ def test_pods_that_cannot_be_listed(server: Server, what: str) -> None:
     """A missing right is the node's problem; any other failure ends the cycle."""
     server.pods = {"r0": item("r0", **LABELS)}
     server.refused[what] = "forbidden"
-    assert server.drainer.load(CORDONED, DRAINS) == JobLoad(problem=f"its pods cannot be listed: {what}")
+    assert server.drainer.load(CORDONED, DRAINS) == JobLoad(problem=f"its pods or their Jobs cannot be read: {what}")
     for reason in ("timeout", "absent", "zero"):
         server.refused[what] = reason
         with pytest.raises(LookupFailed):
             server.drainer.load(CORDONED, DRAINS)
 
 
+def of_job(name: str, node: str = "n") -> Any:
+    """Return a pod of the Job bert, which is not Indexed."""
+    found = item(name, node, labels={"job-name": "bert"})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "bert", "controller": True}
+    return {**found, "metadata": {**found["metadata"], "ownerReferences": [owner]}}
+
+
+@pytest.mark.parametrize(
+    ("job", "kept"),
+    [({"spec": {"backoffLimit": 2}}, ""), ({"spec": {"backoffLimit": 1}}, "backoffLimit is 1"), (None, "")],
+)
+def test_a_job_that_would_fail_is_kept(server: Server, job: Any, kept: str) -> None:
+    """Its pods on other nodes are not even listed; a Job that is gone counts nothing."""
+    server.pods = {each["metadata"]["name"]: each for each in (of_job("a"), of_job("b"), of_job("c", "m"))}
+    server.jobs = {"bert": job}
+    found = server.drainer.load(draining(), DRAINS, fresh=True)
+    assert found is not None
+    assert [str(each) for each in found.units] == ["pod team/a", "pod team/b"]
+    assert all((kept in each.protected) and bool(each.protected) is bool(kept) for each in found.units)
+    assert server.lists == [("n", True), ("job", "team", "bert")]
+
+
+def test_jobs_that_cannot_be_read(server: Server) -> None:
+    """Without the right to, nothing is evicted."""
+    server.pods = {"a": of_job("a")}
+    server.refused["job"] = "forbidden"
+    assert server.drainer.load(CORDONED, DRAINS) == JobLoad(problem="its pods or their Jobs cannot be read: job")
+
+
 def test_pods_go_before_the_first_job_that_can(server: Server) -> None:
     """One job at a time, because recording it changes the node; pods are warned before any is evicted."""
     server.node_object, wants = NODE_OBJECT, unit(pod_of("slow", **WANTS))
     server.listed = [{"metadata": {"name": "none"}, "spec": {"selector": {"matchLabels": {"job-name": "bert"}}}}]
-    third = unit(pod_of("t0", labels={"job-name": "third"}), pod_of("t1", "m", labels={"job-name": "third"}))
+    third = unit(
+        pod_of("t0", labels={"job-name": "third", COMPLETION_INDEX: "0"}),
+        pod_of("t1", "m", labels={"job-name": "third", COMPLETION_INDEX: "0"}),
+    )
     units = (BERT, WEB, LLAMA, third, DB)
     decision = replace(evicts(*units, notify=[wants]), load=JobLoad((*units, wants)))
     server.drainer.evict(draining(), DRAINS, decision)

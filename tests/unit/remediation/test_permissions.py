@@ -24,6 +24,7 @@ REQUESTED = {
     ("", "", "pods/eviction", "", "create"),
     ("", "", "pods/status", "", "patch"),
     ("", "policy", "poddisruptionbudgets", "", "list"),
+    ("", "batch", "jobs", "", "get"),
     (NAMESPACE, "", "pods", "", "list"),
     (NAMESPACE, "coordination.k8s.io", "leases", "", "create"),
     (NAMESPACE, "coordination.k8s.io", "leases", OWN, "get patch"),
@@ -31,7 +32,7 @@ REQUESTED = {
 }
 
 
-EVICTS = ("pods/eviction", "pods/status", "poddisruptionbudgets")
+EVICTS = ("pods/eviction", "pods/status", "poddisruptionbudgets", "jobs")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,16 @@ def test_rights_are_those_that_are_requested(modes: tuple[str, ...], evicts: boo
     assert {binding["roleRef"]["name"] for binding in bindings} == {OWN, CLUSTER}
 
 
+@pytest.mark.parametrize(
+    ("remediation", "granted"),
+    [({}, True), ({"events": False}, False), ({"pools": [{"name": "a", "mode": "off"}]}, False)],
+)
+def test_a_role_in_the_namespace_default_only_for_events(remediation: Mapping[str, Any], granted: bool) -> None:
+    found = objects({"remediation": {"enabled": True, **remediation}})
+    namespaces = {each["metadata"]["namespace"] for each in kind(found, "Role")}
+    assert ("default" in namespaces) is granted
+
+
 def test_pods_are_restricted() -> None:
     """The controller needs nothing of the node."""
     (deployment,) = kind(objects(VALUES), "Deployment")
@@ -74,6 +85,43 @@ def test_pods_are_restricted() -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
+def spec(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the spec of the controller's pods."""
+    (deployment,) = kind(objects(values), "Deployment")
+    found: Mapping[str, Any] = deployment["spec"]["template"]["spec"]
+    return found
+
+
+def test_it_prefers_nodes_without_gpus() -> None:
+    """By the labels by which the exporter recognises them; affinity of another kind is merged."""
+    label: Mapping[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    found = spec({"remediation": {"enabled": True, "affinity": label}})["affinity"]
+    (preferred,) = found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    exporters = kind(objects({}), "DaemonSet")[0]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = exporters["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = {each["key"] for term in terms for each in term["matchExpressions"]}
+    assert {each["key"] for each in preferred["preference"]["matchExpressions"]} == keys
+    assert {each["operator"] for each in preferred["preference"]["matchExpressions"]} == {"NotIn", "DoesNotExist"}
+    assert label.items() <= found.items()
+    own = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}}
+    assert spec({"remediation": {"enabled": True, "affinity": own}})["affinity"] == own
+
+
+def test_openshift_chooses_the_user() -> None:
+    """Its default constraints reject any other."""
+    context = spec({**VALUES, "openShift": {"scc": True}})["securityContext"]
+    assert not {"runAsUser", "runAsGroup", "fsGroup"} & context.keys()
+    assert context["runAsNonRoot"] is True
+
+
+def test_a_drain_ends_one_controller_at_a_time() -> None:
+    found = objects(VALUES)
+    (budget,) = kind(found, "PodDisruptionBudget")
+    (deployment,) = kind(found, "Deployment")
+    assert budget["spec"]["maxUnavailable"] < deployment["spec"]["replicas"]
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+
+
 def test_nothing_without_it() -> None:
     """By default, there is no controller, and no right to change anything."""
     found = objects({})
@@ -83,11 +131,13 @@ def test_nothing_without_it() -> None:
 
 def test_the_configuration_is_valid() -> None:
     """It finds the exporter's pods by their labels, and observes by default."""
-    found = objects({**VALUES, "web": {"tlsSecret": "tls"}})
+    named = {"config": {"exporters": {"server_name": "gpus.example"}}}
+    found = objects({"remediation": {**VALUES["remediation"], **named}, "web": {"tlsSecret": "tls"}})
     (config,) = (each for each in kind(found, "ConfigMap") if each["metadata"]["name"] == OWN)
     settings = parse(config["data"]["remediation.yaml"].encode())
     assert [pool.mode for pool in settings.pools] == [Mode.OBSERVE]
-    assert (settings.lease, settings.exporters.scheme) == (OWN, "https")
+    exporters = settings.exporters
+    assert (settings.lease, exporters.scheme, exporters.server_name) == (OWN, "https", "gpus.example")
     (daemonset,) = kind(found, "DaemonSet")
     labels = daemonset["spec"]["template"]["metadata"]["labels"]
     assert all(
@@ -103,16 +153,42 @@ def test_mode_off_survives_yaml() -> None:
     assert parse(config["data"]["remediation.yaml"].encode()).pools[0].mode is Mode.OFF
 
 
-def test_the_network_policy_lets_the_controller_in() -> None:
-    """Otherwise every node would be unknown."""
-    peer = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
-    found = objects({**VALUES, "networkPolicy": {"enabled": True, "from": [peer]}})
-    (policy,) = kind(found, "NetworkPolicy")
-    components = [
-        each.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component")
-        for each in policy["spec"]["ingress"][0]["from"]
-    ]
-    assert "remediation" in components
+PROMETHEUS = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+NOTIFY = {"remediation": {"enabled": True, "config": {"notify": {"url": "https://hooks.example:8443/x"}}}}
+
+
+def policies(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the network policies of the exporter and of the controller."""
+    found = kind(objects({"networkPolicy": {"enabled": True, "from": [PROMETHEUS]}, **values}), "NetworkPolicy")
+    by_name = {each["metadata"]["name"]: each["spec"] for each in found}
+    return by_name[NAME], by_name[OWN]
+
+
+def test_the_network_policies_let_the_controller_ask_the_exporters() -> None:
+    """Otherwise every node would be unknown: each policy selects the pods that the other one names."""
+    exporter, controller = policies(VALUES)
+    selectors = [each["podSelector"]["matchLabels"] for each in exporter["ingress"][0]["from"] if "podSelector" in each]
+    assert any(each.items() <= controller["podSelector"]["matchLabels"].items() for each in selectors)
+    (asks, api) = controller["egress"]
+    assert asks["to"] == [{"podSelector": exporter["podSelector"]}]
+    assert [each["port"] for each in asks["ports"]] == [9400]
+    assert {each["port"] for each in api["ports"]} == {443, 6443}
+    assert "to" not in policies({**VALUES, "hostNetwork": True})[1]["egress"][0], "these pods have the node's address"
+
+
+def test_who_may_reach_the_controller() -> None:
+    """Those who may scrape the exporter, or others: its port takes webhooks."""
+    alertmanager = {"podSelector": {"matchLabels": {"app": "alertmanager"}}}
+    (ingress,) = policies(VALUES)[1]["ingress"]
+    assert (ingress["from"], [each["port"] for each in ingress["ports"]]) == ([PROMETHEUS], ["http"])
+    others = {"remediation": {"enabled": True, "networkPolicy": {"from": [alertmanager]}}}
+    assert policies(others)[1]["ingress"][0]["from"] == [alertmanager]
+
+
+def test_it_may_notify() -> None:
+    """At the port of the URL, with DNS."""
+    ports = {each["port"] for rule in policies(NOTIFY)[1]["egress"] for each in rule["ports"]}
+    assert ports == {9400, 443, 6443, 53, 8443}
 
 
 @pytest.mark.parametrize(("value", "operated"), [("serviceMonitor", "ServiceMonitor"), ("podMonitor", "PodMonitor")])

@@ -226,20 +226,6 @@ def test_a_pod_that_was_told(after: str, notified: bool, waits: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "gang"),
-    [
-        ({"job-name": "bert"}, ("job-name", "bert")),
-        ({"job-name": "bert", "gpu-exporter.io/gang": "g"}, ("gpu-exporter.io/gang", "g")),
-        ({"job-name": ""}, None),
-        ({"app": "web"}, None),
-    ],
-)
-def test_the_job_of_a_pod(labels: Any, gang: tuple[str, str] | None) -> None:
-    """The first of the labels counts."""
-    assert replace(POD, labels=labels).gang(DrainSettings()) == gang
-
-
-@pytest.mark.parametrize(
     ("priority", "protected"), [(1_000_000_000, ""), (1_000_000_001, "pod team/p has the priority 1000000001")]
 )
 def test_pods_of_the_system_are_protected(priority: int, protected: str) -> None:

@@ -1,4 +1,4 @@
-"""Which GPUs on the PCI bus the driver should list, by files of sysfs."""
+"""Which GPUs on the PCI bus the driver should list, and what the ports above them allow, by files of sysfs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.model.pci import PciGpu
-from gpu_exporter.sources.nvml.driver import gpus_on_bus
+from gpu_exporter.sources.nvml.driver import gpus_on_bus, pcie_port
 from tests.support.fakes.fabric import FakeFabric
 
 ADDRESS = "0000:3b:00.0"
@@ -57,3 +57,40 @@ def test_unknown(bus: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus_on_bus(bus.root) == ()
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
     assert gpus_on_bus(bus.sys) == ()
+
+
+PORT = "pci0000:00/0000:00:01.0"
+PHYSICAL, VIRTUAL = "flags\t\t: fpu sse\n", "flags\t\t: fpu hypervisor sse\n"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "speed", "width", "cpu", "found"),
+    [
+        ("0x8086", "16.0 GT/s PCIe", "16", PHYSICAL, (4, 16)),
+        ("0x1022", "32.0 GT/s PCIe", "8", PHYSICAL, (5, 8)),
+        ("0x10b5", "8.0 GT/s PCIe", "4", "", (3, 4)),
+        ("0x8086", "2.5 GT/s", "1", PHYSICAL, (1, 1)),
+        ("0x8086", "16.0 GT/s PCIe", "16", VIRTUAL, None),
+        ("0x1b36", "16.0 GT/s PCIe", "32", "", None),
+        ("0x8086", "Unknown", "255", PHYSICAL, None),
+        ("0x8086", "", "", PHYSICAL, None),
+    ],
+)
+def test_what_the_port_allows(
+    bus: FakeFabric, vendor: str, speed: str, width: str, cpu: str, found: tuple[float, float] | None
+) -> None:
+    """Generation and lanes of the port above the GPU; nothing in a virtual machine, whose ports are not the host's."""
+    bus.function(f"{PORT}/{ADDRESS}", NVIDIA, CONTROLLER_3D, "nvidia")
+    port = bus.sys / "devices" / PORT
+    for name, text in (("vendor", vendor), ("max_link_speed", speed), ("max_link_width", width)):
+        (port / name).write_text(f"{text}\n")
+    (bus.root / "cpuinfo").write_text(cpu)
+    assert pcie_port(bus.sys, bus.root, "00000000:3B:00.0") == found
+
+
+def test_a_gpu_without_a_port(bus: FakeFabric) -> None:
+    """On the root bus, as in many cloud instances, and an address that does not exist."""
+    bus.function(f"pci0000:00/{ADDRESS}", NVIDIA, CONTROLLER_3D, "nvidia")
+    assert [pcie_port(bus.sys, bus.root, address) for address in ("00000000:3B:00.0", "00000000:99:00.0", "")] == [
+        None
+    ] * 3

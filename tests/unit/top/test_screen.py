@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from gpu_exporter.catalogue.causes import SHARES as CAUSES
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.window import DeviceIdentity
 from gpu_exporter.top.lines import ASCII, UNICODE, bar, cut, fit, glyphs, spark, width_of, wrapped
 from gpu_exporter.top.numbers import long, short
 from gpu_exporter.top.screen import Screen
 from gpu_exporter.top.state import GpuRow, ProcessRow, View
 from gpu_exporter.top.terminal import keys_of
 
+MODE_BY_NAME = {mode.name: mode for mode in MODES}
+SHARES = {**dict.fromkeys(CAUSES, 0.0), Cause.USEFUL: 0.7, Cause.HOST: 0.3}
 WIDE = "一" * 60
 
 
@@ -51,7 +60,7 @@ def test_every_size(size: tuple[int, int], number: int) -> None:
     ]
     view = View(1000.0, "source", "Simulated GPUs", "no answer", 1, gpus=tuple(gpus))
     screen = Screen(UNICODE, size)
-    for key in ("", "enter", "end", "esc", "?", "?", "down", "pgdn", "/", "x"):
+    for key in ("", "enter", "end", "esc", "?", "?", "tab", "end", "tab", "down", "pgdn", "/", "x"):
         screen.press(key)
         text(screen, view)
 
@@ -82,6 +91,91 @@ def test_what_was_there_at_the_first_diagnosis_may_be_older() -> None:
     assert " GPU 0 waits (for at least 20 s)" in lines
 
 
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    [
+        ("s", "index"),
+        (("f6", "f6"), "loss"),
+        ("<", "owner"),
+        ("><", "worst first"),
+        (".,", "worst first"),
+        ("P", "SM"),
+        ("M", "memory"),
+        ("T", "temperature"),
+        ("TW", "worst first"),
+    ],
+)
+def test_keys_of_htop_and_nvitop_sort(keys: Sequence[str], order: str) -> None:
+    screen = Screen(UNICODE)
+    for key in keys:
+        screen.press(key)
+    assert (screen.order, screen.reverse) == (order, False)
+    screen.press("I")
+    assert screen.reverse
+
+
+@pytest.mark.parametrize(("key", "name"), [("f1", "help"), ("f3", "typing"), ("\\", "typing"), ("f10", "done")])
+def test_other_keys_of_htop(key: str, name: str) -> None:
+    screen = Screen(UNICODE)
+    screen.press(key)
+    assert getattr(screen, name) is True
+
+
+def test_a_filter_may_have_the_letters_of_keys() -> None:
+    screen = Screen(UNICODE)
+    for key in ("/", *"hPI.,>\\"):
+        screen.press(key)
+    assert screen.filter == "hPI.,>\\"
+
+
+VALUES = {"sm_active": 0.5, "power": 500.0, "temperature": 55.0, "memory_used": 80 * 2.0**30}
+
+
+def ranks(mode: str = "GpuStragglerSlow") -> tuple[GpuRow, ...]:
+    """Return four GPUs of a job, of which the second has a finding."""
+    found = []
+    for index in range(4):
+        identity = DeviceIdentity(gpu=str(index), namespace="ml", workload="train")
+        matches = (Match(MODE_BY_NAME[mode], {}),) if index == 1 else ()
+        diagnosis = Diagnosis(DeviceKey("", f"GPU-{index}", ""), identity, None, matches, {}, {}, shares=SHARES)
+        found.append(row(index, values=VALUES, owner=f"ml/train-{index}", diagnosis=diagnosis))
+    return tuple(found)
+
+
+def test_eighty_columns() -> None:
+    """What an on-call engineer asks first fits, and a finding is not cut."""
+    lines = text(Screen(UNICODE, (80, 24)), View(1000.0, gpus=ranks()))
+    assert lines[1].split() == ["GPU", "FINDING", "CLASS", "SM", "POWER", "TEMP", "MEMORY", "OWNER"]
+    assert lines[2].split()[1:] == ["1", "GpuStragglerSlow", "unknown", "50%", "500W", "55°", "80Gi", "ml/train-1"]
+    long = text(Screen(UNICODE, (80, 24)), View(1000.0, gpus=ranks("GpuMemoryExhaustionPredicted")))
+    assert "MemoryExhaustion…" in long[2]
+
+
+def test_jobs() -> None:
+    """Tab shows them; on a large screen they are below the GPUs, with the other GPUs that have findings."""
+    view, screen = View(1000.0, gpus=ranks()), Screen(UNICODE, (100, 24))
+    screen.lines(view)
+    screen.press("tab")
+    shown = text(screen, view)
+    assert shown[1].split()[:2] == ["JOB", "GPUS"]
+    assert re.fullmatch(r"  ml/train +0-3 .* 50% +2000W +1\.2 of 4 GpuStragglerSlow on GPU 1 *", shown[2])
+    screen.press("tab")
+    assert "JOB" not in "\n".join(text(screen, view)[:3])
+    large = Screen(UNICODE, (200, 50))
+    large.lines(view)
+    large.press("end")
+    joined = "\n".join(text(large, view))
+    assert joined.index("held by ml/train-3") < joined.index("  ml/train ") < joined.index("held by ml/train-1")
+    alone = View(1000.0, gpus=ranks()[:1])
+    screen.press("tab")
+    assert "No job has several GPUs." in "\n".join(text(screen, alone))
+
+
+def test_where_the_runbook_is() -> None:
+    view = View(1000.0, gpus=ranks(), runbooks="http://node-1:9400/runbooks")
+    assert "runbook: http://node-1:9400/runbooks/gpustragglerslow" in "\n".join(text(Screen(UNICODE, (80, 40)), view))
+
+
 def test_the_filter() -> None:
     view = View(1000.0, gpus=(row(0, owner="ml/train-0"), row(1, owner="ml/serve-0"), row(2)))
     screen = Screen(UNICODE)
@@ -110,7 +204,13 @@ def test_who_others_wait_for_comes_first() -> None:
     """All ranks of a job hang; the cause of the incident is one of them."""
     gpus = tuple(map(row, range(4)))
     culprit = {"UUID": gpus[2].key.uuid, "gpu": "2"}
-    incident = {"severity": "warning", "words": "a job makes no progress", "culprits": [culprit], "hit": [], "since": None}
+    incident = {
+        "severity": "warning",
+        "words": "a job makes no progress",
+        "culprits": [culprit],
+        "hit": [],
+        "since": None,
+    }
     assert names(text(Screen(UNICODE), View(1000.0, gpus=gpus, incidents=(incident,)))) == ["2", "0", "1", "3"]
 
 
@@ -141,6 +241,7 @@ def test_scrolling() -> None:
         ("\x1b[6~\x1b[1;5C", ["pgdn"]),
         ("\x1b", ["esc"]),
         ("\r\x7f\x03ä", ["enter", "backspace", "ctrl-c", "ä"]),
+        ("\x1bOP\x1b[17~\t", ["f1", "f6", "tab"]),
     ],
 )
 def test_keys(sent: str, keys: list[str]) -> None:

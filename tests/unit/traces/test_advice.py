@@ -8,8 +8,9 @@ import pytest
 
 from gpu_exporter.traces.advice import merged
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import Advice
+from tests.support.simulated_jobs import Job
 from tests.support.traces import SyntheticTrace
 
 US = 1e-6
@@ -111,6 +112,14 @@ ADVICE: dict[str, tuple[SyntheticTrace, dict[str, float]]] = {
     "a grid of one block for each multiprocessor": (_kernels(("gemm", 0, 100, 7), blocks=132), {}),
     "an unknown grid": (_kernels(("gemm", 0, 100, 7), blocks=-1), {}),
     "an unknown GPU": (_kernels(("gemm", 0, 100, 7), blocks=1, multiprocessors=0), {}),
+    # No tensor core multiplies vectors faster.
+    "products of matrices and vectors": (
+        _kernels(("std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16>", 0, 60, 7)), {}
+    ),
+    # What runs at the same time cannot save more than this time.
+    "on streams at the same time": (
+        _kernels(*((ELEMENTWISE, 10 * number, 10, stream) for stream in (7, 8) for number in range(3))), {"fusion": 20}
+    ),
     "matrix products without tensor cores": (_kernels((SGEMM, 0, 60, 7), ("gemm", 60, 40, 7)), {"tensor_cores": 52.5}),
     # Advice that saves less than 1 % of the time is not given.
     "a saving of 1 %": (_kernels((SGEMM, 0, 8, 7), ("gemm", 8, 692, 7)), {"tensor_cores": 7}),
@@ -189,16 +198,149 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
 
 
 def test_the_largest_saving_comes_first(tmp_path: Path) -> None:
-    found = _advice(tmp_path, _kernels((SGEMM, 0, 80, 7), ("nccl", 80, 50, 8), blocks=66))
+    found = _advice(tmp_path, _kernels((SGEMM, 0, 80, 7), ("gemm", 80, 30, 7), ("nccl", 110, 50, 8), blocks=66))
     assert list(found) == ["tensor_cores", "overlap_communication", "larger_batch"]
+    assert found["larger_batch"].saving_seconds == pytest.approx(15 * US)  # the other product is counted already
+    assert [one.kernels for one in found.values()] == [(SGEMM,), ("nccl",), ("gemm",)]
 
 
 def test_advice_for_several_ranks() -> None:
-    """Of each kind the one that saves most, the largest first."""
+    """Of each kind the mean, with the text of the rank that saves most, the largest first."""
 
     def one(kind: str, saving: float, text: str = "") -> Advice:
         return Advice(kind, text, saving, saving)
 
     ranks = [[one("a", 3.0, "first"), one("b", 1.0)], [one("b", 4.0), one("a", 3.0, "second"), one("c", 2.0)]]
-    assert merged(ranks) == (one("b", 4.0), one("a", 3.0, "first"), one("c", 2.0))
+    assert merged(ranks) == (one("a", 3.0, "first"), one("b", 2.5), one("c", 1.0))
+    assert merged([[one("a", 0.01)], []]) == ()  # less than 1 % of all
     assert merged([]) == ()
+
+
+def _waits(*frames: tuple[str, str], call: str = "cudaStreamSynchronize", steps: int = 3) -> SyntheticTrace:
+    """Return steps with two waits in these frames, each a name and a category."""
+    trace = SyntheticTrace()
+    for step in range(steps):
+        start = step * 2000
+        trace.step(step, start, 2000)
+        for at in (start, start + 1000):
+            for depth, (name, category) in enumerate(frames):
+                trace.host(name, at + 20 + depth, 600 - 2 * depth, category)
+            trace.host(call, at + 50, 460, "cuda_runtime")
+            trace.device(at + 10, 500, launched=at)
+    return trace
+
+
+ITEM = (("train.py(35): log", "python_function"), ("aten::item", "cpu_op"), ("aten::_local_scalar_dense", "cpu_op"))
+WAITS: dict[str, tuple[SyntheticTrace, str, str]] = {
+    "of the user": (_waits(*ITEM), "synchronisation", "The host waits for the GPU in the loop, 2 x .item() per step:"),
+    "in a call": (
+        _waits(("train.py(35): log", "python_function")),
+        "synchronisation", "The host waits for the GPU in the loop, 2 x cudaStreamSynchronize per step: keep values",
+    ),
+    "of the allocator": (_waits(ITEM[0], call="cudaMalloc"), "allocation", "Memory of the GPU is allocated or freed"),
+    "of the allocator of HIP": (_waits(ITEM[0], call="hipMalloc"), "allocation", "Memory of the GPU is allocated"),
+    "of DDP": (
+        _waits(ITEM[0], ("torch/nn/parallel/distributed.py(1500): forward", "python_function")), "", ""
+    ),
+    "of the hooks of DDP": (
+        _waits(("autograd::engine::evaluate_function: AccumulateGrad", "cpu_op"), call="cudaEventSynchronize"), "", ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_waits_for_the_gpu(tmp_path: Path, case: str) -> None:
+    """With how often and where; those that no line of the user causes are no advice for the user."""
+    trace, kind, words = WAITS[case]
+    found = _advice(tmp_path, trace)
+    assert list(found) == ([kind] if kind else [])
+    if kind:
+        assert found[kind].text.startswith(words)
+        assert found[kind].frames[0].startswith("train.py(35): log")
+
+
+def test_launched_work_names_what_it_waited_for(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    trace.device(0, 100, "sm90_gemm", launched=-20)
+    trace.device(1000, 100, "softmax_kernel", launched=-10, stream=9)
+    result = analyze([read(trace.write(tmp_path / "t.json"))])
+    words = "softmax_kernel on stream 9 after sm90_gemm on stream 7"
+    assert [(cause.cause, cause.frames) for cause in result.ranks[0].idle_causes] == [("dependency", (words,))]
+    (found,) = result.verdict.advice
+    assert found.kind == "dependency"
+    assert found.saving_seconds == pytest.approx(900 * US)
+    assert words in found.text
+
+
+def test_migrations_of_unified_memory(tmp_path: Path) -> None:
+    trace = SyntheticTrace()
+    for start in (0, 200):
+        trace.device(
+            start, 100, "Memcpy HtoD (unified memory)", category="gpu_memcpy", args={"bytes": 1 << 20}, launched=-20
+        )
+    found = _advice(tmp_path, trace)["unified_memory"]
+    assert found.text.startswith("2 migrations and page faults of unified memory (2 MiB): prefetch")
+    assert found.saving_seconds == pytest.approx(200 * US)
+    assert found.kernels == ("Memcpy HtoD (unified memory)",)
+
+
+def test_no_advice_without_code_or_kernel(tmp_path: Path) -> None:
+    """A gap of which the file has no frame."""
+    trace = SyntheticTrace()
+    trace.device(0, 100, "gemm", correlation=-1)
+    trace.device(5000, 100, "gemm", correlation=-1)
+    assert _advice(tmp_path, trace) == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "words", "frame"),
+    [
+        (
+            Job(host=lambda _, rank, step: 5000.0 * (rank == 2)),
+            "host",
+            "whose host is slower: make",
+            "train.py(9): augment",
+        ),
+        (
+            Job(gpu=lambda _, rank, step: 400.0 * (rank == 2)),
+            "gpu",
+            "whose GPU takes longer for as many kernels: check",
+            "train.py(3)",
+        ),
+    ],
+)
+def test_the_first_advice_for_a_straggler_is_about_it(
+    tmp_path: Path, job: Job, kind: str, words: str, frame: str
+) -> None:
+    traces = [read(trace.write(tmp_path / f"{rank}.json")) for rank, trace in enumerate(job.traces())]
+    result = analyze(traces)
+    assert result.straggler is not None
+    first, *others = result.verdict.advice
+    assert (result.straggler.kind, first.kind) == (kind, "straggler")
+    assert first.text.startswith(
+        f"The others wait {result.straggler.excess_seconds * 1e3:.3g} ms per step for rank 2, {words}"
+    )
+    assert first.frames[0].startswith(frame)
+    # Overlapping communication saves only the transfer, and the slow code is not counted again.
+    assert "python" not in {one.kind for one in others}
+    transfer = sum(rank.exposed_transfer_seconds or 0.0 for rank in result.ranks) / len(result.ranks)
+    saved = {one.kind: one.saving_seconds for one in others}
+    assert saved["overlap_communication"] == pytest.approx(transfer, rel=0.01)
+
+
+def test_a_rank_with_more_work_is_told_apart_from_a_slow_gpu(tmp_path: Path) -> None:
+    job = Job(gpu=lambda _, rank, step: 400.0 * (rank == 2))
+    traces = job.traces()
+    for number in range(20):
+        traces[2].device(1 + number, 1, "relu_kernel", launched=0, stream=20)
+    result = analyze([read(trace.write(tmp_path / f"{rank}.json")) for rank, trace in enumerate(traces)])
+    assert result.verdict.advice[0].text.endswith("which runs 146 kernels where the others run 126: give it less work.")
+
+
+def test_savings_add_up(tmp_path: Path) -> None:
+    """All advice together saves at most the time that a job takes."""
+    for number, job in enumerate(
+        (Job(loads=8000), Job(overlaps=False, transfer=3000), Job(host=lambda _, rank, step: 5000.0 * rank))
+    ):
+        traces = [read(trace.write(tmp_path / f"{number}-{rank}.json")) for rank, trace in enumerate(job.traces())]
+        assert 0.1 < sum(one.saving_ratio for one in analyze(traces).verdict.advice) <= 1

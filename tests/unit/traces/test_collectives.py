@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.traces.collectives import bus_factor, collective_times
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.collectives import bus_factor, calls_of, collective_times
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import CollectiveTime
 from tests.support.traces import SyntheticTrace
 
@@ -24,13 +24,13 @@ ALLREDUCE = {
 
 
 def _times(folder: Path, *ranks: list[Call]) -> list[tuple[CollectiveTime, ...]]:
-    traces = {}
+    files = []
     for rank, calls in enumerate(ranks):
         trace = SyntheticTrace()
         for start, duration, args in calls:
             trace.device(start, duration, "ncclKernel", launched=0, args={**ALLREDUCE, **args})
-        traces[rank] = read(trace.write(folder / f"{rank}.json"))
-    return list(collective_times(traces).values())
+        files.append(calls_of(read(trace.write(folder / f"{rank}.json"))))
+    return collective_times(files)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from gpu_exporter.traces.diff import (
     FRAME,
     IDLE_FRAME,
     KERNEL,
-    KEYS,
     OPERATOR,
+    TITLES,
+    WAITING,
     Total,
     TraceTotals,
     diff,
@@ -28,6 +29,7 @@ from gpu_exporter.traces.diff import (
     totals,
 )
 from gpu_exporter.traces.reader import read
+from tests.support.simulated_jobs import Job
 from tests.support.traces import SyntheticTrace
 
 PID, TID = 100, 100
@@ -75,7 +77,7 @@ def test_totals_are_per_step(tmp_path: Path) -> None:
         assert list(found.by[CLASS]) == ["gemm", "elementwise"]
         assert list(found.by[KERNEL]) == ["ampere_sgemm_128x64", "at::native::vectorized_elementwise_kernel"]
         assert list(found.by[FRAME]) == ["train.py(20): forward"]
-        assert tuple(found.by) == KEYS
+        assert tuple(found.by) == tuple(TITLES)
 
 
 def test_the_slower_operator_is_named(tmp_path: Path) -> None:
@@ -121,7 +123,8 @@ def test_new_and_gone_names(tmp_path: Path) -> None:
 def _totals(step: float, busy: float, steps: int = 2, **by: dict[str, float]) -> TraceTotals:
     """Return totals per step; each name was launched twice."""
     tables = {
-        key: {name: Total(seconds, 2.0) for name, seconds in by.get(key.replace("-", "_"), {}).items()} for key in KEYS
+        key: {name: Total(seconds, 2.0) for name, seconds in by.get(key.replace("-", "_"), {}).items()}
+        for key in TITLES
     }
     return TraceTotals(steps, 1, step, busy, tables)
 
@@ -161,7 +164,7 @@ def test_a_faster_trace_as_text() -> None:
     assert text[:3] == [
         "The trace took 2 s, and now takes 500 ms (-75.0%).",
         "The GPU works 625 ms less and is idle 875 ms less than before.",
-        "",
+        "Most of it: -875 ms idle, running other code on the host.",
     ]
     assert text[-1].split() == [
         "-875",
@@ -197,6 +200,13 @@ def test_the_five_slowest_and_the_five_fastest() -> None:
         (_totals(1.0, 0.5, operator={"a": 0.3}, cause={"python": 0.56}), "+60 ms idle, running other code on the host"),
         (_totals(1.0, 0.5, cause={"python": 0.6}, code={"f": 0.1}, idle_code={"g": 0.1}),
          "+100 ms idle, running other code on the host, in g"),
+        # A speed-up is not explained by what got slower, nor a slow-down by what got faster.
+        (_totals(0.75, 0.5, operator={"a": 0.1, "b": 0.5}, cause={"python": 0.4}, code={"f": 0.1}),
+         "-150 ms in the operator a"),
+        (_totals(0.75, 0.5, operator={"a": 0.25, "b": 0.3}, cause={"python": 0.6}), ""),
+        (_totals(1.5, 0.5, operator={"a": 0.01, "b": 0.35}, cause={"python": 0.5}), "+100 ms in the operator b"),
+        (_totals(1.5, 0.5, operator={"a": 0.26}, cause={"python": 0.5}, waiting={"rank 3": 0.4}),
+         "+400 ms of waiting in collectives for rank 3"),
     ],
 )  # fmt: skip
 def test_the_main_cause(after: TraceTotals, expected: str) -> None:
@@ -259,8 +269,9 @@ def test_operator_and_code_of_a_launch(tmp_path: Path, frames: Sequence[str], op
 def test_a_trace_without_gpu_events(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 1, 2)]}))
-    with pytest.raises(GpuExporterError, match="no GPU events"):
-        totals(read(path))
+    for traces in ([path], [path, path], [trace(tmp_path / "gpu.json", 2), path]):
+        with pytest.raises(GpuExporterError, match=r"cpu\.json: no GPU events"):
+            totals(*map(read, traces))
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
@@ -285,3 +296,65 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     report.write_text("nothing\n")
     result = CliRunner().invoke(trace_command, ["top", str(report)])
     assert "no report of kernels" in result.output
+
+
+def _job(folder: Path, job: Job) -> Path:
+    folder.mkdir()
+    for rank, made in enumerate(job.traces()):
+        made.write(folder / f"rank{rank}.json")
+    return folder
+
+
+def test_jobs_of_several_ranks(tmp_path: Path) -> None:
+    """A GPU that becomes slow: the others wait for it, and their collectives transfer as fast as before."""
+    before = _job(tmp_path / "before", Job(overlaps=False))
+    after = _job(tmp_path / "after", Job(overlaps=False, gpu=lambda _, rank, step: 400.0 * (rank == 2)))
+    result = CliRunner().invoke(trace_command, ["diff", str(before), str(after)])
+    assert result.exit_code == 0
+    assert "Most of it: +3 ms of waiting in collectives for rank 2." in result.stdout.splitlines()
+    content = json.loads(CliRunner().invoke(trace_command, ["diff", str(before), str(after), "--json"]).stdout)
+    assert (content["before"]["gpus"], content["after"]["gpus"]) == (4, 4)
+    (waiting,) = content["changes"]["waiting"]
+    assert (waiting["name"], waiting["before_seconds"]) == ("rank 2", 0)
+    # 10 layers by 400 us, on three of four GPUs.
+    assert waiting["seconds"] == pytest.approx(3000e-6)
+    by_class = {row["name"]: row["seconds"] for row in content["changes"]["class"]}
+    assert by_class == pytest.approx({"gemm": 1000e-6, "communication": 0, "optimizer": 0})
+    patterns = [str(folder / "rank*.json") for folder in (after, before)]
+    back = CliRunner().invoke(trace_command, ["diff", *patterns]).stdout
+    assert "Most of it: -3 ms of waiting in collectives for rank 2." in back.splitlines()
+
+
+def test_other_numbers_of_gpus_are_said(tmp_path: Path) -> None:
+    found = [
+        totals(*(read(path) for path in sorted(_job(tmp_path / f"{ranks}", Job(ranks=ranks)).iterdir())))
+        for ranks in (1, 2)
+    ]
+    assert list(lines(diff(*found)))[1] == "The job had 1 GPUs, and now has 2: times are means over them."
+    assert found[1].by[WAITING] == {}
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    """A folder with an older file of a rank would count it twice."""
+    folder = _job(tmp_path / "job", Job())
+    (folder / "rank1-old.json").write_bytes((folder / "rank1.json").read_bytes())
+    result = CliRunner().invoke(trace_command, ["diff", str(folder), str(folder)])
+    assert result.exit_code
+    assert "are both of rank 1: give one file of each rank" in result.output
+
+
+def test_a_folder_without_traces(tmp_path: Path) -> None:
+    result = CliRunner().invoke(trace_command, ["diff", str(tmp_path), str(tmp_path)])
+    assert result.exit_code == 2
+    assert "has no file that ends in .json" in result.output
+
+
+def test_totals_without_any_event_of_the_host(tmp_path: Path) -> None:
+    made = SyntheticTrace()
+    made.device(0, 50, correlation=1)
+    found = totals(read(made.write(tmp_path / "t.json"))).by
+    assert {key: list(found[key]) for key in ("operator", "kernel", "code")} == {
+        "operator": ["(no operator)"],
+        "kernel": ["sm90_gemm"],
+        "code": ["(no Python frame)"],
+    }

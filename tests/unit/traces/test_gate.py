@@ -11,7 +11,7 @@ from gpu_exporter.io.user_text import ratio
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces import gate
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import AnalysisResult
 from tests.support.traces import SyntheticTrace
 

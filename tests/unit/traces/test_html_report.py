@@ -17,12 +17,14 @@ from click.testing import CliRunner
 from gpu_exporter.cli.trace import trace_command
 from gpu_exporter.reports.flame_graph import MOST_DEPTH, ROW, flame_graph, tree
 from gpu_exporter.traces.analysis import analyze
+from gpu_exporter.traces.details import gpu_stacks, shares, timeline
 from gpu_exporter.traces.device_times import devices
-from gpu_exporter.traces.exports import gpu_stacks
-from gpu_exporter.traces.html_page import page, shares, timeline
+from gpu_exporter.traces.html_page import page, picture
+from gpu_exporter.traces.idle import Launches
 from gpu_exporter.traces.model import TraceStep
 from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import IdleCause, Straggler
+from gpu_exporter.traces.stacks import Stacks
 from tests.support.traces import SyntheticTrace
 from tests.unit.traces.test_diff import STEP, trace
 from tests.unit.traces.test_text_report import MEMORY, RESULT
@@ -50,8 +52,7 @@ def test_the_whole_report_in_one_file(tmp_path: Path) -> None:
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     source = trace(tmp_path / "a.json", 2, ((HOSTILE, HOSTILE, 400), *STEP))
     source.write_text(source.read_text().replace("load_batch", "load_batch<img src=x onerror=alert(1)>"))
-    traces = [read(source)]
-    text = page(traces, analyze(traces))
+    text = page(analyze([read(source)], details=True))
     assert "<img" not in text
     assert text.count("<script") == 1
     assert "\x1b" not in text
@@ -142,7 +143,7 @@ def test_a_tree_of_stacks() -> None:
 def test_the_timeline_counts_each_moment_once(tmp_path: Path) -> None:
     """The mean over the columns is the busy ratio, although kernels and copies overlap."""
     times = devices(read(trace(tmp_path / "a.json", 4)))[0]
-    layers = shares(times, times.start, times.end)
+    layers = shares(times)
     total = np.sum(list(layers.values()), axis=0)
     assert total.max() <= 1 + 1e-9
     busy = (times.busy[1] - times.busy[0]).sum() / times.span
@@ -164,7 +165,7 @@ def _busy_trace(rank: int | None = None, idle: float = 0) -> SyntheticTrace:
 def test_the_timeline_has_a_column_for_each_moment(tmp_path: Path) -> None:
     """Kernels hide communication, and both hide copies; memsets are kernels."""
     times = devices(read(_busy_trace().write(tmp_path / "t.json")))[0]
-    layers = {name: share.tolist() for name, share in shares(times, times.start, times.end).items()}
+    layers = {name: share.tolist() for name, share in shares(times).items()}
     assert layers == {
         "compute": [1.0] * 100 + [0.0] * 350 + [1.0] * 50,
         "communication": [0.0] * 100 + [1.0] * 50 + [0.0] * 350,
@@ -176,7 +177,7 @@ def test_the_timeline_has_a_column_for_each_moment(tmp_path: Path) -> None:
         TraceStep("<middle>", 250_000, 5, 0),
         TraceStep("late", 10**7, 5, 0),
     )
-    svg = ElementTree.fromstring(timeline(times, steps, times.start, times.end, "a < b"))
+    svg = ElementTree.fromstring(picture(timeline(times, steps), "a < b"))
     paths = {path.attrib["class"]: path.attrib["d"] for path in svg.iter("path")}
     assert paths["copies"] == "".join(f"M{at}.00 0.00h2.00V44.00h-2.00z" for at in range(300, 400, 2))
     assert paths["compute"].startswith("M0.00 0.00h2.00V44.00h-2.00zM2.00 ")
@@ -185,7 +186,7 @@ def test_the_timeline_has_a_column_for_each_moment(tmp_path: Path) -> None:
         ("first", "M0.00 0v44"), ("<middle>", "M250.00 0v44"),
     ]  # fmt: skip
     assert svg.attrib["aria-label"] == "a < b"
-    many = timeline(times, steps[1:2] * 500, times.start, times.end, "")
+    many = picture(timeline(times, steps[1:2] * 500), "")
     assert many.count('class="step"') == 200
 
 
@@ -194,13 +195,13 @@ def test_half_of_a_moment_is_half_as_high(tmp_path: Path) -> None:
     made.device(0, 1)
     made.device(500.5, 499.5)
     times = devices(read(made.write(tmp_path / "t.json")))[0]
-    path = re.findall('class="compute" fill="[^"]*" d="([^"]*)"', timeline(times, (), times.start, times.end, ""))[0]
+    path = re.findall('class="compute" fill="[^"]*" d="([^"]*)"', picture(timeline(times, ()), ""))[0]
     assert path.startswith("M0.00 22.00h2.00V44.00h-2.00zM500.00 11.00h2.00V44.00h-2.00zM502.00 0.00h2.00")
 
 
 def _page(folder: Path, traces: Sequence[SyntheticTrace], **changes: Any) -> str:
     loaded = [read(made.write(folder / f"{number}.json")) for number, made in enumerate(traces)]
-    return page(loaded, replace(analyze(loaded), **changes))
+    return page(replace(analyze(loaded, details=True), **changes))
 
 
 def test_a_page_of_many_ranks(tmp_path: Path) -> None:
@@ -272,8 +273,17 @@ def test_idle_time_in_words(tmp_path: Path) -> None:
 
 
 def test_gpu_time_by_stack(tmp_path: Path) -> None:
-    found = gpu_stacks(read(trace(tmp_path / "a.json", 2)), 0)
+    read_trace = read(trace(tmp_path / "a.json", 2))
+    found = gpu_stacks(read_trace, read_trace.device_events, Stacks(read_trace), Launches(read_trace))
     assert sum(found.values()) == pytest.approx(900e-6)
     (first,) = (stack for stack in found if stack.endswith("ampere_sgemm_128x64"))
     frames = first.split(";")
     assert frames.index("train.py(20): forward") < frames.index("aten::mm") < frames.index("cudaLaunchKernel")
+
+
+def test_gpu_time_without_any_event_of_the_host(tmp_path: Path) -> None:
+    """Such as of traces that record the GPU only."""
+    made = SyntheticTrace()
+    made.device(0, 50, correlation=1)
+    (details,) = analyze([read(made.write(tmp_path / "t.json"))], details=True).details.values()
+    assert details.gpu_stacks == {"(no frames);sm90_gemm": pytest.approx(50e-6)}

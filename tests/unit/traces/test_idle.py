@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.traces.analysis import analyze
-from gpu_exporter.traces.kineto import read
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.result import AnalysisResult
 from tests.support.traces import AUTOGRAD, MAIN, SyntheticTrace
 
@@ -18,7 +18,7 @@ Causes = dict[str, float]  # cause -> us
 
 
 def _result(folder: Path, trace: SyntheticTrace) -> AnalysisResult:
-    return analyze([read(trace.write(folder / "trace.json"))])
+    return analyze([read(trace.write(folder / "trace.json"))], details=True)
 
 
 def _gap(

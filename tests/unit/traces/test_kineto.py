@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.traces import chunks
+from gpu_exporter.traces import chunks, content
 from gpu_exporter.traces.columns import integers
-from gpu_exporter.traces.kineto import read
 from gpu_exporter.traces.model import UNKNOWN, DeviceKind, DeviceProperties, Distributed, HostKind, Trace
+from gpu_exporter.traces.reader import read
 from tests.support.traces import SyntheticTrace
 
 
@@ -54,7 +54,8 @@ def test_all_layouts_give_the_same_trace(tmp_path: Path, layout: str) -> None:
     trace = _read(tmp_path, _layouts(_example())[layout])
     assert len(trace.device_events) == 7
     assert len(trace.host_events) == 1 + 5 + 7
-    assert trace.rank == 3
+    assert trace.distributed
+    assert trace.distributed.rank == 3
     assert trace.devices[0].multiprocessors == 132
     assert trace.dropped_events == 0
     assert [step.name for step in trace.steps] == ["ProfilerStep#1"]
@@ -68,7 +69,7 @@ def test_all_layouts_give_the_same_trace(tmp_path: Path, layout: str) -> None:
 def test_a_plain_array_is_read(tmp_path: Path) -> None:
     trace = _read(tmp_path, json.dumps(_example().events).encode())
     assert len(trace.device_events) == 7
-    assert trace.rank is None
+    assert trace.distributed is None
     assert trace.dropped_events == 0
 
 
@@ -92,6 +93,8 @@ def test_chunks_do_not_change_the_trace(tmp_path: Path, monkeypatch: pytest.Monk
     path = example.write(tmp_path / "t.json", indent=2)
     whole = read(path)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1500)
+    monkeypatch.setattr(content, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(content, "HEAD_BYTES", 100)
     in_chunks = read(path)
     assert len(in_chunks.device_events) == 302 + len(range(0, 300, 7))
     for table in ("device_events", "host_events", "collectives"):
@@ -290,7 +293,6 @@ def test_ranks_of_the_header(tmp_path: Path, case: str) -> None:
     header, expected = HEADERS[case]
     trace = _read(tmp_path, json.dumps({**header, "traceEvents": _example().events}).encode())
     assert trace.distributed == expected
-    assert trace.rank == (expected.rank if isinstance(expected, Distributed) else None)
 
 
 def test_gpus_of_the_header(tmp_path: Path) -> None:
@@ -343,9 +345,6 @@ def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
     assert trace.dropped_events == 0
 
 
-GZIP = gzip.compress(b"[1, 2]", mtime=0)
-
-
 @pytest.mark.parametrize("unlaunched", [1, 2])
 def test_gpu_events_without_launches_are_kept_if_most_have_none(tmp_path: Path, unlaunched: int) -> None:
     """The writer left out launches then."""
@@ -361,24 +360,6 @@ def test_zeros_after_a_gzip_file_are_no_damage(tmp_path: Path) -> None:
     content = gzip.compress(json.dumps(_example().content()).encode())
     trace = _read(tmp_path, content + bytes(3000))
     assert (len(trace.device_events), trace.dropped_events) == (7, 0)
-
-
-@pytest.mark.parametrize(
-    ("content", "unpacked", "damage"),
-    [
-        (GZIP, b"[1, 2]", ""),
-        (GZIP + GZIP, b"[1, 2][1, 2]", ""),
-        (GZIP[:-1], b"[1, 2]", "the gzip file ends too early"),
-        (GZIP[:-4] + b"oops", b"", "damaged gzip: Error -3 while decompressing data: incorrect length check"),
-        (GZIP + b"oops", b"[1, 2]", "damaged gzip: Error -3 while decompressing data: incorrect header check"),
-    ],
-)
-def test_damage_of_a_gzip_file_is_named(tmp_path: Path, content: bytes, unpacked: bytes, damage: str) -> None:
-    path = tmp_path / "t.gz"
-    path.write_bytes(content)
-    blocks = chunks.Blocks(path)
-    assert b"".join(blocks) == unpacked
-    assert blocks.damage == damage
 
 
 def test_progress_is_in_bytes_of_the_file(tmp_path: Path) -> None:
@@ -424,16 +405,17 @@ def test_values_around_the_events(header: bytes, tail: bytes, value: object) -> 
 
 
 @pytest.mark.parametrize(
-    ("limit", "content", "message"),
+    ("limit", "text", "message"),
     [
         ("MOST_HEADER_BYTES", b'{"a": "' + b"x" * 5000, "no list of traceEvents"),
         ("MOST_EVENT_BYTES", b'[{"name": "' + b"x" * 5000, "one event is larger than 64 MiB"),
     ],
 )
 def test_memory_stays_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, content: bytes, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, text: bytes, message: str
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    for module, name in ((chunks, "CHUNK_BYTES"), (content, "CHUNK_BYTES"), (content, "HEAD_BYTES")):
+        monkeypatch.setattr(module, name, 100)
     monkeypatch.setattr(chunks, limit, 1000)
     read_bytes = 0
 
@@ -442,7 +424,7 @@ def test_memory_stays_bounded(
         read_bytes = done
 
     path = tmp_path / "t.json"
-    path.write_bytes(content)
+    path.write_bytes(text)
     with pytest.raises(GpuExporterError, match=message):
         read(path, progress)
     assert 1000 < read_bytes <= 1200

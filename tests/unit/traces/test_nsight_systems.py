@@ -14,8 +14,11 @@ import pytest
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.traces import nsight_systems
+from gpu_exporter.traces.analysis import analyze
 from gpu_exporter.traces.model import UNKNOWN, DeviceKind, HostEvents, HostKind, Trace
 from gpu_exporter.traces.reader import read
+from gpu_exporter.traces.result import TraceClass
+from tests import ROOT
 
 PROCESS, OTHER, THREAD = 4711 << 24, 4712 << 24, 7
 MS = 1_000_000
@@ -309,5 +312,43 @@ def test_damaged_exports(tmp_path: Path) -> None:
         with suppress(GpuExporterError):
             read(damaged)
     damaged.write_bytes(content[:200])
-    with pytest.raises(GpuExporterError, match=r"damaged\.sqlite: not an export of Nsight Systems: .*\w$"):
+    with pytest.raises(GpuExporterError, match=r"damaged\.sqlite: truncated: it has 200 of \d+ bytes: copy it again$"):
         read(damaged)
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "gpus"),
+    [("2023", TraceClass.DATA_LOADING, 1), ("2025", TraceClass.MIXED, 2)],
+)
+def test_exports_of_two_versions_agree_with_sums_in_sql(
+    tmp_path: Path, version: str, verdict: TraceClass, gpus: int
+) -> None:
+    """All columns of the schema of each version: the number and time of the work of each GPU, and bytes copied."""
+    path = tmp_path / "report.sqlite"
+    with sqlite3.connect(path) as database:
+        database.executescript((ROOT / f"tests/data/nsight_systems_{version}.sql").read_text())
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        work = " UNION ALL ".join(
+            f"SELECT end - start AS t, {size} AS size, globalPid, deviceId FROM CUPTI_ACTIVITY_KIND_{table}"
+            for table, size in (("KERNEL", 0), ("MEMCPY", "bytes"), ("MEMSET", "bytes"), ("GRAPH_TRACE", 0))
+            if f"CUPTI_ACTIVITY_KIND_{table}" in tables
+        )
+        sums = database.execute(
+            f"SELECT deviceId, COUNT(*), SUM(t), SUM(size) FROM ({work}) GROUP BY globalPid, deviceId ORDER BY deviceId"
+        ).fetchall()
+    database.close()
+    trace = read(path)
+    events = trace.device_events
+    assert len(sums) == gpus
+    assert sums == [
+        (
+            device,
+            int((events.device == device).sum()),
+            int((events.end - events.start)[events.device == device].sum()),
+            int(events.bytes[(events.device == device) & (events.bytes != UNKNOWN)].sum()),
+        )
+        for device in range(gpus)
+    ]
+    assert trace.devices[0].multiprocessors == 108
+    assert trace.dropped == {}
+    assert analyze([trace]).verdict.trace_class is verdict

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue.causes import TraceCause
 from gpu_exporter.traces import stacks as module
 from gpu_exporter.traces.frames import cause_of, is_synchronising, is_user_frame, stack_cause_of
-from gpu_exporter.traces.kineto import read
 from gpu_exporter.traces.model import UNKNOWN
+from gpu_exporter.traces.reader import read
 from gpu_exporter.traces.stacks import Stacks
 from tests.support.traces import SyntheticTrace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gpu_exporter.traces.collectives import straggler_of
@@ -264,6 +265,7 @@ def test_several_gpus_in_a_sentence(kind: str, why: str) -> None:
     )
 
 
+FAST3 = replace(FAST, steps=_steps(*(2.0,) * 3))
 STRAGGLERS: dict[str, tuple[Sequence[RankResult], tuple[int, str, float] | None]] = {
     "one rank": ([SLOW], None),
     "equal ranks": ([FAST, FAST], None),
@@ -274,14 +276,16 @@ STRAGGLERS: dict[str, tuple[Sequence[RankResult], tuple[int, str, float] | None]
     "whose host is slow": ([FAST, replace(FAST, rank=1, steps=_steps(2.0, host=3.5))], (1, "host", 1.5)),
     "by an eighth of a step": ([FAST, replace(SLOW, steps=_steps(2.5))], (1, "host", 0.5)),
     "by less": ([FAST, replace(SLOW, steps=_steps(2.49))], None),
-    "against the median of the others": (
+    "for which the others wait unequally": (
         [FAST, replace(FAST, rank=2, steps=_steps(0.5)), replace(FAST, rank=3, steps=_steps(2.5)), SLOW],
-        (1, "gpu", 1.0),
+        (1, "gpu", (1.0 + 2.5 + 0.5) / 3),
     ),
-    "in one of three steps": ([FAST, replace(FAST, rank=1, steps=_steps(2.0, 2.0, 9.0))], None),
+    "in one of three steps": ([FAST3, replace(FAST, rank=1, steps=_steps(2.0, 2.0, 9.0))], None),
     "the first of four steps does not count": (
-        [FAST, replace(FAST, rank=1, steps=_steps(0.0, 0.0, 3.0, 4.0))], (1, "host", 1.0)
+        [replace(FAST, steps=_steps(*(2.0,) * 4)), replace(FAST, rank=1, steps=_steps(0.0, 3.0, 3.0, 4.0))],
+        (1, "host", 1.0),
     ),
+    "in two of three steps": ([FAST3, replace(FAST, rank=1, steps=_steps(3.0, 3.0, 0.0))], (1, "host", 1.0)),
     "without steps": (
         [
             replace(FAST, steps=(), exposed_communication_seconds=2.0),
@@ -299,10 +303,25 @@ STRAGGLERS: dict[str, tuple[Sequence[RankResult], tuple[int, str, float] | None]
 }  # fmt: skip
 
 
+def _own(rank: RankResult) -> list[float]:
+    """Return what a rank needs itself in each step; without steps, in all."""
+    own = [max(step.self_seconds, step.host_seconds) for step in rank.steps]
+    return own or [rank.span_seconds - rank.exposed_communication_seconds]
+
+
+def _waits(ranks: Sequence[RankResult]) -> list[np.ndarray]:
+    """Return what each rank waits for the one that needs longest, in each step."""
+    own = np.array([_own(rank)[-min(len(_own(each)) for each in ranks) :] for rank in ranks])
+    found = np.zeros((len(ranks), own.shape[1], len(ranks)))
+    for step, slow in enumerate(own.argmax(axis=0)):
+        found[:, step, slow] = own[slow, step] - own[:, step]
+    return list(found)
+
+
 @pytest.mark.parametrize("case", STRAGGLERS)
 def test_stragglers(case: str) -> None:
     ranks, expected = STRAGGLERS[case]
-    found = straggler_of(ranks, 0.125)
+    found = straggler_of(ranks, _waits(ranks), 0.125)
     if expected is None:
         assert found is None
     else:

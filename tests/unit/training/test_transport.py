@@ -98,7 +98,7 @@ def test_a_textfile_has_the_metrics_of_the_exporter(message: dict[str, Any]) -> 
     of_jobs = [
         metric for metric in metrics.METRICS if metric.name.startswith("gpu_job_") and metric.set is MetricSet.JOB
     ]
-    only_exporter = {"gpu_job_peak_flops_per_second", "gpu_job_restarts_total"}
+    only_exporter = {"gpu_job_peak_flops_per_second", "gpu_job_restarts_total", "gpu_job_rank_ended_timestamp_seconds"}
     families = {family.name: family for family in text_string_to_metric_families(render(whole))}
     assert set(families) == {
         metric.name.removesuffix("_total") for metric in of_jobs if metric.name not in only_exporter

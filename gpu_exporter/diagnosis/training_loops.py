@@ -1,0 +1,380 @@
+"""What training loops say about their ranks on one node -> the signals of the failure modes of training loops. Pure.
+
+`alerting/training_jobs.py` records the same of all nodes. There, rates are of five minutes; here, they are of the last
+20 seconds and ten steps, or of five minutes if that is shorter. What compares with hours is unknown before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from gpu_exporter.catalogue import job_signals as j
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.conditions.averages import mean, median
+from gpu_exporter.conditions.evaluate import Device, Points
+from gpu_exporter.conditions.signal import Signal
+from gpu_exporter.conditions.tree import Leaf, Over
+from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample, key_of, plausible
+from gpu_exporter.io.decoding import printable
+from gpu_exporter.model.job_message import LONGEST_PHASE, STEP_BUCKETS, TRAINING
+
+STRAGGLER, STALLED, RANK_ENDED = "GpuJobStraggler", "GpuJobStalled", "GpuJobRankEnded"
+# The window of the recorded rates.
+RATE_SECONDS = 300.0
+# A rate is of at least so many seconds and steps, if there are as many within RATE_SECONDS; of fewer than ENOUGH steps,
+# there is none. Points are kept as often as PACE.
+LEAST_SECONDS, USUAL_STEPS, ENOUGH, PACE = 20.0, 10.0, 3.0, 5.0
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+# The hours of six hours, one a minute.
+HOURS_KEPT = 360
+# A rank has ended once it is missing for as many scrapes, and for so many seconds.
+MISSED_SCRAPES, MISSED_SECONDS = 3, 5.0
+
+# Name and part of a sum, as a rank sends it; the part is a phase, an activity, or the edge of a bucket.
+Sum = tuple[str, str]
+SECONDS: Sum = ("", "")
+_STEP_SUM, _STEP_COUNT = (f"{m.JOB_STEP}_sum", ""), (f"{m.JOB_STEP}_count", "")
+_SELF_SUM, _SELF_COUNT = (f"{m.JOB_SELF}_sum", ""), (f"{m.JOB_SELF}_count", "")
+_BUCKET = f"{m.JOB_STEP}_bucket"
+# Each bucket of the steps, and the longest step in it; above the last edge, that is unknown.
+_EDGES = (*(((_BUCKET, repr(edge)), edge) for edge in STEP_BUCKETS), ((_BUCKET, "+Inf"), STEP_BUCKETS[-1]))
+_PARTS = {m.JOB_PHASE.name: "phase", m.JOB_ACTIVITY.name: "activity", m.JOB_NOW[0].name: "activity", _BUCKET: "le"}
+_STEPPED, _ENDED = (m.JOB_STEPPED_AT.name, ""), (m.JOB_ENDED_AT.name, "")
+_RESTARTS, _LOADER = (m.JOB_RESTARTS.name, ""), (m.JOB_DATA.name, "")
+# What speed is counted in: the first that a loop counts.
+_AMOUNTS = tuple((metric.name, "") for metric in (m.JOB_TOKENS, m.JOB_SAMPLES, m.JOB_STEPS))
+_TRAINS = (m.JOB_ACTIVITY.name, TRAINING)
+_PAUSES = tuple((m.JOB_ACTIVITY.name, activity) for activity in j.PAUSES)
+FAMILIES = (
+    m.JOB_RANK_INFO.name,
+    m.JOB_ENDED_AT.name,
+    m.JOB_STEPPED_AT.name,
+    m.JOB_RESTARTS.name,
+    m.JOB_DATA.name,
+    *(name for name, _ in (_STEP_SUM, _STEP_COUNT, _SELF_SUM, _SELF_COUNT, *_AMOUNTS)),
+    *_PARTS,
+)
+
+
+class RankLabels(NamedTuple):
+    """What identifies a rank in scrapes."""
+
+    device: DeviceKey
+    job_id: str
+    rank: str
+
+
+@dataclass(slots=True)
+class RankHistory:
+    """The sums of a rank in the last minutes. `longest` are the upper bounds of its longest steps, with their times.
+
+    `ended_at` is the time of its last message, if it has ended while others of its job train.
+    """
+
+    points: deque[tuple[float, Mapping[Sum, float]]] = field(default_factory=deque)
+    at: float = 0.0
+    every: float = 0.0
+    now: Mapping[Sum, float] = field(default_factory=dict)
+    longest: list[tuple[float, float]] = field(default_factory=list)
+    ended_at: float | None = None
+
+    def take(self, at: float, sums: Mapping[Sum, float]) -> None:
+        """Add what a scrape says."""
+        self._note_longest(at, sums)
+        self._seen(at)
+        self.now, self.ended_at = sums, None
+        if not self.points or at - self.points[-1][0] >= PACE:
+            kept = {key: value for key, value in sums.items() if key[0] != _BUCKET}
+            self.points.append((at, kept))
+        while self.points[0][0] < at - RATE_SECONDS - PACE:
+            self.points.popleft()
+
+    def end(self, at: float, ended_at: float) -> None:
+        """Note a scrape that says when the rank has ended."""
+        self._seen(at)
+        self.ended_at = ended_at
+
+    def _seen(self, at: float) -> None:
+        self.every, self.at = at - self.at if self.at else 0.0, at
+
+    def _note_longest(self, at: float, sums: Mapping[Sum, float]) -> None:
+        """Note the highest bucket in which a step ended since the scrape before; at first, of all steps so far."""
+        below, highest = 0.0, 0.0
+        for key, edge in _EDGES:
+            grown = sums.get(key, 0.0) - self.now.get(key, 0.0)
+            if grown > below:
+                highest, below = edge, grown
+        self.longest = [each for each in self.longest if each[0] > at - 6 * HOUR and each[1] > highest]
+        if highest:
+            self.longest.append((at, highest))
+
+    def grown(self) -> Mapping[Sum, float]:
+        """Return by how much sums have grown lately, with the seconds as SECONDS; empty if there are too few steps."""
+        seconds = steps = 0.0
+        before: Mapping[Sum, float] = {}
+        for at, before in reversed(self.points):
+            seconds, steps = self.at - at, self.now.get(_STEP_COUNT, 0.0) - before.get(_STEP_COUNT, 0.0)
+            if seconds >= LEAST_SECONDS and steps >= USUAL_STEPS:
+                break
+        if seconds <= 0 or steps < ENOUGH:
+            return {}
+        grown = {key: value - before.get(key, 0.0) for key, value in self.now.items() if key[0] != _BUCKET}
+        return {SECONDS: seconds, **grown}
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """What the ranks of a job reached together, once a minute: for what compares with hours and a day.
+
+    `hours` are the shares of time of the hour before, by activity, and `usual` is the usual speed.
+    """
+
+    ranks: frozenset[RankLabels] = frozenset()
+    sums: deque[tuple[float, Mapping[Sum, float]]] = field(default_factory=deque)
+    hours: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=HOURS_KEPT))
+    speeds: deque[tuple[float, float]] = field(default_factory=deque)
+    usual: float | None = None
+    steps: deque[tuple[float, float]] = field(default_factory=deque)
+    paused_at: float = 0.0
+
+    def take(self, at: float, ranks: Mapping[RankLabels, RankHistory]) -> None:
+        """Add the sums of the ranks, if a minute is over. Other ranks than before begin a new history of sums."""
+        if any(_pauses(rank) for rank in ranks.values()):
+            self.paused_at = at
+        if self.sums and at < self.sums[-1][0] + MINUTE and self.ranks == ranks.keys():
+            return
+        if self.ranks != ranks.keys():
+            self.ranks = frozenset(ranks)
+            self.sums.clear()
+            self.hours.clear()
+        keys = {*_AMOUNTS, _TRAINS, *_PAUSES, _STEP_SUM, _STEP_COUNT}
+        histories = ranks.values()
+        totals = {key: mean([each.now.get(key, 0.0) for each in histories]) for key in keys}
+        before = _since(self.sums, at - RATE_SECONDS)
+        self.sums.append((at, totals))
+        begun, first = next(each for each in self.sums if each[0] >= at - HOUR - MINUTE / 2)
+        if begun <= at - HOUR + MINUTE:
+            self.hours.append({key[1]: (totals[key] - first[key]) / (at - begun) for key in (_TRAINS, *_PAUSES)})
+        if before is not None:
+            grown = {key: totals[key] - before[key] for key in keys}
+            amount = next((grown[key] for key in _AMOUNTS if totals[key] > 0), 0.0)
+            if grown[_TRAINS] > 0 and amount > 0:
+                self.speeds.append((at, amount / grown[_TRAINS]))
+            if grown[_STEP_COUNT] > 0:
+                self.steps.append((at, grown[_STEP_SUM] / grown[_STEP_COUNT]))
+        for points, kept in ((self.sums, HOUR + 2 * MINUTE), (self.speeds, DAY + HOUR / 2), (self.steps, HOUR)):
+            while points and points[0][0] < at - kept:
+                points.popleft()
+        past = [speed for t, speed in self.speeds if t <= at - HOUR / 2]
+        self.usual = median(past) if len(past) >= 60 else None
+
+    def speed(self, at: float) -> tuple[float, float] | None:
+        """Return the speed over 15 minutes and over five, as shares of the usual one; None if that is unknown."""
+        lately = [speed for t, speed in islice(reversed(self.speeds), 16) if t > at - 15 * MINUTE]
+        if not self.usual or not lately or self.speeds[-1][0] < at - 2 * MINUTE:
+            return None
+        return mean(lately) / self.usual, self.speeds[-1][1] / self.usual
+
+    def lost(self) -> Mapping[str, float]:
+        """Return the share of time that was lost by activity, as `job:lost:ratio`; empty in the first hour.
+
+        It is of the last hour, that of pauses the mean of six hours.
+        """
+        if not self.hours:
+            return {}
+        pauses = {activity: mean([each[activity] for each in self.hours]) for activity in j.PAUSES}
+        return {**pauses, "other": 1 - sum(self.hours[-1].values())}
+
+
+def _since(points: Iterable[tuple[float, Mapping[Sum, float]]], at: float) -> Mapping[Sum, float] | None:
+    """Return the newest point that is not newer than a time."""
+    found = None
+    for t, sums in points:
+        if t > at:
+            break
+        found = sums
+    return found
+
+
+def _pauses(rank: RankHistory) -> bool:
+    return any(rank.now.get((m.JOB_NOW[0].name, activity)) == 1 for activity in j.PAUSES)
+
+
+@dataclass(slots=True)
+class LoopSignals:
+    """The signals of training loops by device, and what else they say about a failure mode of a device, by its name."""
+
+    now: float
+    signals: dict[Signal, dict[Device, Points]] = field(default_factory=lambda: defaultdict(dict))
+    evidence: dict[tuple[DeviceKey, str], dict[Leaf, float]] = field(default_factory=dict)
+
+    def add(self, signal: Signal, key: RankLabels, value: float) -> bool:
+        """Add the value of a rank, unless another one on its device has a higher value; return whether it was added."""
+        before = self.signals[signal].get(key.device)
+        if before is not None and before[0][1] >= value:
+            return False
+        self.signals[signal][key.device] = [(self.now, value)]
+        return True
+
+    def tell(self, mode: str, key: RankLabels, rank: RankHistory, phases: Mapping[str, float] | None = None) -> None:
+        """Add which rank is on a device, how often it was restarted, and by how many seconds its phases are longer."""
+        evidence: dict[Leaf, float] = {Over(j.RANK): float(key.rank) if key.rank.isdecimal() else 0.0}
+        if restarts := rank.now.get(_RESTARTS):
+            evidence[Over(j.RESTARTS)] = restarts
+        for phase, seconds in (phases or {}).items():
+            name = printable(phase, LONGEST_PHASE).replace("{", "{{").replace("}", "}}")
+            words = f"its phase {name} takes {{}} longer in each step"
+            evidence[Over(Signal("job_phase_excess", "seconds", "", (), plain=words))] = seconds
+        self.evidence[key.device, mode] = evidence
+
+
+class LoopReader:
+    """Keeps what ranks say in scrapes as they come (in order of time)."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[RankLabels, RankHistory] = {}
+        self._jobs: dict[tuple[str, ...], JobHistory] = {}
+        # The labels of the last scrape by their identity: those of the next one are often the same objects.
+        self._read: Mapping[int, tuple[Mapping[str, str], RankLabels]] = {}
+
+    def take(self, at: float, by_name: Mapping[str, Sequence[ScrapedSample]]) -> None:
+        """Add a scrape."""
+        sums: dict[RankLabels, dict[Sum, float]] = defaultdict(dict)
+        read: dict[int, tuple[Mapping[str, str], RankLabels]] = {}
+        for name in FAMILIES:
+            part = _PARTS.get(name, "")
+            for sample in by_name.get(name, ()):
+                labels = sample.labels
+                known = self._read.get(id(labels))
+                if known is None or known[0] is not labels:
+                    known = labels, _rank_labels(labels)
+                read[id(labels)] = known
+                if plausible(sample.value):
+                    sums[known[1]][name, labels.get(part, "")] = sample.value
+        self._read = read
+        for key, of_rank in sums.items():
+            rank = self._ranks.setdefault(key, RankHistory())
+            if _ENDED in of_rank:
+                rank.end(at, of_rank[_ENDED])
+            else:
+                rank.take(at, of_rank)
+
+    def signals(self, now: float, job_of: Callable[[DeviceKey], tuple[str, ...]]) -> LoopSignals:
+        """Return the signals of the ranks that are there; devices of which `job_of` returns the same are of one job."""
+        self._ranks = {key: rank for key, rank in self._ranks.items() if rank.at > now - HOUR}
+        found = LoopSignals(now)
+        by_job: dict[tuple[str, ...], dict[RankLabels, RankHistory]] = defaultdict(dict)
+        for key, rank in self._ranks.items():
+            if not _is_there(rank, now):
+                continue
+            if rank.ended_at is not None:
+                found.add(j.ENDED_AGE, key, now - rank.ended_at)
+                found.tell(RANK_ENDED, key, rank)
+            else:
+                by_job[(*job_of(key.device), key.job_id)][key] = rank
+        for job, ranks in by_job.items():
+            history = self._jobs.setdefault(job, JobHistory())
+            history.take(now, ranks)
+            _judge_ranks(found, ranks)
+            _judge_job(found, history, ranks)
+        self._jobs = {job: each for job, each in self._jobs.items() if job in by_job or each.sums[-1][0] > now - HOUR}
+        return found
+
+
+def _rank_labels(labels: Mapping[str, str]) -> RankLabels:
+    return RankLabels(key_of(labels, per_instance=True), labels.get("job_id", ""), labels.get("rank", ""))
+
+
+def _is_there(rank: RankHistory, now: float) -> bool:
+    return now - rank.at <= max(MISSED_SECONDS, MISSED_SCRAPES * rank.every)
+
+
+def _usual(values: Sequence[float]) -> float | None:
+    """Return the value that a rank should have: the median of all ranks, or the lowest of a few."""
+    return median(values) if len(values) >= j.FEW_RANKS else min(values) if len(values) > 1 else None
+
+
+def _judge_ranks(found: LoopSignals, ranks: Mapping[RankLabels, RankHistory]) -> None:
+    """Compare the ranks of a job with each other."""
+    grown = {key: growth for key, rank in ranks.items() if (growth := rank.grown())}
+    own = {
+        key: growth[_SELF_SUM] / growth[_SELF_COUNT]
+        for key, growth in grown.items()
+        if growth.get(_SELF_COUNT, 0.0) > 0 and _SELF_SUM in growth
+    }
+    usual = _usual(list(own.values()))
+    if usual is None:
+        return
+    step = median([growth[_STEP_SUM] / growth[_STEP_COUNT] for growth in grown.values()])
+    if step <= 0:
+        return
+    excess = {key: value - usual for key, value in own.items()}
+    margin = j.SHARE_OF_FEW * usual
+    if len(own) >= j.FEW_RANKS:
+        deviation = j.DEVIATION_OF_MEDIANS * median([abs(each) for each in excess.values()])
+        margin = j.DEVIATIONS * (deviation + j.LEAST_SHARE * usual)
+    paused = [sum(growth.get(key, 0.0) for key in _PAUSES) / growth[SECONDS] for growth in grown.values()]
+    spread = max(paused) - min(paused)
+    for key, more in excess.items():
+        if found.add(j.SELF_EXCESS, key, more / step):
+            found.signals[j.SELF_MARGIN][key.device] = [(found.now, margin / step)]
+            found.signals[j.PAUSE_WAIT][key.device] = [(found.now, spread / (1 - spread) if spread < 1 else 1e9)]
+            found.tell(STRAGGLER, key, ranks[key], _phase_excess(key, grown))
+
+
+def _phase_excess(key: RankLabels, grown: Mapping[RankLabels, Mapping[Sum, float]]) -> Mapping[str, float]:
+    """Return the phase of a rank that exceeds the usual one most, with the seconds of a step; none if no phase does."""
+    by_rank = {other: dict(_phases(growth)) for other, growth in grown.items()}
+    excess = {}
+    for phase, seconds in by_rank[key].items():
+        usual = _usual([phases[phase] for phases in by_rank.values() if phase in phases])
+        if usual is not None and seconds > usual:
+            excess[phase] = seconds - usual
+    longest = max(excess, key=excess.__getitem__, default=None)
+    return {longest: excess[longest]} if longest is not None else {}
+
+
+def _phases(growth: Mapping[Sum, float]) -> Iterator[tuple[str, float]]:
+    """Yield the mean time of a step by phase; `data` is the data loader."""
+    for (name, part), seconds in growth.items():
+        if name == m.JOB_PHASE.name:
+            yield part, seconds / growth[_STEP_COUNT]
+    if _LOADER in growth:
+        yield "data", growth[_LOADER] / growth[_STEP_COUNT]
+
+
+def _judge_job(found: LoopSignals, history: JobHistory, ranks: Mapping[RankLabels, RankHistory]) -> None:
+    """Add what is true of a job to the devices of all its ranks."""
+    values = dict(_of_job(found.now, history, ranks))
+    for key, rank in ranks.items():
+        for signal, value in values.items():
+            if found.add(signal, key, value) and signal is j.STANDSTILL:
+                found.tell(STALLED, key, rank)
+
+
+def _of_job(now: float, history: JobHistory, ranks: Mapping[RankLabels, RankHistory]) -> Iterator[tuple[Signal, float]]:
+    """Yield the signals of a job."""
+    since = [rank.at - rank.now[_STEPPED] for rank in ranks.values() if _STEPPED in rank.now]
+    if since:
+        pause = [now - history.paused_at] if now - history.paused_at <= HOUR else []
+        yield j.STANDSTILL, min(*since, *pause, float("inf"))
+        longest = max((edge for rank in ranks.values() for _, edge in rank.longest), default=0.0)
+        yield j.STALL_LIMIT, max(j.STALL_SECONDS + j.STALL_STEPS * _typical_step(history, ranks), longest)
+    if speed := history.speed(now):
+        yield j.SPEED, speed[0]
+        yield j.SPEED_NOW, speed[1]
+    if lost := history.lost():
+        yield j.LOST_OTHER, lost["other"]
+        yield j.LOST_PAUSES, max(lost[activity] for activity in j.PAUSES)
+
+
+def _typical_step(history: JobHistory, ranks: Mapping[RankLabels, RankHistory]) -> float:
+    """Return the median step of the last hour, or the mean of all steps so far."""
+    if history.steps:
+        return median([seconds for _, seconds in history.steps])
+    seconds, steps = (sum(rank.now.get(key, 0.0) for rank in ranks.values()) for key in (_STEP_SUM, _STEP_COUNT))
+    return seconds / steps if steps else 0.0

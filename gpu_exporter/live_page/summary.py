@@ -1,0 +1,260 @@
+"""What the live page says first: the problems of a node, one judgement of each GPU, and their order. Pure.
+
+Everything is derived from the entries of `/api/v1/gpus`, in which names may be masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.diagnosis.loss import LEAST_LOSS
+from gpu_exporter.diagnosis.rolling import RankState
+from gpu_exporter.diagnosis.words import named
+from gpu_exporter.model.verdict import Action, Health
+from gpu_exporter.reports.numbers import percent
+
+GOOD, WARN, BAD, IDLE, UNKNOWN = "good", "warn", "bad", "idle", "unknown"
+TONES = {Health.HEALTHY: GOOD, Health.DEGRADED: WARN, Health.UNHEALTHY: BAD, Health.UNKNOWN: UNKNOWN}
+_WORST = [BAD, WARN, UNKNOWN]
+_SICK = [Health.UNHEALTHY.value, Health.DEGRADED.value]
+# What a rank of a job does, if no finding says why.
+_RANKS = {RankState.WAITED_FOR.value: (BAD, "Holds up the job"), RankState.WAITING.value: (IDLE, "Waiting")}
+# How many clauses the title has.
+MOST_CLAUSES = 2
+# Less than this many GPU-hours per hour is not worth a line.
+LEAST_COST = 0.5
+
+Entry = Mapping[str, Any]
+
+
+class PageProblem(NamedTuple):
+    """An incident, a sick GPU, GPUs that are missing, or a job that waits. `gpus` are the ids of those that cause it,
+    `hit` those of others. `title` says in a few words what `words` says in a sentence."""
+
+    tone: str
+    badge: str
+    title: str
+    words: str
+    gpus: Sequence[str] = ()
+    hit: Sequence[str] = ()
+    also_hit: str = ""
+    owner: str = ""
+    since: float | None = None
+    cost: str = ""
+    action: str = ""
+    advice: str = ""
+    runbook: str = ""
+    code: Sequence[str] = ()
+
+
+class Judgement(NamedTuple):
+    """What the page says about one GPU, or one rank of a job, wherever it is shown."""
+
+    tone: str
+    badge: str
+    words: str = ""
+    since: float | None = None
+
+
+def id_of(uuid: str, instance: str, index: int) -> str:
+    """Return the id of a GPU or MIG instance; a GPU that was never identified has only its index."""
+    return f"{uuid}/{instance}" if instance else uuid or f"gpu{index}"
+
+
+def summarise(
+    entries: Sequence[Entry], jobs: Sequence[Entry], incidents: Sequence[Entry], missing: int
+) -> dict[str, Any]:
+    """Return title, tone, problems, judgements by id, and the ids in order, the worst first; all for JSON."""
+    by_id = {entry["id"]: entry for entry in entries}
+    problems = [*_incidents(by_id, incidents), *_missing(missing)]
+    problems += _sick(entries, problems)
+    problems += _held_up(by_id, jobs, incidents)
+    problems.sort(key=lambda problem: _WORST.index(problem.tone))
+    states = {rank["id"]: rank["state"] for job in jobs for rank in job["ranks"]}
+    judged = {entry["id"]: _judged(entry, states.get(entry["id"], ""), problems, by_id) for entry in entries}
+    return {
+        "title": _title(entries, problems, missing),
+        "health": _health(entries, missing),
+        "tone": problems[0].tone if problems else GOOD if entries else UNKNOWN,
+        "problems": [problem._asdict() for problem in problems],
+        "judgements": {name: judgement._asdict() for name, judgement in judged.items()},
+        "order": _order(entries, problems, judged),
+    }
+
+
+def names_of_entries(entries: Iterable[Entry]) -> str:
+    """Return GPUs as in `GPUs 0-3, 6`."""
+    return named([(entry["index"], entry["instance"]) for entry in entries])
+
+
+def _devices(incident: Entry, role: str, by_id: Mapping[str, Entry]) -> list[Entry]:
+    ids = (id_of(device["UUID"], device.get("GPU_I_ID", ""), 0) for device in incident[role])
+    return [by_id[each] for each in ids if each in by_id]
+
+
+def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterator[PageProblem]:
+    """Yield the incidents that somebody has to look at. What the verdict on a GPU says is more precise."""
+    said: set[str] = set()
+    for incident in incidents:
+        gpus, hit = _devices(incident, "culprits", by_id), _devices(incident, "hit", by_id)
+        if incident["severity"] == "info" or not gpus:
+            continue
+        sick = [entry for entry in gpus if entry["health"] in _SICK and entry["problems"]]
+        name = names_of_entries(gpus)
+        words = incident["words"]
+        if len(gpus) == len(sick) == 1 and sick[0]["id"] not in said:
+            said.add(sick[0]["id"])
+            words = f"{name}: {_verdict(sick[0])}"
+        worst = max((Health(entry["health"]) for entry in sick), default=None)
+        yield PageProblem(
+            tone=BAD if incident["severity"] == "critical" or hit or worst is Health.UNHEALTHY else WARN,
+            badge=(worst.value if worst else incident["severity"]).capitalize(),
+            title=_clause(name, len(gpus) > 1, worst, hit, incident),
+            words=words,
+            gpus=[entry["id"] for entry in gpus],
+            hit=[entry["id"] for entry in hit],
+            also_hit=names_of_entries(hit) if hit else "",
+            owner=_owner(gpus, incident),
+            since=min(filter(None, (incident["since"], *(each["since"] for each in sick))), default=None),
+            cost=_cost(incident["lost_gpu_hours_per_hour"]),
+            action="" if incident["action"] in incident["advice"] else incident["action"],
+            advice=incident["advice"],
+            runbook=incident["cause"].lower(),
+            code=incident.get("code", ()),
+        )
+
+
+def _clause(name: str, several: bool, worst: Health | None, hit: Sequence[Entry], incident: Entry) -> str:
+    """Return what the title says of an incident."""
+    clauses = [f"{'are' if several else 'is'} {worst.value}"] if worst else []
+    if hit:
+        verb = ("hold up" if several else "holds up") if incident["jobs"] else ("affect" if several else "affects")
+        clauses.append(f"{verb} {names_of_entries(hit)}")
+    return f"{name} {' and '.join(clauses)}" if clauses else f"{name}: {incident['cause']}"
+
+
+def _verdict(entry: Entry) -> str:
+    """Return why a GPU is not healthy."""
+    if entry["problems"]:
+        return "; ".join(problem["what"] for problem in entry["problems"])
+    reasons = "" if not entry["up"] else "; ".join(f"{each['what']}: {each['why']}" for each in entry["unknown"])
+    return reasons or str(entry["headline"]["words"])
+
+
+def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
+    owners = {entry["owner"] for entry in gpus}
+    return str(next(iter(incident["jobs"]), "") or (owners.pop() if len(owners) == 1 else ""))
+
+
+def _cost(lost: float) -> str:
+    return f"costs {lost:.1f} GPU-hours an hour" if lost >= LEAST_COST else ""
+
+
+def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:
+    """Yield the GPUs that are not healthy, and cause no incident. The verdict is on the whole GPU."""
+    shown = {gpu for problem in problems for gpu in problem.gpus}
+    for entry in entries:
+        if entry["instance"] or entry["health"] == Health.HEALTHY.value or entry["id"] in shown:
+            continue
+        name = names_of_entries([entry])
+        unknown = entry["health"] == Health.UNKNOWN.value
+        yield PageProblem(
+            tone=TONES[Health(entry["health"])],
+            badge=entry["health"].capitalize(),
+            title=f"the health of {name} is unknown" if unknown else f"{name} is {entry['health']}",
+            words=f"{name}: {_verdict(entry)}",
+            gpus=[entry["id"]],
+            owner=entry["owner"],
+            since=entry["since"],
+            action=Action(entry["action"]).words if entry["problems"] else "",
+        )
+
+
+def _missing(number: int) -> Iterator[PageProblem]:
+    if number:
+        title = f"{number} expected {'GPU is' if number == 1 else 'GPUs are'} missing"
+        words = f"{title}: the driver does not list {'it' if number == 1 else 'them'}"
+        yield PageProblem(BAD, "Missing", title, words, action="run `gpu-exporter doctor` on the node")
+
+
+def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Sequence[Entry]) -> Iterator[PageProblem]:
+    """Yield the jobs whose ranks wait for one of them, if no incident says why."""
+    explained = {job for incident in incidents if incident["severity"] != "info" for job in incident["jobs"]}
+    for job in jobs:
+        waiting, slow = (
+            [by_id[rank["id"]] for rank in job["ranks"] if rank["state"] == state.value and rank["id"] in by_id]
+            for state in (RankState.WAITING, RankState.WAITED_FOR)
+        )
+        if not waiting or job["name"] in explained:
+            continue
+        what = names_of_entries(slow) if slow else "a rank on another node"
+        verb = "waits" if len(waiting) == 1 else "wait"
+        yield PageProblem(
+            WARN,
+            "Slow",
+            f"job {job['name']} is slow",
+            f"Job {job['name']}: {names_of_entries(waiting)} {verb} for {what}",
+            gpus=[entry["id"] for entry in slow],
+            hit=[entry["id"] for entry in waiting],
+        )
+
+
+def _health(entries: Sequence[Entry], missing: int) -> str:
+    """Return how many GPUs are healthy."""
+    whole = [entry["health"] for entry in entries if not entry["instance"]]
+    total, healthy = len(whole) + missing, whole.count(Health.HEALTHY.value)
+    if not total:
+        return "No GPU"
+    if healthy == total:
+        return "The GPU is healthy" if total == 1 else f"All {total} GPUs are healthy"
+    return f"{healthy} of {total} {'GPU' if total == 1 else 'GPUs'} healthy"
+
+
+def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: int) -> str:
+    clauses = list(dict.fromkeys(problem.title for problem in problems))
+    if not clauses:
+        return _health(entries, missing)
+    more = f", and {len(clauses) - MOST_CLAUSES} more" if len(clauses) > MOST_CLAUSES else ""
+    text = "; ".join(clauses[:MOST_CLAUSES]) + more
+    return text[:1].upper() + text[1:]
+
+
+def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> Judgement:
+    """Return the judgement of a GPU: a cause, a victim, or neither."""
+    line, health = entry["headline"], Health(entry["health"])
+    for problem in problems:
+        if entry["id"] in problem.gpus:
+            healthy = health in (Health.HEALTHY, Health.UNKNOWN) and problem.badge.lower() != entry["health"]
+            badge = ("Cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
+            return Judgement(problem.tone, badge, line["words"], line["since"])
+    for problem in problems:
+        if entry["id"] in problem.hit:
+            causes = [by_id[gpu] for gpu in problem.gpus]
+            return Judgement(IDLE, f"Hit by {names_of_entries(causes)}" if causes else "Waiting")
+    if health is Health.HEALTHY and state in _RANKS:
+        return Judgement(*_RANKS[state])
+    since = line["since"] if line["severity"] == "info" else None
+    words = largest_loss(entry["time"]) if line["severity"] == "ok" else line["words"]
+    return Judgement(TONES[health], health.value.capitalize(), words, since)
+
+
+def largest_loss(time: Mapping[str, float]) -> str:
+    """Return what costs a GPU most of its time; empty if little is lost."""
+    losses = {Cause(cause): share for cause, share in time.items() if Cause(cause).is_loss}
+    cause = max(losses, key=losses.__getitem__, default=None)
+    if cause is None or losses[cause] < LEAST_LOSS:
+        return ""
+    return f"{WORDS[cause][:1].upper()}{WORDS[cause][1:]}: {percent(losses[cause])} of the time"
+
+
+def _order(entries: Sequence[Entry], problems: Sequence[PageProblem], judged: Mapping[str, Judgement]) -> list[str]:
+    """Return the ids of GPUs, each followed by its MIG instances: causes first, then victims, then the rest."""
+    places = {gpu: place for place, problem in reversed(list(enumerate(problems))) for gpu in problem.gpus}
+    worst: dict[str, int] = {}
+    for entry in entries:
+        tone = judged[entry["id"]].tone
+        place = places.get(entry["id"], len(problems) + (0 if tone == BAD else 1 if tone == IDLE else 2))
+        worst[entry["index"]] = min(place, worst.get(entry["index"], place))
+    return [entry["id"] for entry in sorted(entries, key=lambda entry: worst[entry["index"]])]

@@ -1,0 +1,1 @@
+"""Queries for other exporters, rewritten for the metrics of gpu-exporter."""

@@ -1,0 +1,165 @@
+"""What training loops say is judged on the node as the rules judge it: the stories of `tests/rules/test_jobs.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes.loops import TrainingLoop
+from gpu_exporter.catalogue.failure_modes.mode import Ramp
+from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
+from gpu_exporter.diagnosis.headline import findings
+from gpu_exporter.diagnosis.rolling import RollingWindow
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import samples_by_name
+from tests.rules.loops import COUNTER, Loop, Story, Stretch, changed, paused, scaled
+
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+HOUR = 60.0
+FIRST = 1.7e9
+
+
+def scrapes(story: Story, every: float) -> Iterator[Scrape]:
+    """Yield what an exporter exposes of the ranks of a job, every so many seconds."""
+    reached: dict[str, float] = {}
+    labels = {key: dict(LABEL.findall(key)) for stretch in story for key in stretch.loop}
+    at = 0.0
+    for minutes, loop in story:
+        for _ in range(round(minutes * 60 / every)):
+            samples = []
+            for key, value in loop.items():
+                if not isinstance(value, Ramp):
+                    number = value
+                elif COUNTER.search(key):
+                    number = reached[key] = reached.get(key, value.start) + value.per_second * every
+                else:  # a time
+                    number = value.start + at * value.per_second
+                moment = key.startswith((m.JOB_STEPPED_AT.name, m.JOB_STARTED_AT.name, m.JOB_ENDED_AT.name))
+                samples.append(ScrapedSample(key.partition("{")[0], labels[key], number + FIRST * moment))
+            for each in {tuple(of.items()): of for of in labels.values()}.values():
+                owner = {"UUID": each["UUID"], "gpu": each["rank"], "modelName": "NVIDIA H200", "Hostname": "node"}
+                samples.append(ScrapedSample(m.GR_ENGINE_ACTIVE.name, {**owner, "pod": "job-worker-0"}, 1.0))
+            yield Scrape(FIRST + at, samples)
+            at += every
+
+
+def judged(story: Story, every: float = 1.0) -> Mapping[str, Diagnosis]:
+    """Return the diagnosis of each rank at the end, as a running exporter makes it: once in every few scrapes."""
+    window = RollingWindow(20.0)
+    for number, scrape in enumerate(scrapes(story, every)):
+        window.add(scrape.at, samples_by_name(scrape.samples))
+        if number % 2:
+            window.recent()
+    return {each.identity.gpu: each for each in diagnose(window.recent())}
+
+
+def found(story: Story, every: float = 1.0) -> Mapping[str, set[str]]:
+    """Return the failure modes of training loops by rank, where there are some."""
+    by_rank = {
+        gpu: {match.mode.name for match in each.matches if match.mode.name.startswith("GpuJob")}
+        for gpu, each in judged(story, every).items()
+    }
+    return {gpu: names for gpu, names in by_rank.items() if names}
+
+
+def everyone(name: str, ranks: int = 4) -> Mapping[str, set[str]]:
+    return {str(rank): {name} for rank in range(ranks)}
+
+
+def of_self(number: int) -> str:
+    return rf'self_seconds_sum{{.*rank="{number}"'
+
+
+def even() -> Loop:
+    loop: Loop = TrainingLoop("job")
+    for number in range(4):
+        loop = scaled(loop, of_self(number), 1 + 0.05 * number)
+    return loop
+
+
+def evaluates_on_rank_0() -> Loop:
+    return changed(TrainingLoop("job", ranks=2, own=1.5), r'rank="0".*activity="evaluation"', Ramp(0.0, 0.3))
+
+
+STRAGGLERS: Mapping[str, tuple[Callable[[], Loop], set[str]]] = {
+    "one": (lambda: TrainingLoop("job", own=1.2, ranks=6), {"5"}),
+    "two": (lambda: scaled(TrainingLoop("job", own=1.3, ranks=6), of_self(0), 1.2), {"0", "5"}),
+    "even": (even, set()),
+    "cheap": (lambda: scaled(TrainingLoop("job", own=1.5), "self_seconds_sum", 0.1), set()),
+    "of two": (lambda: TrainingLoop("job", own=1.4, ranks=2), {"1"}),
+    "alike": (lambda: TrainingLoop("job", own=1.15, ranks=3), set()),
+    "alone": (lambda: TrainingLoop("job", own=2, ranks=1), set()),
+    "an evaluation of rank 0": (evaluates_on_rank_0, set()),
+}
+
+
+@pytest.mark.parametrize("name", STRAGGLERS)
+def test_stragglers(name: str) -> None:
+    loop, slow = STRAGGLERS[name]
+    assert found([Stretch(1, loop())]) == {rank: {"GpuJobStraggler"} for rank in slow}
+
+
+def test_a_straggler_in_words() -> None:
+    """With its phase; and how often it was restarted, if it was."""
+    key = f'{m.JOB_RESTARTS}{{job_id="job",rank="3",gpu="3",UUID="GPU-job-3"}}'
+    loop = {**TrainingLoop("job", own=1.25), key: 2.0}
+    (finding,) = findings(judged([Stretch(1, loop)])["3"])
+    assert finding["words"] == "This rank makes the other ranks of its training job wait"
+    assert finding["evidence"] == [
+        "the other ranks wait for it 20 % of each step",
+        "ranks may differ by 2.8 % of a step",
+        "rank 3 of its training job",
+        "restarts of this rank: 2",
+        "its phase backward takes 0.1 s longer in each step",
+    ]
+
+
+def steps_until(minutes: float) -> Loop:
+    return TrainingLoop("job", since=minutes * 60)
+
+
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        ([Stretch(1, TrainingLoop("job")), Stretch(0.3, steps_until(1))], {}),
+        ([Stretch(1, TrainingLoop("job")), Stretch(0.5, steps_until(1))], everyone("GpuJobStalled")),
+        ([Stretch(1, TrainingLoop("job")), Stretch(10, steps_until(1))], everyone("GpuJobStalled")),
+        ([Stretch(1, TrainingLoop("job")), Stretch(10, paused(TrainingLoop("job")))], {}),
+        (
+            [Stretch(1, TrainingLoop("job")), Stretch(1, TrainingLoop("job", ends=True))],
+            {"3": {"GpuJobRankEnded"}},
+        ),
+    ],
+    ids=["18 s", "30 s", "10 min", "evaluation", "a rank ended"],
+)
+def test_stalls_and_ends(story: Story, expected: Mapping[str, set[str]]) -> None:
+    assert found(story, every=3.0) == expected
+
+
+def test_a_rank_that_runs_again_has_not_ended() -> None:
+    trains, ended = TrainingLoop("job"), TrainingLoop("job", ends=True)
+    assert found([Stretch(1, trains), Stretch(1, ended), Stretch(0.2, trains)]) == {}
+
+
+def test_ranks_of_a_job_that_is_over() -> None:
+    """Nothing is left to say about them."""
+    slow = TrainingLoop("job", own=1.5)
+    assert found([Stretch(1, slow), Stretch(0.2, {key: value for key, value in slow.items() if "info" in key})]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        ([Stretch(2 * HOUR, TrainingLoop("job")), Stretch(20, TrainingLoop("job", speed=0.7))], "GpuJobSlower"),
+        ([Stretch(2 * HOUR, TrainingLoop("job")), Stretch(20, TrainingLoop("job", trains=0.9))], ""),
+        ([Stretch(2 * HOUR, TrainingLoop("job", trains=0.6))], "GpuJobGoodputLow"),
+        ([Stretch(160, TrainingLoop("job")), Stretch(20, paused(TrainingLoop("job")))], ""),
+    ],
+    ids=["slower", "evaluates", "loses time", "evaluates for 20 of 180 minutes"],
+)
+def test_what_compares_with_hours(story: Story, expected: str) -> None:
+    assert found(story, every=15.0) == (everyone(expected) if expected else {})

@@ -1,0 +1,1 @@
+"""Unit tests of `gpu_exporter/migration/`."""

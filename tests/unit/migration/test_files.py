@@ -1,0 +1,142 @@
+"""Dashboards and files of rules for other exporters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_exporter.migration.files import Migration
+
+RULES = """\
+# Mine.
+groups:
+  - name: gpus   # as ever
+    rules:
+      - alert: Hot
+        expr: >-
+          nvidia_smi_temperature_gpu
+          > 85
+        for: 10m
+        annotations:
+          summary: 'GPU {{ $labels.uuid }} of {{$labels.instance}}'
+      - {record: util, expr: avg(nvidia_smi_utilization_gpu_ratio), labels: {of: gpus}}
+      - alert: Exclusive
+        expr: nvidia_smi_compute_mode == 2
+        annotations: {nested: [no text], summary: "{{ $labels.uuid }}"}
+      - alert: Replaced
+        expr: nvidia_smi_gpu_recovery_action{instance="it's"} > 0
+        annotations: {nested: [no text]}
+      - alert: Down
+        expr: up == 0
+"""
+MIGRATED = """\
+# Mine.
+groups:
+  - name: gpus   # as ever
+    rules:
+      - alert: Hot
+        expr: "DCGM_FI_DEV_GPU_TEMP > 85"
+        for: 10m
+        annotations:
+          summary: "GPU {{ $labels.UUID }} of {{$labels.instance}}"
+      - {record: util, expr: "avg(DCGM_FI_DEV_GPU_UTIL / 100)", labels: {of: gpus}}
+      - alert: Exclusive
+        expr: |-
+          # not rewritten: nvidia_smi_compute_mode has no counterpart
+          nvidia_smi_compute_mode == 2
+        annotations: {nested: [no text], summary: "{{ $labels.uuid }}"}
+      - alert: Replaced
+        expr: 'DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION{instance="it''s"} > 0'
+        annotations: {nested: [no text]}
+      - alert: Down
+        expr: up == 0
+"""
+
+
+def test_rules_are_rewritten_in_place() -> None:
+    """Comments and forms stay; what the rules are is the same for a parser."""
+    migration = Migration()
+
+    assert migration.migrate(RULES) == MIGRATED
+    assert (migration.rewritten, migration.refused) == (3, 1)
+    assert migration.problems == [("nvidia_smi_compute_mode == 2", ("nvidia_smi_compute_mode has no counterpart",))]
+    assert yaml.safe_load(MIGRATED)["groups"][0]["rules"][1]["record"] == "util"
+
+
+def variable(query: str, regex: str = "") -> Mapping[str, Any]:
+    """Return a variable of a dashboard."""
+    return {"name": "v", "type": "query", "query": {"query": query, "refId": "A"}, "definition": query, "regex": regex}
+
+
+PANEL = {
+    "targets": [
+        {"expr": "nvidia_smi_gpu_info * on(uuid) nvidia_smi_pstate", "legendFormat": "{{index}} {{name}} {{job}}"}
+    ],
+    "title": "name of uuid",
+    "links": [{"url": "/d/x?var-gpu=${__data.fields.uuid}&name=1"}],
+    "fieldConfig": {"overrides": [{"matcher": {"id": "byName", "options": "uuid"}, "properties": [{"id": "unit"}]}]},
+    "transformations": [
+        {"id": "joinByField", "options": {"byField": "uuid"}},
+        {"id": "filterFieldsByName", "options": {"include": {"pattern": "^(uuid|index|uuids)$"}}},
+        {"id": "organize", "options": {"indexByName": {"name": 0, "uuid": 1}, "renameByName": {"index": "#"}}},
+    ],
+}
+
+
+def test_a_dashboard_uses_the_new_names_of_labels_everywhere() -> None:
+    """In legends, links, overrides and transformations; names of other things stay."""
+    (panel,) = json.loads(Migration().migrate(json.dumps({"name": "uuid", "panels": [PANEL]})))["panels"]
+
+    assert panel["targets"][0]["expr"].startswith("max by (UUID, instance, job) (gpu_info) * on (UUID)")
+    assert panel["targets"][0]["legendFormat"] == "{{gpu}} {{model}} {{job}}"
+    assert panel["title"] == "name of uuid"
+    assert panel["links"] == [{"url": "/d/x?var-gpu=${__data.fields.UUID}&name=1"}]
+    assert panel["fieldConfig"]["overrides"][0]["matcher"]["options"] == "UUID"
+    assert [each["options"] for each in panel["transformations"]] == [
+        {"byField": "UUID"},
+        {"include": {"pattern": "^(UUID|gpu|uuids)$"}},
+        {"indexByName": {"model": 0, "UUID": 1}, "renameByName": {"gpu": "#"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "after"),
+    [
+        ("label_values(nvidia_smi_index, job)", "label_values(gpu_info, job)"),
+        ('label_values(nvidia_smi_pstate{job="$job"},uuid)', 'label_values(DCGM_FI_DEV_PSTATE{job="$job"}, UUID)'),
+        ("label_values(uuid)", "label_values(UUID)"),
+        ("query_result(nvidia_smi_fan_speed_ratio > 0)", "query_result((DCGM_FI_DEV_FAN_SPEED / 100) > 0)"),
+        ("label_values(up, instance)", "label_values(up, instance)"),
+        (
+            "label_values(nvidia_smi_command_exit_code, instance)",
+            "label_values(nvidia_smi_command_exit_code, instance)",
+        ),
+        ("label_values(cuda_version)", "label_values(cuda_version)"),
+        ("metrics(node_.*)", "metrics(node_.*)"),
+    ],
+)
+def test_variables(query: str, after: str) -> None:
+    """Their queries, in both places; what reads labels from the result has the new names, too, if the query changed."""
+    document = {"templating": {"list": [variable(query, '/uuid="(?<value>[^"]+)/')]}, "panels": [PANEL]}
+    (found,) = json.loads(Migration().migrate(json.dumps(document)))["templating"]["list"]
+
+    assert found["query"]["query"] == found["definition"] == after
+    assert found["regex"] == ('/UUID="(?<value>[^"]+)/' if after != query else '/uuid="(?<value>[^"]+)/')
+
+
+def test_a_dashboard_of_another_exporter_stays() -> None:
+    """It is only formatted."""
+    document = {"panels": [{**PANEL, "targets": [{"expr": "up", "legendFormat": "{{uuid}}"}]}]}
+
+    assert json.loads(Migration().migrate(json.dumps(document))) == document
+
+
+@pytest.mark.parametrize("content", ["{", "groups: [", "a: 1\na: 2", "text", ""])
+def test_what_is_neither_is_an_error(content: str) -> None:
+    """With one line."""
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        Migration().migrate(content)
