@@ -11,9 +11,9 @@ scraped. *Idle* is the CPU without any scrape, *start* the time until the first 
 A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
 `@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
 of 60 s covers the fields that are read once a minute. Rows with an interval are measured for half of that time, other
-exporters for a third. Then one scraper makes 300 scrapes, then ten scrapers at once. The CPU of a scrape excludes the
-collection loop. The table compares it with the CPU that `prometheus_client` needs to render the same samples. Memory
-that a collection allocates is measured in a separate process, with tracemalloc.
+exporters for a third, or two of their intervals. Then one scraper makes 300 scrapes, then ten scrapers at once. The CPU
+of a scrape excludes the collection loop. The table compares it with the CPU that `prometheus_client` needs to render
+the same samples. Memory that a collection allocates is measured in a separate process, with tracemalloc.
 
 `--fake-driver` shows how the cost grows with the number of GPUs, whole and each divided into seven MIG instances, with
 the default and the full metrics. It is the cost of gpu-exporter and of the fake driver, without NVIDIA's library.
@@ -246,9 +246,9 @@ def measured(peer: Peer, seconds: float, boards: int, env: Mapping[str, str] | N
     port = free_port()
     command, beside = peer.commands(port)
     try:
-        return measure(
-            peer.name, command, port, seconds, boards=boards, env=env, beside=beside, first_read=peer.seconds
-        )
+        # Both halves of the measurement cover a whole interval of an exporter that reads rarely.
+        whole = max(seconds, 2 * peer.seconds)
+        return measure(peer.name, command, port, whole, boards=boards, env=env, beside=beside, first_read=peer.seconds)
     except RuntimeError as error:
         return NotMeasured(peer.name, str(error))
 

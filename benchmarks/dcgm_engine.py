@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -28,8 +27,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks import peers
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib
-from gpu_exporter.sources.dcgm.places import DCGM_3, DCGM_4, has_bindings
 
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -241,7 +240,7 @@ def cost(setup: Setup) -> Iterator[Cost]:
     for row in setup.rows:
         for checkout in setup.checkouts:
             yield cost_of(setup, row, checkout)
-    if (program := shutil.which(PEER)) is not None:
+    if program := peers.program(PEER):
         with engine(setup.program) as served:
             port = free_port()
             command = [program, "-r", served.address, "-c", "1000", "-a", f"127.0.0.1:{port}"]
@@ -519,18 +518,16 @@ def gpus_of_driver() -> int:
 
 def found(chosen: argparse.Namespace, folder: Path) -> Setup | str:
     """Return the setup, or what is missing."""
-    program = os.environ.get("NV_HOSTENGINE") or shutil.which("nv-hostengine")
+    program, bindings = peers.program("nv-hostengine"), peers.bindings()
     if not program:
         return "nv-hostengine (on PATH, or NV_HOSTENGINE)"
-    asked = os.environ.get("DCGM_BINDINGS")
-    bindings = next((place for place in ([Path(asked)] if asked else [DCGM_4, DCGM_3]) if has_bindings(place)), None)
     if bindings is None:
         return "DCGM's Python bindings (DCGM_BINDINGS)"
     checkouts = dict(entry.split("=", 1) for entry in chosen.checkout)
     (folder / "two.csv").write_text(TWO_FIELDS)
     return Setup(
         program,
-        bindings.resolve(),
+        bindings,
         {name: Path(path).resolve() for name, path in checkouts.items()} or {"now": None},
         gpus_of_driver() if chosen.gpus is None else chosen.gpus,
         chosen.seconds,

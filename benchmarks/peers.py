@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from benchmarks.exporter import HOST, exporter_command, free_port
+from gpu_exporter.sources.dcgm.places import DCGM_3, DCGM_4, has_bindings
 
 
 def program(name: str) -> str:
@@ -23,6 +25,14 @@ def program(name: str) -> str:
 
 def _variable(name: str) -> str:
     return name.upper().replace("-", "_")
+
+
+def bindings() -> Path | None:
+    """Return the directory of DCGM's Python bindings; None if there is none."""
+    asked = os.environ.get("DCGM_BINDINGS")
+    return next(
+        (place.resolve() for place in ([Path(asked)] if asked else [DCGM_4, DCGM_3]) if has_bindings(place)), None
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ PEERS = (
         (),
         lambda port, engine: exporter_command(
             *(port, "--source", "dcgm", "--dcgm-hostengine", f"{HOST}:{engine}"),
-            *(("--dcgm-bindings", bindings) if (bindings := os.environ.get("DCGM_BINDINGS")) else ()),
+            *(("--dcgm-bindings", str(found)) if (found := bindings()) else ()),
         ),
         engine=True,
     ),

@@ -29,7 +29,7 @@ RATE_SECONDS = 300.0
 # there is none. Points are kept as often as PACE.
 LEAST_SECONDS, USUAL_STEPS, ENOUGH, PACE = 20.0, 10.0, 3.0, 5.0
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-# The hours of six hours, one a minute.
+# A share of the hour before is noted once a minute; those of six hours are kept.
 HOURS_KEPT = 360
 # A rank has ended once it is missing for as many scrapes, and for so many seconds.
 MISSED_SCRAPES, MISSED_SECONDS = 3, 5.0
