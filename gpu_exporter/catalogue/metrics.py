@@ -139,6 +139,7 @@ POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Distributio
 POWER_PEAK    = Metric("gpu_power_peak_watts", GAUGE, "watts", "Highest GPU power draw in watts that was read in the last minute: of every sample of the driver's buffer with --metrics full, else of each collection.", 0, 5_000, peak_of=(POWER_INSTANT, POWER))
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                                                     dcgm=156, nvml=FieldValue(83), pace=SLOW)
 ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used in joules; continues to count across driver reloads.",                             dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
+ENERGY_SAMPLED = Metric("gpu_energy_sampled_joules_total", COUNTER, "joules", "Energy used in joules, integrated from every power sample of the driver's buffer (about 50 per second) since the exporter started; only of GPUs without an energy counter.", nvml=Buffered(0), scale=MILLI, rate=5_000, instead_of=ENERGY_JOULES)
 
 GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature in degrees Celsius.",                       ABOVE_0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
 TEMP_PEAK     = Metric("gpu_temperature_peak_celsius", GAUGE, "celsius", "Highest GPU temperature in degrees Celsius of all collections in the last minute.", ABOVE_0, 150, peak_of=(GPU_TEMP,))

@@ -160,6 +160,7 @@ _ENERGY = (
     Read(m.ENERGY_JOULES.name, rate=True),
     Read(m.ENERGY.name, 1e-3, rate=True),
     Read("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", rate=True),
+    Read(m.ENERGY_SAMPLED.name, rate=True),
 )
 POWER = Signal(
     "power", "watts", "Power draw, averaged by the energy counter", (*_ENERGY, *_reads(m.POWER)), plain="power {}"
@@ -215,6 +216,13 @@ ENERGY = Signal(
     "Energy used, per second",
     _ENERGY,
     plain="energy use {}",
+)
+ENERGY_APPROXIMATE = Signal(
+    "energy_approximate",
+    "bool",
+    "1 where the energy is the integral of the driver's power samples, because the GPU has no energy counter",
+    (*(Read(way.name, 0.0) for way in _ENERGY[:-1]), Derived(Derived(ENERGY, "*", 0.0), "+", 1.0)),
+    plain="energy approximate: {}",
 )
 SM_CLOCK = Signal("sm_clock", "hertz", "SM clock", _reads(m.SM_CLOCK, 1e6), plain="SM clock {}")
 

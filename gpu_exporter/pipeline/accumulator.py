@@ -25,7 +25,7 @@ NO_VALUE = "no_value"
 NO_HISTOGRAMS: HistogramRows = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
 # More digits than a metric can resolve are noise that every scrape would transfer.
-DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
+DIGITS = {"ratio": 6, "seconds": 6, "joules": 3, "bytes": 0, "bytes per second": 0}
 
 
 # At most how many points of a trailing window are kept. The window is too long by up to 1/30 plus one interval.

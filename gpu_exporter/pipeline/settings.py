@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import fsum
 
 from gpu_exporter.model.gpu import Gpu, Sample, Series
-from gpu_exporter.model.metric import Labels, Metric, scaled
+from gpu_exporter.model.metric import Labels, Metric, Pace, scaled
 from gpu_exporter.pipeline.dcgm_counts import DcgmExporterCounts
 from gpu_exporter.pipeline.histograms import HistogramRows, histograms_of
 
@@ -76,8 +76,9 @@ PAGE_SECONDS = 1.0
 DEADLINE_SECONDS = 1.0
 # The length of a step with high resolution: the shortest window for which GPM answers correctly.
 STEP_SECONDS = 0.1
-# With longer intervals, the driver would overwrite samples before they are read: it keeps those of 14 s.
-LONGEST_SAMPLED_SECONDS = 10.0
+# With longer intervals, the driver would overwrite samples before they are read: it keeps utilisation for 14 s, power
+# for 2.4 s.
+LONGEST_SAMPLED_SECONDS = {Pace.STEADY: 10.0, Pace.FAST: 2.0}
 TOO_LONG = "interval_too_long"
 # The default window of dcgm-exporter's counts.
 COUNT_WINDOW_SECONDS = 300.0
@@ -137,8 +138,8 @@ class CollectionPlan:
 
 def make_plan(metrics: Sequence[Metric], settings: CollectionSettings, *, xids_reported: bool) -> CollectionPlan:
     """Return the plan that exposes `metrics`. `xids_reported`: whether the exporter can learn of XIDs."""
-    too_long = settings.interval > LONGEST_SAMPLED_SECONDS
-    not_read = {row: TOO_LONG for row in metrics if too_long and row.integrates_samples}
+    sampled = (row for row in metrics if row.integrates_samples)
+    not_read = {row: TOO_LONG for row in sampled if settings.interval > LONGEST_SAMPLED_SECONDS[row.nvml_pace]}
     read = [row for row in metrics if row.histogram_of is None and row not in not_read]
     counts = DcgmExporterCounts(read, settings.clock_events_count_window, xids_reported=xids_reported)
     return CollectionPlan(

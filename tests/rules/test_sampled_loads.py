@@ -97,7 +97,10 @@ def test_signals_are_near_the_truth(tmp_path: Path, every: int) -> None:
 
 
 def test_samples_of_the_driver_count_first(tmp_path: Path) -> None:
-    """Copies count as utilisation, not as engine activity; without a counter of the engine, both are the samples."""
+    """Copies count as utilisation, not as engine activity; without a counter of the engine, both are the samples.
+
+    So is energy without a counter, and what is approximate says so.
+    """
     scrapes = range(9)
 
     def counter(name: str, gpu: str, rate: float) -> Mapping[str, str]:
@@ -110,12 +113,18 @@ def test_samples_of_the_driver_count_first(tmp_path: Path) -> None:
         *(counter("gpu_memory_util_seconds_total", gpu, 0.125) for gpu in "01"),
         *(counter("gpu_gr_engine_active_seconds_total", gpu, 0.1875) for gpu in "02"),
         *(series("node", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", gpu, [0.9 for _ in scrapes]) for gpu in "02"),
+        *(series("node", "DCGM_FI_DEV_POWER_USAGE", gpu, [533 for _ in scrapes]) for gpu in "012"),
+        counter("gpu_energy_joules_total", "0", 256),
+        counter("gpu_energy_sampled_joules_total", "1", 128),
     ]
     values = {
         s.UTIL: (0.25, 0.25, 0.1875),
         s.GR_ACTIVE: (0.1875, 0.25, 0.1875),
         s.DRAM_ACTIVE: (0.125, 0.125, 0.5),
         s.APPROXIMATE: (0.0, 1.0, 0.0),
+        s.POWER: (256.0, 128.0, 533.0),
+        s.POWER_NOW: (533.0, 533.0, 533.0),
+        s.ENERGY_APPROXIMATE: (0.0, 1.0),
     }
     expected = [
         Expect(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import byref, c_uint, c_ulonglong
 from typing import Any
@@ -65,8 +65,13 @@ class Buffers:
         self._newest: dict[Series, int] = {}
         self._read_at = -float("inf")
 
-    def read(self, paces: frozenset[Pace], failed: dict[Series, str]) -> Mapping[Series, Stamped]:
-        """Return the new samples by series; none for a series that is not due. Raises GpuLost, SourceLost."""
+    def read(
+        self, paces: frozenset[Pace], failed: dict[Series, str], missing: Container[Metric]
+    ) -> Mapping[Series, Stamped]:
+        """Return the new samples by series; none for a series that is not due. Raises GpuLost, SourceLost.
+
+        Rows that stand in for another one are read if that is among the `missing` ones.
+        """
         now = time.monotonic()
         due = paces
         if Pace.FAST in paces and now - self._read_at < PERIOD_SECONDS:
@@ -75,6 +80,8 @@ class Buffers:
             self._read_at = now
         samples: dict[Series, Stamped] = {}
         for series, kind in self._kinds:
+            if series.metric.instead_of is not None and series.metric.instead_of not in missing:
+                continue
             if kind.pace in due:
                 taken = self._read(series, kind, failed)
                 if taken is not None:

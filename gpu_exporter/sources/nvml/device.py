@@ -284,7 +284,7 @@ class NvmlDevice(Device):
             self._read_instance(instance, paces, values, failed, spans)
         ended |= self._read_substitutes(paces, values, failed)
         ended |= self._peers.read(paces, values, failed)
-        buffered = self._buffers.read(paces, failed)
+        buffered = self._buffers.read(paces, failed, self._gpu_handle.unsupported)
         of_instances = [(instance.nvml_handles, instance.handle.labels) for instance in self._instances.values()]
         ended |= self._processes.read(of_instances if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import metrics as m
 from tests.conftest import Page, Serve
 from tests.support.fakes.driver import FakeDriver, steps
 
-UTIL, MEMORY = m.GPU_UTIL_SECONDS.name, m.MEM_UTIL_SECONDS.name
+UTIL, MEMORY, ENERGY = m.GPU_UTIL_SECONDS.name, m.MEM_UTIL_SECONDS.name, m.ENERGY_SAMPLED.name
 NOT_FOUND, NOT_SUPPORTED = 6, 3
 
 
@@ -63,3 +63,20 @@ def test_gpus_without_samples(serve: Serve, tmp_path: Path) -> None:
     driver.set("Samples.2", 100)
     page = exporter.until(lambda page: total(page, MEMORY) > 0, 60)
     assert not page.values(m.SUPPORTED.name, metric=MEMORY)
+
+
+def test_energy_without_a_counter(serve: Serve, tmp_path: Path) -> None:
+    """It is the integral of the power samples on the GPU that has no energy counter, and no faster than its power."""
+    driver = FakeDriver(tmp_path / "driver", 2)
+    driver.set("Samples.0", 200_000)
+    driver.fail("FieldValues.83", NOT_SUPPORTED, gpu=1)
+    began = time.monotonic()
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    page = exporter.until(lambda page: total(page, ENERGY) > 500, 60)
+
+    assert total(page, ENERGY) <= 200 * (time.monotonic() - began)
+    assert page.values(ENERGY, gpu="1")
+    assert not page.values(ENERGY, gpu="0")
+    assert page.values(m.ENERGY_JOULES.name, gpu="0")
+    assert page.values(m.SUPPORTED.name, gpu="1", metric=m.ENERGY_JOULES.name) == [0]
+    assert not page.values(m.SUPPORTED.name, metric=ENERGY)

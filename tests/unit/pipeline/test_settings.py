@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.pipeline.settings import CollectionSettings, make_plan
 
 
@@ -42,11 +45,14 @@ def test_a_plan_selects_what_a_source_has() -> None:
     assert plan.counts.clock == {m.EXP_CLOCK_COUNT}
 
 
-@pytest.mark.parametrize(("interval", "read"), [(1.0, True), (10.0, True), (15.0, False)])
-def test_samples_that_the_driver_would_overwrite(interval: float, read: bool) -> None:
+@pytest.mark.parametrize(
+    ("interval", "lost"),
+    [(1.0, ()), (2.0, ()), (3.0, (m.ENERGY_SAMPLED,)), (15.0, (m.GPU_UTIL_SECONDS, m.ENERGY_SAMPLED))],
+)
+def test_samples_that_the_driver_would_overwrite(interval: float, lost: Sequence[Metric]) -> None:
     """They are not integrated, and the plan has the reason; the gauge of the same quantity is read."""
-    plan = make_plan((m.GPU_UTIL, m.GPU_UTIL_SECONDS), CollectionSettings(interval), xids_reported=True)
+    rows = (m.GPU_UTIL, m.GPU_UTIL_SECONDS, m.ENERGY_SAMPLED)
+    plan = make_plan(rows, CollectionSettings(interval), xids_reported=True)
 
-    assert (m.GPU_UTIL_SECONDS in plan.metrics) is read
-    assert plan.not_read == ({} if read else {m.GPU_UTIL_SECONDS: "interval_too_long"})
-    assert m.GPU_UTIL in plan.metrics
+    assert plan.not_read == dict.fromkeys(lost, "interval_too_long")
+    assert set(plan.metrics) == set(rows) - set(lost)
