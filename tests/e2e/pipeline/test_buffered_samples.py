@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.metric import Pace
 from tests.conftest import Page, Serve
-from tests.support.fakes.driver import FakeDriver, steps
+from tests.support.fakes.driver import AMPERE, H200, FakeDriver, Value, steps
+from tests.support.tools import until
 
 UTIL, MEMORY, ENERGY = m.GPU_UTIL_SECONDS.name, m.MEM_UTIL_SECONDS.name, m.ENERGY_SAMPLED.name
 NOT_FOUND, NOT_SUPPORTED = 6, 3
+# How long the driver keeps samples, and a time in which it overwrites more than what is read between two pages.
+KEPT_SECONDS, STALL_SECONDS = 14.2, 30.0
 
 
 def total(page: Page, name: str = UTIL) -> float:
@@ -19,9 +27,10 @@ def total(page: Page, name: str = UTIL) -> float:
     return sum(page.values(name))
 
 
-def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", [H200, AMPERE], ids=["with GPM", "without GPM"])
+def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path, profile: Mapping[str, Value]) -> None:
     """Half busy: no fault makes the integral rise faster than that, and after each fault it rises again."""
-    driver = FakeDriver(tmp_path / "driver", 1)
+    driver = FakeDriver(tmp_path / "driver", 1, profile)
     driver.set("Samples.1", 50)
     began = time.monotonic()
     exporter = serve("--interval", "200ms", env=driver.environment)
@@ -47,6 +56,23 @@ def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path) -> None:
     driver.unload()
     driver.load()
     rises_on()
+
+
+@pytest.mark.parametrize("profile", [H200, AMPERE], ids=["with GPM", "without GPM"])
+def test_a_stall_loses_what_the_driver_overwrote(serve: Serve, tmp_path: Path, profile: Mapping[str, Value]) -> None:
+    """What the driver still has counts, and nothing more."""
+    driver = FakeDriver(tmp_path / "driver", 1, profile)
+    driver.set("Samples.1", 50)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    before = total(exporter.until(lambda page: total(page) > 0, 30))
+    stopped = time.monotonic()
+    exporter.process.send_signal(signal.SIGSTOP)
+    until(lambda: time.monotonic() > stopped + STALL_SECONDS, STALL_SECONDS + 60)
+    exporter.process.send_signal(signal.SIGCONT)
+    resumed = time.monotonic()
+    page = exporter.until(lambda page: total(page) > before + 0.4 * KEPT_SECONDS, 60)
+
+    assert total(page) - before <= 0.5 * (KEPT_SECONDS + Pace.STEADY.value + time.monotonic() - resumed)
 
 
 def test_gpus_without_samples(serve: Serve, tmp_path: Path) -> None:
