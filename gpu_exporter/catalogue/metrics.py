@@ -17,6 +17,7 @@ from gpu_exporter.model.metric import (
     UNBOUNDED,
     Buffered,
     Call,
+    Details,
     EntityKind,
     FieldValue,
     Gpm,
@@ -228,6 +229,7 @@ LINK_ERRORS      = tuple(
     Metric("gpu_nvlink_link_errors_total", COUNTER, "errors", "Errors of this NVLink by type.", entity=NVLINK, dcgm=dcgm, nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
     for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
 FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "Registration of the GPU with the NVSwitch fabric: 1 not started, 2 in progress, 3 completed, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
+PLACEMENT        = Metric("gpu_placement_info",                    GAUGE, "info",   "NVLink fabric of the GPU (cluster and clique; GPUs with the same ones reach each other over NVLink) and its place in the chassis; always 1.", nvml=Details(("GpuFabricInfoV", "PlatformInfo")), pace=RARE)
 FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML return code of the GPU's registration with the NVSwitch fabric, 0 on success.",                     0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
 FABRIC_FAULTS    = tuple(
     Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the NVSwitch fabric reports this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))
@@ -531,6 +533,8 @@ def read_from(metric: Metric) -> str:
             return f"field {number}, all links"
         case PerPeer(name, args):
             return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
+        case Details(names):
+            return " and ".join(f"{name}()" for name in names)
         case PerProcess(what):
             return f"process list: {what}"
         case Gpm(number, stride, _):

@@ -124,6 +124,13 @@ class PerPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class Details:
+    """NVML getters whose answers are labels of a series that is always 1."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PerProcess:
     """What NVML reports about a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
 
@@ -174,7 +181,7 @@ class Metric:
     high: float = UNBOUNDED
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
-    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | PerPeer | PerProcess | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | PerPeer | Details | PerProcess | None = None
     scale: float = 1.0
     pace: Pace = Pace.FAST
     set: MetricSet = MetricSet.DEFAULT

@@ -107,7 +107,9 @@ H200: Mapping[str, Value] = {
     "RepairStatus.channel": 0,
     "RepairStatus.tpc": 0,
     "ValidateInforom": 1,
-    **dict.fromkeys(("GpuFabricInfoV.state", "GpuFabricInfoV.status", "GpuFabricInfoV.mask"), 0),  # no fabric
+    **dict.fromkeys(
+        (f"GpuFabricInfoV.{part}" for part in ("state", "status", "mask", "clique", "cluster")), 0
+    ),  # no fabric
     **dict.fromkeys(("CurrPcieLinkGeneration", "MaxPcieLinkGeneration"), 5),
     **dict.fromkeys(("CurrPcieLinkWidth", "MaxPcieLinkWidth"), 16),
     **_numbered("FieldValues", {78: 18878477344, 80: 9512175264, 81: 9512175264, 140: 28, 141: 141}),

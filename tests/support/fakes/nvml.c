@@ -35,6 +35,7 @@
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
  *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not reported
  *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set reports those after its registration
+ *         g PlatformInfo serial,slot,tray,host,module
  *         g Samples.<type> value at the time of each sample; g ClockBack s: the clock that stamped it was s seconds slow
  *         g RoomForSamples n  fewer are refused: the driver keeps more
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
@@ -565,7 +566,20 @@ STRUCT(RowRemapperHistogram, histogram, INT, {"max", &out->max}, {"high", &out->
 NUMBER(RetiredPagesPendingStatus, unsigned)
 VERSIONED(SramEccErrorStatus, sram, 1, INT, {"bThresholdExceeded", &out->exceeded})
 VERSIONED(RepairStatus, repair, 1, INT, {"channel", &out->channel}, {"tpc", &out->tpc})
-VERSIONED(GpuFabricInfoV, fabric, 2, INT, {"state", &out->state}, {"status", &out->status}, {"mask", &out->mask})
+VERSIONED(GpuFabricInfoV, fabric, 2, INT, {"state", &out->state}, {"status", &out->status}, {"mask", &out->mask},
+          {"clique", &out->clique}, {"cluster", out->cluster})
+
+struct platform { unsigned version; char guid[16], serial[16]; unsigned char slot, tray, host, peer, module; };
+
+int nvmlDeviceGetPlatformInfo(struct gpu *device, struct platform *out)
+{
+    char found[64];
+    int status = out->version != (sizeof *out | 2 << 24) ? VERSION_MISMATCH
+                                                         : text(device, "PlatformInfo", "PlatformInfo", found, sizeof found);
+    if (!status)
+        sscanf(found, "%15[^,],%hhu,%hhu,%hhu,%hhu", out->serial, &out->slot, &out->tray, &out->host, &out->module);
+    return status;
+}
 
 int nvmlDeviceValidateInforom(struct gpu *device)
 {
