@@ -1,4 +1,4 @@
-"""The NVLink fabric of a GPU and its place in the rack are labels of one series."""
+"""The NVLink fabric of a GPU, its place in the rack, its compute mode, and memory of confidential computing."""
 
 from __future__ import annotations
 
@@ -42,3 +42,17 @@ def test_placement(tmp_path: Path) -> None:
     assert labels(page, "2") == {**place, "module": "4"}
     assert not page.values(NAME, gpu="3")
     assert page.values(m.SUPPORTED.name, gpu="3", metric=NAME, reason="not_supported") == [0]
+
+
+def test_modes(tmp_path: Path) -> None:
+    """Of a GPU that has them, and of one that does not: there is a reason."""
+    driver = FakeDriver(tmp_path / "driver", 2)
+    with driver.batch():
+        driver.set("ComputeMode", 3, 0)
+        driver.set("ConfComputeMemSizeInfo.protected", 1000, 0)
+        driver.set("ConfComputeMemSizeInfo.unprotected", 24, 0)
+    page = Page(run("once", "--metrics", "full", env=driver.environment).stdout)
+
+    for row, value in ((m.COMPUTE_MODE, 3), (m.CC_PROTECTED, 1_024_000), (m.CC_SHARED, 24_576)):
+        assert page.values(row.name) == [value]
+        assert page.values(m.SUPPORTED.name, gpu="1", metric=row.name, reason="not_supported") == [0]

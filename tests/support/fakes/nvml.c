@@ -540,6 +540,7 @@ struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 struct sram { unsigned version; u64 counts[11]; unsigned exceeded; };
 struct repair { unsigned version, channel, tpc; };
 struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, mask; };
+struct confidential { u64 protected, unprotected; };
 struct histogram { unsigned max, high, partial, low, none; };
 
 int nvmlDeviceGetMemoryInfo(struct gpu *device, struct memory *out)
@@ -564,6 +565,8 @@ CALL(RemappedRows, (struct gpu *device, unsigned *corrected, unsigned *other, un
 STRUCT(RowRemapperHistogram, histogram, INT, {"max", &out->max}, {"high", &out->high}, {"partial", &out->partial},
        {"low", &out->low}, {"none", &out->none})
 NUMBER(RetiredPagesPendingStatus, unsigned)
+NUMBER(ComputeMode, unsigned)
+STRUCT(ConfComputeMemSizeInfo, confidential, U64, {"protected", &out->protected}, {"unprotected", &out->unprotected})
 VERSIONED(SramEccErrorStatus, sram, 1, INT, {"bThresholdExceeded", &out->exceeded})
 VERSIONED(RepairStatus, repair, 1, INT, {"channel", &out->channel}, {"tpc", &out->tpc})
 VERSIONED(GpuFabricInfoV, fabric, 2, INT, {"state", &out->state}, {"status", &out->status}, {"mask", &out->mask},
