@@ -17,6 +17,7 @@ last one counts. Utilisation is off by points, power by percent of the truth.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -232,7 +233,8 @@ class Loads:
 @contextmanager
 def _child(gpu: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.sampling", "--work", str(gpu)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    order = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # that of NVML
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=order)
     try:
         yield child
     finally:
@@ -334,7 +336,12 @@ def observe(
 
 
 def _page(exporter: Exporter) -> tuple[float, str]:
-    return time.time(), exporter.page()
+    """Return the time and the page, which is empty if the exporter does not answer."""
+    at = time.time()
+    try:
+        return at, exporter.page()
+    except OSError:
+        return at, ""
 
 
 def rows(
