@@ -285,7 +285,22 @@ def _devices() -> list[object]:
         ),
         lines(
             "Power from the energy counter",
-            About("Energy that each GPU uses per second.", "follows the load.", "high without SM activity: fake load."),
-            [q.query(BOARD, s.ENERGY)],
+            About(
+                "Energy that each GPU uses per second. It is approximate for GPUs without an energy counter, from the "
+                "power samples of their driver.",
+                "follows the load.",
+                "high without SM activity: fake load.",
+            ),
+            _energy(),
         ),
     ]
+
+
+def _energy() -> Sequence[Query]:
+    """Return the energy of GPUs with a counter, and of those without one."""
+    energy, on = q.query(BOARD, s.ENERGY), "on (cluster, UUID)"
+    approximate = f"{on} ({q.selected(BOARD, s.ENERGY_APPROXIMATE)} == 1)"
+    return (
+        replace(energy, expr=f"{energy.expr} unless {approximate}"),
+        replace(energy, expr=f"{energy.expr} and {approximate}", legend=f"{energy.legend} approximate"),
+    )
