@@ -57,7 +57,9 @@ TOLERANCES: Mapping[str, Tolerance] = {
 # Counters of these units are compared by their rise per second, all others by their last value.
 FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds", "nanoseconds"})
 # A mean of these is meaningless: they agree if both sources saw one state in common.
-STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
+STATES = frozenset(
+    {"bitmask", "bool", "state", "action", "status", "code", "mode", "generation", "lanes", "xid", "sxid"}
+)
 # Settings and properties of the GPU: they are read repeatedly, and must be equal.
 SETTINGS = frozenset({m.POWER_LIMIT, m.POWER_SET, m.FB_TOTAL, m.BAR1_TOTAL})
 
