@@ -57,9 +57,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
 # Counters of these units are compared by their rise per second, all others by their last value.
 FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds", "nanoseconds"})
 # A mean of these is meaningless: they agree if both sources saw one state in common.
-STATES = frozenset(
-    {"bitmask", "bool", "state", "action", "status", "code", "mode", "generation", "lanes", "xid", "sxid"}
-)
+STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
 # Settings and properties of the GPU: they are read repeatedly, and must be equal.
 SETTINGS = frozenset({m.POWER_LIMIT, m.POWER_SET, m.FB_TOTAL, m.BAR1_TOTAL})
 
@@ -80,9 +78,10 @@ PRESENCE = "is there"
 
 
 def compares(metric: Metric) -> bool:
-    """Whether a metric is compared: sources read it, and it is not an integral or histogram of another metric."""
+    """Whether a metric is compared: sources read it, and it is no identity, integral or histogram of another metric."""
     return (
         metric.integral_of is None
+        and metric.unit != "info"
         and metric.kind is not Kind.HISTOGRAM
         and (metric.nvml is not None or metric.dcgm is not None)
     )
