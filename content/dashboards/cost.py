@@ -291,16 +291,14 @@ def _devices() -> list[object]:
                 "follows the load.",
                 "high without SM activity: fake load.",
             ),
-            _energy(),
+            [_energy()],
         ),
     ]
 
 
-def _energy() -> Sequence[Query]:
-    """Return the energy of GPUs with a counter, and of those without one."""
-    energy, on = q.query(BOARD, s.ENERGY), "on (cluster, UUID)"
-    approximate = f"{on} ({q.selected(BOARD, s.ENERGY_APPROXIMATE)} == 1)"
-    return (
-        replace(energy, expr=f"{energy.expr} unless {approximate}"),
-        replace(energy, expr=f"{energy.expr} and {approximate}", legend=f"{energy.legend} approximate"),
-    )
+def _energy() -> Query:
+    """Return the energy of each GPU; the legend says which is approximate."""
+    energy, approximate = q.query(BOARD, s.ENERGY), q.selected(BOARD, s.ENERGY_APPROXIMATE)
+    marked = f'{energy.expr} and on (cluster, UUID) ({approximate} == 1), "quality", "approximate", "", ""'
+    expr = f"label_replace({marked}) or on (cluster, UUID) {energy.expr}"
+    return replace(energy, expr=expr, legend=f"{energy.legend} {{{{quality}}}}")
