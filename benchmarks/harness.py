@@ -64,6 +64,7 @@ BENCHMARKS = (
     Benchmark("cost", "cost", (GPU,)),
     Benchmark("perturbation", "perturbation", (GPU, TORCH)),
     Benchmark("stalls", "stalls", (GPU, TORCH, PROMETHEUS)),
+    Benchmark("sampling", "sampling", (GPU, TORCH)),
     Benchmark("ground_truth", "ground_truth", (GPU, TORCH)),
     Benchmark("training", "training", (GPU, TORCH)),
     Benchmark("nvml_stress", "nvml_stress", (GPU,)),

@@ -76,6 +76,16 @@ SECTIONS = (
         sections.stalls,
     ),
     Section(
+        "sampling",
+        "How far are gauges and counters off between two scrapes?",
+        """All exporters that are installed run at the same time, and one scraper reads them. The true power comes from
+        the driver's energy counter, the true utilisation from GPM, or from the clock of the load where the driver has
+        no GPM. Utilisation is off by points, power by percent of the truth. Gauges are averaged over all scrapes; of
+        counters, the rise between the first and the last scrape counts. `bursts` computes matrix products and pauses,
+        `rare` does so with a longer period, `steady` has no pause, and `tiny` launches tiny kernels.""",
+        sections.sampling,
+    ),
+    Section(
         "ground_truth",
         "Are the values correct?",
         "Workloads with known values: a bf16 matrix product of 8192³, a copy in device memory, one busy thread, none.",

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import plots
 from benchmarks.cost import SETS
+from benchmarks.sampling import off
 
 Numbers = Mapping[str, Any]
 CLOCK, BUFFER, COUNTER = "clock of the workload", "power buffer", "energy counter"
@@ -242,6 +243,33 @@ def stalls(numbers: Numbers) -> Shown:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "**no**"
+
+
+def sampling(numbers: Numbers) -> Shown:
+    """Return a table for each load: how far each exporter is off, by gauge and by counter."""
+    by_load: dict[tuple[str, int], list[Numbers]] = {}
+    for each in numbers["rows"]:
+        by_load.setdefault((each["load"], each["gpu"]), []).append(each)
+    head = ("exporter", "scraped", "utilisation: gauge", "counter", "power: gauge", "counter")
+    texts = []
+    for (load, gpu), found in by_load.items():
+        first = found[0]
+        known = first["true_utilisation"]
+        truth = f"{'' if known is None else f'utilisation {percent(known)}, '}{first['true_watts']:.1f} W"
+        rows = [
+            (
+                each["exporter"],
+                f"every {each['every']:g} s",
+                *(
+                    off(each["utilisation"][by], each["true_utilisation"], relative=False)
+                    for by in ("gauge", "counter")
+                ),
+                *(off(each["watts"][by], each["true_watts"], relative=True) for by in ("gauge", "counter")),
+            )
+            for each in found
+        ]
+        texts.append(f"`{load}` on GPU {gpu}, {first['seconds']:.0f} s: {truth}.\n\n{table(head, rows)}")
+    return Shown("\n".join(texts))
 
 
 def ground_truth(numbers: Numbers) -> Shown:

@@ -285,7 +285,20 @@ def _devices() -> list[object]:
         ),
         lines(
             "Power from the energy counter",
-            About("Energy that each GPU uses per second.", "follows the load.", "high without SM activity: fake load."),
-            [q.query(BOARD, s.ENERGY)],
+            About(
+                "Energy that each GPU uses per second. It is approximate for GPUs without an energy counter, from the "
+                "power samples of their driver.",
+                "follows the load.",
+                "high without SM activity: fake load.",
+            ),
+            [_energy()],
         ),
     ]
+
+
+def _energy() -> Query:
+    """Return the energy of each GPU; the legend says which is approximate."""
+    energy, approximate = q.query(BOARD, s.ENERGY), q.selected(BOARD, s.ENERGY_APPROXIMATE)
+    marked = f'{energy.expr} and on (cluster, UUID) ({approximate} == 1), "quality", "approximate", "", ""'
+    expr = f"label_replace({marked}) or on (cluster, UUID) {energy.expr}"
+    return replace(energy, expr=expr, legend=f"{energy.legend} {{{{quality}}}}")

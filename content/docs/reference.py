@@ -297,7 +297,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
 
 def _seen_on(rows: Sequence[Metric]) -> str:
     """Return the hardware on which every row of a family had a value; empty for the exporter's own metrics."""
-    computed = (row.integral_of or row.histogram_of or row.sum_of for row in rows)
+    computed = (row.integral_of or row.histogram_of or row.sum_of or row.peak_of for row in rows)
     if not any(computed) and not any(row.nvml or row.entity in NON_GPU_ENTITIES for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"

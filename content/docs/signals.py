@@ -17,7 +17,7 @@ from gpu_exporter.alerting import (
 )
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue import signals as catalogued_signals
-from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.catalogue.signals import POWER_INSTANT, POWER_NOW, SIGNALS
 from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
 from gpu_exporter.reports.markdown import table, ticked
@@ -29,14 +29,24 @@ A signal has one name, one unit and one set of labels, whichever exporter is scr
 source that exists for a GPU: time integrals of gpu-exporter, classic names (of gpu-exporter or of dcgm-exporter up to
 4.8), names of dcgm-exporter from 4.9 on. If two exporters are scraped, each GPU still appears once, by its UUID.
 
-- Counters are read as `rate(…[{RATE_WINDOW}])`, which covers the whole window; gauges are read as they are.
+- Counters are read as `rate(…[{RATE_WINDOW}])`, which covers the whole window; gauges are read as they are. What
+  changes between two scrapes is read from a counter, if there is one: a gauge shows only the moment of each scrape.
+  Until a counter is {RATE_WINDOW} old, the gauge is used.
+- What must be as of now has *now* or *instant* in its name: `{POWER_NOW.record}` is the mean of a second,
+  `{POWER_INSTANT.record}` a single sample.
+- SM clocks have no counter, nor has PCIe traffic without profiling counters. Read their means, not single values.
+- dcgm-exporter has counters of energy only; utilisation and activity are gauges. A load whose period divides the scrape
+  interval is then recorded as busy or idle all the time: of an H100 that was busy 23 % of the time, with a period of
+  3 s and a scrape every 15 s, dcgm-exporter's utilisation was 0 % in eight scrapes, and gpu-exporter's gauge, scraped
+  0.8 s earlier, 95 to 97 %. gpu-exporter's counter said 22 %. Power was right with both, because both count energy.
 - {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. Further labels are {ticked(IDENTITY)}, and
   {ticked(OWNER)} if the owner of the GPU is known. Signals of hardware health have no owner labels.
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
 - A GPU that several pods share has no owner, and is therefore not compared with other ranks.
 - The mean of a signal over a window is a series of its own, for example `gpu:sm_active:mean5m`.
 - Without profiling counters, utilisation stands in for engine activity, and `gpu:approximate:bool` is 1
-  ([what remains](without-profiling.md)).
+  ([what remains](without-profiling.md)). If gpu-exporter reads DCGM, which does not keep the driver's samples, engine
+  activity stands in for utilisation instead.
 - A signal that is derived from others has a value only if all of them have one.
 - Signals and hardware states are evaluated at the evaluation interval of Prometheus. Signals from histograms, and rules
   on means over five minutes, are evaluated once a minute; shares of time by cause every two minutes.

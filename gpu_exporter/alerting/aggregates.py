@@ -9,7 +9,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import SHARES, Cause
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
-from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, RATE_WINDOW, Signal
+from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
 
 _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
 
@@ -35,11 +35,7 @@ def _of_workload(name: str, help: str, expression: str) -> Aggregate:
 def _mean(level: str, by: tuple[str, ...], signal: Signal) -> Aggregate:
     labels = ", ".join(("cluster", *by))
     help = f"{signal.help}, mean over GPUs"
-    # The others are rates over this window: a momentary value beside them would differ by chance.
-    of = signal.record
-    if signal is s.UTIL:
-        of = f"avg_over_time({of}[{RATE_WINDOW}]) and {of}"
-    return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({of})", by)
+    return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({signal.record})", by)
 
 
 def _number(level: str, by: tuple[str, ...], signal: Signal, help: str) -> Aggregate:

@@ -317,7 +317,8 @@ def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[s
     """Return the row of a signal, with its sources for each exporter, best first; `show` formats one source."""
     made = [f"= {derivation(way)}" for way in signal.definitions if isinstance(way, Derived)]
     ours, classic, modern = (coverage.reads(signal, which) for which in coverage.Generation)
-    columns = ((*ours, *(way for way in classic if way.name in EVERYTHING)), classic, modern)
+    served = sorted((*ours, *(way for way in classic if way.name in EVERYTHING)), key=signal.definitions.index)
+    columns = (served, classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
     return f"`{signal.record}`", signal.help, *cells
 

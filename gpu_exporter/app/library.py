@@ -100,7 +100,7 @@ def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
     samples: dict[Gpu, list[Sample]] = {status.gpu: [] for status in snapshot.gpus}
     for sample in snapshot.samples:
         metric, gpu = sample.series.metric, sample.series.gpu
-        if gpu is not None and (metric.nvml or metric.integral_of or metric.sum_of):
+        if gpu is not None and (metric.nvml or metric.integral_of or metric.sum_of or metric.peak_of):
             samples[gpu].append(sample)
     return tuple(
         GpuReading(snapshot.at, status.gpu, status.up, status.reason, tuple(samples[status.gpu]))

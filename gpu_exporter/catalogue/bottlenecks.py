@@ -125,7 +125,7 @@ WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
-# Utilisation counts copies, too, and the gauge is the mean of a moment only.
+# Utilisation counts copies, too, and without its counter it is that of a moment.
 _CLEARLY_WAITS = Unless(WAITS_FOR_HOST, And(Compare(GR, ">=", HALF_UTIL), APPROXIMATE))
 _READS_MEMORY = Compare(DRAM, ">=", BUSY_DRAM)
 _POWER = mean(s.POWER_USE)

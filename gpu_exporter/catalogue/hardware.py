@@ -50,7 +50,7 @@ SEEN_ON: Mapping[str, Answers] = {"H200": H200}
 
 def seen_on(metric: Metric) -> tuple[str, ...]:
     """Return the hardware on which this row, or the rows that it is computed from, had a value."""
-    rows = metric.sum_of or (metric.integral_of or metric.histogram_of or metric,)
+    rows = metric.sum_of or metric.peak_of or (metric.integral_of or metric.histogram_of or metric,)
     return tuple(name for name, answers in SEEN_ON.items() if all(_answered(row, answers) for row in rows))
 
 

@@ -17,6 +17,7 @@ from gpu_exporter.model.metric import (
     UNBOUNDED,
     Buffered,
     Call,
+    Details,
     EntityKind,
     FieldValue,
     Gpm,
@@ -115,6 +116,8 @@ NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio
 # --- utilisation as nvidia-smi shows it: any kernel or copy running, however small ----------------------------------------------------
 GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time during which any kernel or copy ran; a single thread is enough.", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))
 MEM_UTIL     = Metric("DCGM_FI_DEV_MEM_COPY_UTIL", GAUGE, "percent", "Share of time during which device memory was read or written.",                 0, 100, dcgm=204, nvml=Call("UtilizationRates", pick="memory"))
+GPU_UTIL_SECONDS = Metric("gpu_util_seconds_total",        COUNTER, "seconds", "Share of time during which any kernel or copy ran, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(1, STEADY), scale=PERCENT, rate=1.001)
+MEM_UTIL_SECONDS = Metric("gpu_memory_util_seconds_total", COUNTER, "seconds", "Share of time during which device memory was read or written, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(2, STEADY), scale=PERCENT, rate=1.001)
 ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                                    0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
 DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                                    0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
 
@@ -134,10 +137,13 @@ POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowe
 POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit in watts that can be set.",                                            ABOVE_0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
 POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Default power limit in watts.",                                                            ABOVE_0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
 POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Distribution of the GPU power draw in watts, from every sample of the driver's buffer (about 50 per second).", 0, 5_000, nvml=Buffered(0), scale=MILLI, set=FULL, edges=WATTS)
+POWER_PEAK    = Metric("gpu_power_peak_watts", GAUGE, "watts", "Highest GPU power draw in watts that was read in the last minute: of every sample of the driver's buffer with --metrics full, else of each collection.", 0, 5_000, peak_of=(POWER_INSTANT, POWER))
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                                                     dcgm=156, nvml=FieldValue(83), pace=SLOW)
 ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used in joules; continues to count across driver reloads.",                             dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
+ENERGY_SAMPLED = Metric("gpu_energy_sampled_joules_total", COUNTER, "joules", "Energy used in joules, integrated from every power sample of the driver's buffer (about 50 per second) since the exporter started; only of GPUs without an energy counter.", nvml=Buffered(0), scale=MILLI, rate=5_000, instead_of=ENERGY_JOULES)
 
 GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature in degrees Celsius.",                       ABOVE_0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
+TEMP_PEAK     = Metric("gpu_temperature_peak_celsius", GAUGE, "celsius", "Highest GPU temperature in degrees Celsius of all collections in the last minute.", ABOVE_0, 150, peak_of=(GPU_TEMP,))
 MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature in degrees Celsius.",                    ABOVE_0, 150, dcgm=140, nvml=FieldValue(82))
 TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees Celsius left until the GPU throttles.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
 SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU throttles.",      1, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
@@ -163,7 +169,10 @@ VIOLATIONS          = tuple(
 FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Total device memory.",                                       low=ABOVE_0, dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
 FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Free device memory.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
 FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory used by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+FB_USED_PEAK  = Metric("gpu_memory_used_peak_bytes", GAUGE, "bytes", "Most device memory in bytes that programs used, of all collections in the last minute.", peak_of=(FB_USED,), scale=MIB, per_instance=True)
 FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by the driver and the firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+CC_PROTECTED  = Metric("gpu_confidential_memory_protected_bytes",   GAUGE, "bytes", "Device memory in bytes that confidential computing protects.",       nvml=Call("ConfComputeMemSizeInfo", pick="protectedMemSizeKib"), scale=1024, pace=RARE, set=FULL)
+CC_SHARED     = Metric("gpu_confidential_memory_unprotected_bytes", GAUGE, "bytes", "Device memory in bytes that confidential computing does not protect.", nvml=Call("ConfComputeMemSizeInfo", pick="unprotectedMemSizeKib"), scale=1024, pace=RARE, set=FULL)
 FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "Share of the usable device memory in use, 0 to 1: used / (total - reserved).",                             0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
 BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "Size of the BAR1 window.",                                         low=ABOVE_0, dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
 BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "Used part of the BAR1 window.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
@@ -222,6 +231,7 @@ LINK_ERRORS      = tuple(
     Metric("gpu_nvlink_link_errors_total", COUNTER, "errors", "Errors of this NVLink by type.", entity=NVLINK, dcgm=dcgm, nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
     for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
 FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "Registration of the GPU with the NVSwitch fabric: 1 not started, 2 in progress, 3 completed, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
+PLACEMENT        = Metric("gpu_placement_info",                    GAUGE, "info",   "NVLink fabric of the GPU (cluster and clique; GPUs with the same ones reach each other over NVLink) and its place in the chassis; always 1.", nvml=Details(("GpuFabricInfoV", "PlatformInfo")), pace=RARE)
 FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML return code of the GPU's registration with the NVSwitch fabric, 0 on success.",                     0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
 FABRIC_FAULTS    = tuple(
     Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the NVSwitch fabric reports this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))
@@ -233,6 +243,7 @@ FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "F
 GPU_COUNT   = Metric("DCGM_FI_DEV_COUNT",                   GAUGE, "gpus",    "Number of GPUs that the driver lists on this node; the same on each of them.",                     1, 1024, dcgm=4,   nvml=Call("Count"), pace=RARE, set=FULL)
 MINOR       = Metric("DCGM_FI_DEV_MINOR_NUMBER",            GAUGE, "number",  "Minor number of the GPU's device file: n of /dev/nvidia<n>.",                                      0, 65535, dcgm=55, nvml=Call("MinorNumber"), pace=STATIC, set=FULL)
 PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded while no program uses the GPU.",                                     0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
+COMPUTE_MODE = Metric("DCGM_FI_DEV_COMPUTE_MODE",           GAUGE, "status",  "Compute mode: 0 any number of programs may use the GPU, 2 none, 3 only one at a time.",            0, 3,   dcgm=65,   nvml=Call("ComputeMode"), pace=RARE, set=FULL)
 RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 power cycle or reboot.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
 INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are valid, 0 if it is corrupt.",                                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
 
@@ -472,6 +483,12 @@ BASES: Mapping[Metric, Metric] = {
     TEMP_MARGIN: GPU_TEMP,
     **dict.fromkeys((POWER, POWER_INSTANT, ENERGY, ENERGY_JOULES), POWER_LIMIT),
 }
+# The gauge of what a buffer of the driver has samples of. Simulated and recorded GPUs have no buffers, but these gauges.
+GAUGES_OF_SAMPLES: Mapping[Metric, Metric] = {
+    POWER_SAMPLES: POWER_INSTANT,
+    GPU_UTIL_SECONDS: GPU_UTIL,
+    MEM_UTIL_SECONDS: MEM_UTIL,
+}
 # Names for what other modules read of JOB_SENT.
 JOB_STEP, JOB_SELF, JOB_STEPS = (JOB_SENT[key] for key in ("step", "self", "steps"))
 JOB_DATA, JOB_PHASE, JOB_ACTIVITY = (JOB_SENT[key] for key in ("data_seconds", "phase_seconds", "activity_seconds"))
@@ -519,6 +536,8 @@ def read_from(metric: Metric) -> str:
             return f"field {number}, all links"
         case PerPeer(name, args):
             return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
+        case Details(names):
+            return " and ".join(f"{name}()" for name in names)
         case PerProcess(what):
             return f"process list: {what}"
         case Gpm(number, stride, _):
@@ -529,4 +548,6 @@ def read_from(metric: Metric) -> str:
         return " + ".join(part.name for part in metric.sum_of)
     if metric.histogram_of:
         return f"histogram of {metric.histogram_of}"
+    if metric.peak_of:
+        return f"peak of {' and '.join(part.name for part in metric.peak_of)}"
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

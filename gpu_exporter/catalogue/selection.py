@@ -68,6 +68,7 @@ class Selection:
         integral of a mean is exact over any time."""
         shown = [row for row in self.read_rows if row.name in self.families]
         needed = {row.histogram_of for row in shown} | {part for row in shown for part in row.sum_of}
+        needed |= {part for row in METRICS if row.name in self.families for part in row.peak_of}
         needed |= {label.metric for label in self.value_labels}
         if not CLOCK_COUNTS.isdisjoint(shown):
             needed.add(CLOCK_EVENTS)

@@ -47,9 +47,9 @@ def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
     return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
-GR_ACTIVE = _activity(
-    PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time", *_reads(m.GPU_UTIL, 1e-2)
-)
+_UTIL = (Read(m.GPU_UTIL_SECONDS.name, rate=True, most=1.0), *_reads(m.GPU_UTIL, 1e-2))
+_MEMORY_UTIL = (Read(m.MEM_UTIL_SECONDS.name, rate=True, most=1.0), *_reads(m.MEM_UTIL, 1e-2))
+GR_ACTIVE = _activity(PRESENCE, m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time", *_UTIL)
 SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "{} of the SMs busy on average")
 SM_IDLE = Signal(
     "sm_idle",
@@ -61,15 +61,18 @@ SM_IDLE = Signal(
 )
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
-DRAM_ACTIVE = _activity(
-    "dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used", *_reads(m.MEM_UTIL, 1e-2)
-)
+DRAM_ACTIVE = _activity("dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used", *_MEMORY_UTIL)
 FP64_ACTIVE = _activity("fp64_active", m.FP64_ACTIVE, m.FP64_SECONDS, "FP64 units busy {} of the time")
 FP32_ACTIVE = _activity("fp32_active", m.FP32_ACTIVE, m.FP32_SECONDS, "FP32 units busy {} of the time")
 FP16_ACTIVE = _activity("fp16_active", m.FP16_ACTIVE, m.FP16_SECONDS, "FP16 units busy {} of the time")
 INT_ACTIVE = _activity("int_active", m.INT_ACTIVE, m.INT_SECONDS, "integer units busy {} of the time")
+# Where the driver's samples are not counted, as through DCGM, the engine is: it misses copies, but no load.
 UTIL = Signal(
-    "util", "ratio", "GPU utilisation as nvidia-smi shows it", _reads(m.GPU_UTIL, 1e-2), plain="utilisation {}"
+    "util",
+    "ratio",
+    "GPU utilisation as nvidia-smi defines it, averaged; if only engine activity is counted, that",
+    (_UTIL[0], Read(m.GR_ENGINE_SECONDS.name, rate=True, where=(("GPU_I_ID", ""),), most=1.0), *_UTIL[1:]),
+    plain="utilisation {}",
 )
 # What the driver says of a GPU without profiling counters stands in for them: utilisation for engine activity, memory
 # utilisation, an upper bound, for DRAM activity, and samples of PCIe traffic for its mean.
@@ -153,7 +156,22 @@ PCIE_TX_USE = Signal(
     plain="PCIe link from the GPU {} used",
 )
 
-POWER = Signal("power", "watts", "Power draw", _reads(m.POWER), plain="power {}")
+_ENERGY = (
+    Read(m.ENERGY_JOULES.name, rate=True),
+    Read(m.ENERGY.name, 1e-3, rate=True),
+    Read("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", rate=True),
+    Read(m.ENERGY_SAMPLED.name, rate=True),
+)
+POWER = Signal(
+    "power", "watts", "Power draw, averaged by the energy counter", (*_ENERGY, *_reads(m.POWER)), plain="power {}"
+)
+POWER_NOW = Signal(
+    "power_now",
+    "watts",
+    "Power draw as the driver shows it: the mean of the last second, before Ampere of a moment",
+    _reads(m.POWER),
+    plain="power now {}",
+)
 POWER_INSTANT = Signal(
     "power_instant", "watts", "Instantaneous power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
 )
@@ -170,6 +188,13 @@ POWER_USE = Signal(
     "Power draw as a share of the power limit",
     (Derived(POWER, "/", POWER_LIMIT),),
     plain="power at {} of its limit",
+)
+POWER_NOW_USE = Signal(
+    "power_now_use",
+    "ratio",
+    "Power draw as the driver shows it, as a share of the power limit",
+    (Derived(POWER_NOW, "/", POWER_LIMIT),),
+    plain="power now at {} of its limit",
 )
 POWER_INSTANT_USE = Signal(
     "power_instant_use",
@@ -189,12 +214,15 @@ ENERGY = Signal(
     "energy",
     "joules_per_second",
     "Energy used, per second",
-    (
-        Read(m.ENERGY_JOULES.name, rate=True),
-        Read(m.ENERGY.name, 1e-3, rate=True),
-        Read("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", rate=True),
-    ),
+    _ENERGY,
     plain="energy use {}",
+)
+ENERGY_APPROXIMATE = Signal(
+    "energy_approximate",
+    "bool",
+    "1 where the energy is the integral of the driver's power samples, because the GPU has no energy counter",
+    (*(Read(way.name, 0.0) for way in _ENERGY[:-1]), Derived(Derived(ENERGY, "*", 0.0), "+", 1.0)),
+    plain="energy approximate: {}",
 )
 SM_CLOCK = Signal("sm_clock", "hertz", "SM clock", _reads(m.SM_CLOCK, 1e6), plain="SM clock {}")
 

@@ -88,7 +88,7 @@ READ_ONCE = frozenset(
         "gpu:pcie_replay_limit:max15m",
         "gpu:pcie_rx:max2h",
         "gpu:pcie_rx_use:max2h",
-        "gpu:power_use:max10m",
+        "gpu:power_now_use:max10m",
         "gpu:sm_active:stddev5m",
         "gpu:stalled:others_ratio",
         "gpu:sw_power_cap:mean5m",

@@ -47,6 +47,7 @@ TITLES: Mapping[str, str] = {
     "pstate": "performance state",
     "power_instant": "instantaneous power",
     "power_use": "power as a share of its limit",
+    "power_now_use": "power as a share of its limit, of a moment",
     "power_instant_use": "instantaneous power as a share of its limit",
     "fb_used": "device memory used",
     "fb_free": "free device memory",

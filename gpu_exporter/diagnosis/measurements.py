@@ -9,10 +9,13 @@ from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
+from gpu_exporter.model.metric import Pace
 from gpu_exporter.reports.numbers import narrow_size, percent
 
 # A value that is older was not measured by the last scrapes. Some metrics are read only every 15 s.
 FRESH_SECONDS = 3.0
+# Without profiling counters, engine and DRAM activity come from samples that are read every 5 s.
+SAMPLED_SECONDS = FRESH_SECONDS + Pace.STEADY.value
 SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes", "bytes/s"
 
 
@@ -79,13 +82,13 @@ def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: 
 
 
 MEASUREMENTS = (
-    Measurement("engine_active", "engine activity", "engine", SHARE, (s.GR_ACTIVE,)),
+    Measurement("engine_active", "engine activity", "engine", SHARE, (s.GR_ACTIVE,), fresh=SAMPLED_SECONDS),
     Measurement("sm_active", "SM activity", "SM", SHARE, (s.SM_ACTIVE,)),
     Measurement("tensor_active", "tensor core activity", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
-    Measurement("dram_active", "DRAM activity", "DRAM", SHARE, (s.DRAM_ACTIVE,)),
+    Measurement("dram_active", "DRAM activity", "DRAM", SHARE, (s.DRAM_ACTIVE,), fresh=SAMPLED_SECONDS),
     Measurement("nvlink", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
     Measurement("pcie", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
-    Measurement("power", "power", "power", WATTS, (s.POWER,), (s.POWER_LIMIT,), 20.0),
+    Measurement("power", "power", "power", WATTS, (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0),
     Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
     Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0),
 )

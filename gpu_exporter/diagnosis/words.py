@@ -56,6 +56,7 @@ NOUNS: Mapping[Signal, str] = {
     s.PCIE_RX_USE: "PCIe link use to the GPU",
     s.PCIE_TX_USE: "PCIe link use from the GPU",
     s.POWER_USE: "power as a share of its limit",
+    s.POWER_NOW_USE: "power as a share of its limit, of a moment",
     s.POWER_INSTANT_USE: "instantaneous power as a share of its limit",
     s.POWER_SWING: "power swing",
     s.FB_USED: "device memory used",

@@ -78,9 +78,10 @@ PRESENCE = "is there"
 
 
 def compares(metric: Metric) -> bool:
-    """Whether a metric is compared: sources read it, and it is not an integral or histogram of another metric."""
+    """Whether a metric is compared: sources read it, and it is no identity, integral or histogram of another metric."""
     return (
         metric.integral_of is None
+        and metric.unit != "info"
         and metric.kind is not Kind.HISTOGRAM
         and (metric.nvml is not None or metric.dcgm is not None)
     )

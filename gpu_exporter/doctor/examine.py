@@ -229,6 +229,10 @@ CURES = {
 # Why a value is missing, for reasons other than an error of NVML.
 OF_ANSWERS = {
     "no_field": (FindingLevel.NOTE, "DCGM has no field for it"),
+    "interval_too_long": (
+        FindingLevel.NOTE,
+        "the driver does not keep its samples as long as --interval is: use at most 10s, for energy 2s",
+    ),
     "no_module": (FindingLevel.NOTE, "this host engine lacks the module for it: see `dcgmi modules -l`"),
     "no_value": (
         FindingLevel.NOTE,

@@ -96,7 +96,8 @@ class Reading:
     (monotonic seconds), or over the seconds that `spans` has for the series. `failed` has series that should have
     answered and did not, with the value of the label `outcome`. `unsupported` has metrics that this device does not
     support, with the reason. `ended` has series of MIG instances and processes that have ended. `buffered` has samples
-    that the driver took since about the previous read, each with a timestamp that rises; some may be repeated.
+    that the driver took since about the previous read, each with a timestamp that rises (from NVML: microseconds of the
+    system clock, which may be set); some may be repeated.
     """
 
     at: float

@@ -105,9 +105,14 @@ class Gpm:
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """A kind of samples (`NVML_*_SAMPLES`) that the driver takes at its own rate and keeps for a while."""
+    """A kind of samples (`NVML_*_SAMPLES`) that the driver takes at its own rate and keeps for a while.
+
+    `pace` is how often the driver is asked for the samples since the last read. A histogram counts each of them, a
+    counter is their integral over time.
+    """
 
     id: int
+    pace: Pace = Pace.FAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,13 @@ class PerPeer:
 
     name: str
     args: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """NVML getters whose answers are labels of a series that is always 1."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +167,8 @@ class Metric:
     has that of its unit. A driver that answers with 0 although `low` is higher does not know the value.
     `scale` turns NVML's unit into the exposed one, `dcgm_scale` DCGM's. `bit` exposes that bit of a mask as 0 or 1.
     `integral_of` makes this row the time integral of another row, `histogram_of` its distribution, `sum_of` the sum of
-    other rows times `scale`; the collection loop computes all three. `edges` are the upper bounds of a histogram's
-    buckets, without +Inf.
+    other rows times `scale`, `peak_of` the highest value of other rows in the last minute times `scale`; the collection
+    loop computes all four. `edges` are the upper bounds of a histogram's buckets, without +Inf.
     `instead_of`: only GPUs that do not have this other row have this one, which is less exact, or costs more.
     `per_instance`: in MIG mode, the instances are read instead of the GPU, so that no sum counts the value twice.
     """
@@ -169,7 +181,7 @@ class Metric:
     high: float = UNBOUNDED
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
-    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | PerPeer | PerProcess | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | PerPeer | Details | PerProcess | None = None
     scale: float = 1.0
     pace: Pace = Pace.FAST
     set: MetricSet = MetricSet.DEFAULT
@@ -178,6 +190,7 @@ class Metric:
     integral_of: Metric | None = None
     histogram_of: Metric | None = None
     sum_of: tuple[Metric, ...] = ()
+    peak_of: tuple[Metric, ...] = ()
     edges: tuple[float, ...] = ()
     per_instance: bool = False
     dcgm_scale: float = 1.0
@@ -204,7 +217,12 @@ class Metric:
     def nvml_pace(self) -> Pace:
         """How often NVML is asked for it, or for the row that it is the integral of."""
         asked = self.integral_of or self
-        return asked.nvml.pace if isinstance(asked.nvml, Gpm) else asked.pace
+        return asked.nvml.pace if isinstance(asked.nvml, Gpm | Buffered) else asked.pace
+
+    @property
+    def integrates_samples(self) -> bool:
+        """Whether it is the integral of samples that the driver keeps."""
+        return isinstance(self.nvml, Buffered) and self.kind is Kind.COUNTER
 
     def in_range(self, value: float) -> bool:
         """Return whether a value is within the bounds. NaN is not."""

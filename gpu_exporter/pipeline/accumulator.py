@@ -1,11 +1,11 @@
-"""Readings of one GPU -> the samples it exposes: plausible values, integrals, windows, histograms, lasting counters."""
+"""Readings of one GPU -> the samples it exposes: plausible values, integrals, windows, peaks, histograms, counters."""
 
 from __future__ import annotations
 
 import logging
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,8 +13,10 @@ from types import MappingProxyType
 
 from gpu_exporter.catalogue.metrics import METRICS, REJECTED, XID_ERRORS
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
-from gpu_exporter.model.metric import Kind, Labels, Metric
+from gpu_exporter.model.metric import Kind, Labels, Metric, scaled
+from gpu_exporter.pipeline.buffered import SampledIntegral, Stamped
 from gpu_exporter.pipeline.histograms import Histogram, HistogramRows, Histograms
+from gpu_exporter.pipeline.peaks import PEAKS, PEAKS_OF_SAMPLES, Peak
 from gpu_exporter.pipeline.plausibility import RELATED, Ceilings, DriverCounter, Zeros
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ NO_VALUE = "no_value"
 NO_HISTOGRAMS: HistogramRows = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
 # More digits than a metric can resolve are noise that every scrape would transfer.
-DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
+DIGITS = {"ratio": 6, "seconds": 6, "joules": 3, "bytes": 0, "bytes per second": 0}
 
 
 # At most how many points of a trailing window are kept. The window is too long by up to 1/30 plus one interval.
@@ -68,6 +70,10 @@ class Accumulator:
         self._gauge_window = gauge_window
         self._check_rates = check_rates
         self._integrals: dict[tuple[Metric, Labels], _Integral] = {}
+        self._sampled: dict[Metric, SampledIntegral] = defaultdict(SampledIntegral)
+        self._peaks: dict[tuple[Metric, Labels], Peak] = defaultdict(Peak)
+        self._peak_series: dict[tuple[Metric, Labels], Series] = {}
+        self._at = 0.0
         self._counters: dict[tuple[Metric, Labels], DriverCounter] = {}
         self._ceilings = Ceilings()
         self._zeros = Zeros()
@@ -91,6 +97,12 @@ class Accumulator:
             self._values[series] = round(integral.mean, DIGITS[series.metric.unit])
             self._show_total(series, integral)
         self._changed_integrals.clear()
+        for key, series in self._peak_series.items():
+            highest = self._peaks[key].highest(self._at)
+            if highest is None:
+                self._values.pop(series, None)
+            else:
+                self._values[series] = highest
         for histogram, gpu in self._changed.values():
             self._values.update(histogram.samples(gpu))
         self._changed.clear()
@@ -110,9 +122,13 @@ class Accumulator:
             if counter := self._counters.get((series.metric, series.labels)):
                 counter.restarted = True
             self._values.pop(self._total_of.pop(series, series), None)
+            if peak := PEAKS.get(series.metric):
+                self._peaks.pop((peak, series.labels), None)
+                self._values.pop(self._peak_series.pop((peak, series.labels), series), None)
         for series, reason in reading.failed.items():
             self._drop_gauge(series)
             self.field_failures[series.metric.name, reason] += 1
+        self._at = reading.at
         related: dict[Series, float] = {}
         zeros = self._zeros.take(reading.values)
         self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
@@ -134,11 +150,34 @@ class Accumulator:
                     related[series] = value
         for series, value, limit in self._ceilings.exceeded(related):
             self._reject(series, value, f"more than {series.metric.at_most}, which is {limit:g}")
+        for series, value in reading.values.items():
+            if series.metric in PEAKS and series in self._values:
+                self._add_peak(PEAKS[series.metric], series, value)
         for series, taken in reading.buffered.items():
-            histogram, rejected = self._histograms.take_samples(series, taken)
-            if rejected:
-                self._count_rejected(series.metric, series.gpu, "buffered samples outside the range", rejected)
+            self._take_samples(series, taken)
+
+    def _take_samples(self, series: Series, taken: Stamped) -> None:
+        """Take samples of the driver's buffer."""
+        metric = series.metric
+        if metric.integrates_samples:
+            if not taken:
+                return
+            integral = self._sampled[metric]
+            rejected = integral.take(taken, metric.rate)
+            self._values[series] = round(integral.total, DIGITS[metric.unit])
+        else:
+            histogram, values, rejected = self._histograms.take_samples(series, taken)
             self._changed[id(histogram)] = histogram, series.gpu
+            if values and metric in PEAKS_OF_SAMPLES:
+                self._add_peak(PEAKS_OF_SAMPLES[metric], series, max(values))
+        if rejected:
+            self._count_rejected(metric, series.gpu, "buffered samples outside the range", rejected)
+
+    def _add_peak(self, peak: Metric, series: Series, value: float) -> None:
+        key = (peak, series.labels)
+        if key not in self._peak_series:
+            self._peak_series[key] = Series(peak, series.gpu, series.labels)
+        self._peaks[key].add(self._at, scaled(value, peak.scale))
 
     def unknown(self) -> Mapping[Metric, str]:
         """Return the metrics for which the driver only returned a 0 that cannot be true, with the reason."""
@@ -209,6 +248,7 @@ class Accumulator:
         self._changed.clear()
         self._changed_integrals.clear()
         self._total_of.clear()
+        self._peak_series.clear()
         self._unknown.clear()
         self._histograms.renew(gone=gone)
 

@@ -334,12 +334,14 @@ def _family(row: FieldRow, metric: Metric, factor: float, chosen: _Chosen) -> st
 
 
 def _families_of(base: Sequence[Metric]) -> Mapping[str, Family]:
-    """Return the families that `--metrics` selects and that are not classic. Metrics of the file have no integrals."""
+    """Return the families that `--metrics` selects and that are not classic. Metrics of the file have no integrals and
+    no peaks."""
     asked = frozenset(base)
+    made_of = {name: BY_NAME[name].peak_of or (BY_NAME[name].integral_of,) for name in catalogue()}
     return {
         name: family
         for name, family in catalogue().items()
-        if not BY_NAME[name].classic and (BY_NAME[name].integral_of is None or BY_NAME[name].integral_of in asked)
+        if not BY_NAME[name].classic and (made_of[name] == (None,) or not asked.isdisjoint(made_of[name]))
     }
 
 

@@ -105,7 +105,7 @@ class GpuState:
         if not between_pages:
             samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
-            missing = {**reading.unsupported, **self.accumulator.unknown()}
+            missing = {**reading.unsupported, **self.accumulator.unknown(), **plan.not_read}
             unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(missing))
             # A row that stands in for another one is not missing where there is the other.
             self.unsupported = {

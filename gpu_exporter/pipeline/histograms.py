@@ -16,6 +16,7 @@ from itertools import accumulate
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.pipeline.buffered import NewSamples, Stamped
 
 OBSERVATION_SECONDS = 0.001
 # An idle SM reads 0. The smallest measured kernels, launched back to back, read twice this value.
@@ -47,7 +48,7 @@ class Histogram:
     series: tuple[Series, ...] = ()
     rest: float = 0.0
     gap: float = 0.0
-    stamp: float = float("-inf")
+    new: NewSamples = field(default_factory=NewSamples)
 
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.metric.edges) + 1)
@@ -72,17 +73,6 @@ class Histogram:
         elif self.gap:
             self.observe(self.gap)
             self.gap = 0.0
-
-    def take_new(self, samples: Sequence[tuple[float, float]]) -> list[float]:
-        """Return the values whose timestamps are newer than those of the previous buffer.
-
-        A buffer always contains its newest sample. If that is older than the newest of the previous buffer, the clock
-        that stamps the samples was set back: this buffer is dropped, and later ones are compared with the new time.
-        """
-        newest = max((stamp for stamp, _ in samples), default=self.stamp)
-        values = [value for stamp, value in samples if stamp > self.stamp]
-        self.stamp = newest
-        return values
 
     def samples(self, gpu: Gpu | None) -> Iterable[tuple[Series, float]]:
         """Return its series and their values, in the order of a page."""
@@ -119,15 +109,15 @@ class Histograms:
                 histogram.observe_mean(value, span)
         return histograms
 
-    def take_samples(self, series: Series, samples: Sequence[tuple[float, float]]) -> tuple[Histogram, int]:
-        """Add samples of the driver's buffer; return the histogram, and how many samples were out of range."""
+    def take_samples(self, series: Series, samples: Stamped) -> tuple[Histogram, Sequence[float], int]:
+        """Add samples of the driver's buffer; return the histogram, their values, and how many were out of range."""
         histogram = self._histogram(series.metric, series.labels)
         self._made_of.setdefault(series, [histogram])
-        values = histogram.take_new(samples)
+        values = [value for _, value in histogram.new.take(samples)]
         good = [value for value in values if series.metric.in_range(value)]
         for value in good:
             histogram.observe(value)
-        return histogram, len(values) - len(good)
+        return histogram, good, len(values) - len(good)
 
     def _histogram(self, metric: Metric, labels: Labels) -> Histogram:
         return self._all.setdefault((metric, labels), Histogram(metric, labels))

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_exporter.catalogue.metrics import OF_HOSTS
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, GpuNotSampled
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
-from gpu_exporter.model.metric import EntityKind, Metric, Pace
+from gpu_exporter.model.metric import Buffered, Details, EntityKind, Metric, Pace
 from gpu_exporter.model.snapshot import GpuSamples
 from gpu_exporter.model.source import Device, HostEvidence, Source
 from gpu_exporter.pipeline.accumulator import INTEGRALS
@@ -69,9 +69,13 @@ def record(
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
     """Return one row for each field of a whole GPU, and those of processes, which only host evidence uses.
 
-    The field's other rows are derived from it. Links have no row.
+    The field's other rows are derived from it. Links and samples that the driver keeps have no row.
     """
-    rows = [metric for metric in metrics if metric.nvml and metric.entity is EntityKind.GPU]
+    rows = [
+        metric
+        for metric in metrics
+        if metric.nvml and metric.entity is EntityKind.GPU and not isinstance(metric.nvml, Buffered | Details)
+    ]
     fields = {metric.nvml: metric for metric in reversed(rows) if metric.bit is None}
     processes = (metric for metric in metrics if metric.entity is EntityKind.PROCESS)
     return [*(metric for metric in rows if fields.get(metric.nvml) is metric), *processes]

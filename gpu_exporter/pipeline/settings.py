@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum
 
 from gpu_exporter.model.gpu import Gpu, Sample, Series
-from gpu_exporter.model.metric import Labels, Metric, scaled
+from gpu_exporter.model.metric import Labels, Metric, Pace, scaled
 from gpu_exporter.pipeline.dcgm_counts import DcgmExporterCounts
 from gpu_exporter.pipeline.histograms import HistogramRows, histograms_of
 
@@ -76,6 +76,10 @@ PAGE_SECONDS = 1.0
 DEADLINE_SECONDS = 1.0
 # The length of a step with high resolution: the shortest window for which GPM answers correctly.
 STEP_SECONDS = 0.1
+# With longer intervals, the driver would overwrite samples before they are read: it keeps utilisation for 14 s, power
+# for 2.4 s.
+LONGEST_SAMPLED_SECONDS = {Pace.STEADY: 10.0, Pace.FAST: 2.0}
+TOO_LONG = "interval_too_long"
 # The default window of dcgm-exporter's counts.
 COUNT_WINDOW_SECONDS = 300.0
 
@@ -119,7 +123,8 @@ DEFAULT_SETTINGS = CollectionSettings()
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
     """What a worker reads and computes: the metrics to ask its source for, the histograms made from their means, sums,
-    dcgm-exporter's counts, and times in seconds."""
+    dcgm-exporter's counts, and times in seconds. `not_read` are metrics that cannot be read at this interval, with the
+    reason."""
 
     metrics: Sequence[Metric]
     histograms: HistogramRows
@@ -128,11 +133,14 @@ class CollectionPlan:
     interval: float
     deadline: float
     short_intervals: bool
+    not_read: Mapping[Metric, str] = field(default_factory=dict)
 
 
 def make_plan(metrics: Sequence[Metric], settings: CollectionSettings, *, xids_reported: bool) -> CollectionPlan:
     """Return the plan that exposes `metrics`. `xids_reported`: whether the exporter can learn of XIDs."""
-    read = [row for row in metrics if row.histogram_of is None]
+    sampled = (row for row in metrics if row.integrates_samples)
+    not_read = {row: TOO_LONG for row in sampled if settings.interval > LONGEST_SAMPLED_SECONDS[row.nvml_pace]}
+    read = [row for row in metrics if row.histogram_of is None and row not in not_read]
     counts = DcgmExporterCounts(read, settings.clock_events_count_window, xids_reported=xids_reported)
     return CollectionPlan(
         counts.source_metrics,
@@ -142,4 +150,5 @@ def make_plan(metrics: Sequence[Metric], settings: CollectionSettings, *, xids_r
         settings.interval,
         settings.deadline,
         settings.short_intervals,
+        not_read,
     )

@@ -12,10 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from gpu_exporter.events.event_log import EventLog
 from gpu_exporter.model.errors import GpuLost, GpuNotSampled, SourceLost
-from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.gpu import Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device
 from gpu_exporter.pipeline.connection import DriverConnection
@@ -87,12 +88,18 @@ class Successor:
     def __init__(self, device: Device, metrics: Sequence[Metric]) -> None:
         self.device, self.metrics = device, metrics
         self._rehearsals = 0
+        self._buffered: dict[Series, Sequence[tuple[float, float]]] = {}
 
     def read(self, state: GpuState) -> Reading | None:
         """Read, and return the reading if this handle can take over. Raises GpuLost, SourceLost, GpuNotSampled."""
         reading = self.device.read(frozenset(Pace))
         self._rehearsals += 1
-        answered = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
+        # The previous handle may not have read the samples that the first of these reads returned.
+        for series, taken in reading.buffered.items():
+            self._buffered[series] = (*self._buffered.get(series, ()), *taken)
+        reading = replace(reading, buffered=self._buffered)
+        present = (*reading.values, *reading.failed, *reading.buffered)
+        answered = {(series.metric, series.labels) for series in present}
         missing = [
             series
             for series, _ in state.samples

@@ -384,7 +384,7 @@ MODES = (
             f"With `--metrics full`: `{_quantile(0.1)}` and `{_quantile(0.9)}` are the powers between which it "
             "swings, from 50 samples a second. The heatmap of power shows both as bands.",
             f'Without it, `{s.POWER_INSTANT.record}{{UUID="…"}}` shows the swings; '
-            f'`{s.POWER.record}{{UUID="…"}}` is a mean over a second and hides anything faster.',
+            f'`{s.POWER.record}{{UUID="…"}}` is a mean over two minutes and hides them.',
             f'Look at `{s.GR_ACTIVE.record}{{workload="…"}}`: does the whole job start and stop together? Does '
             "it wait for data, for the network or for checkpoints?",
             'Look at the bottleneck class over time, `gpu:bottleneck:class{UUID="…"}`, to see what the GPU waits '

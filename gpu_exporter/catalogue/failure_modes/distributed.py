@@ -118,7 +118,7 @@ SLOW_STRAGGLER = Unless(
 _NVLINK_SHARE = Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS))
 # A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
 # minutes, because a checkpoint lowers the mean.
-AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
+AT_POWER_CAP = Compare(Over(s.POWER_NOW_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
 # A limit that someone lowered on this GPU alone is the fault itself.
 _POWER_LIMIT = mean(s.POWER_LIMIT)
 LOW_POWER_CAP = Compare(Calc(_POWER_LIMIT, "/", PeerMedian(_POWER_LIMIT, COMMUNICATES)), "<", LOWER_LIMIT)
@@ -260,7 +260,7 @@ MODES = (
             "or short of power.",
             f'Compare `{s.POWER_LIMIT.record}{{workload="…"}}` of all ranks. If that of this GPU is lower, the limit '
             "slows it down: someone lowered it, or it was not raised again after a repair.",
-            f'Look at `{s.POWER_USE.record}{{UUID="…"}}` and `{s.POWER_CAP.record}{{UUID="…"}}`. If it runs at '
+            f'Look at `{s.POWER_NOW_USE.record}{{UUID="…"}}` and `{s.POWER_CAP.record}{{UUID="…"}}`. If it runs at '
             "its limit, which is that of all ranks, while the others draw less, it has more *work* than they have.",
             f'Compare `{s.SM_CLOCK.record}{{workload="…"}}`. A lower clock proves nothing by itself: a GPU with '
             "more work draws more power and lowers its clock.",

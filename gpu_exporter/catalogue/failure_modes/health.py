@@ -138,7 +138,7 @@ MODES = (
             "line with `NVRM` from when the driver was loaded.",
             "Run `lspci -d 10de:`. If it lists the GPU, the bus still sees it, and a reset may help. If the GPU "
             "is missing or shows `rev ff`, only a reboot or a power cycle helps.",
-            f'Look at `{s.GPU_TEMP.record}{{node="NODE"}}` and `{s.POWER.record}{{node="NODE"}}` just before the '
+            f'Look at `{s.GPU_TEMP.record}{{node="NODE"}}` and `{s.POWER_NOW.record}{{node="NODE"}}` just before the '
             "failure. High temperature points to the cooling, a jump in power to the power supply.",
         ),
         mitigation=(
@@ -515,7 +515,7 @@ MODES = (
             "Read the BMC event log (`ipmitool sel list`) and the state of the supplies (`ipmitool sdr type "
             '"Power Supply"`). Look for a failed or unplugged supply and for lost redundancy.',
             "Run `nvidia-smi -q -d PERFORMANCE -i N`. It shows `HW Power Brake Slowdown: Active`.",
-            f'Sum `{s.POWER.record}{{node="NODE"}}` over the node and compare it with what the chassis may draw.',
+            f'Sum `{s.POWER_NOW.record}{{node="NODE"}}` over the node and compare it with what the chassis may draw.',
         ),
         mitigation=(
             "Cordon the node. Replace or plug in the failed supply; raise a chassis power cap that is too low.",

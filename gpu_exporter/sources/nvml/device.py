@@ -23,6 +23,7 @@ from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.handle import Handle
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
+from gpu_exporter.sources.nvml.placement import Placement
 from gpu_exporter.sources.nvml.processes import Processes
 
 
@@ -163,6 +164,7 @@ class NvmlDevice(Device):
         self._dcgm_only = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
+        self._placement = Placement(handle, gpu, metrics)
         self._buffers = Buffers(handle, gpu, metrics, lock)
         self._links = range(self._link_count())
         substitutes = [row for row in read if row.instead_of]
@@ -284,7 +286,8 @@ class NvmlDevice(Device):
             self._read_instance(instance, paces, values, failed, spans)
         ended |= self._read_substitutes(paces, values, failed)
         ended |= self._peers.read(paces, values, failed)
-        buffered = self._buffers.read(paces, failed)
+        ended |= self._placement.read(paces, values, failed)
+        buffered = self._buffers.read(paces, failed, self._gpu_handle.unsupported)
         of_instances = [(instance.nvml_handles, instance.handle.labels) for instance in self._instances.values()]
         ended |= self._processes.read(of_instances if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
@@ -365,6 +368,7 @@ class NvmlDevice(Device):
             **(self._substitutes.unsupported if self._substitutes else {}),
             **self._processes.unsupported,
             **self._peers.unsupported,
+            **self._placement.unsupported,
             **self._buffers.unsupported,
         }
         handles = [instance.handle for instance in self._instances.values()]

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, POWER_INSTANT, POWER_SAMPLES
+from gpu_exporter.catalogue.metrics import GAUGES_OF_SAMPLES, METRICS, NON_GPU_ENTITIES
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
 from gpu_exporter.model.source import Device, Source
 from gpu_exporter.model.source_kind import OF_SIMULATED, REPLAY
+from gpu_exporter.sources.integrals import integrate
 from gpu_exporter.sources.recording.columns import Column, Recording, mean
 from gpu_exporter.sources.recording.format import job_of
 
 # A mean of values of these units is meaningless: the latest value is used.
 STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
+# A recorded gauge of the driver's last sample has every sample if it was recorded at least this often.
+SAMPLE_SECONDS = 0.2
 # A GPU without metrics of these entities does not lack them.
 OTHER_ENTITIES = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 
@@ -90,16 +93,20 @@ class ReplayDevice(Device):
         self.gpu = gpu
         self._source = source
         self._last: float | None = None
+        self._totals: dict[Series, float] = {}
         self._columns: list[tuple[Series, Column, float]] = []
         self._unsupported: dict[Metric, str] = {}
         self._buffered: list[tuple[Series, Column]] = []
         fields = (row for row in METRICS if row.nvml and row.bit is None)
         by_field: dict[object, Metric] = {row.nvml: row for row in fields if row.key in columns}
         for metric in metrics:
-            if metric is POWER_SAMPLES and POWER_INSTANT.key in columns:
-                self._buffered.append((Series(metric, gpu), columns[POWER_INSTANT.key]))
+            gauge = GAUGES_OF_SAMPLES.get(metric)
+            if metric.kind is Kind.HISTOGRAM and gauge is not None and gauge.key in columns:
+                self._buffered.append((Series(metric, gpu), columns[gauge.key]))
                 continue
             recorded = metric if metric.key in columns else by_field.get(metric.nvml)
+            if metric.integrates_samples and gauge is not None and source.interval <= SAMPLE_SECONDS:
+                recorded = gauge if gauge.key in columns else None
             if recorded is None and metric.entity in OTHER_ENTITIES:
                 continue
             if recorded is None:
@@ -128,6 +135,7 @@ class ReplayDevice(Device):
         missing = {series: "not_recorded" for series, *_ in self._columns if series not in values}
         taken = {series: self._samples(column, before, now) for series, column in self._buffered}
         span = (now - before) / source.speed
+        integrate(values, self._totals, span)
         return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
 
     def read_means(self) -> Reading:
@@ -151,7 +159,7 @@ class ReplayDevice(Device):
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:
         loops, t = divmod(now, self._source.duration)
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is Kind.COUNTER and not metric.integrates_samples:
             grown = (column.values[-1] - column.values[0]) * loops if loops else 0.0
             return column.value_at(t) + grown
         held = mean([part for _, after, until in self._parts(before, now) for part in column.held_values(after, until)])

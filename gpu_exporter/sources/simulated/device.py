@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
-from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
+from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
 from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
@@ -67,6 +67,7 @@ class Averaging(Enum):
     SECOND = "the mean of the last second"
     NOW = "this instant"
     THERMAL = "the temperature that the recent activity leads to"
+    INTEGRAL = "the integral since the driver was loaded"
     JOULES = "the integral of power since the driver was loaded"
 
 
@@ -118,9 +119,10 @@ class SimulatedDevice(Device):
         by_field: dict[object, Metric] = {metric.nvml: metric for metric in fields if metric.key in workloads.rows}
         for metric in metrics:
             origin = metric if metric.key in workloads.rows else by_field.get(metric.nvml)
-            if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in workloads.rows:
-                origin = m.POWER_INSTANT
-            how = None if origin is None else _averaging(origin)
+            gauge = m.GAUGES_OF_SAMPLES.get(metric)
+            if gauge is not None and gauge.key in workloads.rows:
+                origin = gauge
+            how = Averaging.INTEGRAL if metric.integrates_samples else None if origin is None else _averaging(origin)
             if metric.entity in m.NON_GPU_ENTITIES:
                 continue
             if origin is None or how is None:
@@ -148,8 +150,12 @@ class SimulatedDevice(Device):
         contributions: dict[Averaging, list[Contribution]] = {}
         for pace in paces:
             for how, recipes in self._recipes.get(pace, {}).items():
+                if how is Averaging.INTEGRAL:
+                    totals = ((each, self._integral(each.row, now) * each.scale) for each in recipes)
+                    values.update((each.series, round(total, 6)) for each, total in totals)
+                    continue
                 if how is Averaging.JOULES:
-                    joules = self._joules(now)
+                    joules = self._integral(self._node.workloads.rows[m.POWER.key], now)
                     values.update((recipe.series, round(joules / m.MILLI) * recipe.scale) for recipe in recipes)
                     continue
                 if how not in contributions:
@@ -159,9 +165,10 @@ class SimulatedDevice(Device):
         buffered = as_buffered(values, now)
         return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
 
-    def _joules(self, now: float) -> float:
+    def _integral(self, row: int, now: float) -> float:
+        """Return the integral of a row since the driver was loaded."""
         schedule, loaded = self._schedule, self._node.loaded_at(now)
-        return schedule.joules(now, self._variation) - schedule.joules(loaded, self._variation)
+        return schedule.integral(row, now, self._variation) - schedule.integral(row, loaded, self._variation)
 
     def _contributions(self, how: Averaging, before: float | None, now: float) -> list[Contribution]:
         schedule = self._schedule
@@ -191,8 +198,8 @@ class SimulatedDevice(Device):
 
 
 def as_buffered(values: dict[Series, float], now: float) -> dict[Series, list[tuple[float, float]]]:
-    """Move the metrics that a driver buffers out of `values`: here each read has one sample, of this instant."""
-    buffered = [series for series in values if isinstance(series.metric.nvml, Buffered)]
+    """Move the histograms of what a driver buffers out of `values`: here each read has one sample, of this instant."""
+    buffered = [series for series in values if series.metric.kind is Kind.HISTOGRAM]
     return {series: [(now, values.pop(series))] for series in buffered}
 
 

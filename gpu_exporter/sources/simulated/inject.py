@@ -25,6 +25,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
 from gpu_exporter.model.source import Device
+from gpu_exporter.sources.integrals import integrate
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import apply_faults, as_buffered
 from gpu_exporter.sources.simulated.faults import ScriptedFault
@@ -221,15 +222,16 @@ class InjectedDevice(Device):
         self._injected = injected
         self._restart = injected.restart
         self._last: float | None = None
+        self._totals: dict[Series, float] = {}
         self._xids_at = -XID_SECONDS
         apply_faults(node, gpu, identity, faults)
         self._idle = _idle(node.workloads, metrics)
         self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
         answered = dict(rows(injected, metrics))
         for metric in metrics:
-            read = m.POWER_INSTANT if metric is m.POWER_SAMPLES else metric
+            read = m.GAUGES_OF_SAMPLES.get(metric, metric)
             origin = answered.get(read, read if read in self._idle else None)
-            if origin is not None and metric not in injected.absent:
+            if origin is not None and not {metric, read} & set(injected.absent):
                 self._rows[metric.pace].append((Series(metric, gpu), origin))
         present = {series.metric for rows_of_pace in self._rows.values() for series, _ in rows_of_pace}
         self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in present), NOT_SUPPORTED)
@@ -250,10 +252,14 @@ class InjectedDevice(Device):
         values: dict[Series, float] = {}
         for pace in paces:
             for series, origin in self._rows.get(pace, ()):
-                value = self._value(origin, before, now)
+                if series.metric.integrates_samples:
+                    value = self._mean(origin, before, now)
+                else:
+                    value = self._value(origin, before, now)
                 if value is not None:
                     values[series] = _converted(series.metric, origin, value)
         span = None if before is None else now - before
+        integrate(values, self._totals, span)
         buffered = as_buffered(values, now)
         return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
 
@@ -261,14 +267,20 @@ class InjectedDevice(Device):
         if origin is m.ENERGY:
             power, loaded = self._injected.values[m.POWER], self._node.loaded_at(now)
             return round(mean(power, loaded, now) * (now - loaded) / m.MILLI) if now > loaded else 0.0
-        value: Value = self._injected.values[origin] if origin in self._injected.values else self._idle[origin]
         if isinstance(origin.nvml, Gpm):
-            return mean(value, before, now) if before is not None and before < now else None
+            return self._mean(origin, before, now)
+        value = self._level(origin)
         if origin is m.POWER:
             return mean(value, now - 1.0, now)
         if origin.kind is Kind.COUNTER:
             return value_at(value, now) if origin.unit == "seconds" else float(int(value_at(value, now)))
         return value_at(value, now % self._restart)
+
+    def _mean(self, origin: Metric, before: float | None, now: float) -> float | None:
+        return mean(self._level(origin), before, now) if before is not None and before < now else None
+
+    def _level(self, origin: Metric) -> Value:
+        return self._injected.values[origin] if origin in self._injected.values else self._idle[origin]
 
 
 def _converted(metric: Metric, origin: Metric, value: float) -> float:

@@ -7,7 +7,7 @@ GPUs of a node share workloads, schedule and time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import cos, inf, pi, sin
 from random import Random
@@ -31,17 +31,13 @@ WANDER_SECONDS = (5.0, 20.0)
 
 
 class Segment(NamedTuple):
-    """One activity of all GPUs of a job. `steps` whole sines fit into its `seconds`, so their integral over it is 0.
-
-    `joules` is the energy since the beginning of the schedule: of the middle of the power, and of its swing.
-    """
+    """One activity of all GPUs of a job. `steps` whole sines fit into its `seconds`, so their integral over it is 0."""
 
     start: float
     seconds: float
     activity: SimulatedActivity
     steps: int
     phase: float
-    joules: tuple[float, float]
 
 
 class SegmentPart(NamedTuple):
@@ -63,7 +59,7 @@ class GpuVariation:
 
     def swing(self, part: SegmentPart) -> float:
         """Return the mean swing, from -1 to 1, over a part of a segment, which may be an instant."""
-        (_, seconds, _, steps, phase, _), begin, end = part
+        (_, seconds, _, steps, phase), begin, end = part
         sines = max(1, round(seconds / self._wander))
         return (
             SHARED * _sine(steps, seconds, phase, begin, end)
@@ -92,23 +88,27 @@ class JobSchedule:
         rng = Random(seed)
         together = 0.0 if gpus == 1 else 1.0 if nodes > 1 else TOGETHER_SHARE
         self._segments: list[Segment] = []
-        at, joules = 0.0, (0.0, 0.0)
+        at = 0.0
         jobs = ((only, PERIOD_SECONDS, max(STEP)),) if only else _jobs(rng, workloads, together)
         for activity, seconds, step in jobs:
             sines, phase = max(1, round(seconds / step)), rng.uniform(0, 2 * pi)
-            self._segments.append(Segment(at, seconds, activity, sines, phase, joules))
-            middle, swing = workloads.power(activity)
-            at, joules = at + seconds, (joules[0] + middle * seconds, joules[1] + swing * seconds)
+            self._segments.append(Segment(at, seconds, activity, sines, phase))
+            at += seconds
         self._starts = [segment.start for segment in self._segments]
-        self._period, self._joules = at, joules
+        self._period = at
+        self._integrals: dict[int, Sequence[tuple[float, float]]] = {}
         self._offset = rng.uniform(0, at)
         self._workloads, self._only = workloads, only
 
     def part_at(self, t: float) -> SegmentPart:
         """Return the part of a segment at the instant t."""
         local = (t + self._offset) % self._period
-        segment = self._segments[bisect_right(self._starts, local) - 1]
+        segment = self._segments[self._index(local)]
         return SegmentPart(segment, local - segment.start, local - segment.start)
+
+    def _index(self, local: float) -> int:
+        """Return the index of the segment at this time of a loop."""
+        return bisect_right(self._starts, local) - 1
 
     def running_from(self, t: float) -> float:
         """Return the first time from t on at which a job runs; infinity if there is no job."""
@@ -121,7 +121,7 @@ class JobSchedule:
     def parts(self, begin: float, end: float) -> Iterator[SegmentPart]:
         """Yield the parts of segments from `begin` to `end`, in order."""
         local = (begin + self._offset) % self._period
-        index, left = bisect_right(self._starts, local) - 1, end - begin
+        index, left = self._index(local), end - begin
         while left > 0:
             segment = self._segments[index]
             first = local - segment.start
@@ -133,17 +133,32 @@ class JobSchedule:
             index = (index + 1) % len(self._segments)
             local = self._segments[index].start
 
-    def joules(self, t: float, variation: GpuVariation) -> float:
-        """Return the energy of a GPU of this variation until t: the integral of its power. Use only differences."""
-        loops = (t + self._offset) // self._period
+    def integral(self, row: int, t: float, variation: GpuVariation) -> float:
+        """Return the integral of a row of the workloads until t, on a GPU of this variation. Use only differences."""
+        before = self._integrals.get(row)
+        if before is None:
+            before = self._integrals[row] = list(self._integrate(row))
+        (middle, swing), (loop_middle, loop_swing) = before[self._index((t + self._offset) % self._period)], before[-1]
         segment, _, now = self.part_at(t)
-        middle, swing = self._workloads.power(segment.activity)
         return (
-            loops * (self._joules[0] + variation.bias * self._joules[1])
-            + segment.joules[0]
-            + variation.bias * segment.joules[1]
-            + now * (middle + swing * variation.swing(SegmentPart(segment, 0.0, now)))
+            (t + self._offset) // self._period * (loop_middle + variation.bias * loop_swing)
+            + middle
+            + variation.bias * swing
+            + now
+            * (
+                segment.activity.mid[row]
+                + segment.activity.swing[row] * variation.swing(SegmentPart(segment, 0.0, now))
+            )
         )
+
+    def _integrate(self, row: int) -> Iterator[tuple[float, float]]:
+        """Yield the integrals of the middle of a row and of its swing before each segment, and of all segments."""
+        middle = swing = 0.0
+        yield middle, swing
+        for segment in self._segments:
+            middle += segment.activity.mid[row] * segment.seconds
+            swing += segment.activity.swing[row] * segment.seconds
+            yield middle, swing
 
 
 def _jobs(rng: Random, workloads: Workloads, together: float) -> Iterator[tuple[SimulatedActivity, float, float]]:

@@ -100,11 +100,6 @@ class Workloads:
     together: JobKind
     alone: Sequence[JobKind]
 
-    def power(self, activity: SimulatedActivity) -> tuple[float, float]:
-        """Return the power of an activity in watts: middle and swing."""
-        row = self.rows[m.POWER.key]
-        return activity.mid[row], activity.swing[row]
-
 
 def workloads(paths: Iterable[Path]) -> Workloads:
     """Read the recordings. Raises GpuExporterError if one is damaged, or a phase is in none of them."""

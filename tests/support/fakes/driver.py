@@ -55,6 +55,7 @@ _COMMON: dict[str, Value] = {
     "MigMode.pending": 0,
     "UtilizationRates.gpu": 0,
     "UtilizationRates.memory": 0,
+    **_numbered("Samples", {1: 0, 2: 0}),
     **dict.fromkeys(("EncoderUtilization", "DecoderUtilization", "JpgUtilization", "OfaUtilization"), 0),
     **{f"P2PStatus.2.{gpu}": 0 for gpu in range(8)},
     **dict.fromkeys(("ComputeRunningProcesses", "GraphicsRunningProcesses", "ProcessUtilization"), "none"),
@@ -106,7 +107,9 @@ H200: Mapping[str, Value] = {
     "RepairStatus.channel": 0,
     "RepairStatus.tpc": 0,
     "ValidateInforom": 1,
-    **dict.fromkeys(("GpuFabricInfoV.state", "GpuFabricInfoV.status", "GpuFabricInfoV.mask"), 0),  # no fabric
+    **dict.fromkeys(
+        (f"GpuFabricInfoV.{part}" for part in ("state", "status", "mask", "clique", "cluster")), 0
+    ),  # no fabric
     **dict.fromkeys(("CurrPcieLinkGeneration", "MaxPcieLinkGeneration"), 5),
     **dict.fromkeys(("CurrPcieLinkWidth", "MaxPcieLinkWidth"), 16),
     **_numbered("FieldValues", {78: 18878477344, 80: 9512175264, 81: 9512175264, 140: 28, 141: 141}),

@@ -35,7 +35,8 @@
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
  *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not reported
  *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set reports those after its registration
- *         g Samples.<type> value at the time of each sample; g ClockBack s: the clock that stamps them is s seconds slow
+ *         g PlatformInfo serial,slot,tray,host,module
+ *         g Samples.<type> value at the time of each sample; g ClockBack s: the clock that stamped it was s seconds slow
  *         g RoomForSamples n  fewer are refused: the driver keeps more
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
@@ -539,6 +540,7 @@ struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 struct sram { unsigned version; u64 counts[11]; unsigned exceeded; };
 struct repair { unsigned version, channel, tpc; };
 struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, mask; };
+struct confidential { u64 protected, unprotected; };
 struct histogram { unsigned max, high, partial, low, none; };
 
 int nvmlDeviceGetMemoryInfo(struct gpu *device, struct memory *out)
@@ -563,9 +565,24 @@ CALL(RemappedRows, (struct gpu *device, unsigned *corrected, unsigned *other, un
 STRUCT(RowRemapperHistogram, histogram, INT, {"max", &out->max}, {"high", &out->high}, {"partial", &out->partial},
        {"low", &out->low}, {"none", &out->none})
 NUMBER(RetiredPagesPendingStatus, unsigned)
+NUMBER(ComputeMode, unsigned)
+STRUCT(ConfComputeMemSizeInfo, confidential, U64, {"protected", &out->protected}, {"unprotected", &out->unprotected})
 VERSIONED(SramEccErrorStatus, sram, 1, INT, {"bThresholdExceeded", &out->exceeded})
 VERSIONED(RepairStatus, repair, 1, INT, {"channel", &out->channel}, {"tpc", &out->tpc})
-VERSIONED(GpuFabricInfoV, fabric, 2, INT, {"state", &out->state}, {"status", &out->status}, {"mask", &out->mask})
+VERSIONED(GpuFabricInfoV, fabric, 2, INT, {"state", &out->state}, {"status", &out->status}, {"mask", &out->mask},
+          {"clique", &out->clique}, {"cluster", out->cluster})
+
+struct platform { unsigned version; char guid[16], serial[16]; unsigned char slot, tray, host, peer, module; };
+
+int nvmlDeviceGetPlatformInfo(struct gpu *device, struct platform *out)
+{
+    char found[64];
+    int status = out->version != (sizeof *out | 2 << 24) ? VERSION_MISMATCH
+                                                         : text(device, "PlatformInfo", "PlatformInfo", found, sizeof found);
+    if (!status)
+        sscanf(found, "%15[^,],%hhu,%hhu,%hhu,%hhu", out->serial, &out->slot, &out->tray, &out->host, &out->module);
+    return status;
+}
 
 int nvmlDeviceValidateInforom(struct gpu *device)
 {
@@ -777,33 +794,38 @@ int nvmlDeviceGetFieldValues(struct gpu *device, int count, struct field *fields
     return leave(status);
 }
 
-/* ---- Buffered samples: one each 20 ms, stamped with whole multiples of that, for 2.4 s ---- */
+/* ---- Buffered samples, stamped with whole multiples of their period: of power, one each 20 ms for 2.4 s; others, one
+ * each 200 ms for 14 s ---- */
 
 struct buffered { u64 time; union { unsigned u; u64 ull; } value; };
 
 int nvmlDeviceGetSamples(struct gpu *device, unsigned kind, u64 last, unsigned *type, unsigned *count,
                          struct buffered *out)
 {
-    const u64 step = 20000;
+    const u64 step = kind ? 200000 : 20000, kept = kind ? 71 : 120;
     int status = enter(device, "Samples"), gpu = number_of(device);
-    const char *line = line_of(gpu, "Samples", ARGUMENTS("%u", kind));
-    double value = 0, t = now();
-    u64 newest = (u64)((t - setting(gpu, "ClockBack", 0)) * 1e6) / step, oldest = newest - 119, n = 0;
+    const char *line = line_of(gpu, "Samples", ARGUMENTS("%u", kind)), *clock = find(gpu, "ClockBack");
+    double value = 0, back, t = now();
+    u64 newest = (u64)(t * 1e6) / step, n = 0;
     if (!status)
         status = evaluate(line, t, t, &value);
-    if (oldest <= last / step)
-        oldest = last / step + 1;
-    if (!status && oldest > newest)
-        status = NOT_FOUND;
     if (!status && out && *count < (u64)setting(gpu, "RoomForSamples", 0))
         status = INSUFFICIENT_SIZE;
-    for (u64 k = oldest; !status && k <= newest && (!out || n < *count); k++, n++)
+    for (u64 k = newest - (kept - 1); !status && k <= newest && (!out || n < *count); k++) {
+        double at = (double)(k * step) / 1e6; /* a clock that was set shows in the samples since then */
+        u64 stamp = k * step - (evaluate(clock, at, at, &back) ? 0 : (u64)(back * 1e6));
+        if (stamp <= last)
+            continue;
         if (out) {
-            status = evaluate(line, t - (double)(newest - k) * 0.02, t - (double)(newest - k) * 0.02, &value);
-            out[n].time = k * step;
+            status = evaluate(line, at, at, &value);
+            out[n].time = stamp;
             out[n].value.ull = 0;
             out[n].value.u = (unsigned)value;
         }
+        n++;
+    }
+    if (!status && !n)
+        status = NOT_FOUND;
     *type = 1;
     *count = (unsigned)n;
     return leave(status);

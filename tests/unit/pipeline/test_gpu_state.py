@@ -197,3 +197,12 @@ def test_totals_outlive_a_handle() -> None:
     assert state.reports_xids
     (seconds,) = [value for series, value in state.samples if series.metric is m.SM_SECONDS]
     assert seconds == 1.0
+
+
+def test_metrics_that_the_interval_excludes_have_a_reason() -> None:
+    """The source is not asked for them, so it has none."""
+    plan = make_plan((m.GPU_TEMP, m.GPU_UTIL_SECONDS), CollectionSettings(30.0), xids_reported=True)
+    state = GpuState(GPU, 15.0)
+    state.take(Reading(0.0, {series(m.GPU_TEMP, ()): 40.0}), plan, time.monotonic(), between_pages=False)
+
+    assert state.unsupported == {m.GPU_UTIL_SECONDS: "interval_too_long"}

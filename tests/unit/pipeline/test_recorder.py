@@ -77,7 +77,7 @@ def test_zeros_that_cannot_be_are_neither_played_nor_recorded(tmp_path: Path) ->
     writer.close()
     player = ReplaySource(load(old))
     reading = player.attach(0, selected(MetricSet.DEFAULT)).read(frozenset(Pace))
-    assert {sample.series.metric for sample in Accumulator(15.0).apply(reading)} == {m.GPU_UTIL}
+    assert {sample.series.metric for sample in Accumulator(15.0).apply(reading)} == {m.GPU_UTIL, m.GPU_UTIL_SECONDS}
     recorded(player, new)
     ticks = [json.loads(line) for line in new.read_text().splitlines()[1:]]
     assert {name for tick in ticks for name in tick["samples"]} == {m.GPU_UTIL.key}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.pipeline.settings import CollectionSettings, make_plan
 
 
@@ -40,3 +43,16 @@ def test_a_plan_selects_what_a_source_has() -> None:
     assert plan.metrics == (m.SM_ACTIVE, m.CLOCK_EVENTS)
     assert plan.histograms == {m.SM_ACTIVE: [m.SM_SHARES]}
     assert plan.counts.clock == {m.EXP_CLOCK_COUNT}
+
+
+@pytest.mark.parametrize(
+    ("interval", "lost"),
+    [(1.0, ()), (2.0, ()), (3.0, (m.ENERGY_SAMPLED,)), (15.0, (m.GPU_UTIL_SECONDS, m.ENERGY_SAMPLED))],
+)
+def test_samples_that_the_driver_would_overwrite(interval: float, lost: Sequence[Metric]) -> None:
+    """They are not integrated, and the plan has the reason; the gauge of the same quantity is read."""
+    rows = (m.GPU_UTIL, m.GPU_UTIL_SECONDS, m.ENERGY_SAMPLED)
+    plan = make_plan(rows, CollectionSettings(interval), xids_reported=True)
+
+    assert plan.not_read == dict.fromkeys(lost, "interval_too_long")
+    assert set(plan.metrics) == set(rows) - set(lost)

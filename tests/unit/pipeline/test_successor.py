@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,14 @@ def reading(values: Sequence[Metric], failed: Sequence[Metric] = (), unsupported
     )
 
 
+SAMPLED = Series(m.GPU_UTIL_SECONDS, GPU)
+
+
+def sampled(*stamps: float) -> Reading:
+    """Return a reading with these samples of the driver's buffer."""
+    return replace(reading(BOTH), buffered={SAMPLED: [(stamp, 0.5) for stamp in stamps]})
+
+
 @pytest.mark.parametrize(
     ("readings", "shown", "reads"),
     [
@@ -47,6 +56,7 @@ def reading(values: Sequence[Metric], failed: Sequence[Metric] = (), unsupported
         ([reading([m.GPU_TEMP], failed=[m.SM_ACTIVE])], BOTH, 1),
         ([reading([m.GPU_TEMP], unsupported=[m.SM_ACTIVE])], BOTH, 1),
         ([reading([m.GPU_TEMP])], BOTH, MOST_REHEARSALS),
+        ([reading([m.GPU_TEMP]), sampled(2.0)], (*BOTH, m.GPU_UTIL_SECONDS), 2),
     ],
 )
 def test_it_takes_over_when_nothing_is_missing(
@@ -54,7 +64,20 @@ def test_it_takes_over_when_nothing_is_missing(
 ) -> None:
     state = GpuState(GPU, 15.0)
     state.samples = tuple(Sample(Series(metric, GPU), 1.0) for metric in shown)
-    successor = Successor(Answers(*readings), BOTH)
+    successor = Successor(Answers(*readings), (*BOTH, m.GPU_UTIL_SECONDS))
     results = [successor.read(state) for _ in range(reads)]
 
     assert [result is None for result in results] == [True] * (reads - 1) + [False]
+
+
+def test_samples_of_the_first_reads_are_not_lost() -> None:
+    """The driver returns each sample once to a handle, and the previous handle may not have read them."""
+    state = GpuState(GPU, 15.0)
+    state.samples = tuple(Sample(Series(metric, GPU), 1.0) for metric in BOTH)
+    first = replace(sampled(1.0, 2.0), values={Series(m.GPU_TEMP, GPU): 0.5})
+    successor = Successor(Answers(first, sampled(3.0)), (*BOTH, m.GPU_UTIL_SECONDS))
+    assert successor.read(state) is None
+    taken = successor.read(state)
+
+    assert taken is not None
+    assert [stamp for stamp, _ in taken.buffered[SAMPLED]] == [1.0, 2.0, 3.0]

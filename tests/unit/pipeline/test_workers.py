@@ -212,7 +212,7 @@ def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:
     assert node.tick() == [0]
     assert node.states.worker_index(state) == 0
     before = state.samples
-    assert [sample.series.metric for sample in before] == [m.GPU_TEMP]
+    assert [sample.series.metric for sample in before] == [m.GPU_TEMP, m.TEMP_PEAK]
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
 
@@ -224,11 +224,12 @@ def test_a_gpu_that_moved_ends_its_series(node: Node) -> None:
     """The worker at its new index attaches it before the one at its old index has noticed."""
     node.tick()
     (state,) = [state for state in node.states.identified() if state.gpu.uuid == "GPU-1"]
-    (old,) = state.samples
+    old, old_peak = state.samples
     node.source.gpus = (1, 0)
     node.workers._workers[0]._detach()
     node.workers._workers[0].wake()
     assert node.workers.wait_idle(30)
-    (new,) = state.samples
+    new, new_peak = state.samples
 
     assert new.series is not old.series
+    assert new_peak.series is not old_peak.series

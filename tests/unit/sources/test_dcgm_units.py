@@ -27,6 +27,7 @@ FIX = (
 FIELDS: tuple[tuple[Iterable[int], str, str], ...] = (
     ((4,), "gpus", "nvmlDeviceGetCount"),
     ((55,), "number", "nvmlDeviceGetMinorNumber"),
+    ((65,), "status", "nvmlDeviceGetComputeMode"),
     ((66,), "bool", "nvmlDeviceGetPersistenceMode"),
     ((67,), "bool", "nvmlDeviceGetMigMode, the current one"),
     ((84,), "bool", "1 if nvmlDeviceValidateInforom succeeds, 0 if NVML_ERROR_CORRUPTED_INFOROM"),

@@ -305,6 +305,22 @@ def test_buffered_samples_of_many_loops(tmp_path: Path, duration: float) -> None
     assert all(before[0] < after[0] for before, after in pairwise(samples))
 
 
+@pytest.mark.parametrize(("interval", "played"), [(0.1, True), (0.2, True), (1.0, False)])
+def test_integrals_of_utilisation(tmp_path: Path, interval: float, played: bool) -> None:
+    """The gauge is that of the driver's last sample of 200 ms: recorded less often, it lacks samples."""
+    ticks = [(n * interval, 0, {m.GPU_UTIL.key: 100.0 * (n % 4 == 0)}) for n in range(1, 201)]
+    player = Player(write(tmp_path / "r", ticks, interval))
+    seconds = 150 * interval
+    first, last = player.at(interval), player.at(interval + seconds)
+
+    assert (m.GPU_UTIL_SECONDS in last.unsupported) is not played
+    if played:
+        rise = value(last, m.GPU_UTIL_SECONDS) - value(first, m.GPU_UTIL_SECONDS)
+        assert rise == pytest.approx(seconds / 4, abs=interval)
+    else:
+        assert last.unsupported[m.GPU_UTIL_SECONDS] == "not_recorded"
+
+
 @pytest.mark.parametrize("loop", [True, False])
 def test_end(tmp_path: Path, loop: bool) -> None:
     """After its last tick, a recording is down with the reason `ended`, or starts again."""

@@ -136,6 +136,8 @@ def test_energy_is_the_integral_of_power(seed: int, t: float) -> None:
     found = [values_at(fleet, device, t + second) for second in range(1, 200)]
     joules = (found[-1][m.ENERGY] - found[0][m.ENERGY]) / 1000
     assert joules == pytest.approx(sum(each[m.POWER] for each in found[1:]), rel=1e-5)
+    busy = found[-1][m.GPU_UTIL_SECONDS] - found[0][m.GPU_UTIL_SECONDS]
+    assert busy == pytest.approx(sum(each[m.GPU_UTIL] for each in found[1:]) / 100, abs=1)  # the gauge is whole
 
 
 @given(SEEDS, TIMES, st.lists(st.floats(0.1, 300), min_size=2, max_size=6))
