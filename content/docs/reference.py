@@ -214,7 +214,7 @@ def health() -> str:
 
 
 def _reason(fault: Fault) -> tuple[str, ...]:
-    words = SLOT.sub("*n*", fault.words)
+    words = SLOT.sub("*n*", "; or ".join(filter(None, (fault.words, fault.below_zero))))
     alert = f"[{fault.mode}](runbooks/{fault.mode.lower()}.md)"
     xids = ", ".join(map(str, fault.xids))
     return f"`{fault.reason}`", fault.health.value, fault.action.value, words, xids, alert

@@ -129,7 +129,7 @@ _STATE = {state.name: state for state in STATES}
 class Fault:
     """One fault that makes a GPU unfit for work.
 
-    `reason` is its name, a label value that never changes; `words` describe it and may use `{value}`. `action` repairs
+    `reason` is its name, a label value that never changes; `describe` says it in words for a value. `action` repairs
     it. `state` is the row of docs/health.md that describes it, `mode` the name of the failure mode that alerts on it.
     The driver reports the begin of the fault with one of the codes `xids`. If the action of the mode differs,
     `why_other_action` says why.
@@ -143,10 +143,23 @@ class Fault:
     mode: str
     xids: tuple[int, ...] = ()
     why_other_action: str = ""
+    below_zero: str = ""
+
+    def describe(self, value: float) -> str:
+        """Return the words for a value. Where a sign would be hard to read, those below zero have words of their own."""
+        return self.below_zero.format(value=-value) if self.below_zero and value < 0 else self.words.format(value=value)
 
 
-def _degraded(reason: str, action: Action, words: str, state: str, mode: str, xids: tuple[int, ...] = ()) -> Fault:
-    return Fault(reason, Health.DEGRADED, action, words, _STATE[state], mode, xids)
+def _degraded(
+    reason: str,
+    action: Action,
+    words: str,
+    state: str,
+    mode: str,
+    xids: tuple[int, ...] = (),
+    below_zero: str = "",
+) -> Fault:
+    return Fault(reason, Health.DEGRADED, action, words, _STATE[state], mode, xids, below_zero=below_zero)
 
 
 def _unhealthy(
@@ -312,9 +325,10 @@ CLOCK_EVENTS: Mapping[int, Fault] = {
 MARGIN = _degraded(
     "low_thermal_margin",
     Action.NONE,
-    "its thermal margin is {value:.0f} °C: it slows down at 0 °C",
+    "it is {value:.0f} °C below the temperature at which it slows down",
     "Thermal margin",
     "GpuThermalMarginLow",
+    below_zero="it is {value:.0f} °C above the temperature at which it slows down",
 )
 PCIE = _degraded(
     "pcie_link_degraded",

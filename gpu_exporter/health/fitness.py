@@ -146,7 +146,7 @@ def as_dict(verdict: Verdict) -> VerdictAnswer:
 
 
 def _problem(fault: Fault, metric: Metric, value: float) -> Problem:
-    return Problem(metric, value, fault.words.format(value=value), fault.action, fault.reason, fault.health)
+    return Problem(metric, value, fault.describe(value), fault.action, fault.reason, fault.health)
 
 
 def _problems(values: Values) -> Iterator[Problem]:

@@ -76,7 +76,7 @@ def summarise(
     judged = {entry["id"]: _judged(entry, states.get(entry["id"], ""), problems, by_id) for entry in entries}
     return {
         "title": _title(entries, problems, missing),
-        "health": _health(entries, missing),
+        "health": _health(entries, missing) + _hit(entries, problems),
         "tone": problems[0].tone if problems else GOOD if entries else UNKNOWN,
         "problems": [problem._asdict() for problem in problems],
         "judgements": {name: judgement._asdict() for name, judgement in judged.items()},
@@ -210,6 +210,19 @@ def _health(entries: Sequence[Entry], missing: int) -> str:
     if healthy == total:
         return "The GPU is healthy" if total == 1 else f"All {total} GPUs are healthy"
     return f"{healthy} of {total} {'GPU' if total == 1 else 'GPUs'} healthy"
+
+
+def _hit(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> str:
+    """Return how many healthy GPUs the problems of others hit, and whose; a victim of several counts once."""
+    causes = {gpu for problem in problems for gpu in problem.gpus}
+    healthy = {entry["id"] for entry in entries if not entry["instance"] and entry["health"] == Health.HEALTHY.value}
+    victims = (healthy & {gpu for problem in problems for gpu in problem.hit}) - causes
+    if not victims:
+        return ""
+    shown = {gpu for problem in problems if victims.intersection(problem.hit) for gpu in problem.gpus}
+    culprits = [entry for entry in entries if entry["id"] in shown]
+    by = names_of_entries(culprits) if culprits else "a rank on another node"
+    return f", but hit by {by}" if len(healthy) == 1 else f", but {len(victims)} of them hit by {by}"
 
 
 def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: int) -> str:

@@ -161,6 +161,37 @@ def test_victims_come_after_the_cause_and_before_the_rest() -> None:
     assert made["order"] == [f"GPU-{index}" for index in (5, 2, 7, 0, 1, 3, 4, 6)]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "incidents", "words"),
+    [
+        (EIGHT, [], [], "All 8 GPUs are healthy"),
+        (EIGHT, [], [incident([3], OTHERS)], "All 8 GPUs are healthy, but 7 of them hit by GPU 3"),
+        (
+            LOST,
+            [],
+            [incident([3], OTHERS), incident([1], OTHERS)],
+            "7 of 8 GPUs healthy, but 6 of them hit by GPUs 1, 3",
+        ),
+        (
+            EIGHT,
+            [{**JOB, "ranks": JOB["ranks"][:1]}],
+            [],
+            "All 8 GPUs are healthy, but 1 of them hit by a rank on another node",
+        ),
+        ([entry(1)], [], [incident([1])], "The GPU is healthy"),
+        ([entry(0)], [{**JOB, "ranks": JOB["ranks"][:1]}], [], "The GPU is healthy, but hit by a rank on another node"),
+    ],
+)
+def test_healthy_gpus_that_do_no_useful_work(
+    gpus: Sequence[Mapping[str, Any]],
+    jobs: Sequence[Mapping[str, Any]],
+    incidents: Sequence[Mapping[str, Any]],
+    words: str,
+) -> None:
+    """Healthy is said of the hardware. A victim of two incidents counts once, and a culprit is no victim."""
+    assert summarise(gpus, jobs, incidents, 0)["health"] == words
+
+
 def test_instances_follow_their_gpu() -> None:
     """Also if one of them is the cause."""
     gpus = [entry(0), entry(1), entry(1, instance="1"), entry(1, instance="2")]
