@@ -51,7 +51,10 @@ SEEN_ON: Mapping[str, Answers] = {"H200": H200}
 def seen_on(metric: Metric) -> tuple[str, ...]:
     """Return the hardware on which this row, or the rows that it is computed from, had a value."""
     rows = metric.sum_of or metric.peak_of or (metric.integral_of or metric.histogram_of or metric,)
-    return tuple(name for name, answers in SEEN_ON.items() if all(_answered(row, answers) for row in rows))
+    others = seen_on(metric.instead_of) if metric.instead_of else ()
+    return tuple(
+        name for name, answers in SEEN_ON.items() if name not in others and all(_answered(row, answers) for row in rows)
+    )
 
 
 def _answered(row: Metric, answers: Answers) -> bool:

@@ -32,7 +32,7 @@ from gpu_exporter.model.metric import (
 )
 
 GAUGE, COUNTER, HISTOGRAM = Kind
-STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
+STATIC, FAST, STEADY, BUFFERED, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.BUFFERED, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED, HOST, JOB = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST, MetricSet.JOB
 PROFILE, CHECK, NIC, NCCL = MetricSet.PROFILE, MetricSet.CHECK, MetricSet.NIC, MetricSet.NCCL
@@ -116,8 +116,8 @@ NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio
 # --- utilisation as nvidia-smi shows it: any kernel or copy running, however small ----------------------------------------------------
 GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time during which any kernel or copy ran; a single thread is enough.", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))
 MEM_UTIL     = Metric("DCGM_FI_DEV_MEM_COPY_UTIL", GAUGE, "percent", "Share of time during which device memory was read or written.",                 0, 100, dcgm=204, nvml=Call("UtilizationRates", pick="memory"))
-GPU_UTIL_SECONDS = Metric("gpu_util_seconds_total",        COUNTER, "seconds", "Share of time during which any kernel or copy ran, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(1, STEADY), scale=PERCENT, rate=1.001)
-MEM_UTIL_SECONDS = Metric("gpu_memory_util_seconds_total", COUNTER, "seconds", "Share of time during which device memory was read or written, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(2, STEADY), scale=PERCENT, rate=1.001)
+GPU_UTIL_SECONDS = Metric("gpu_util_seconds_total",        COUNTER, "seconds", "Share of time during which any kernel or copy ran, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(1, BUFFERED), scale=PERCENT, rate=1.001)
+MEM_UTIL_SECONDS = Metric("gpu_memory_util_seconds_total", COUNTER, "seconds", "Share of time during which device memory was read or written, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(2, BUFFERED), scale=PERCENT, rate=1.001)
 ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                                    0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
 DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                                    0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
 

@@ -14,8 +14,8 @@ from gpu_exporter.reports.numbers import narrow_size, percent
 
 # A value that is older was not measured by the last scrapes. Some metrics are read only every 15 s.
 FRESH_SECONDS = 3.0
-# Without profiling counters, engine and DRAM activity come from samples that are read every 5 s.
-SAMPLED_SECONDS = FRESH_SECONDS + Pace.STEADY.value
+# Without profiling counters, engine and DRAM activity come from samples that are read every 10 s.
+SAMPLED_SECONDS = FRESH_SECONDS + Pace.BUFFERED.value
 SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes", "bytes/s"
 
 

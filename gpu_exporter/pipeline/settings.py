@@ -78,7 +78,7 @@ DEADLINE_SECONDS = 1.0
 STEP_SECONDS = 0.1
 # With longer intervals, the driver would overwrite samples before they are read: it keeps utilisation for 14 s, power
 # for 2.4 s.
-LONGEST_SAMPLED_SECONDS = {Pace.STEADY: 10.0, Pace.FAST: 2.0}
+LONGEST_SAMPLED_SECONDS = {Pace.BUFFERED: 10.0, Pace.FAST: 2.0}
 TOO_LONG = "interval_too_long"
 # The default window of dcgm-exporter's counts.
 COUNT_WINDOW_SECONDS = 300.0

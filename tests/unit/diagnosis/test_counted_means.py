@@ -23,10 +23,10 @@ BUSY, MEMORY, WATTS = 0.25, 0.1, 263.7
 
 def counters(second: int) -> Mapping[Metric, float]:
     """Return the counters on a page of this second: each is read at its pace."""
-    steady, slow = (second - second % int(pace.value) for pace in (Pace.STEADY, Pace.SLOW))
+    buffered, slow = (second - second % int(pace.value) for pace in (Pace.BUFFERED, Pace.SLOW))
     return {
-        m.GPU_UTIL_SECONDS: 40 + BUSY * steady,
-        m.MEM_UTIL_SECONDS: 4 + MEMORY * steady,
+        m.GPU_UTIL_SECONDS: 40 + BUSY * buffered,
+        m.MEM_UTIL_SECONDS: 4 + MEMORY * buffered,
         m.ENERGY_JOULES: 1e6 + WATTS * slow,
     }
 
