@@ -257,12 +257,12 @@ def person(fleet: Fleet) -> str:
 def killed_leader(fleet: Fleet) -> str:
     """The leader is killed in the middle of a drain, twice; each time the other one goes on."""
     fleet.start_both()
-    took = [_killed_leader(fleet, name) for name in ("node-10", "node-11")]
+    took = [_killed_leader(fleet) for _ in range(2)]
     return f"drained {' and '.join(map(str, took))} s after the leader was killed"
 
 
-def _killed_leader(fleet: Fleet, name: str) -> float:
-    which = _evicting(fleet, name)
+def _killed_leader(fleet: Fleet) -> float:
+    name, which = _evicting(fleet)
     fleet.kill(which)
     begin = time.monotonic()
     fleet.start(which)
@@ -272,26 +272,27 @@ def _killed_leader(fleet: Fleet, name: str) -> float:
     return took
 
 
-def _evicting(fleet: Fleet, name: str) -> int:
-    """Let a node fail, and wait for the first eviction; return who leads."""
+def _evicting(fleet: Fleet) -> tuple[str, int]:
+    """Let the node with the most pods to evict fail, and wait for the first eviction; return the node and who leads."""
     which = fleet.led()
     since = fleet.audited()
+    name = max(NAMES, key=lambda each: len(fleet.on(each)))
     fleet.nodes.fail(name)
     until(lambda: fleet.evictions(since), 120, "the first eviction", every=0.02)
-    return which
+    return name, which
 
 
 def frozen_leader(fleet: Fleet) -> str:
     """The leader hangs for longer than its Lease in the middle of a drain, then goes on beside the new one."""
     fleet.start_both()
-    which = _evicting(fleet, "node-12")
+    name, which = _evicting(fleet)
     fleet.processes[which].send_signal(signal.SIGSTOP)
     other = 1 - which
     until(lambda: "gpu_remediation_leader 1.0" in fleet.page(other), 120, "another leader")
     fleet.processes[which].send_signal(signal.SIGCONT)
-    drained(fleet, "node-12")
+    drained(fleet, name)
     until(lambda: "gpu_remediation_leader 0.0" in fleet.page(which), 60, "that the old one notices")
-    returned(fleet, "node-12")
+    returned(fleet, name)
     return "the other one finished the drain"
 
 
@@ -299,14 +300,14 @@ def revoked(fleet: Fleet) -> str:
     """The rights are removed in the middle of a drain, and come back."""
     fleet.start_both()
     since = fleet.audited()
-    _evicting(fleet, "node-13")
+    name, _ = _evicting(fleet)
     fleet.revoke()
     until(lambda: any(event["responseStatus"]["code"] == 403 for event in fleet.requests(since)), 120, "a refusal")
     time.sleep(20)
     forbidden = sum(event["responseStatus"]["code"] == 403 for event in fleet.requests(since))
     fleet.grant()
-    took = drained(fleet, "node-13")
-    returned(fleet, "node-13")
+    took = drained(fleet, name)
+    returned(fleet, name)
     return f"{forbidden} answers 403 in about 20 s, drained {took} s after the rights are back"
 
 
@@ -340,12 +341,12 @@ def conflicts(fleet: Fleet) -> str:
 def killed_server(fleet: Fleet) -> str:
     """The API server is killed in the middle of a drain."""
     fleet.start_both()
-    _evicting(fleet, "node-15")
+    name, _ = _evicting(fleet)
     fleet.control.kill("kube-apiserver")
     time.sleep(5)
     fleet.control.start_api()
-    took = drained(fleet, "node-15")
-    returned(fleet, "node-15")
+    took = drained(fleet, name)
+    returned(fleet, name)
     return f"drained {took} s after it is back"
 
 
@@ -367,9 +368,8 @@ def storm(fleet: Fleet) -> str:
 
 def restored(fleet: Fleet) -> str:
     """etcd is restored from a backup of the middle of a drain, when the node is drained already."""
-    name = "node-16"
     fleet.start_both()
-    _evicting(fleet, name)
+    name, _ = _evicting(fleet)
     fleet.control.back_up(fleet.folder / "backup")
     drained(fleet, name)
     fleet.restore()
