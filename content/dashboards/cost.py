@@ -298,7 +298,10 @@ def _devices() -> list[object]:
 
 def _energy() -> Query:
     """Return the energy of each GPU; the legend says which is approximate."""
-    energy, approximate = q.query(BOARD, s.ENERGY), q.selected(BOARD, s.ENERGY_APPROXIMATE)
-    marked = f'{energy.expr} and on (cluster, UUID) ({approximate} == 1), "quality", "approximate", "", ""'
-    expr = f"label_replace({marked}) or on (cluster, UUID) {energy.expr}"
+    energy = q.query(BOARD, s.ENERGY)
+    approximate = f"{energy.expr} and on (cluster, UUID) ({q.selected(BOARD, s.ENERGY_APPROXIMATE)} == 1)"
+    expr = " or on (cluster, UUID) ".join(
+        f'label_replace({of}, "quality", "{name}", "", "")'
+        for of, name in ((approximate, "approximate"), (energy.expr, "exact"))
+    )
     return replace(energy, expr=expr, legend=f"{energy.legend} {{{{quality}}}}")
