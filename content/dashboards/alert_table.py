@@ -154,8 +154,8 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     """
     about = About(
         "What is wrong, by severity, then by cost. *cost/h*: what the GPUs of the incident waste per hour at most; if "
-        "it slows down a job, what the whole job wastes. *symptoms*: how many other alerts it explains, which are "
-        "not listed. *GPUs*, *nodes*: how many cause it.",
+        "it slows down a job, what the whole job wastes. Rows of one job have the same cost: do not add them. "
+        "*symptoms*: how many other alerts it explains, which are not listed. *GPUs*, *nodes*: how many cause it.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical incidents come first; the name opens the runbook, which says what to do.",
     )

@@ -27,7 +27,8 @@ def problems(answer: Mapping[str, Any], root: str) -> str:
     """Return the problems of a node as HTML. `root` is the path to the root of the server."""
     found = answer["summary"]["problems"]
     items = "".join(f'<li class="{each["tone"]}">{"".join(_problem(each, answer["at"], root))}</li>' for each in found)
-    return f'<ul class="problems">{items}</ul>' if items else ""
+    total = f'<p class="muted">{escape(cost)}.</p>' if (cost := answer["summary"]["cost"]) else ""
+    return f'<ul class="problems">{items}</ul>{total}' if items else ""
 
 
 def _problem(problem: Mapping[str, Any], now: float, root: str) -> Iterator[str]:

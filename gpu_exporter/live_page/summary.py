@@ -64,9 +64,12 @@ def id_of(uuid: str, instance: str, index: int) -> str:
 
 
 def summarise(
-    entries: Sequence[Entry], jobs: Sequence[Entry], incidents: Sequence[Entry], missing: int
+    entries: Sequence[Entry], jobs: Sequence[Entry], incidents: Sequence[Entry], missing: int, lost: float = 0.0
 ) -> dict[str, Any]:
-    """Return title, tone, problems, judgements by id, and the ids in order, the worst first; all for JSON."""
+    """Return title, tone, problems, judgements by id, and the ids in order, the worst first; all for JSON.
+
+    `lost` is what the incidents cost together, in GPU-hours per hour.
+    """
     by_id = {entry["id"]: entry for entry in entries}
     problems = [*_incidents(by_id, incidents), *_missing(missing)]
     problems += _sick(entries, problems)
@@ -78,6 +81,7 @@ def summarise(
         "title": _title(entries, problems, missing),
         "health": _health(entries, missing) + _hit(entries, problems),
         "tone": problems[0].tone if problems else GOOD if entries else UNKNOWN,
+        "cost": _total_cost(problems, lost),
         "problems": [problem._asdict() for problem in problems],
         "judgements": {name: judgement._asdict() for name, judgement in judged.items()},
         "order": _order(entries, problems, judged),
@@ -150,6 +154,13 @@ def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
 
 def _cost(lost: float) -> str:
     return f"costs {lost:.1f} GPU-hours an hour" if lost >= LEAST_COST else ""
+
+
+def _total_cost(problems: Sequence[PageProblem], lost: float) -> str:
+    """Return what problems cost together if several cost something: their GPUs may be the same."""
+    if sum(bool(problem.cost) for problem in problems) < 2:
+        return ""
+    return f"Together, they cost {lost:.1f} GPU-hours an hour; a GPU that is in several problems counts once"
 
 
 def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:

@@ -10,9 +10,12 @@ export function renderSummary(parts, { summary, gpus, node }, { show, now }) {
   setText(parts.title, summary.title);
   setText(parts.health, summary.health === summary.title ? "" : summary.health);
   const present = new Set(gpus.map(({ id }) => id));
-  renderIfChanged(parts.problems, [summary.problems, Math.floor(now / 60)], () =>
+  renderIfChanged(parts.problems, [summary.problems, summary.cost, Math.floor(now / 60)], () =>
     summary.problems.length
-      ? element("ul", { class: "problems" }, ...summary.problems.map((problem) => entry(problem, problem.gpus.filter((id) => present.has(id)), show, now)))
+      ? [
+          element("ul", { class: "problems" }, ...summary.problems.map((problem) => entry(problem, problem.gpus.filter((id) => present.has(id)), show, now))),
+          summary.cost && element("p", { class: "muted" }, `${summary.cost}.`),
+        ]
       : "",
   );
   document.title = `${SIGNS[summary.tone] ?? ""}${summary.title} · ${node ?? ""} · gpu-exporter`;

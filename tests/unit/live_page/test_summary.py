@@ -222,6 +222,15 @@ def test_what_a_problem_says() -> None:
     assert (second["words"], second["action"]) == ("GPU 3 slows down job train", "reset the GPU")
 
 
+def test_what_several_problems_cost_together() -> None:
+    """Their GPUs may be the same. One problem says what it costs itself."""
+    both = [incident([3], OTHERS), incident([1], OTHERS)]
+    assert summarise(EIGHT, [], both[:1], 0, 3.0)["cost"] == ""
+    made = summarise(EIGHT, [], both, 0, 4.0)
+    assert made["cost"] == "Together, they cost 4.0 GPU-hours an hour; a GPU that is in several problems counts once"
+    assert made["cost"] in first_view.problems({"at": 60.0, "gpus": EIGHT, "summary": made}, "")
+
+
 @pytest.mark.parametrize(
     ("time", "words"),
     [
