@@ -36,7 +36,6 @@ APPROXIMATE_HINT = (
 )
 # What to do about a finding, by device and name of the mode.
 Advice = Mapping[tuple[DeviceKey, str], str]
-STYLES = {"critical": "bad", "warning": "warn", "info": "info"}
 # What a process belongs to, by the label that says it.
 BELONGS_TO = {"uid": "user id", "pod_uid": "pod UID", "container_id": "container", "hpc_job": "job"}
 # Failure modes that compare the ranks of a job.

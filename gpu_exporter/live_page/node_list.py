@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
 from gpu_exporter.model.verdict import Health
@@ -111,10 +112,9 @@ def _rows(nodes: list[_Row]) -> str:
 
 def _incidents(node: _Row) -> str:
     """Return what is wrong with a node."""
-    tones = {"critical": "bad", "warning": "warn"}
     lines = [f"<p>{html.escape(node.words)}</p>"] if node.words else []
     lines += [
-        f'<p><span class="badge {tones[each["severity"]]}">{each["severity"].capitalize()}</span>'
+        f'<p><span class="badge {STYLES[each["severity"]]}">{each["severity"].capitalize()}</span>'
         f" {html.escape(each['words'])}</p>"
         for each in node.incidents[:MOST_PROBLEMS]
     ]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.rolling import RankState
 from gpu_exporter.diagnosis.words import named
@@ -74,7 +75,7 @@ def summarise(
     problems = [*_incidents(by_id, incidents), *_missing(missing)]
     problems += _sick(entries, problems)
     problems += _held_up(by_id, jobs, incidents)
-    problems.sort(key=lambda problem: _WORST.index(problem.tone))
+    problems.sort(key=lambda problem: (_WORST.index(problem.tone), not problem.hit))
     states = {rank["id"]: rank["state"] for job in jobs for rank in job["ranks"]}
     judged = {entry["id"]: _judged(entry, states.get(entry["id"], ""), problems, by_id) for entry in entries}
     return {
@@ -113,7 +114,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             words = f"{name}: {_verdict(sick[0])}"
         worst = max((Health(entry["health"]) for entry in sick), default=None)
         yield PageProblem(
-            tone=BAD if incident["severity"] == "critical" or hit or worst is Health.UNHEALTHY else WARN,
+            tone=BAD if worst is Health.UNHEALTHY else STYLES[incident["severity"]],
             badge=(worst.value if worst else incident["severity"]).capitalize(),
             title=_clause(name, len(gpus) > 1, worst, hit, incident),
             words=words,

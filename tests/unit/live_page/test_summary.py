@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gpu_exporter.live_page import first_view
+from gpu_exporter.live_page.node_list import ListedNode, list_values
 from gpu_exporter.live_page.summary import largest_loss, summarise
+from gpu_exporter.model.snapshot import Snapshot
 from tests.support.table import table_test
 
 
@@ -85,6 +87,7 @@ CASES = (
         "GPU 3 holds up GPUs 0-2, 4-7",
         {3: "Cause", 0: "Hit by GPU 3"},
         incidents=[incident([3], OTHERS)],
+        tone="warn",
         first=3,
     ),
     Case(
@@ -134,6 +137,7 @@ CASES = (
         {0: "Hit by GPU 7", 7: "Cause"},
         jobs=[JOB],
         incidents=[incident([7], [0, 1])],
+        tone="warn",
         first=7,
     ),
     Case(
@@ -220,6 +224,18 @@ def test_what_a_problem_says() -> None:
     )
     assert (first["since"], first["action"], first["runbook"]) == (40.0, "", "gpustragglerslow")
     assert (second["words"], second["action"]) == ("GPU 3 slows down job train", "reset the GPU")
+
+
+@pytest.mark.parametrize(("severity", "tone"), [("critical", "bad"), ("warning", "warn")])
+@pytest.mark.parametrize("hit", [(), OTHERS])
+def test_the_colour_of_an_incident_is_that_of_its_severity(severity: str, tone: str, hit: Sequence[int]) -> None:
+    """On the page as in the list of nodes, whether it hits other GPUs or not."""
+    cause = incident([3], hit, severity)
+    page = first_view.problems({"at": 60.0, "gpus": EIGHT, "summary": summarise(EIGHT, [], [cause], 0)}, "")
+    listed = list_values([ListedNode("/a", "a", Snapshot(1.0, "simulated"), "", [cause])])["rows"]
+    badge = f'<span class="badge {tone}">{severity.capitalize()}</span>'
+    assert badge in page
+    assert badge in listed
 
 
 def test_what_several_problems_cost_together() -> None:
