@@ -195,8 +195,20 @@ def first_step(mode: FailureMode) -> str:
     sentences = mode.advice.removesuffix(".").replace("`", "").split(". ")
     step = next((each for each in sentences if not each.startswith(NO_STEP)), sentences[0])
     step = re.sub(r" \([^)]*\)", "", step.removeprefix("Otherwise "))
-    step = shorten(step, LONGEST_STEP, placeholder=" …")
+    step = _shortened(step)
     return step[0].upper() + step[1:]
+
+
+def _shortened(step: str) -> str:
+    """Return the clauses of a step that have a place in a column. None is cut, unless the first is only a condition."""
+    if len(step) <= LONGEST_STEP:
+        return step
+    clauses = re.split(r"(?<=[,;:]) ", step)
+    while clauses and (len(" ".join(clauses).rstrip(",;:")) > LONGEST_STEP or clauses[-1].startswith("if ")):
+        clauses.pop()
+    if not clauses or (len(clauses) == 1 and clauses[0].startswith(("With ", "If "))):
+        return shorten(step, LONGEST_STEP, placeholder=" …")
+    return " ".join(clauses).rstrip(",;:")
 
 
 def _with_culprit(board: Board, incidents: str) -> str:

@@ -132,7 +132,7 @@ MODES = (
         10 * MINUTE,
         Action.RESTART_APP,
         "Job {job} makes no progress: {gpu} waits in a collective or never entered it",
-        "Check that the job is not in an evaluation, a checkpoint or a compilation. Save the stacks of all "
+        "Check that the job is not in an evaluation, checkpoint or compilation. Save the stacks of all "
         "ranks (py-spy dump) before you restart it. The rank whose GPU is idle is the one that never entered the "
         "collective: read its log. If all GPUs are busy, look for the missing rank on another node, then check "
         "the network.",
