@@ -91,7 +91,9 @@ def _summary(nodes: Sequence[_Row]) -> str:
     counts = Counter(node.state for node in nodes)
     states = [*(health.value for health in reversed(Health) if health is not Health.HEALTHY), NOT_READ]
     others = [f"{counts[state]} {state}" for state in states if counts[state]]
-    return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy", *others])
+    hit = sum(node.health is Health.HEALTHY and bool(node.incidents) for node in nodes)
+    but = f", but {hit} of them {'has' if hit == 1 else 'have'} incidents" if hit else ""
+    return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy{but}", *others])
 
 
 def _banner(snapshot: Snapshot | None) -> str:
