@@ -154,8 +154,8 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     """
     about = About(
         "What is wrong, by severity, then by cost. *cost/h*: what the GPUs of the incident waste per hour at most; if "
-        "it slows down a job, what the whole job wastes. *symptoms*: how many other alerts it explains, which are "
-        "not listed. *GPUs*, *nodes*: how many cause it.",
+        "it slows down a job, what the whole job wastes. Rows of one job have the same cost: do not add them. "
+        "*symptoms*: how many other alerts it explains, which are not listed. *GPUs*, *nodes*: how many cause it.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical incidents come first; the name opens the runbook, which says what to do.",
     )
@@ -195,8 +195,20 @@ def first_step(mode: FailureMode) -> str:
     sentences = mode.advice.removesuffix(".").replace("`", "").split(". ")
     step = next((each for each in sentences if not each.startswith(NO_STEP)), sentences[0])
     step = re.sub(r" \([^)]*\)", "", step.removeprefix("Otherwise "))
-    step = shorten(step, LONGEST_STEP, placeholder=" …")
+    step = _shortened(step)
     return step[0].upper() + step[1:]
+
+
+def _shortened(step: str) -> str:
+    """Return the clauses of a step that have a place in a column. None is cut, unless the first is only a condition."""
+    if len(step) <= LONGEST_STEP:
+        return step
+    clauses = re.split(r"(?<=[,;:]) ", step)
+    while clauses and (len(" ".join(clauses).rstrip(",;:")) > LONGEST_STEP or clauses[-1].startswith("if ")):
+        clauses.pop()
+    if not clauses or (len(clauses) == 1 and clauses[0].startswith(("With ", "If "))):
+        return shorten(step, LONGEST_STEP, placeholder=" …")
+    return " ".join(clauses).rstrip(",;:")
 
 
 def _with_culprit(board: Board, incidents: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -14,7 +13,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter import flags
 from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS, SETTINGS, DcgmExporterFlag
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
-from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, FaultState
+from gpu_exporter.catalogue.faults import FAULTS, SLOT, STATES, Fault, FaultState
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS, read_from
 from gpu_exporter.catalogue.xids import PACKAGED, load
@@ -171,7 +170,6 @@ NVIDIA's driver reports each error of a GPU with an XID code, and writes it to t
 """
 
 
-SLOT = re.compile(r"\{value[^}]*\}")
 OF_INSTANCE = "(GPU_I_ID, GPU_I_PROFILE)"
 LABELS = {
     EntityKind.NVLINK: "nvlink",

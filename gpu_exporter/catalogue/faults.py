@@ -37,6 +37,9 @@ BIT_ERROR_LIMIT_TEXT = f"{BIT_ERROR_RATE:g} * {LANE_GBITS}e9"
 # 1.5 % less than the formula below says, generation 6 carries 4 % more.
 LANE_BYTES = 0.985e9
 
+# Where the words of a fault have its value.
+SLOT = re.compile(r"\{value[^}]*\}")
+
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {">": gt, "==": eq, "!=": ne}
 
 
@@ -148,6 +151,14 @@ class Fault:
     def describe(self, value: float) -> str:
         """Return the words for a value. Where a sign would be hard to read, those below zero have words of their own."""
         return self.below_zero.format(value=-value) if self.below_zero and value < 0 else self.words.format(value=value)
+
+    def template(self, subject: str) -> str:
+        """Return what `describe` says of a subject instead of "it", as a template for the value of an alert."""
+        number = '{{ $value | printf "%.0f" | reReplaceAll "-" "" }}'
+        below, words = (
+            SLOT.sub(number, text.removeprefix("it ")) for text in (self.below_zero or self.words, self.words)
+        )
+        return f"{subject} {{{{ if lt $value 0.0 }}}}{below}{{{{ else }}}}{words}{{{{ end }}}}"
 
 
 def _degraded(

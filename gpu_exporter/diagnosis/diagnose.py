@@ -99,6 +99,7 @@ def _judge(
     """Add a mode to the findings of the devices that it matches, and to what is unknown of others."""
     column, only_health = truths(condition, window), mode.domain is Domain.HEALTH
     lesser = truths(mode.lesser, window) if mode.lesser else bytes(len(column))
+    branches = [(truths(branch, window), advice) for branch, advice in mode.branches] if TRUE in column else []
     # The signal of an XID, which has extra labels, is missing until one occurs.
     can_be_unknown = not all(signal.extra_labels for signal in mode.needs)
     lacking = _lacking(condition, window)
@@ -106,7 +107,9 @@ def _judge(
         if truth == FALSE or (down[place] and not only_health):
             continue
         if truth == TRUE:
-            found = mode.as_info if lesser[place] == TRUE else mode
+            advice = next((text for holds, text in branches if holds[place] == TRUE), mode.advice)
+            found = replace(mode, advice=advice)
+            found = found.as_info if lesser[place] == TRUE else found
             findings[place].append(Match(found, _evidence(condition, window, device)))
         elif can_be_unknown:
             unknown[place][mode.name] = lacking(device)

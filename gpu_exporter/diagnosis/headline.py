@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import project
@@ -16,6 +17,12 @@ from gpu_exporter.model.verdict import Health, Verdict
 
 # How urgent an alert of a severity is.
 URGENCY = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "info"}
+# How what has a severity looks on the page, in the terminal and in reports.
+STYLES: Mapping[str, str] = {
+    Severity.CRITICAL.value: "bad",
+    Severity.WARNING.value: "warn",
+    Severity.INFO.value: "info",
+}
 
 
 class Headline(NamedTuple):

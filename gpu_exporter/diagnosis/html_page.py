@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -300,7 +299,7 @@ def _about(result: DiagnosisResult) -> Iterator[str]:
 
 def _facts(result: DiagnosisResult) -> Mapping[str, str]:
     """Return lines about the machine and versions by their names."""
-    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(result.window.now))
+    until = moment(result.window.now)
     facts = {
         "Watched until": f"{until}, for {result.seconds:.0f} s",
         "Driver": result.driver or "unknown",

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, lost_gpus
 from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
@@ -34,8 +34,19 @@ def as_dicts(
     return [_as_dict(each, price, since or {}) for each in found]
 
 
+def total_cost(found: Iterable[DiagnosedIncident], price: float | None = None) -> dict[str, float]:
+    """Return for JSON what the incidents that need attention cost per hour together; each GPU counts once."""
+    return _cost([each for each in found if each.incident.severity is not Severity.INFO], price)
+
+
+def _cost(found: Iterable[DiagnosedIncident], price: float | None) -> dict[str, float]:
+    lost = lost_gpus(found)
+    in_money = {"lost_usd_per_hour": round(lost * price, 2)} if price is not None else {}
+    return {"lost_gpu_hours_per_hour": round(lost, 2), **in_money}
+
+
 def _as_dict(found: DiagnosedIncident, price: float | None, since: Since) -> dict[str, Any]:
-    incident, lost = found.incident, found.lost_gpus
+    incident = found.incident
     keys = [(diagnosis.device, incident.mode.name) for diagnosis in found.culprits]
     return {
         "cause": incident.mode.name,
@@ -46,8 +57,7 @@ def _as_dict(found: DiagnosedIncident, price: float | None, since: Since) -> dic
         "hit": [_gpu(diagnosis) for diagnosis in found.hit],
         "jobs": list(_jobs((*found.culprits, *found.hit))),
         "explains": list(incident.explained),
-        "lost_gpu_hours_per_hour": round(lost, 2),
-        **({"lost_usd_per_hour": round(lost * price, 2)} if price is not None else {}),
+        **_cost([found], price),
         "action": incident.mode.action.words,
         "advice": incident.mode.advice,
     }

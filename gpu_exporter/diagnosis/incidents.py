@@ -139,8 +139,17 @@ class DiagnosedIncident:
 
     @property
     def lost_gpus(self) -> float:
-        """Return how many GPU-hours these GPUs lose per hour. One that does not answer loses all of its time."""
-        return sum(1.0 if each.is_down else lost(each.shares) for each in (*self.culprits, *self.hit))
+        """Return how many GPU-hours these GPUs lose per hour."""
+        return lost_gpus([self])
+
+
+def lost_gpus(found: Iterable[DiagnosedIncident]) -> float:
+    """Return how many GPU-hours the GPUs of incidents lose per hour: a GPU that is in several counts once.
+
+    One that does not answer loses all of its time.
+    """
+    gpus = {gpu.device: gpu for each in found for gpu in (*each.culprits, *each.hit)}
+    return sum(1.0 if gpu.is_down else lost(gpu.shares) for gpu in gpus.values())
 
 
 def of_diagnoses(diagnoses: Iterable[Diagnosis]) -> tuple[DiagnosedIncident, ...]:

@@ -36,7 +36,6 @@ APPROXIMATE_HINT = (
 )
 # What to do about a finding, by device and name of the mode.
 Advice = Mapping[tuple[DeviceKey, str], str]
-STYLES = {"critical": "bad", "warning": "warn", "info": "info"}
 # What a process belongs to, by the label that says it.
 BELONGS_TO = {"uid": "user id", "pod_uid": "pod UID", "container_id": "container", "hpc_job": "job"}
 # Failure modes that compare the ranks of a job.
@@ -127,9 +126,11 @@ def as_dict(
     diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = (), price: float | None = None
 ) -> dict[str, Any]:
     """Return incidents and GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
+    found = of_diagnoses(diagnoses)
     return {
         "absent": [{"node": gpus.node, "gpus": gpus.gpus, "why": gpus.why} for gpus in absent],
-        "incidents": incident_words.as_dicts(of_diagnoses(diagnoses), price),
+        "incidents": incident_words.as_dicts(found, price),
+        **incident_words.total_cost(found, price),
         "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if is_reported(diagnosis)],
     }
 

@@ -20,7 +20,7 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.evaluate import Points, holds
 from gpu_exporter.conditions.signal import Derived
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
-from gpu_exporter.diagnosis.incident_words import as_dicts
+from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
@@ -142,8 +142,9 @@ class Current:
     diagnoses: Mapping[DeviceKey, Diagnosis] = field(default_factory=dict)
     since: Mapping[tuple[DeviceKey, str], float] = field(default_factory=dict)
     jobs: Mapping[str, Sequence[Rank]] = field(default_factory=dict)
-    # As in JSON.
+    # Both as in JSON.
     incidents: Sequence[Mapping[str, Any]] = ()
+    cost: Mapping[str, float] = field(default_factory=lambda: total_cost(()))
 
     def masked(self, names: DiagnosisNames) -> Current:
         """Return the same with other names of owners and processes."""
@@ -177,8 +178,9 @@ class Watch:
         window = self._signals.recent()
         diagnoses = {each.device: each for each in diagnose(window) if each.device.uuid in listed}
         since = self._since(snapshot.at, diagnoses)
-        incidents = as_dicts(of_diagnoses(diagnoses.values()), since=since)
-        self.current = Current(snapshot.at, diagnoses, since, _jobs(window, diagnoses), incidents)
+        found = of_diagnoses(diagnoses.values())
+        incidents, jobs = as_dicts(found, since=since), _jobs(window, diagnoses)
+        self.current = Current(snapshot.at, diagnoses, since, jobs, incidents, total_cost(found))
 
     def _since(self, at: float, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[tuple[DeviceKey, str], float]:
         began: dict[tuple[DeviceKey, str], tuple[str, float]] = {}

@@ -10,6 +10,7 @@ from gpu_exporter.catalogue.causes import WORDS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
@@ -71,7 +72,7 @@ def lines(
     for text, severity in of_incidents:
         indent = len(text) - len(text.lstrip())
         found = _wrapped(text, width, " " * indent, " " * (indent + 2))
-        yield from (style(line, report.STYLES[severity]) if severity else line for line in found)
+        yield from (style(line, STYLES[severity]) if severity else line for line in found)
     said = incident_words.advice(incidents)
     for group in report.groups(diagnoses, every=every):
         yield ""
@@ -91,7 +92,7 @@ def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: St
 
 def _style_of(diagnosis: Diagnosis) -> str:
     if diagnosis.matches:
-        return report.STYLES[list(Severity)[report.urgency(diagnosis)].value]
+        return STYLES[list(Severity)[report.urgency(diagnosis)].value]
     return "good" if diagnosis.cause is Cause.USEFUL else ""
 
 
@@ -117,7 +118,7 @@ def _block(
         mode = match.mode
         yield (
             f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",
-            report.STYLES[mode.severity.value],
+            STYLES[mode.severity.value],
             "  ",
             "    ",
         )

@@ -95,9 +95,17 @@ def judge(
     if silent:
         return Verdict(gpu, tuple(reported), (Unknown("any metric", silent),))
     if status.reason in faults.DOWN and not 0 < status.stalled < STUCK_SECONDS:
-        return Verdict(gpu, (_problem(faults.DOWN[status.reason], m.UP, 0), *reported))
+        fault = faults.DOWN[status.reason]
+        return Verdict(gpu, (_problem(fault, m.UP, 0), *_without_meaning(reported, fault.xids)))
     words = faults.TELEMETRY.get(status.reason, f"it does not answer ({status.reason})")
     return Verdict(gpu, tuple(reported), (Unknown("any metric", words),))
+
+
+def _without_meaning(reported: Iterable[Problem], codes: Sequence[int]) -> Iterator[Problem]:
+    """Yield problems; those that are XIDs of a fault do not say again what its words say."""
+    said = {f"xid_{code}" for code in codes}
+    for problem in reported:
+        yield replace(problem, words=problem.words.partition(":")[0]) if problem.reason in said else problem
 
 
 def is_healthy_but_for_xids(verdict: Verdict) -> bool:

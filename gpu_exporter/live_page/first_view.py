@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
 from gpu_exporter.diagnosis.measurements import BY_NAME, amount
 from gpu_exporter.live_page.summary import BAD, WARN
-from gpu_exporter.reports.numbers import whole_duration
+from gpu_exporter.reports.numbers import clock, moment, whole_duration
 
 _SIGNS = {BAD: "✖ ", WARN: "▲ "}
 # The measurements of the table.
@@ -27,20 +26,20 @@ def problems(answer: Mapping[str, Any], root: str) -> str:
     """Return the problems of a node as HTML. `root` is the path to the root of the server."""
     found = answer["summary"]["problems"]
     items = "".join(f'<li class="{each["tone"]}">{"".join(_problem(each, answer["at"], root))}</li>' for each in found)
-    return f'<ul class="problems">{items}</ul>' if items else ""
+    total = f'<p class="muted">{escape(cost)}.</p>' if (cost := answer["summary"]["cost"]) else ""
+    return f'<ul class="problems">{items}</ul>{total}' if items else ""
 
 
 def _problem(problem: Mapping[str, Any], now: float, root: str) -> Iterator[str]:
     yield f"<p>{_badge(problem)} <strong>{escape(problem['words'])}</strong></p>"
-    since = problem["since"]
     about = [
-        f"also hit: {problem['also_hit']}" if problem["also_hit"] else "",
-        problem["owner"],
-        f"since {_clock(since)} ({whole_duration(now - since)})" if since else "",
-        problem["cost"],
+        escape(f"also hit: {problem['also_hit']}") if problem["also_hit"] else "",
+        escape(problem["owner"]),
+        _since(problem["since"], now),
+        escape(problem["cost"]),
     ]
     if any(about):
-        yield f'<p class="muted">{escape(" · ".join(filter(None, about)))}</p>'
+        yield f'<p class="muted">{" · ".join(filter(None, about))}</p>'
     if todo := " ".join(filter(None, (_ended(problem["action"]), problem["advice"].replace("`", "")))):
         yield f"<p><strong>What to do:</strong> {escape(todo)}"
         if problem["runbook"]:
@@ -57,8 +56,9 @@ def _ended(action: str) -> str:
     return f"{action[:1].upper()}{action[1:]}." if action else ""
 
 
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M UTC", time.gmtime(at))
+def _since(at: float | None, now: float) -> str:
+    """Return since when something is so, as HTML; empty if that is unknown."""
+    return f'<span title="{moment(at)}">since {clock(at, now)} ({whole_duration(now - at)})</span>' if at else ""
 
 
 def table(answer: Mapping[str, Any]) -> str:
@@ -66,17 +66,18 @@ def table(answer: Mapping[str, Any]) -> str:
     summary = answer["summary"]
     by_id = {entry["id"]: entry for entry in answer["gpus"]}
     head = "".join(f'<th scope="col">{title}</th>' for title in _HEAD)
-    rows = "".join("".join(_row(by_id[each], summary["judgements"][each])) for each in summary["order"])
+    rows = "".join("".join(_row(by_id[each], summary["judgements"][each], answer["at"])) for each in summary["order"])
     return (
-        f"<p>Values of {_clock(answer['at'])}; reload the page for new ones.</p>"
+        f"<p>Values of {moment(answer['at'])}; reload the page for new ones.</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
 
 
-def _row(entry: Mapping[str, Any], judgement: Mapping[str, Any]) -> Iterator[str]:
+def _row(entry: Mapping[str, Any], judgement: Mapping[str, Any], now: float) -> Iterator[str]:
     name = f"GPU {entry['index']}" + (f" instance {entry['instance']} {entry['profile']}" if entry["instance"] else "")
     yield f'<tr><th scope="row">{escape(name)}</th>'
-    yield f"<td>{_badge(judgement)} {escape(judgement['words'])}</td><td>{escape(entry['class'] or 'unknown')}</td>"
+    since = " · ".join(filter(None, (escape(judgement["words"]), _since(judgement["since"], now))))
+    yield f"<td>{_badge(judgement)} {since}</td><td>{escape(entry['class'] or 'unknown')}</td>"
     for name in _COLUMNS:
         value = entry["measurements"].get(name)
         yield f"<td>{ABSENT if value is None else amount(BY_NAME[name].unit, value)}</td>"

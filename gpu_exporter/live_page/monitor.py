@@ -234,7 +234,8 @@ class LiveMonitor:
             "gpus": entries,
             "jobs": jobs,
             "incidents": current.incidents,
-            "summary": summarise(entries, jobs, current.incidents, missing),
+            **current.cost,
+            "summary": summarise(entries, jobs, current.incidents, missing, current.cost["lost_gpu_hours_per_hour"]),
             "newest_profile": self.newest_profile(),
         }
 
@@ -333,7 +334,7 @@ class LiveMonitor:
         """Return the incidents of the last diagnosis as JSON: see docs/api.md."""
         current = self._shown(trusted=trusted)
         about = {"apiVersion": VERSION, "version": __version__, "node": self.name, "at": current.at or None}
-        return json.dumps({**about, "incidents": current.incidents}).encode()
+        return json.dumps({**about, "incidents": current.incidents, **current.cost}).encode()
 
     def history_json(self) -> bytes:
         """Return the last hour of all devices as JSON: see docs/api.md. It is composed once per point."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.health import fitness
 from gpu_exporter.model.snapshot import UNREAD, Snapshot
 from gpu_exporter.model.verdict import Health
@@ -90,7 +91,9 @@ def _summary(nodes: Sequence[_Row]) -> str:
     counts = Counter(node.state for node in nodes)
     states = [*(health.value for health in reversed(Health) if health is not Health.HEALTHY), NOT_READ]
     others = [f"{counts[state]} {state}" for state in states if counts[state]]
-    return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy", *others])
+    hit = sum(node.health is Health.HEALTHY and bool(node.incidents) for node in nodes)
+    but = f", but {hit} of them {'has' if hit == 1 else 'have'} incidents" if hit else ""
+    return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy{but}", *others])
 
 
 def _banner(snapshot: Snapshot | None) -> str:
@@ -111,10 +114,9 @@ def _rows(nodes: list[_Row]) -> str:
 
 def _incidents(node: _Row) -> str:
     """Return what is wrong with a node."""
-    tones = {"critical": "bad", "warning": "warn"}
     lines = [f"<p>{html.escape(node.words)}</p>"] if node.words else []
     lines += [
-        f'<p><span class="badge {tones[each["severity"]]}">{each["severity"].capitalize()}</span>'
+        f'<p><span class="badge {STYLES[each["severity"]]}">{each["severity"].capitalize()}</span>'
         f" {html.escape(each['words'])}</p>"
         for each in node.incidents[:MOST_PROBLEMS]
     ]

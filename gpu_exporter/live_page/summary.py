@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.rolling import RankState
 from gpu_exporter.diagnosis.words import named
@@ -64,20 +65,24 @@ def id_of(uuid: str, instance: str, index: int) -> str:
 
 
 def summarise(
-    entries: Sequence[Entry], jobs: Sequence[Entry], incidents: Sequence[Entry], missing: int
+    entries: Sequence[Entry], jobs: Sequence[Entry], incidents: Sequence[Entry], missing: int, lost: float = 0.0
 ) -> dict[str, Any]:
-    """Return title, tone, problems, judgements by id, and the ids in order, the worst first; all for JSON."""
+    """Return title, tone, problems, judgements by id, and the ids in order, the worst first; all for JSON.
+
+    `lost` is what the incidents cost together, in GPU-hours per hour.
+    """
     by_id = {entry["id"]: entry for entry in entries}
     problems = [*_incidents(by_id, incidents), *_missing(missing)]
     problems += _sick(entries, problems)
     problems += _held_up(by_id, jobs, incidents)
-    problems.sort(key=lambda problem: _WORST.index(problem.tone))
+    problems.sort(key=lambda problem: (_WORST.index(problem.tone), not problem.hit))
     states = {rank["id"]: rank["state"] for job in jobs for rank in job["ranks"]}
     judged = {entry["id"]: _judged(entry, states.get(entry["id"], ""), problems, by_id) for entry in entries}
     return {
         "title": _title(entries, problems, missing),
         "health": _health(entries, missing) + _hit(entries, problems),
         "tone": problems[0].tone if problems else GOOD if entries else UNKNOWN,
+        "cost": _total_cost(problems, lost),
         "problems": [problem._asdict() for problem in problems],
         "judgements": {name: judgement._asdict() for name, judgement in judged.items()},
         "order": _order(entries, problems, judged),
@@ -109,7 +114,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             words = f"{name}: {_verdict(sick[0])}"
         worst = max((Health(entry["health"]) for entry in sick), default=None)
         yield PageProblem(
-            tone=BAD if incident["severity"] == "critical" or hit or worst is Health.UNHEALTHY else WARN,
+            tone=BAD if worst is Health.UNHEALTHY else STYLES[incident["severity"]],
             badge=(worst.value if worst else incident["severity"]).capitalize(),
             title=_clause(name, len(gpus) > 1, worst, hit, incident),
             words=words,
@@ -150,6 +155,13 @@ def _owner(gpus: Sequence[Entry], incident: Entry) -> str:
 
 def _cost(lost: float) -> str:
     return f"costs {lost:.1f} GPU-hours an hour" if lost >= LEAST_COST else ""
+
+
+def _total_cost(problems: Sequence[PageProblem], lost: float) -> str:
+    """Return what problems cost together if several cost something: their GPUs may be the same."""
+    if sum(bool(problem.cost) for problem in problems) < 2:
+        return ""
+    return f"Together, they cost {lost:.1f} GPU-hours an hour; a GPU that is in several problems counts once"
 
 
 def _sick(entries: Sequence[Entry], problems: Sequence[PageProblem]) -> Iterator[PageProblem]:

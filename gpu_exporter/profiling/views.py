@@ -25,7 +25,7 @@ from gpu_exporter.profiling.records import (
     in_words,
 )
 from gpu_exporter.profiling.store import ProfileStore
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import clock, percent
 from gpu_exporter.traces.pprof import LabelledStacks, Times, labelled
 
 # For how long a profile says what a GPU waits for.
@@ -110,7 +110,8 @@ def lines_by_gpu(
     found = {}
     for index, uuid in gpus:
         if summary := latest_of(summaries, uuid, now - SHOWN_SECONDS):
-            about = f"Profile of GPU {index}, {max(0, round((now - summary.at) / 60))} min ago"
+            ago = max(0, round((now - summary.at) / 60))
+            about = f"Profile of GPU {index} at {clock(summary.at, now)} ({ago} min ago)"
             processes = [process for process in summary.processes if uuid in process.gpus]
             found[uuid] = [
                 printable(f"{about}: {_process(process)}", MOST_LINE) for process in processes[:MOST_PROCESSES]

@@ -7,6 +7,7 @@ Memory has binary prefixes, as in nvidia-smi; links, bandwidth and all else have
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 _LARGE_TIMES = (("d", 86400), ("h", 3600), ("min", 60))
@@ -28,6 +29,17 @@ def duration(seconds: float) -> str:
     """Return a duration with three digits in the largest unit in which it is at least 1: 1.5 h, 15 min."""
     number, unit = _in_largest_unit(seconds)
     return f"{number:.3g} {unit}"
+
+
+def moment(at: float) -> str:
+    """Return a Unix time with its date and zone: 2026-03-01 14:02:05 UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def clock(at: float, now: float) -> str:
+    """Return the time of day with its zone, and with the date if that is not today's: 14:02 UTC."""
+    of_today = time.gmtime(at)[:3] == time.gmtime(now)[:3]
+    return time.strftime("%H:%M UTC" if of_today else "%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
 def whole_duration(seconds: float) -> str:

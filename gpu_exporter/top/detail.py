@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.diagnose import Match
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
 from gpu_exporter.diagnosis.report import class_words, evidence, runbook
@@ -13,7 +14,7 @@ from gpu_exporter.reports.numbers import narrow_size, whole_duration
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
 from gpu_exporter.top.numbers import ABSENT, long
 from gpu_exporter.top.state import GpuRow, View
-from gpu_exporter.top.table import HEALTH_STYLES, SEVERITY_STYLES, class_style
+from gpu_exporter.top.table import HEALTH_STYLES, class_style
 
 VALUE, GAUGE = 26, 16
 
@@ -71,7 +72,7 @@ def _finding(match: Match, explained: str, width: int, view: View) -> Iterator[L
     mode = match.mode
     numbers = ", ".join(evidence([match.because], set()))
     yield from wrapped(
-        f"{mode.name} ({mode.severity.value}): {numbers}", width, "    ", SEVERITY_STYLES[mode.severity], first="  "
+        f"{mode.name} ({mode.severity.value}): {numbers}", width, "    ", STYLES[mode.severity.value], first="  "
     )
     if explained:
         yield from wrapped(explained, width, "       ", first="    ")

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.words import named
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit
 from gpu_exporter.top.numbers import ABSENT
 from gpu_exporter.top.state import GpuRow
-from gpu_exporter.top.table import SEVERITY_STYLES
 
 GPUS, SM, POWER, LOST = 14, 12, 8, 12
 # The narrowest columns of the job and its finding.
@@ -72,4 +72,4 @@ def _finding(ranks: Sequence[GpuRow]) -> Span:
         return Span(ABSENT, "dim")
     worst = min((mode for _, mode in matches), key=lambda mode: order.index(mode.severity))
     hit = [(row.index, row.key.instance) for row, mode in matches if mode.name == worst.name]
-    return Span(f"{worst.name} on {named(hit)}", SEVERITY_STYLES[worst.severity])
+    return Span(f"{worst.name} on {named(hit)}", STYLES[worst.severity.value])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.io.decoding import printable
@@ -16,7 +17,7 @@ from gpu_exporter.top.detail import detail, lasted
 from gpu_exporter.top.jobs import job_lines
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
-from gpu_exporter.top.table import SEVERITY_STYLES, columns_for, heading, line
+from gpu_exporter.top.table import columns_for, heading, line
 
 # A view that is older than this and than some collections is outdated, and its age is shown.
 OLD_SECONDS, OLD_INTERVALS = 3.5, 2.5
@@ -282,7 +283,7 @@ def _incident(incident: Mapping[str, Any], view: View, width: int) -> Iterator[L
     ]
     hit = f" ({', '.join(about)})" if about else ""
     text = printable(f" {incident['words']}", width)
-    yield (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, SEVERITY_STYLES[Severity(incident["severity"])]),)
+    yield (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, STYLES[incident["severity"]]),)
     for code in incident.get("code", ())[:1]:
         yield cut((Span(f"   {code}", "dim"),), width)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis import summary_table
+from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.reports.numbers import whole_duration
@@ -16,7 +16,6 @@ from gpu_exporter.top.numbers import ABSENT, short
 from gpu_exporter.top.state import DEGRADED, HEALTHY, UNHEALTHY, GpuRow
 
 HEALTH_STYLES = {HEALTHY: "good", DEGRADED: "warn", UNHEALTHY: "bad"}
-SEVERITY_STYLES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "info"}
 # Classes whose style is not that of their cause.
 CLASS_STYLES = {"idle": "idle", "fake-load": "bad"}
 LONGEST_CLASS = len("data-loading-bound")
@@ -88,7 +87,7 @@ def class_style(row: GpuRow) -> str:
 def worst(row: GpuRow) -> tuple[str, str]:
     """Return the name of the worst finding, with its style; a dash if there is none."""
     name, severity = summary_table.worst(row.diagnosis) if row.diagnosis else (ABSENT, None)
-    return name, SEVERITY_STYLES[severity] if severity else "dim"
+    return name, STYLES[severity.value] if severity else "dim"
 
 
 def _class(row: GpuRow, width: int, marks: Glyphs) -> Span:

@@ -111,7 +111,7 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "{gpu} has been allocated but idle for two hours",
-        "Ask the owner (labels namespace, pod, workload) to release the GPU: typical causes are notebooks, finished "
+        "Ask the owner (labels namespace, pod, workload) to release the GPU. Typical causes are notebooks, finished "
         "jobs, forgotten servers, and programs that see fewer GPUs than were allocated. Set an idle timeout to prevent it.",
         Inject({**profiles.IDLE, m.FB_USED: 20 * profiles.GIB}),
         Unless(

@@ -121,7 +121,8 @@ _NVLINK_SHARE = Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS))
 AT_POWER_CAP = Compare(Over(s.POWER_NOW_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
 # A limit that someone lowered on this GPU alone is the fault itself.
 _POWER_LIMIT = mean(s.POWER_LIMIT)
-LOW_POWER_CAP = Compare(Calc(_POWER_LIMIT, "/", PeerMedian(_POWER_LIMIT, COMMUNICATES)), "<", LOWER_LIMIT)
+_OF_PEERS = Calc(_POWER_LIMIT, "/", PeerMedian(_POWER_LIMIT, COMMUNICATES))
+LOW_POWER_CAP = Compare(_OF_PEERS, "<", LOWER_LIMIT)
 
 MODES = (
     FailureMode(
@@ -131,7 +132,7 @@ MODES = (
         10 * MINUTE,
         Action.RESTART_APP,
         "Job {job} makes no progress: {gpu} waits in a collective or never entered it",
-        "Check that the job is not in an evaluation, a checkpoint or a compilation. Save the stacks of all "
+        "Check that the job is not in an evaluation, checkpoint or compilation. Save the stacks of all "
         "ranks (py-spy dump) before you restart it. The rank whose GPU is idle is the one that never entered the "
         "collective: read its log. If all GPUs are busy, look for the missing rank on another node, then check "
         "the network.",
@@ -246,6 +247,20 @@ MODES = (
         lesser=Unless(AT_POWER_CAP, LOW_POWER_CAP),
         lesser_because="The GPU runs at its power limit, which is not lower than that of the other ranks, and is not "
         "throttled: it has more work than they have, and no fault.",
+        branches=(
+            (
+                LOW_POWER_CAP,
+                "The power limit of this GPU is lower than that of the other ranks: raise it (nvidia-smi -i N -pl WATTS). "
+                "If it must stay low, lower that of all ranks.",
+            ),
+            (AT_POWER_CAP, "Balance the work: sequence lengths, experts (MoE), pipeline stages, uneven shards."),
+            (
+                Compare(_OF_PEERS, ">=", LOWER_LIMIT),
+                "Its power limit is not lower than that of the other ranks. If the GPU has a health alert, move the job to "
+                "another GPU. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, replace the GPU; "
+                "if it stays with the rank, balance the work.",
+            ),
+        ),
         scope=Scope.JOB,
         cause=Cause.PEERS,
         explains={Place.JOB: SLOWED_JOB},

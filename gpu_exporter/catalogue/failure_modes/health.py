@@ -18,6 +18,7 @@ from gpu_exporter.catalogue.failure_modes.mode import (
     slows_down,
 )
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, FASTEST, LOW_MARGIN, TELEMETRY
+from gpu_exporter.catalogue.faults import MARGIN as MARGIN_FAULT
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import And, Calc, Compare, Fn, Limit, NodeMax, Or, OrIfKnown, Over, Unless
 from gpu_exporter.model.source_kind import DCGM
@@ -533,7 +534,7 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "The thermal margin of {gpu} is {{ $value | humanize }} °C: at 0 °C it slows down",
+        MARGIN_FAULT.template("{gpu}"),
         "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
         "room cannot be cooled now, lower the power limits of all GPUs of a job alike.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),

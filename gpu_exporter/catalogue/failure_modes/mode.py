@@ -166,7 +166,8 @@ class FailureMode:
     Texts:
     - `summary` says what happened to which GPU or job. `{gpu}` and `{job}` are replaced by their labels; `{{ … }}` is a
       template of Prometheus. `singled_out` says it where one of the GPUs is known to be the cause.
-    - `advice` says what to do first; it is the alert's description. `annotations` are more of the alert's.
+    - `advice` says what to do first; it is the alert's description. `annotations` are more of the alert's. `branches` are
+      conditions with what to do first where they are true: the first of them says it on the node instead of `advice`.
     - The runbook has `meaning` (what happened), `impact`, `diagnosis` (steps to the cause), `mitigation` (the fix) and
       `wrong` (when the alert fires although nothing is wrong, or is silent although something is).
     """
@@ -195,6 +196,7 @@ class FailureMode:
     impact: str = ""
     wrong: str = ""
     singled_out: str = ""
+    branches: tuple[tuple[Condition, str], ...] = ()
     diagnosis: tuple[str, ...] = ()
     mitigation: tuple[str, ...] = ()
     requires: str = ""

@@ -97,7 +97,7 @@ MODES = (
         0.0,
         Action.NONE,
         "A network link of {gpu} keeps going down and coming back",
-        "Replace cable or transceiver before the link fails: each time, collectives stop for seconds, and some jobs fail.",
+        "Replace cable or transceiver before the link fails. Each time, collectives stop for seconds, and some jobs fail.",
         Inject({m.NIC_DOWNED: Ramp(0, 0.01)}),
         Compare(Over(n.DOWNED, Fn.INCREASE, HOUR), ">=", FLAPS),
         keep=30 * MINUTE,

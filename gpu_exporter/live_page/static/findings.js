@@ -2,7 +2,7 @@
 
 import { badge, element } from "./dom.js";
 import { bar } from "./drawing.js";
-import { actionWords, clock, gpuName, quantity, sentence, since, words } from "./format.js";
+import { actionWords, clock, gpuName, moment, quantity, sentence, since, words } from "./format.js";
 import { runbook } from "./summary.js";
 
 const TONES = { page: "bad", ticket: "warn", info: "idle" };
@@ -25,7 +25,7 @@ function oneFinding(finding, now) {
     "article",
     { class: "finding" },
     element("h5", {}, badge(TONES[finding.severity] ?? "unknown", SEVERITIES[finding.severity] ?? "Finding"), ` ${sentence(finding.words)}`),
-    finding.since ? element("p", { class: "muted since" }, since(finding.since, now)) : "",
+    finding.since ? element("p", { class: "muted since", title: moment(finding.since) }, since(finding.since, now)) : "",
     evidence.length ? element("ul", { class: "evidence" }, ...evidence) : "",
     element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", ...prose(finding.advice)),
     element("p", {}, "Runbook: ", element("a", { href: runbook(finding.name) }, finding.name)),
@@ -74,7 +74,7 @@ export function xids(events, now) {
   return element(
     "ul",
     { class: "xid-list" },
-    ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), ` at ${clock(event.at, now, true)}: ${event.meaning}`)),
+    ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), " at ", element("span", { title: moment(event.at) }, clock(event.at, now, true)), `: ${event.meaning}`)),
   );
 }
 

@@ -56,6 +56,11 @@ export function clock(at, now = Date.now() / 1000, seconds = false) {
   return `${time.toLocaleDateString([], { month: "short", day: "numeric" })}, ${of_day}`;
 }
 
+/** Return the date and time in the browser's time zone, with its name. */
+export function moment(at) {
+  return at ? new Date(1000 * at).toLocaleString([], { dateStyle: "medium", timeStyle: "long", hour12: false }) : null;
+}
+
 /** Return "since 14:02 (35 min)"; "" if the time is not known. */
 export function since(at, now) {
   return at === null || at === undefined ? "" : `since ${clock(at, now)} (${duration(now - at)})`;

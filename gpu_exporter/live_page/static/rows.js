@@ -3,7 +3,7 @@
 import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
 import { bar, drawing, drawSparkline, drawStrip, highest } from "./drawing.js";
-import { duration, gpuName, quantity, sentence, since, usage } from "./format.js";
+import { duration, gpuName, moment, quantity, sentence, since, usage } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
 const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
@@ -69,6 +69,7 @@ export class Row {
     setText(p.className, gpu.class ? `${sentence(gpu.class)}${gpu.quality === "approximate" ? " (approximate)" : ""}` : "Unknown");
     setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
     setText(p.classSince, this.#classSince(gpu));
+    setAttribute(p.classSince, "title", moment(gpu.class_since));
     this.#measure(gpu);
     this.#memory(gpu);
     this.#details?.update(gpu);
@@ -130,7 +131,7 @@ export class Row {
 
   #verdict({ tone, badge: word, words, since: at }) {
     const text = [words, since(at, this.#view.now())].filter(Boolean).join(" · ");
-    return [badge(tone, word), " ", element("span", { class: "headline", title: text }, words), at ? element("span", { class: "muted since" }, ` ${since(at, this.#view.now())}`) : ""];
+    return [badge(tone, word), " ", element("span", { class: "headline", title: text }, words), at ? element("span", { class: "muted since", title: moment(at) }, ` ${since(at, this.#view.now())}`) : ""];
   }
 
   #measure(gpu) {

@@ -1,7 +1,7 @@
 // The first lines of the page: what is wrong, since when, who is hit, and what to do. The server decides what they say.
 
 import { badge, element, renderIfChanged, setText } from "./dom.js";
-import { clock, duration, sentence } from "./format.js";
+import { moment, sentence, since } from "./format.js";
 
 const SIGNS = { bad: "✖ ", warn: "▲ " };
 
@@ -10,9 +10,12 @@ export function renderSummary(parts, { summary, gpus, node }, { show, now }) {
   setText(parts.title, summary.title);
   setText(parts.health, summary.health === summary.title ? "" : summary.health);
   const present = new Set(gpus.map(({ id }) => id));
-  renderIfChanged(parts.problems, [summary.problems, Math.floor(now / 60)], () =>
+  renderIfChanged(parts.problems, [summary.problems, summary.cost, Math.floor(now / 60)], () =>
     summary.problems.length
-      ? element("ul", { class: "problems" }, ...summary.problems.map((problem) => entry(problem, problem.gpus.filter((id) => present.has(id)), show, now)))
+      ? [
+          element("ul", { class: "problems" }, ...summary.problems.map((problem) => entry(problem, problem.gpus.filter((id) => present.has(id)), show, now))),
+          summary.cost && element("p", { class: "muted" }, `${summary.cost}.`),
+        ]
       : "",
   );
   document.title = `${SIGNS[summary.tone] ?? ""}${summary.title} · ${node ?? ""} · gpu-exporter`;
@@ -23,7 +26,7 @@ function entry(problem, [first], show, now) {
   const about = [
     problem.also_hit && `also hit: ${problem.also_hit}`,
     problem.owner,
-    problem.since && `since ${clock(problem.since, now)} (${duration(now - problem.since)})`,
+    problem.since && element("span", { title: moment(problem.since) }, since(problem.since, now)),
     problem.cost,
   ].filter(Boolean);
   const todo = [problem.action && `${sentence(problem.action)}.`, problem.advice.replaceAll("`", "")].filter(Boolean).join(" ");
@@ -31,7 +34,7 @@ function entry(problem, [first], show, now) {
     "li",
     { class: problem.tone },
     element("p", {}, badge(problem.tone, problem.badge), " ", words),
-    about.length ? element("p", { class: "muted" }, about.join(" · ")) : "",
+    about.length ? element("p", { class: "muted" }, ...about.flatMap((part, place) => (place ? [" · ", part] : [part]))) : "",
     todo ? element("p", {}, element("strong", {}, "What to do:"), ` ${todo} `, problem.runbook && element("a", { href: runbook(problem.runbook) }, "Runbook")) : "",
     ...problem.code.map((text) => element("p", { class: "where" }, text)),
   );

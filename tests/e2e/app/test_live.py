@@ -91,7 +91,7 @@ def test_what_it_says_of_each_gpu(serve: Serve) -> None:
     assert incident["cause"] == "GpuStragglerStarved"
     assert [each["UUID"] for each in incident["culprits"]] == [slow]
     assert {each["UUID"] for each in incident["hit"]} == {each["id"] for each in answer["gpus"]} - {slow}
-    assert incident["lost_gpu_hours_per_hour"] > 1
+    assert told["lost_gpu_hours_per_hour"] == incident["lost_gpu_hours_per_hour"] > 1
 
     def history() -> Any:
         found = json.loads(exporter.ask("GET", "/api/v1/history")[1])

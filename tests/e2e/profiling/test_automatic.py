@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_a_slow_loader_is_named(serve: Serve, driver: FakeDriver, tmp_path: Path
             assert (f"{line}: load_batch" in exporter.get("/api/v1/incidents", who)[1].decode()) == seen
         login = ("--user", "mia", "--password-file", str(secret(tmp_path)))
         ran = run("diagnose", "--for", "1s", "--url", f"http://127.0.0.1:{exporter.port}", *login)
-        assert f"Profile of GPU 0, 0 min ago: process {job.pid} " in ran.stdout, ran
+        assert re.search(rf"Profile of GPU 0 at \d\d:\d\d UTC \(0 min ago\): process {job.pid} ", ran.stdout), ran
         assert f" % of the time waiting for the data loader at {line}: load_batch" in ran.stdout
         assert f"profile method=stacks seconds=5 pids={job.pid}" in exporter.log.read_text()
     folder = tmp_path / "profiles"

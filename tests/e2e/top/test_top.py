@@ -65,7 +65,7 @@ def test_simulated_gpus(top: Top) -> None:
     terminal.press("?")
     terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[4].startswith("▶ 1"))
     terminal.press("\r")
-    advice = "-> Compare the power limits of the ranks"
+    advice = "-> Its power limit is not lower than that of the other ranks"
     terminal.until(lambda text: "GpuStragglerSlow (warning)" in text and advice in text)
     terminal.press("\x1b[B\x1b[B")
     terminal.until(lambda text: "compute-bound (for" not in text)

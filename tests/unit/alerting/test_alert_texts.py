@@ -9,6 +9,7 @@ import pytest
 from gpu_exporter.alerting import rules, runbooks
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.faults import MARGIN
 from gpu_exporter.reports.markdown import untemplated
 from tests.support.table import table_test
 
@@ -81,6 +82,15 @@ def test_only_alerts_on_activity_name_the_workload() -> None:
 def test_templates_become_words(text: str, plain: str) -> None:
     """In the index of the runbooks, which has no labels."""
     assert untemplated(text) == plain
+
+
+def test_the_thermal_margin_is_in_the_words_of_the_verdict() -> None:
+    """Without a sign on either side of the temperature at which the GPU slows down."""
+    summary = rules.alert(next(mode for mode in MODES if mode.name == MARGIN.mode), {})["annotations"]["summary"]
+    below_zero, above_zero = summary.partition("{{ if lt $value 0.0 }}")[2].split("{{ else }}")
+    assert [untemplated(text) for text in (below_zero, above_zero.removesuffix("{{ end }}"))] == [
+        MARGIN.describe(value).removeprefix("it ").replace("7", "*n*") for value in (-7.0, 7.0)
+    ]
 
 
 def test_alerts_that_can_be_approximate_say_so() -> None:

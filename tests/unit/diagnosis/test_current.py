@@ -180,3 +180,24 @@ def test_headlines() -> None:
     entry = next(each for each in findings(diagnosis) if each["name"] == "GpuStragglerStarved")
     assert entry["words"] == found.words
     assert any("%" in text for text in entry["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("values", "severity", "advice"),
+    [
+        ({m.POWER: 395.0, m.POWER_LIMIT: 400.0}, "ticket", "The power limit of this GPU is lower than"),
+        ({m.POWER: 560.0, m.POWER_LIMIT: 700.0}, "ticket", "Its power limit is not lower than"),
+        ({m.POWER: 675.0, m.POWER_LIMIT: 700.0}, "info", "no fault. Balance the work"),
+        ({m.POWER: 560.0}, "ticket", "Compare the power limits of the ranks"),
+    ],
+)
+def test_the_advice_about_a_straggler_follows_from_its_power(values: Values, severity: str, advice: str) -> None:
+    """Of a limit that is not known, the advice says how to look."""
+    slow = {**profiles.SLOW, **values}
+    peers = {**profiles.OF_SLOW, **({m.POWER_LIMIT: 700.0} if m.POWER_LIMIT in values else {})}
+    watch = watched(snapshots([slow, *[peers] * 3]))
+    (found,) = [each for each in findings(watch.current.diagnoses[device(0)]) if each["name"] == "GpuStragglerSlow"]
+    (incident,) = [each for each in watch.current.incidents if each["cause"] == "GpuStragglerSlow"]
+    assert found["severity"] == severity
+    assert advice in found["advice"]
+    assert incident["advice"] == found["advice"]

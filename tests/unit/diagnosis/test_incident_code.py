@@ -12,7 +12,10 @@ from gpu_exporter.diagnosis.window import Scrapes, seen
 from tests.support.table import table_test
 from tests.unit.diagnosis.test_current import snapshots
 
-CODE = {f"GPU-{index}": (f"Profile of GPU {index}, 1 min ago: process 7 at /a.py({index})",) for index in range(4)}
+CODE = {
+    f"GPU-{index}": (f"Profile of GPU {index} at 14:02 UTC (1 min ago): process 7 at /a.py({index})",)
+    for index in range(4)
+}
 
 
 @table_test(

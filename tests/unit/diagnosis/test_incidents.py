@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.mode import Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import effects
-from gpu_exporter.diagnosis.incidents import PlacedMode, incidents
+from gpu_exporter.diagnosis.diagnose import Diagnosis
+from gpu_exporter.diagnosis.incident_words import total_cost
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, Incident, PlacedMode, incidents, lost_gpus
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.window import DeviceIdentity
 from tests.support.table import table_test
 
 BY_NAME = {mode.name: mode for mode in MODES}
@@ -253,3 +258,33 @@ def test_mistakes_in_the_relation(explains: str, problem: str) -> None:
     changed = [replace(m, explains={Place.GPU: (explains,)}) if m.name == "GpuLost" else m for m in MODES]
     with pytest.raises(ValueError, match=problem):
         effects(changed)
+
+
+def diagnosed(mode: str, culprits: Iterable[Diagnosis], hit: Iterable[Diagnosis]) -> DiagnosedIncident:
+    """Return an incident with its GPUs."""
+    return DiagnosedIncident(Incident(BY_NAME[mode], (PlacedMode(BY_NAME[mode], {}),)), tuple(culprits), tuple(hit))
+
+
+def test_a_gpu_in_two_incidents_of_a_job_is_lost_once() -> None:
+    """Two stragglers hold up the same ranks, and each waits for the other. Those that are only info have no total."""
+    first, second, third, lost = (
+        Diagnosis(
+            DeviceKey("", f"GPU-{index}", ""),
+            DeviceIdentity(),
+            None,
+            (),
+            {},
+            {},
+            is_down=index == 3,
+            shares={Cause.PEERS: 0.5},
+        )
+        for index in RANKS
+    )
+    found = [
+        diagnosed("GpuStragglerStarved", [first], [second, third]),
+        diagnosed("GpuLost", [lost], [third, first]),
+    ]
+    info = diagnosed("GpuHostBound", [replace(first, device=DeviceKey("", "GPU-9", ""))], [])
+    assert [each.lost_gpus for each in (*found, info)] == [1.5, 2.0, 0.5]
+    assert lost_gpus([*found, info]) == 3.0
+    assert total_cost([*found, info], 2.0) == {"lost_gpu_hours_per_hour": 2.5, "lost_usd_per_hour": 5.0}

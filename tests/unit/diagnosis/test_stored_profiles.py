@@ -13,6 +13,7 @@ from gpu_exporter.http.client import Remote
 from gpu_exporter.profiling.records import OddRank, Summary
 from gpu_exporter.profiling.store import Bounds, ProfileStore
 from gpu_exporter.profiling.views import lines_by_gpu
+from gpu_exporter.reports.numbers import clock
 from tests.unit.profiling.test_store import STACKS, summary
 
 WHO = "process 7 (python <script>alert(1)</script> ../../x, rank 0)"
@@ -25,12 +26,13 @@ def recent(seconds: float, number: int = 1) -> Summary:
 
 def test_the_latest_profile_of_each_gpu_is_told(tmp_path: Path) -> None:
     stored = ProfileStore(tmp_path, Bounds())
+    now = time.time()
     for number, seconds in enumerate((7200, 300, 120)):
-        stored.add(recent(seconds, number), STACKS)
+        stored.add(summary(number, now - seconds), STACKS)
     found = local_profiles(tmp_path)
     assert [each.id for each in found.summaries] == [f"{number:013}" for number in (1, 2)]
-    lines = lines_by_gpu(found.summaries, [("3", "GPU-0"), ("4", "GPU-1")], time.time())
-    assert lines == {"GPU-0": [f"Profile of GPU 3, 2 min ago: {LINE}"]}
+    lines = lines_by_gpu(found.summaries, [("3", "GPU-0"), ("4", "GPU-1")], now)
+    assert lines == {"GPU-0": [f"Profile of GPU 3 at {clock(now - 120, now)} (2 min ago): {LINE}"]}
 
 
 def test_a_folder_that_cannot_be_read_has_no_profiles(tmp_path: Path) -> None:

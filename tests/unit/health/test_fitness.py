@@ -175,6 +175,22 @@ def test_reported_problems() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "code", "words"),
+    [
+        ("lost", 79, "it fell off the bus; XID 79, and no repair since"),
+        ("stalled", 79, "a driver call does not return; XID 79, and no repair since: GPU fell off the bus"),
+        ("lost", 119, "it fell off the bus; XID 119, and no repair since: GPU fell off the bus"),
+    ],
+)
+def test_the_xid_of_a_fault_does_not_say_it_again(reason: str, code: int, words: str) -> None:
+    """That a GPU fell off the bus is said once; what another XID means is new."""
+    text = f"XID {code}, and no repair since: GPU fell off the bus"
+    reported = Problem(m.XID_LAST, 9.0, text, Action.NODE_REBOOT, f"xid_{code}", Health.UNHEALTHY)
+    found = fitness.judge(GpuStatus(GPU, False, reason), {}, str, [reported])
+    assert "; ".join(problem.words for problem in found.problems) == words
+
+
+@pytest.mark.parametrize(
     ("reason", "level", "action"),
     [
         ("lost", Health.UNHEALTHY, Action.NODE_REBOOT),

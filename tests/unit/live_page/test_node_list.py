@@ -37,7 +37,9 @@ def test_a_healthy_node_with_incidents_comes_before_others() -> None:
         node("b", "")._replace(incidents=[{"severity": "info", "words": "GPU 1 is idle"}]),
         node("c", "")._replace(incidents=[straggler] * 5),
     ]
-    rows = list_values(nodes)["rows"]
+    shown = list_values(nodes)
+    assert shown["summary"] == "3 of 3 nodes healthy, but 1 of them has incidents"
+    rows = shown["rows"]
     assert rows.index('href="c/"') < rows.index('href="a/"') < rows.index('href="b/"')
     assert rows.count("GPU 3 slows down job &lt;b&gt;") == 3
     assert "<p>2 more</p>" in rows

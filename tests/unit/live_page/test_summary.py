@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gpu_exporter.live_page import first_view
+from gpu_exporter.live_page.node_list import ListedNode, list_values
 from gpu_exporter.live_page.summary import largest_loss, summarise
+from gpu_exporter.model.snapshot import Snapshot
 from tests.support.table import table_test
 
 
@@ -85,6 +87,7 @@ CASES = (
         "GPU 3 holds up GPUs 0-2, 4-7",
         {3: "Cause", 0: "Hit by GPU 3"},
         incidents=[incident([3], OTHERS)],
+        tone="warn",
         first=3,
     ),
     Case(
@@ -134,6 +137,7 @@ CASES = (
         {0: "Hit by GPU 7", 7: "Cause"},
         jobs=[JOB],
         incidents=[incident([7], [0, 1])],
+        tone="warn",
         first=7,
     ),
     Case(
@@ -222,6 +226,27 @@ def test_what_a_problem_says() -> None:
     assert (second["words"], second["action"]) == ("GPU 3 slows down job train", "reset the GPU")
 
 
+@pytest.mark.parametrize(("severity", "tone"), [("critical", "bad"), ("warning", "warn")])
+@pytest.mark.parametrize("hit", [(), OTHERS])
+def test_the_colour_of_an_incident_is_that_of_its_severity(severity: str, tone: str, hit: Sequence[int]) -> None:
+    """On the page as in the list of nodes, whether it hits other GPUs or not."""
+    cause = incident([3], hit, severity)
+    page = first_view.problems({"at": 60.0, "gpus": EIGHT, "summary": summarise(EIGHT, [], [cause], 0)}, "")
+    listed = list_values([ListedNode("/a", "a", Snapshot(1.0, "simulated"), "", [cause])])["rows"]
+    badge = f'<span class="badge {tone}">{severity.capitalize()}</span>'
+    assert badge in page
+    assert badge in listed
+
+
+def test_what_several_problems_cost_together() -> None:
+    """Their GPUs may be the same. One problem says what it costs itself."""
+    both = [incident([3], OTHERS), incident([1], OTHERS)]
+    assert summarise(EIGHT, [], both[:1], 0, 3.0)["cost"] == ""
+    made = summarise(EIGHT, [], both, 0, 4.0)
+    assert made["cost"] == "Together, they cost 4.0 GPU-hours an hour; a GPU that is in several problems counts once"
+    assert made["cost"] in first_view.problems({"at": 60.0, "gpus": EIGHT, "summary": made}, "")
+
+
 @pytest.mark.parametrize(
     ("time", "words"),
     [
@@ -242,12 +267,18 @@ def test_the_page_without_javascript() -> None:
     problems, table = first_view.problems(answer, "../../"), first_view.table(answer)
     for text in (
         "GPU 0 &lt;slows&gt;",
-        "since 00:01 UTC (1 h)",
+        '<span title="1970-01-01 00:01:00 UTC">since 00:01 UTC (1 h)</span>',
         '<a href="../../runbooks/gpustragglerslow">',
         "Balance the work.",
         '<p class="where">/a.py(&lt;3&gt;)</p>',
     ):
         assert text in problems
-    for text in ("GPU 0 instance 2 1g.18gb", "<td>50 %</td>", "&lt;b&gt;", "Values of 01:01 UTC"):
+    for text in (
+        "GPU 0 instance 2 1g.18gb",
+        "<td>50 %</td>",
+        "&lt;b&gt;",
+        "Values of 1970-01-01 01:01:00 UTC",
+        'UTC">since',
+    ):
         assert text in table
     assert first_view.tab_title(answer["summary"]) == "▲ GPU 0: GpuStragglerSlow"

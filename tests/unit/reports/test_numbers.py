@@ -6,11 +6,13 @@ import pytest
 
 from gpu_exporter.reports.numbers import (
     binary_size,
+    clock,
     duration,
     exact,
     exact_duration,
     fine_percent,
     measured,
+    moment,
     narrow_size,
     percent,
     scaled,
@@ -150,3 +152,10 @@ def test_narrow_sizes(value: float, text: str) -> None:
 def test_quantities(value: float, unit: str, rounded: str, unrounded: str) -> None:
     """What was measured is rounded; a limit is not."""
     assert (measured(value, unit), exact(value, unit)) == (rounded, unrounded)
+
+
+def test_times_say_their_zone_and_another_day() -> None:
+    day = 86400.0
+    assert moment(day + 3725) == "1970-01-02 01:02:05 UTC"
+    assert clock(day + 3725, day + 4000) == "01:02 UTC"
+    assert clock(3725, day + 4000) == "1970-01-01 01:02 UTC"
