@@ -128,7 +128,10 @@ def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
         devices += parts(generation, name)
         at = {"node": name, "gpu": "0"}
         found += [
-            Expect(f'sum by (node) (gpu:power:watts{{node="{name}"}})', [({"node": name}, p.BALANCED[m.POWER])]),
+            Expect(
+                f'round(sum by (node) (gpu:power:watts{{node="{name}"}}), 0.001)',
+                [({"node": name}, p.BALANCED[m.POWER])],
+            ),
             Expect(f'node:gpus:count{{node="{name}"}} * 1', [({"node": name}, 1.0)]),
             Expect(
                 f'sum by (workload) (gpu:share:ratio{{node="{name}"}})',
@@ -196,7 +199,13 @@ def same(signal: Signal, devices: int) -> list[Expect]:
 
 def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
     rows = {**p.HEALTHY, m.RETIRED_PENDING: 0.0, m.FP64_ACTIVE: 0.125, m.INT_ACTIVE: 0.25, m.FP16_ACTIVE: 0.0625}
-    rows |= {m.POWER_SET: 650.0, m.CLOCK_EVENTS: 0.0, m.PCIE_REPLAY: 3.0}
+    # Utilisation is that of the engine where only this is counted.
+    rows |= {
+        m.POWER_SET: 650.0,
+        m.CLOCK_EVENTS: 0.0,
+        m.PCIE_REPLAY: 3.0,
+        m.GPU_UTIL: 100 * p.HEALTHY[m.GR_ENGINE_ACTIVE],
+    }
     devices = [Device(f"node-{each.value}", 0, [minutes(30, rows)], each, rank("mixed")) for each in GENERATIONS]
     found = [never_fired(device.node) for device in devices]
     for signal in SIGNALS:
@@ -256,7 +265,7 @@ def test_two_exporters_side_by_side(tmp_path: Path) -> None:
             [({"node": "both", "gpu": "0", "pod": "train-worker-0"}, 1.0)],
         ),
         Expect("round(max by (node) (gpu:sm_active:ratio), 0.001)", [({"node": "both"}, p.BALANCED[m.SM_ACTIVE])]),
-        Expect("sum by (node) (gpu:power:watts)", [({"node": "both"}, p.BALANCED[m.POWER])]),
+        Expect("round(sum by (node) (gpu:power:watts), 0.001)", [({"node": "both"}, p.BALANCED[m.POWER])]),
         Expect("count by (node) (gpu:bottleneck:class)", [({"node": "both"}, 1.0)]),
         Expect("sum(node:gpus:count)", [({}, 1.0)]),
         Expect(

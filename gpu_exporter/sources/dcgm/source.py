@@ -49,7 +49,7 @@ READ_SECONDS = 1.0
 # Seconds that `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
 CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
 # Seconds for which devices share an answer of a slow pace: until the host engine samples again.
-SHARED_SECONDS = {Pace.STEADY: Pace.STEADY.value, **SAMPLED_SECONDS}
+SHARED_SECONDS = {**{pace: pace.value for pace in Pace}, **SAMPLED_SECONDS}
 
 
 class DcgmSource(Source):
