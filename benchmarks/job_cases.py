@@ -219,7 +219,7 @@ def summarize(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for found in results:
         kind = "balanced" if found["truth"]["cause"] in NOBODY else "one slow rank"
-        kind = kind if found["telling"] else f"{kind}, cannot be told"
+        kind = kind if found["telling"] else f"{kind}, not measurable"
         for way, verdict in found["verdicts"].items():
             outcomes = counts.setdefault(kind, {}).setdefault(way, {})
             outcomes[verdict["outcome"]] = outcomes.get(verdict["outcome"], 0) + 1

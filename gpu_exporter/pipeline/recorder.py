@@ -144,7 +144,7 @@ class _Recorder:
         latest: dict[int, dict[str, float]] = {device.gpu.index: {} for device in devices}
         begin = tick = time.monotonic()
         while tick < begin + duration + self._interval and not stop.wait(tick - time.monotonic()):
-            due = frozenset(pace for pace in Pace if tick - read_at[pace] >= pace.value - self._interval / 2)
+            due = frozenset(pace for pace in Pace if tick - read_at[pace] >= pace.value)
             read_at.update((pace, tick) for pace in due)
             for device in list(devices):
                 try:

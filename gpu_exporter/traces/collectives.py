@@ -40,7 +40,7 @@ BUS_FACTORS: tuple[tuple[str, Callable[[int], float]], ...] = (
 )
 
 
-# Operations of two ranks, each of which has its own name for it.
+# Operations between two ranks: the sender and the receiver record them under different names.
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend")
 
 

@@ -88,7 +88,7 @@ class WaitingFor:
     known.
     """
 
-    rank: int | None  # None if it is not among the files or cannot be told
+    rank: int | None  # None if it has no file or is unknown
     seconds: float
     share: float  # of the span
     cause: str

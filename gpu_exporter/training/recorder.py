@@ -138,7 +138,7 @@ class Recorder:
             self._marks.append((LEAVE, self._clock.mark()))
 
     def leave_wait(self) -> None:
-        """End the section that is open, in which the CPU has only told the GPU to wait: that takes no time."""
+        """End the open section, in which the CPU only queued a wait for the GPU: it takes the CPU no time."""
         self._clock.separate()
         self.leave()
 

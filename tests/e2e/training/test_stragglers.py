@@ -100,12 +100,12 @@ SLOW, WRONG = {**EQUAL, 1: 0.16}, {**EQUAL, 2: 0.16}
     ],
 )
 def test_a_miss_is_wrong(case: str, own: dict[int, float | None], longer: str, outcome: str) -> None:
-    """An unknown is right only of balanced jobs, and where a case says that it cannot be told."""
+    """An unknown is right only of balanced jobs, and where a case says that it is not measurable."""
     usual = {"forward": 0.03, "backward": 0.05}
     slow = {**usual, longer: usual[longer] + 0.08} if longer else usual
     phases = {rank: slow if own[rank] == 0.16 else usual for rank in own}
     found = result(BY_NAME[case], case, said(own, phases))
     assert found["verdicts"][TIMERS]["outcome"] == outcome
     kind = "balanced" if case.endswith("balanced") else "one slow rank"
-    kind += ", cannot be told" if case.startswith("dtensor") else ""
+    kind += ", not measurable" if case.startswith("dtensor") else ""
     assert summarize([found]) == {kind: {TIMERS: {outcome: 1}}}
