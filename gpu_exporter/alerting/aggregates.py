@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.causes import SHARES, Cause
+from gpu_exporter.catalogue.causes import SHARES
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
 
@@ -91,12 +91,12 @@ CLUSTER_TIME = Aggregate(
 )
 # Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load. Where SM
 # activity is unknown, idle time counts.
-_LOST = "|".join(cause.value for cause in SHARES if cause.is_loss and cause is not Cause.UNDERFILLED)
+_WASTED = "|".join(cause.value for cause in SHARES if cause.is_waste)
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
-    f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\n'
-    f'or\nsum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_LOST}"}})\nor\n1 - {bottlenecks.GR.record}',
+    f'max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)\n'
+    f'or\nsum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_WASTED}"}})\nor\n1 - {bottlenecks.GR.record}',
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(

@@ -18,8 +18,6 @@ from gpu_exporter.diagnosis.words import LONGEST_NAME, names_of
 from gpu_exporter.io.decoding import printable
 
 LONGEST_SENTENCE = 1000
-# When a mode was first found on a device, in Unix seconds.
-Since = Mapping[tuple[DeviceKey, str], float]
 # What the processes on GPUs do and where in their code, in lines, by UUID; only for those who may see profiles.
 Code = Mapping[str, Sequence[str]]
 NO_CODE: Code = {}
@@ -27,11 +25,9 @@ NO_CODE: Code = {}
 _IN_CODE = frozenset(mode.name for mode in MODES if mode.domain in (Domain.DISTRIBUTED, Domain.BOTTLENECK, Domain.COST))
 
 
-def as_dicts(
-    found: Iterable[DiagnosedIncident], price: float | None = None, since: Since | None = None
-) -> list[dict[str, Any]]:
+def as_dicts(found: Iterable[DiagnosedIncident], price: float | None = None) -> list[dict[str, Any]]:
     """Return incidents for JSON. `price` is in USD per GPU-hour."""
-    return [_as_dict(each, price, since or {}) for each in found]
+    return [_as_dict(each, price) for each in found]
 
 
 def total_cost(found: Iterable[DiagnosedIncident], price: float | None = None) -> dict[str, float]:
@@ -45,14 +41,13 @@ def _cost(found: Iterable[DiagnosedIncident], price: float | None) -> dict[str, 
     return {"lost_gpu_hours_per_hour": round(lost, 2), **in_money}
 
 
-def _as_dict(found: DiagnosedIncident, price: float | None, since: Since) -> dict[str, Any]:
+def _as_dict(found: DiagnosedIncident, price: float | None) -> dict[str, Any]:
     incident = found.incident
-    keys = [(diagnosis.device, incident.mode.name) for diagnosis in found.culprits]
     return {
         "cause": incident.mode.name,
         "severity": incident.severity.value,
         "words": sentence(found),
-        "since": min((since[key] for key in keys if key in since), default=None),
+        "since": found.since,
         "culprits": [_gpu(diagnosis) for diagnosis in found.culprits],
         "hit": [_gpu(diagnosis) for diagnosis in found.hit],
         "jobs": list(_jobs((*found.culprits, *found.hit))),

@@ -179,8 +179,8 @@ class Tracker:
         names = [(device, match.mode.name) for device, each in self._diagnoses.items() for match in each.matches]
         self._found = {name: self._found.get(name, window.now) for name in names}
         gpus = ((each.identity.gpu, each.device.uuid) for each in self._diagnoses.values())
-        incidents = of_diagnoses(self._diagnoses.values())
-        self._incidents = with_code(as_dicts(incidents, since=self._found), self.code_of(gpus))
+        incidents = of_diagnoses(self._diagnoses.values(), self._found)
+        self._incidents = with_code(as_dicts(incidents), self.code_of(gpus))
         explained: dict[DeviceKey, dict[str, str]] = defaultdict(dict)
         for (device, mode), words in explanations(incidents).items():
             explained[device][mode] = words
