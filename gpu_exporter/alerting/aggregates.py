@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.causes import SHARES
+from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, SHARES, Cause
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
 
@@ -105,6 +105,31 @@ WASTED_COST = _of_workload(
     f"sum by ({_OWNER}) "
     f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
 )
+# Ranks that wait, as much as is reported as a loss. A job that computes and communicates has some, too.
+WAITS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}} >= {LEAST_LOSS}'
+_ON_NODE = "cluster, node, namespace, workload"
+WAITING = Aggregate(
+    "node:waiting:gpus",
+    "GPUs that wait for other ranks",
+    f"count by ({_ON_NODE}) ({WAITS})",
+    ("node", "namespace", "workload"),
+)
+WAITING_TIME = Aggregate(
+    "node:waiting_time:gpus",
+    "GPUs by the time in which they wait for other ranks",
+    f"sum by ({_ON_NODE}) (({WAITS}) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
+    ("node", "namespace", "workload"),
+)
+# What a GPU wastes by itself: without waiting for others, and all of its time if it does not answer.
+OWN_WASTE = f"""(
+  group by ({_DEVICE}) ({s.UP.record} == 0)
+  or on ({_DEVICE})
+  (
+    group by ({_DEVICE}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})
+    or
+    sum by ({_DEVICE}) ({RECORD}{{{LABEL}=~"{"|".join(cause.value for cause in OWN_CAUSES)}"}})
+  ) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})
+)"""
 NAMESPACE_WASTED = Aggregate(
     "namespace:wasted_cost:usd_per_hour",
     "Price of the wasted GPU time",
@@ -128,6 +153,8 @@ COSTS = (
     CLUSTER_TIME,
     WASTED,
     WASTED_COST,
+    WAITING,
+    WAITING_TIME,
     NAMESPACE_WASTED,
     NODE_POWER,
     NODE_GPUS,

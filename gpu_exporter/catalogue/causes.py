@@ -55,8 +55,10 @@ COLOURS = {
     Cause.USEFUL: "#73bf69",
 }
 SHARES = tuple(Cause)[:7]
+# GPUs that lose a smaller share of their time are not reported as losing time, and ranks that wait less, as waiting.
+LEAST_LOSS = 0.1
 # What an incident costs: time that its own GPUs waste, and time in which ranks that it holds up wait for them.
-OWN_WASTE = tuple(cause for cause in SHARES if cause.is_waste and cause is not Cause.PEERS)
+OWN_CAUSES = tuple(cause for cause in SHARES if cause.is_waste and cause is not Cause.PEERS)
 
 
 class TraceCause(Enum):

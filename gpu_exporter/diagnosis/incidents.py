@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import FAKE_LOAD
-from gpu_exporter.catalogue.causes import OWN_WASTE, Cause
+from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, HOLD_UP, LINKS, MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.diagnosis.diagnose import Diagnosis
-from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
@@ -268,7 +267,7 @@ def _own_waste(diagnosis: Diagnosis) -> float:
     """Return the share of the time that a GPU wastes, without waiting for other ranks: all if it does not answer."""
     if diagnosis.is_down or (diagnosis.bottleneck and diagnosis.bottleneck.name == FAKE_LOAD):
         return 1.0
-    return sum(diagnosis.shares.get(cause, 0.0) for cause in OWN_WASTE)
+    return sum(diagnosis.shares.get(cause, 0.0) for cause in OWN_CAUSES)
 
 
 def _waits(diagnosis: Diagnosis) -> bool:

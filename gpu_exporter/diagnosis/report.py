@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS
+from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.project import DOCS
@@ -17,7 +18,7 @@ from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.incidents import of_diagnoses
-from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
+from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.catalogue.causes import LEAST_LOSS, WORDS, Cause
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.rolling import RankState
 from gpu_exporter.diagnosis.words import named
 from gpu_exporter.model.verdict import Action, Health
