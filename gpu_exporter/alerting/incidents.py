@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from textwrap import indent
 
-from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, WAITING, WAITING_TIME, WAITS, Aggregate
+from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, SHARE, WAITING, WAITING_TIME, WAITS, Aggregate
 from gpu_exporter.catalogue.bottlenecks import CLASS, WAITING_CLASSES
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
-from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO
+from gpu_exporter.conditions.signal import DEVICE
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
 _DOMAINS = "|".join(domain.value for domain in Domain)
@@ -154,8 +154,8 @@ OPEN_SINCE = Aggregate(
     _of_open(f"min by ({KEY}) ({_since(PLACES.record)})"),
     _ROW,
 )
-# A GPU that waits for others itself holds up nobody, unless its link is slow: all ranks wait for that one, if nothing else
-# holds up their job.
+# A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that link, if
+# nothing else holds up their job.
 _OWNER = ", ".join(LABELS[Place.JOB])
 _JOB, _DEVICE, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE), ", ".join(DEVICE[1:])
 _WAITING_CLASS = f'{CLASS}{{class=~"{"|".join(WAITING_CLASSES)}"}}'
@@ -233,7 +233,7 @@ _CULPRIT_NODES = f"""count by ({KEY}) (
     {_OF_NODES} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({_JOB}, node) {WAITING.record}
   )
 )"""
-_NODES_OF_JOB = f"count by ({_JOB}) (group by ({_JOB}, node) ({DEVICE_INFO}))"
+_NODES_OF_JOB = f"count by ({_JOB}) (group by ({_JOB}, node) ({SHARE.record}))"
 OPEN_NODES = Aggregate(
     "incident:open:nodes",
     "Nodes with GPUs that an incident hits",
@@ -244,7 +244,8 @@ OPEN_NODES = Aggregate(
     + f"\nor\n{_of_open(f'count by ({_OF_FAULT}) ({FAULTS})', _OF_FAULT)}",
     _ROW,
 )
-_OWN_OF_JOB = f"sum by ({_JOB}) ({OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {DEVICE_INFO})"
+_OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
+_OWN_OF_JOB = f"sum by ({_JOB}) ({OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED})"
 OPEN_COST = Aggregate(
     "incident:open:usd_per_hour",
     "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for them",
@@ -298,17 +299,6 @@ OPEN_EXPLAINED = Aggregate(
 )
 # Read by an alert that must fire soon.
 ALERTS = (FIRING, ALL, NODES)
-INCIDENTS = (
-    EXPLAINED,
-    CAUSES,
-    PLACES,
-    OPEN,
-    SINCE,
-    OPEN_SINCE,
-    HOLDERS,
-    HELD,
-    OPEN_GPUS,
-    OPEN_NODES,
-    OPEN_COST,
-    OPEN_EXPLAINED,
-)
+INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, SINCE, OPEN_SINCE, OPEN_EXPLAINED)
+# Whom they hit, which needs the shares of the time of all GPUs.
+COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST)

@@ -210,7 +210,8 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup("gpu-allocation", _aggregates(allocation.ALLOCATION)),
         RuleGroup("gpu-controller", _aggregates(remediation.REMEDIATION)),
         RuleGroup("gpu-alerts", _aggregates(incidents.ALERTS), FASTEST),
-        RuleGroup("gpu-incidents", list(_priced(incidents.INCIDENTS, limits))),
+        RuleGroup("gpu-incidents", _aggregates(incidents.INCIDENTS)),
+        RuleGroup("gpu-incident-costs", list(_priced(incidents.COSTS, limits))),
     ]
 
 

@@ -25,7 +25,7 @@ from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses
 from tests.rules.promtool import Expect, Sample, check
 from tests.support.incidents import diagnosed_gpu
 
-INCIDENTS = ("gpu-alerts", "gpu-incidents")
+INCIDENTS = ("gpu-alerts", "gpu-incidents", "gpu-incident-costs")
 SETS, AT_ONCE = 100, 20
 GPUS = 8
 FOUND = [mode.name for mode in MODES if mode.scope in (Scope.DEVICE, Scope.JOB)]

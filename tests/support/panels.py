@@ -57,7 +57,11 @@ BOARDS = {
 UNITS = (950 - 120) / 38
 ALL = ".*"
 ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
-INCIDENTS = {each.record for each in recorded_incidents.INCIDENTS if each.record.startswith("incident:open:")}
+INCIDENTS = {
+    each.record
+    for each in (*recorded_incidents.INCIDENTS, *recorded_incidents.COSTS)
+    if each.record.startswith("incident:open:")
+}
 PATIENT = {training_jobs.SPEED_USUAL.record, *(each.record for each in hourly_sums.REPORTS)}
 ALL_ALERTS = {each.record for each in (recorded_incidents.ALL, recorded_incidents.CAUSES)}
 BY_NAME = {mode.name: mode for mode in MODES}
