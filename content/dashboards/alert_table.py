@@ -12,7 +12,7 @@ from typing import Any
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, ORANGE, RED, About
 from content.dashboards.queries import Query
-from content.dashboards.tables import NONE, ZERO, coloured_text, merged, numeric, override, texts
+from content.dashboards.tables import CENTS, NONE, ZERO, coloured_text, merged, numeric, override, texts
 from gpu_exporter.alerting import incidents as i
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import Board
@@ -32,7 +32,9 @@ NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 ROLES = {"root cause": ("root cause", RED), "symptom": ("symptom", "text")}
 # The label with what an incident costs. A symptom has no cost of its own.
 COST = "usd"
-COST_OF_ROW = override(COST, {"id": "unit", "value": "currencyUSD"}, texts({"0": (NONE, "text")}))
+COST_OF_ROW = override(
+    COST, {"id": "unit", "value": "currencyUSD"}, {"id": "decimals", "value": CENTS}, texts({"0": (NONE, "text")})
+)
 # Alerts about a job that stands still, of which a rank outside of the collective is the culprit.
 STANDS_STILL = (q.STALL, "GpuJobStalled")
 # What identifies an alert about a job.
@@ -83,13 +85,11 @@ def firing(
     after_node = columns.index("node") + 1
     columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
     number, since = _rows(board, domains, columns, by_gpu=by_gpu, by_owner=by_owner)
-    # Of any GPU of the cluster, because the text is shorter: VictoriaMetrics refuses queries of more than 16 KiB.
-    found = q.alerts(replace(board, chosen=board.chosen[:1]), domains)
-    timed = q.with_runbooks(q.with_order(f"{_with_role(board, since, found)} * 1000"), modes)
+    timed = q.with_runbooks(q.with_order(f"({since}) * 1000"), modes)
     shown = ["severity", "role", COST, *(name for name in columns[1:] if name != "action" and name != "cluster")]
     if not board.single:
         shown.insert(3, "cluster")
-        timed = q.with_cluster(timed, found)
+        timed = q.with_cluster(timed, _of_any_gpu(board, domains))
     queries = [
         Query(number, "", "short", "GPUs"),
         Query(_with_first_step(timed), "", "dateTimeFromNow", "active since"),
@@ -99,7 +99,12 @@ def firing(
     return merged("Firing alerts", about, queries, (*shown, "first"), (width, height), overrides, empty=empty)
 
 
-def _with_role(board: Board, rows: str, alerts: str) -> str:
+def _of_any_gpu(board: Board, domains: Sequence[Domain]) -> str:
+    """Return the alerts of the cluster. The text is shorter: VictoriaMetrics refuses queries of more than 16 KiB."""
+    return q.alerts(replace(board, chosen=board.chosen[:1]), domains)
+
+
+def _with_role(board: Board, domains: Sequence[Domain], rows: str) -> str:
     """Add to each row of alerts whether it is a root cause, which no other explains, and what its incident costs."""
     key = "cluster, alertname, severity, node"
     costs = f"{i.PLACES.record} * on ({i.KEY}) group_left () max by ({i.KEY}) ({_of_cluster(board, i.OPEN_COST)})"
@@ -110,7 +115,7 @@ def _with_role(board: Board, rows: str, alerts: str) -> str:
             (
                 f'count_values by ({key}) ("{COST}", max by ({key}) ({costs}))',
                 f"group by ({key}) ({i.CAUSES.record})",
-                f"group by ({key}) ({alerts})",
+                f"group by ({key}) ({_of_any_gpu(board, domains)})",
             ),
             strict=True,
         )
@@ -131,19 +136,24 @@ def _with_first_step(alerts: str) -> str:
 def _rows(
     board: Board, domains: Sequence[Domain], columns: Sequence[str], *, by_gpu: bool, by_owner: bool
 ) -> tuple[str, str]:
-    """Return two queries with one series per row: the number of GPUs, and the time since when the alert is active."""
+    """Return two queries with one series per row: the number of GPUs, and the time since when the alert is active.
+
+    The second one also says whether it is a root cause. The role of an alert about a job that hangs is that of the
+    alert, which names no node.
+    """
     found = q.alerts(board, domains, by_owner=by_owner)
     began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
     # Alerts about nodes and jobs have a time, but no number of GPUs.
     of_gpus = q.with_owner(q.having(found, "UUID"))
     if by_gpu:
-        return grouped(of_gpus, by=columns), grouped(began, "min", columns)
+        return grouped(of_gpus, by=columns), _with_role(board, domains, grouped(began, "min", columns))
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    rows = f"0 * ({naming(q.with_owner(found))}) + {times}"
+    rows = _with_role(board, domains, f"0 * ({naming(q.with_owner(found))}) + {times}")
     if Domain.DISTRIBUTED in domains:
         stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
+        stalled = f"({_with_role(board, domains, stalled)})"
         rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
     return naming(of_gpus), rows
 
@@ -163,7 +173,7 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     since = f"({_with_culprit(board, q.selected(board, i.OPEN_SINCE))}) * 1000"
     for name, number in NUMBERS.items():
         counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
-        since = f"{since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since}"
+        since = f"({since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since})"
     timed = _with_first_step(q.with_runbooks(q.with_order(since), modes))
     clusters = f"{q.CLUSTERS} or {q.selected(board, i.OPEN)}"
     queries = [

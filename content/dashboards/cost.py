@@ -34,7 +34,7 @@ _IN_HANGING_JOB = {
     MISSING: ("job hangs: this rank holds it up", RED),
     HANGING: ("job hangs: waits", ORANGE),
 }
-UNMEASURED = "A GPU without measurements counts as cost, not as waste."
+UNMEASURED = "A GPU without measurements counts as cost, and as waste only if it is lost."
 # How many days the graph of costs shows, whatever the time range is.
 DAYS = 14
 # Longer lists belong into a report.

@@ -155,8 +155,8 @@ def _numbers() -> list[object]:
         number(
             "Wasted per hour",
             About(
-                "Cost per hour of GPU time in which GPUs are idle, wait for others, are throttled or only look busy. A "
-                "GPU without measurements counts as cost, not as waste.",
+                "Cost per hour of GPU time in which GPUs are lost or idle, wait for others, are throttled or only look "
+                "busy. Any other GPU without measurements counts as cost, not as waste.",
                 "a small share of the cost of all GPUs.",
                 "the table of namespaces shows who wastes it.",
             ),

@@ -86,6 +86,7 @@ SOME, FEW = ((ColourStep(None, "text"), ColourStep(1, colour)) for colour in (RE
 # Shares are numbers without decimals, not bars: Grafana draws a bar as if its cell had no padding, and shows 47 % as
 # 59 % of the track.
 NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 72, 60, 8
+CENTS = 2
 # Beside numbers above 0, a column of zeros is easier to read as dots.
 ZERO = {"0": ("\N{MIDDLE DOT}", "text")}
 
@@ -165,8 +166,8 @@ def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dic
         {"id": "noValue", "value": absent},
         {"id": "custom.width", "value": width},
     ]
-    if share:
-        properties.append({"id": "decimals", "value": 0})
+    if share or query.unit == "currencyUSD":
+        properties.append({"id": "decimals", "value": 0 if share else CENTS})
     if query.unit in ("short", "currencyUSD", "percentunit", "watt"):
         properties.append(texts(ZERO))
     return override(query.name, *properties)

@@ -89,14 +89,23 @@ TIME_COST = Aggregate(
 CLUSTER_TIME = Aggregate(
     "cluster:time:gpus", "GPUs by where their time goes", f"sum by (cluster, {LABEL}) ({TIME.record})", (LABEL,)
 )
-# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load. Where SM
-# activity is unknown, idle time counts.
+# GPUs that do not answer, unless that says nothing about them.
+LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
+# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load and of a lost
+# GPU. Where SM activity is unknown, idle time counts.
 _WASTED = "|".join(cause.value for cause in SHARES if cause.is_waste)
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
-    f'max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)\n'
-    f'or\nsum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_WASTED}"}})\nor\n1 - {bottlenecks.GR.record}',
+    f"""{SHARE.record} * 0 + 1 and on (cluster, UUID) {LOST}
+or on ({_DEVICE})
+(
+  max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)
+  or
+  sum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_WASTED}"}})
+  or
+  1 - {bottlenecks.GR.record}
+)""",
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
@@ -120,9 +129,9 @@ WAITING_TIME = Aggregate(
     f"sum by ({_ON_NODE}) (({WAITS}) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
     ("node", "namespace", "workload"),
 )
-# What a GPU wastes by itself: without waiting for others, and all of its time if it does not answer.
+# What a GPU wastes by itself: without waiting for others, and all of its time if it is lost.
 OWN_WASTE = f"""(
-  group by ({_DEVICE}) ({s.UP.record} == 0)
+  group by ({_DEVICE}) {LOST}
   or on ({_DEVICE})
   (
     group by ({_DEVICE}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})

@@ -20,6 +20,8 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
 _SEVERITIES = list(Severity)
+# A GPU that does not answer while its exporter and its driver do.
+LOST = "GpuLost"
 # When a mode was first found on a device, in Unix seconds.
 Since = Mapping[tuple[DeviceKey, str], float]
 # Cluster, namespace and workload.
@@ -264,8 +266,9 @@ def _diagnosed(
 
 
 def _own_waste(diagnosis: Diagnosis) -> float:
-    """Return the share of the time that a GPU wastes, without waiting for other ranks: all if it does not answer."""
-    if diagnosis.is_down or (diagnosis.bottleneck and diagnosis.bottleneck.name == FAKE_LOAD):
+    """Return the share of the time that a GPU wastes, without waiting for other ranks: all if it is lost."""
+    is_lost = diagnosis.is_down and any(match.mode.name == LOST for match in diagnosis.matches)
+    if is_lost or (diagnosis.bottleneck and diagnosis.bottleneck.name == FAKE_LOAD):
         return 1.0
     return sum(diagnosis.shares.get(cause, 0.0) for cause in OWN_CAUSES)
 
