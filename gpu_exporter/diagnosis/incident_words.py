@@ -77,6 +77,25 @@ def sentence(found: DiagnosedIncident) -> str:
     return printable(words, LONGEST_SENTENCE)
 
 
+def hit_by(found: Iterable[DiagnosedIncident]) -> Mapping[DeviceKey, str]:
+    """Return for each GPU that needs attention only because of others: hit by GPU 3, of the first of several."""
+    urgent = [each for each in found if each.incident.severity is not Severity.INFO]
+    causes = {diagnosis.device for each in urgent for diagnosis in each.culprits}
+    words: dict[DeviceKey, str] = {}
+    for each in urgent:
+        nodes = {diagnosis.identity.node for diagnosis in each.culprits}
+        for diagnosis in each.hit:
+            if diagnosis.device not in causes:
+                here = nodes == {diagnosis.identity.node}
+                words.setdefault(diagnosis.device, f"hit by {(names_of if here else places)(each.culprits)}")
+    return words
+
+
+def hit_words(gpus: str) -> str:
+    """Return which other GPUs an incident hits, as the page, `top` and reports say it."""
+    return f"also hit: {gpus}"
+
+
 def places(diagnoses: Sequence[Diagnosis]) -> str:
     """Return GPUs with their nodes: GPU 1 on node-a, GPUs 0-3 on node-b."""
     nodes: dict[str, list[Diagnosis]] = defaultdict(list)
@@ -102,7 +121,7 @@ def facts(found: DiagnosedIncident, price: float | None = None, code: Code = NO_
     explains = f", which explains {', '.join(incident.explained)}" if incident.effects else ""
     yield f"cause: {incident.mode.name}{explains}"
     if found.hit:
-        yield f"also hit: {places(found.hit)}"
+        yield hit_words(places(found.hit))
     if lost >= LEAST_LOSS:
         money = f" ({lost * price:,.2f} USD)" if price is not None else ""
         yield f"costs {lost:.1f} GPU-hours an hour{money}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
@@ -13,6 +13,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.diagnosis.words import names_of
@@ -64,8 +65,8 @@ def lines(
 ) -> Iterator[str]:
     """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
     width = min(max(width, NARROWEST), WIDEST)
-    yield from _table(diagnoses, window, width, style)
     incidents = of_diagnoses(diagnoses)
+    yield from _table(diagnoses, window, width, style, incident_words.hit_by(incidents))
     of_incidents = list(incident_words.lines(incidents, price, code))
     if of_incidents:
         yield ""
@@ -80,11 +81,13 @@ def lines(
             yield from (style(line, name) if name else line for line in _wrapped(text, width, first, rest))
 
 
-def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style) -> Iterator[str]:
+def _table(
+    diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style, hit_by: Mapping[DeviceKey, str]
+) -> Iterator[str]:
     shown = sorted(
         filter(report.is_reported, diagnoses), key=lambda each: (report.urgency(each), -round(lost(each.shares), 1))
     )
-    head, *rows = aligned([cells(window, diagnosis) for diagnosis in shown], width)
+    head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")
     for row, diagnosis in zip(rows, shown, strict=True):
         yield style(row, _style_of(diagnosis))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.causes import LEAST_LOSS, WORDS, Cause
 from gpu_exporter.diagnosis.headline import STYLES
+from gpu_exporter.diagnosis.incident_words import hit_words
 from gpu_exporter.diagnosis.rolling import RankState
 from gpu_exporter.diagnosis.words import named
 from gpu_exporter.model.verdict import Action, Health
@@ -119,7 +120,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             words=words,
             gpus=[entry["id"] for entry in gpus],
             hit=[entry["id"] for entry in hit],
-            also_hit=names_of_entries(hit) if hit else "",
+            also_hit=hit_words(names_of_entries(hit)) if hit else "",
             owner=_owner(gpus, incident),
             since=min(filter(None, (incident["since"], *(each["since"] for each in sick))), default=None),
             cost=_cost(incident["lost_gpu_hours_per_hour"]),

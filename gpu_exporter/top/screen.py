@@ -9,8 +9,10 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
+from gpu_exporter.diagnosis.incident_words import hit_words
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.words import named
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.detail import detail, lasted
@@ -38,7 +40,7 @@ HELP = (
 )
 ABOUT = (
     "HEALTH is the verdict of the exporter, CLASS what limits the GPU, and FINDING the worst failure mode, over the"
-    " last seconds (--for). LOST is the share of time lost. A dash means that a value cannot be read."
+    " last seconds (--for). LOSS is the share of its time that a GPU loses. A dash means that a value cannot be read."
 )
 
 
@@ -275,10 +277,10 @@ class Screen:
 
 
 def _incident(incident: Mapping[str, Any], view: View, width: int) -> Iterator[Line]:
-    """Yield what broke, how many other GPUs it hits, for how long, and where its culprit is in its code."""
-    others, begin = len(incident["hit"]), incident["since"]
+    """Yield what broke, which other GPUs it hits, for how long, and where its culprit is in its code."""
+    others, begin = [(gpu.get("gpu", ""), gpu.get("GPU_I_ID", "")) for gpu in incident["hit"]], incident["since"]
     about = [
-        *([f"{others} other GPU{'s' * (others != 1)} hit"] if others else []),
+        *([hit_words(named(others))] if others else []),
         *([lasted(begin, view.at, view.since)] if begin else []),
     ]
     hit = f" ({', '.join(about)})" if about else ""

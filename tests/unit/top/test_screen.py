@@ -284,6 +284,6 @@ def test_the_line_of_code_is_below_its_incident() -> None:
         "code": [f"at /a.py(3) {WIDE}", "at /b.py(4)"],
     }
     lines = text(Screen(UNICODE, (80, 24)), View(1000.0, since=970.0, gpus=(row(0),), incidents=(incident,)))
-    place = lines.index(" GPU 0 waits (1 other GPU hit, for 20 s)")
+    place = lines.index(" GPU 0 waits (also hit: GPU 1, for 20 s)")
     assert lines[place + 1].startswith("   at /a.py(3) 一")
     assert "/b.py" not in "".join(lines)
