@@ -171,7 +171,7 @@ def of_diagnoses(diagnoses: Iterable[Diagnosis], since: Since | None = None) -> 
         device = diagnosis.device
         by_device[device] = diagnosis
         findings += _findings(diagnosis)
-        if diagnosis.identity.workload and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS:
+        if diagnosis.identity.workload and diagnosis.waits and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS:
             waiting[_job(diagnosis)].append(device)
     found = incidents(findings)
     blamed = [_culprits(incident, by_device) for incident in found]

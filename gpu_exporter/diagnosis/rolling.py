@@ -215,6 +215,6 @@ def _state(window: Window, diagnosis: Diagnosis) -> RankState:
         return RankState.WAITING if holds(SPINS.condition, window, device) else RankState.WAITED_FOR
     if diagnosis.cause is None or not diagnosis.shares:
         return RankState.UNKNOWN
-    if Cause.PEERS in (diagnosis.cause, diagnosis.largest):
+    if diagnosis.waits:
         return RankState.WAITING
     return RankState.WORKING if diagnosis.cause is Cause.USEFUL else RankState.LIMITED

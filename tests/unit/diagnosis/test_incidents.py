@@ -282,6 +282,11 @@ COSTS = (
         {"GpuThermalThrottling": ([0], [], 0.3)},
     ),
     Costs(
+        "a GPU is lost, but the other ranks compute and communicate as before",
+        (diagnosed_gpu(0, "GpuLost", is_down=True), *(diagnosed_gpu(n, shares={Cause.PEERS: 0.2}) for n in (1, 2, 3))),
+        {"GpuLost": ([0], [], 1.0)},
+    ),
+    Costs(
         "a throttled GPU for which others wait",
         (
             throttled(0, "GpuThermalThrottling", shares={Cause.THROTTLED: 0.3}),
@@ -310,7 +315,7 @@ COSTS = (
         {"GpuStragglerStarved": ([1], [0], 1.1), "GpuNicSlowLink": ([0], [], 0.0)},
     ),
     Costs(
-        "two stragglers hold up the same ranks, and each waits for the other",
+        "two stragglers hold up the same ranks",
         (
             diagnosed_gpu(0, "GpuHostCpuStarved", shares={Cause.HOST: 0.4, Cause.PEERS: 0.2}),
             diagnosed_gpu(
@@ -318,7 +323,7 @@ COSTS = (
             ),
             waiting(2),
         ),
-        {"GpuThermalThrottling": ([1], [0, 2], 1.3), "GpuHostCpuStarved": ([0], [1, 2], 1.3)},
+        {"GpuThermalThrottling": ([1], [2], 0.9), "GpuHostCpuStarved": ([0], [2], 0.9)},
     ),
     Costs(
         "a job that hangs",
@@ -357,8 +362,8 @@ def test_a_gpu_in_two_incidents_of_a_job_is_lost_once() -> None:
     costs = next(each for each in COSTS if each.name.startswith("two stragglers"))
     info = diagnosed_gpu(9, "GpuHostBound", job="b", shares={Cause.HOST: 0.5})
     found = of_diagnoses([*costs.gpus, info])
-    assert lost_gpus(found) == pytest.approx(2 * 0.6 + 0.5 + 0.5)
-    assert total_cost(found, 2.0) == {"lost_gpu_hours_per_hour": 1.7, "lost_usd_per_hour": 3.4}
+    assert lost_gpus(found) == pytest.approx(2 * 0.4 + 0.5 + 0.5)
+    assert total_cost(found, 2.0) == {"lost_gpu_hours_per_hour": 1.3, "lost_usd_per_hour": 2.6}
 
 
 def test_order() -> None:
