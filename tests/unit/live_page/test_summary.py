@@ -218,7 +218,7 @@ def test_what_a_problem_says() -> None:
     )["problems"]
     assert first["words"] == "GPU 3: it fell off the bus"
     assert (first["also_hit"], first["owner"], first["cost"]) == (
-        "GPUs 0-2, 4-7",
+        "also hit: GPUs 0-2, 4-7",
         "ml/train",
         "costs 3.0 GPU-hours an hour",
     )
