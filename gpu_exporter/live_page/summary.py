@@ -193,7 +193,7 @@ def _missing(number: int) -> Iterator[PageProblem]:
 
 def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Sequence[Entry]) -> Iterator[PageProblem]:
     """Yield the jobs whose ranks wait for one of them, if no incident says why."""
-    explained = {job for incident in incidents if incident["severity"] != "info" for job in incident["jobs"]}
+    explained = explained_jobs(incidents)
     for job in jobs:
         waiting, slow = (
             [by_id[rank["id"]] for rank in job["ranks"] if rank["state"] == state.value and rank["id"] in by_id]
@@ -201,16 +201,25 @@ def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Seque
         )
         if not waiting or job["name"] in explained:
             continue
-        what = names_of_entries(slow) if slow else "a rank on another node"
-        verb = "waits" if len(waiting) == 1 else "wait"
+        slow_names = names_of_entries(slow) if slow else ""
         yield PageProblem(
             WARN,
             "Slow",
             f"job {job['name']} is slow",
-            f"Job {job['name']}: {names_of_entries(waiting)} {verb} for {what}",
+            waiting_words(job["name"], names_of_entries(waiting), len(waiting), slow_names),
             gpus=[entry["id"] for entry in slow],
             hit=[entry["id"] for entry in waiting],
         )
+
+
+def explained_jobs(incidents: Iterable[Entry]) -> set[str]:
+    """Return the jobs of incidents that need attention."""
+    return {job for incident in incidents if incident["severity"] != "info" for job in incident["jobs"]}
+
+
+def waiting_words(job: str, waiting: str, number: int, slow: str) -> str:
+    """Return what some ranks of a job wait for, as a sentence. `slow` names the ranks of this node that hold it up."""
+    return f"Job {job}: {waiting} {'waits' if number == 1 else 'wait'} for {slow or 'a rank on another node'}"
 
 
 def _health(entries: Sequence[Entry], missing: int) -> str:
