@@ -233,8 +233,8 @@ def _wasted_gpus() -> object:
         "Wasted GPUs",
         About(
             f"The {WORST} GPUs that waste the largest share of their time (*wasted*): lost, idle, waiting for the host "
-            "or for other ranks, copying, throttled, or under a fake load; and how much of their time the largest cause "
-            f"takes (*share by cause*). If a job hangs, all time of all of its GPUs is wasted. {UNMEASURED}",
+            "or for other ranks, copying, throttled, or under a fake load; and how much of their time the largest "
+            f"cause takes (*share by cause*). If a job hangs, all time of all of its GPUs is wasted. {UNMEASURED}",
             "small shares.",
             "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),

@@ -277,15 +277,22 @@ class Screen:
 
 
 def _incident(incident: Mapping[str, Any], view: View, width: int) -> Iterator[Line]:
-    """Yield what broke, which other GPUs it hits, for how long, and where its culprit is in its code."""
+    """Yield what broke, which other GPUs it hits, for how long, and where its culprit is in its code.
+
+    What does not fit one line has two.
+    """
     others, begin = [(gpu.get("gpu", ""), gpu.get("GPU_I_ID", "")) for gpu in incident["hit"]], incident["since"]
     about = [
         *([hit_words(named(others))] if others else []),
         *([lasted(begin, view.at, view.since)] if begin else []),
     ]
-    hit = f" ({', '.join(about)})" if about else ""
-    text = printable(f" {incident['words']}", width)
-    yield (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, STYLES[incident["severity"]]),)
+    hit = f"({', '.join(about)})" if about else ""
+    text, style = printable(f" {incident['words']}", width), STYLES[incident["severity"]]
+    if hit and width_of(text) + 1 + len(hit) > width:
+        yield cut((Span(text, style),), width)
+        yield cut((Span(f"   {hit}", style),), width)
+    else:
+        yield (Span(f"{text} {hit}".rstrip(), style),)
     for code in incident.get("code", ())[:1]:
         yield cut((Span(f"   {code}", "dim"),), width)
 

@@ -121,7 +121,7 @@ IN_FABRIC = {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_UP: 18, m.NVLINK_EXPECTED
             Action.NONE,
             "it is 2 °C above its temperature limit",
         ),
-        ({m.GPU_TEMP: 88, m.SLOWDOWN_TEMP: 89}, "low_thermal_margin", Action.NONE, "it is 1 °C below the temperature"),
+        ({m.GPU_TEMP: 88, m.SLOWDOWN_TEMP: 89}, "low_thermal_margin", Action.NONE, "it is 1 °C below its temperature"),
         ({**LINK, m.PCIE_GEN: 3}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25% of the capacity"),
         ({**LINK, m.PCIE_WIDTH: 8}, "pcie_link_degraded", Action.NODE_REBOOT, "at 50% of the capacity"),
         ({**LINK, m.PCIE_WIDTH: 8, m.PCIE_GEN: 4}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25%"),
