@@ -116,8 +116,8 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         report.hint(result.diagnoses),
     ]
     measured = {diagnosis.device: device for device, diagnosis in shown}
-    groups = report.groups(named.diagnoses)
     incidents = of_diagnoses(named.diagnoses)
+    groups = report.groups(named.diagnoses, incidents)
     return "".join(_document(_Content(named, incidents, groups, measured, [*filter(None, remarks)], price)))
 
 

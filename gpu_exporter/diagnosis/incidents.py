@@ -7,7 +7,7 @@ modes declare (`catalogue/failure_modes/relation.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import FAKE_LOAD
@@ -189,6 +189,12 @@ def urgency(found: DiagnosedIncident) -> tuple[int, float, float, int]:
     """
     incident, since = found.incident, found.since if found.since is not None else float("inf")
     return _SEVERITIES.index(incident.severity), -round(found.lost_gpus, 1), since, _ORDER[incident.mode.name]
+
+
+def order_of_causes(found: Sequence[DiagnosedIncident]) -> Callable[[Diagnosis], int]:
+    """Return the key that sorts GPUs as the incidents that they cause; those that cause none come last."""
+    places = {gpu.device: place for place, each in reversed(list(enumerate(found))) for gpu in each.culprits}
+    return lambda diagnosis: places.get(diagnosis.device, len(found))
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[PlacedMode]:

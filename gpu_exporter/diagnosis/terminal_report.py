@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
@@ -11,9 +11,8 @@ from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
-from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.diagnosis.words import names_of
@@ -66,7 +65,7 @@ def lines(
     """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
     width = min(max(width, NARROWEST), WIDEST)
     incidents = of_diagnoses(diagnoses)
-    yield from _table(diagnoses, window, width, style, incident_words.hit_by(incidents))
+    yield from _table(diagnoses, window, width, style, incidents)
     of_incidents = list(incident_words.lines(incidents, price, code))
     if of_incidents:
         yield ""
@@ -75,17 +74,19 @@ def lines(
         found = _wrapped(text, width, " " * indent, " " * (indent + 2))
         yield from (style(line, STYLES[severity]) if severity else line for line in found)
     said = incident_words.advice(incidents)
-    for group in report.groups(diagnoses, every=every):
+    for group in report.groups(diagnoses, incidents, every=every):
         yield ""
         for text, name, first, rest in _block(group, diagnoses, said, every=every, verbose=verbose):
             yield from (style(line, name) if name else line for line in _wrapped(text, width, first, rest))
 
 
 def _table(
-    diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style, hit_by: Mapping[DeviceKey, str]
+    diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style, incidents: Sequence[DiagnosedIncident]
 ) -> Iterator[str]:
+    place, hit_by = order_of_causes(incidents), incident_words.hit_by(incidents)
     shown = sorted(
-        filter(report.is_reported, diagnoses), key=lambda each: (report.urgency(each), -round(lost(each.shares), 1))
+        filter(report.is_reported, diagnoses),
+        key=lambda each: (report.urgency(each), place(each), -round(lost(each.shares), 1)),
     )
     head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")

@@ -44,11 +44,13 @@ ABOUT = (
 )
 
 
-def _urgency(row: GpuRow) -> tuple[float, ...]:
+def _urgency(row: GpuRow, place: int = 0) -> tuple[float, ...]:
+    """Return the place of a GPU among others; `place` is that of the first incident that it causes."""
     order = list(Severity)
     matches = row.diagnosis.matches if row.diagnosis else ()
     worst = min((order.index(match.mode.severity) for match in matches), default=len(order))
-    return (not (row.gone or row.down), row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
+    is_degraded, is_down = row.health == DEGRADED, bool(row.gone or row.down)
+    return (not is_down, row.health != UNHEALTHY, place, not is_degraded, worst, -round(_lost(row), 1))
 
 
 def _lost(row: GpuRow) -> float:
@@ -191,12 +193,15 @@ class Screen:
     def _rows(self, view: View) -> list[GpuRow]:
         wanted, key = self.filter.lower(), ORDERS[self.order]
         rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
-        if key is _urgency:  # of the ranks that a hang hits, the one that others wait for is the first
-            culprits = {
-                (gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]
+        if key is _urgency:  # in the order of their incidents, as on the page
+            urgent = [each for each in view.incidents if each["severity"] != "info"]
+            places = {
+                (gpu.get("UUID"), gpu.get("GPU_I_ID", "")): place
+                for place, each in reversed(list(enumerate(urgent)))
+                for gpu in each["culprits"]
             }
-            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in culprits)
-        if key:
+            rows.sort(key=lambda row: _urgency(row, places.get((row.key.uuid, row.key.instance), len(urgent))))
+        elif key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
         return rows[::-1] if self.reverse else rows
 

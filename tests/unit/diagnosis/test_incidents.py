@@ -12,6 +12,7 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.mode import Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import effects
+from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.incident_words import total_cost
 from gpu_exporter.diagnosis.incidents import PlacedMode, incidents, lost_gpus, of_diagnoses
@@ -376,4 +377,6 @@ def test_order() -> None:
     ]
     since = {(gpus[2].device, "GpuPowerBrake"): 10.0, (gpus[3].device, "GpuThermalThrottling"): 5.0}
     found = of_diagnoses(gpus, since)
-    assert [each.culprits[0].device.uuid for each in found] == ["GPU-2", "GPU-0", "GPU-6", "GPU-4"]
+    order = ["GPU-2", "GPU-0", "GPU-6", "GPU-4"]
+    assert [each.culprits[0].device.uuid for each in found] == order
+    assert [group[0].device.uuid for group in report.groups(gpus, found)] == order

@@ -306,3 +306,16 @@ def test_a_gpu_that_another_one_hits_says_so() -> None:
     lines = text(Screen(UNICODE, (200, 50)), View(1000.0, gpus=(replace(row(0), hit_by="hit by GPU 6"),)))
     assert sum("hit by GPU 6" in line for line in lines) == 2
     assert not any("LOST" in line and "TIME LOST" not in line for line in lines)
+
+
+def test_gpus_are_in_the_order_of_their_incidents() -> None:
+    """As on the page: a healthy GPU whose incident costs more is above a degraded one."""
+    incidents = [
+        {"words": f"GPU {gpu}", "severity": "warning", "culprits": [{"UUID": f"GPU-{gpu}"}], "hit": [], "since": None}
+        for gpu in (3, 5)
+    ]
+    gpus = (row(0), row(3), row(5, health="degraded"), row(6, down="lost"))
+    view = View(1000.0, gpus=gpus, incidents=tuple(incidents))
+    lines = text(Screen(UNICODE, (80, 24)), view)
+    table = [line[2:].split()[0] for line in lines if re.match(r"[ ▶] \d ", line)]
+    assert table == ["6", "3", "5", "0"]
