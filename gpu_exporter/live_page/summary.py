@@ -258,11 +258,14 @@ def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: i
 def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> Judgement:
     """Return the judgement of a GPU: a cause, a victim, or neither."""
     line, health = entry["headline"], Health(entry["health"])
+    # The problem above, and the opened row, say what to do: a row has no room for it.
+    of_verdict = entry["up"] and entry["problems"]
+    said = line["words"].partition(": ")[0] if of_verdict else line["words"]
     for problem in problems:
         if entry["id"] in problem.gpus:
             healthy = health in (Health.HEALTHY, Health.UNKNOWN) and problem.badge.lower() != entry["health"]
             badge = ("Cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
-            return Judgement(problem.tone, badge, line["words"], line["since"])
+            return Judgement(problem.tone, badge, said, line["since"])
     for problem in problems:
         if entry["id"] in problem.hit:
             causes = [by_id[gpu] for gpu in problem.gpus]
@@ -270,7 +273,7 @@ def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Ma
     if health is Health.HEALTHY and state in _RANKS:
         return Judgement(*_RANKS[state])
     since = line["since"] if line["severity"] == "info" else None
-    words = largest_loss(entry["time"]) if line["severity"] == "ok" else line["words"]
+    words = largest_loss(entry["time"]) if line["severity"] == "ok" else said
     return Judgement(TONES[health], health.value.capitalize(), words, since)
 
 
