@@ -12,7 +12,7 @@ from textwrap import indent
 from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, SHARE, WAITING, WAITING_TIME, WAITS, Aggregate
 from gpu_exporter.catalogue.bottlenecks import CLASS, WAITING_CLASSES
 from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES
+from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
@@ -168,10 +168,15 @@ def _of_jobs(modes: Iterable[FailureMode], more: str = "") -> str:
 
 def _holding(more: str = "") -> str:
     """Return the alerts for which ranks of their job wait, except for those about links."""
-    others = [mode for mode in MODES if mode.name not in LINKS]
+    others = [mode for mode in MODES if mode.name not in LINKS | STOPS]
+    stopping = _of_jobs((mode for mode in MODES if mode.name in STOPS), more)
+    stalled = f'{ALL.record}{{alertname=~"{"|".join(STALLS)}", workload!=""}}'
     always = _of_jobs((mode for mode in others if mode.cause is Cause.PEERS), more)
     unless_waiting = _of_jobs((mode for mode in others if mode.cause is not Cause.PEERS), more)
-    return f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {_WAITING_CLASS})"
+    return (
+        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {_WAITING_CLASS})\nor\n"
+        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {_WAITING_CLASS})"
+    )
 
 
 _OF_LINKS = _of_jobs(mode for mode in MODES if mode.name in LINKS)

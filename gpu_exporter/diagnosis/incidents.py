@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import FAKE_LOAD
 from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, Cause
-from gpu_exporter.catalogue.failure_modes import EFFECTS, HOLD_UP, LINKS, MODES
+from gpu_exporter.catalogue.failure_modes import EFFECTS, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.diagnosis.diagnose import Diagnosis
@@ -175,7 +175,8 @@ def of_diagnoses(diagnoses: Iterable[Diagnosis], since: Since | None = None) -> 
             waiting[_job(diagnosis)].append(device)
     found = incidents(findings)
     blamed = [_culprits(incident, by_device) for incident in found]
-    held_up = _held_up(found, blamed)
+    stalled = {_job(by_device[each.device]) for each in findings if each.device and each.mode.name in STALLS}
+    held_up = _held_up(found, blamed, stalled)
     diagnosed = (
         _diagnosed(*each, by_device, waiting, since or {}) for each in zip(found, blamed, held_up, strict=True)
     )
@@ -221,11 +222,13 @@ def _culprits(incident: Incident, by_device: Mapping[DeviceKey, Diagnosis]) -> l
     return causes
 
 
-def _held_up(found: Sequence[Incident], blamed: Sequence[Sequence[Diagnosis]]) -> list[set[Job]]:
+def _held_up(
+    found: Sequence[Incident], blamed: Sequence[Sequence[Diagnosis]], stalled: Collection[Job]
+) -> list[set[Job]]:
     """Return the jobs whose waiting ranks wait for each incident.
 
     A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that one,
-    provided that nothing else holds up their job.
+    provided that nothing else holds up their job. What stops a job holds up only one of those that stand still.
     """
     jobs: list[set[Job]] = [set() for _ in found]
     taken: set[Job] = set()
@@ -234,6 +237,7 @@ def _held_up(found: Sequence[Incident], blamed: Sequence[Sequence[Diagnosis]]) -
         if mode.name in HOLD_UP and mode.name not in LINKS:
             always = mode.cause is Cause.PEERS
             jobs[place] = {_job(each) for each in culprits if each.identity.workload and (always or not _waits(each))}
+            jobs[place] &= set(stalled) if mode.name in STOPS else jobs[place]
             taken |= jobs[place] if mode.severity is not Severity.INFO else set()
     for place, (incident, culprits) in enumerate(zip(found, blamed, strict=True)):
         if incident.mode.name in LINKS:

@@ -28,7 +28,11 @@ from tests.support.incidents import diagnosed_gpu
 INCIDENTS = ("gpu-alerts", "gpu-incidents", "gpu-incident-costs")
 SETS, AT_ONCE = 100, 20
 GPUS = 8
-FOUND = [mode.name for mode in MODES if mode.scope in (Scope.DEVICE, Scope.JOB) and mode.name != "GpuLost"]
+FOUND = [
+    mode.name
+    for mode in MODES
+    if mode.scope in (Scope.DEVICE, Scope.JOB) and mode.name not in ("GpuLost", "GpuCollectiveStall")
+]
 # Sums of these are exact in floating point.
 PARTS = 16
 PRICE = next(price.value for price in PRICES if price.name == "usdPerGpuHour")
@@ -45,7 +49,7 @@ def drawn(number: int) -> Sequence[Diagnosis]:
         shares = {cause: (b - a) / PARTS for cause, a, b in zip(causes, (0, *cuts), cuts, strict=False)}
         modes = chance.sample(FOUND, chance.choice((0, 0, 0, 1, 2)))
         lost = chance.random() < 0.1
-        modes += ["GpuLost"] if lost else []
+        modes += ["GpuLost"] if lost else ["GpuCollectiveStall"] if chance.random() < 0.1 else []
         job = chance.choice("ab")
         name = chance.choice(BOTTLENECKS).name if chance.random() < 0.6 else chance.choice(("waiting", "communicating"))
         gpus.append(

@@ -35,7 +35,7 @@ from gpu_exporter.catalogue import bottlenecks, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import LEAST_LOSS, Cause
-from gpu_exporter.catalogue.failure_modes import HOLD_UP, LINKS, MODES
+from gpu_exporter.catalogue.failure_modes import HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.roofline import ROOFS
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.conditions import evaluate
@@ -366,6 +366,7 @@ class Truth:
             if BY_NAME[name].cause is not Cause.PEERS and name not in LINKS and waiting
             else self._incidents({"alertname": name, "workload": ".+"})
             for name in HOLD_UP
+            if name not in STOPS or any(alert["alertname"] in STALLS for alert in self.firing)
         )
 
     def _where(self, holds: Any) -> Devices:

@@ -47,15 +47,21 @@ def file_of(mode: FailureMode) -> ModuleType:
 check(MODES)
 # What each mode explains, and where.
 EFFECTS = effects(MODES)
-# What the ranks of a job wait with. A job that stands still has its own findings.
-_WAITS = ("GpuCommunicationBound", "GpuCollectiveStall")
-_EXPLAIN_WAITS = [mode for mode in MODES if any(Place.JOB in EFFECTS[mode.name].get(waits, ()) for waits in _WAITS)]
+# What is found on the ranks of a job that wait, and on those of one that stands still.
+_WAITS, STALLS = "GpuCommunicationBound", ("GpuCollectiveStall", "GpuJobStalled")
+_EXPLAIN_WAITS = [
+    mode for mode in MODES if any(Place.JOB in EFFECTS[mode.name].get(name, ()) for name in (_WAITS, *STALLS))
+]
 # Modes for which ranks of the same job wait. Those of links, for which the rank with the link waits, too.
 HOLD_UP = frozenset(mode.name for mode in MODES if mode in _EXPLAIN_WAITS or mode.cause is Cause.PEERS)
 LINKS = frozenset(
     mode.name
     for mode in _EXPLAIN_WAITS
-    if mode.domain is Domain.NETWORK or (mode.cause is Cause.FAULT and _WAITS[0] in EFFECTS[mode.name])
+    if mode.domain is Domain.NETWORK or (mode.cause is Cause.FAULT and _WAITS in EFFECTS[mode.name])
+)
+# Those that stop a job, instead of making it slow: ranks wait for them only if it stands still.
+STOPS = frozenset(
+    mode.name for mode in _EXPLAIN_WAITS if mode.cause is not Cause.PEERS and _WAITS not in EFFECTS[mode.name]
 )
 # What GpuFleetFault counts: the faults of single nodes that page.
 FLEET_CAUSES = tuple(mode.name for mode in MODES if mode.severity is Severity.CRITICAL and mode.scope is Scope.DEVICE)

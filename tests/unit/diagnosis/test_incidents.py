@@ -288,6 +288,15 @@ COSTS = (
         {"GpuLost": ([0], [], 1.0)},
     ),
     Costs(
+        "a GPU is lost, and the other ranks, whose job runs on, wait for a straggler",
+        (
+            diagnosed_gpu(0, "GpuLost", is_down=True),
+            diagnosed_gpu(1, "GpuStragglerStarved", shares={Cause.HOST: 0.6}),
+            waiting(2),
+        ),
+        {"GpuLost": ([0], [], 1.0), "GpuStragglerStarved": ([1], [2], 1.1)},
+    ),
+    Costs(
         "a throttled GPU for which others wait",
         (
             throttled(0, "GpuThermalThrottling", shares={Cause.THROTTLED: 0.3}),
@@ -300,8 +309,8 @@ COSTS = (
         "a throttled GPU that waits, as the others do, for one that is lost",
         (
             diagnosed_gpu(0, "GpuLost", is_down=True),
-            waiting(1, "GpuThermalThrottling", "GpuCommunicationBound"),
-            waiting(2, "GpuCommunicationBound"),
+            waiting(1, "GpuThermalThrottling", "GpuCollectiveStall"),
+            waiting(2, "GpuCollectiveStall"),
         ),
         {"GpuLost": ([0], [1, 2], 2.0), "GpuThermalThrottling": ([1], [], 0.0)},
     ),
