@@ -1,9 +1,9 @@
-"""Tables of firing alerts, in the order of their urgency."""
+"""Tables of firing alerts and of incidents: by severity, cost and start, as in `diagnosis.incidents.urgency`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from textwrap import shorten
@@ -12,29 +12,15 @@ from typing import Any
 from content.dashboards import queries as q
 from content.dashboards.frame import BLUE, ORANGE, RED, About
 from content.dashboards.queries import Query
-from content.dashboards.tables import ZERO, coloured_text, merged, numeric, override, texts
-from gpu_exporter.alerting import aggregates as a
+from content.dashboards.tables import CENTS, NONE, ZERO, coloured_text, merged, numeric, override, texts
 from gpu_exporter.alerting import incidents as i
+from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import Board
 from gpu_exporter.alerting.training_jobs import RANK
-from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.failure_modes.relation import is_of_job
 from gpu_exporter.conditions.signal import DEVICE
-from gpu_exporter.model.verdict import Action
 
 SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
-# What comes first among alerts of one severity: jobs that stand still, ranks that hold up their job, throttled GPUs,
-# then by domain.
-URGENT: Sequence[Callable[[FailureMode], bool]] = (
-    lambda mode: mode.cause is Cause.PEERS and mode.action is Action.RESTART_APP,
-    lambda mode: mode.cause is Cause.PEERS,
-    lambda mode: mode.cause is Cause.THROTTLED,
-    *(
-        partial(lambda domain, mode: mode.domain is domain, each)
-        for each in (Domain.HEALTH, Domain.COST, Domain.NETWORK)
-    ),
-)
 # The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
 # is about more than this node.
 ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
@@ -44,6 +30,11 @@ SINGLE = ("gpu", "rank")
 NUMBERS = {"nodes": i.OPEN_NODES, "symptoms": i.OPEN_EXPLAINED}
 # Whether no other alert explains an alert.
 ROLES = {"root cause": ("root cause", RED), "symptom": ("symptom", "text")}
+# The label with what an incident costs. A symptom has no cost of its own.
+COST = "usd"
+COST_OF_ROW = override(
+    COST, {"id": "unit", "value": "currencyUSD"}, {"id": "decimals", "value": CENTS}, texts({"0": (NONE, "text")})
+)
 # Alerts about a job that stands still, of which a rank outside of the collective is the culprit.
 STANDS_STILL = (q.STALL, "GpuJobStalled")
 # What identifies an alert about a job.
@@ -87,39 +78,54 @@ def firing(
         f"Firing alerts ({what}), with the number of GPUs and the time since when each is active: many first wait for "
         "a while before they fire.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
-        "critical alerts come first. Begin with a *root cause*, which no other alert explains: symptoms end with it. "
-        "The name of an alert opens its runbook.",
+        "critical alerts come first, then root causes, by *cost/h* and time. Begin with a *root cause*, which no other "
+        "alert explains: symptoms end with it. The name of an alert opens its runbook.",
     )
     columns = [name for name in ALERT_COLUMNS if name != "workload" or name not in board.single]
     after_node = columns.index("node") + 1
     columns[after_node:after_node] = SINGLE[:1] if by_gpu else SINGLE
-    # On a dashboard of one GPU there are few.
-    groups = [] if "gpu" in board.single else _by_urgency(modes)
     number, since = _rows(board, domains, columns, by_gpu=by_gpu, by_owner=by_owner)
-    # Of any GPU of the cluster, because the text is shorter: VictoriaMetrics refuses queries of more than 16 KiB.
-    found = q.alerts(replace(board, chosen=board.chosen[:1]), domains)
-    timed = q.with_runbooks(q.with_order(f"{_with_role(since, found)} * 1000", groups), modes)
-    shown = ["severity", "role", *(name for name in columns[1:] if name != "action" and name != "cluster")]
+    timed = q.with_runbooks(q.with_order(f"({since}) * 1000"), modes)
+    shown = ["severity", "role", COST, *(name for name in columns[1:] if name != "action" and name != "cluster")]
     if not board.single:
         shown.insert(3, "cluster")
-        timed = q.with_cluster(timed, found)
+        timed = q.with_cluster(timed, _of_any_gpu(board, domains))
     queries = [
         Query(number, "", "short", "GPUs"),
         Query(_with_first_step(timed), "", "dateTimeFromNow", "active since"),
     ]
-    overrides = [*_overrides(queries, modes), override("role", texts(ROLES), coloured_text())]
+    overrides = [*_overrides(queries, modes), override("role", texts(ROLES), coloured_text()), COST_OF_ROW]
     empty = "no firing alerts"
     return merged("Firing alerts", about, queries, (*shown, "first"), (width, height), overrides, empty=empty)
 
 
-def _with_role(rows: str, alerts: str) -> str:
-    """Add to each row of alerts whether it is a root cause: an alert that no other one explains."""
+def _of_any_gpu(board: Board, domains: Sequence[Domain]) -> str:
+    """Return the alerts of the cluster. The text is shorter: VictoriaMetrics refuses queries of more than 16 KiB."""
+    return q.alerts(replace(board, chosen=board.chosen[:1]), domains)
+
+
+def _with_role(board: Board, domains: Sequence[Domain], rows: str) -> str:
+    """Add to each row of alerts whether it is a root cause, which no other explains, and what its incident costs."""
     key = "cluster, alertname, severity, node"
+    costs = f"{i.PLACES.record} * on ({i.KEY}) group_left () max by ({i.KEY}) ({_of_cluster(board, i.OPEN_COST)})"
     roles = f" or on ({key}) ".join(
-        f'label_replace(group by ({key}) ({found}), "role", "{role}", "", "")'
-        for role, found in zip(ROLES, (i.CAUSES.record, alerts), strict=True)
+        f'label_replace({found}, "role", "{role}", "", "")'
+        for role, found in zip(
+            ("root cause", *ROLES),
+            (
+                f'count_values by ({key}) ("{COST}", max by ({key}) ({costs}))',
+                f"group by ({key}) ({i.CAUSES.record})",
+                f"group by ({key}) ({_of_any_gpu(board, domains)})",
+            ),
+            strict=True,
+        )
     )
-    return f"({rows}) * on ({key}) group_left (role) ({roles})"
+    return f"({rows}) * on ({key}) group_left (role, {COST}) ({roles})"
+
+
+def _of_cluster(board: Board, what: Aggregate) -> str:
+    """Return the series of the selected cluster: the labels of an incident are missing if it has several owners."""
+    return q.selected(replace(board, chosen=board.chosen[:1]), what)
 
 
 def _with_first_step(alerts: str) -> str:
@@ -130,19 +136,24 @@ def _with_first_step(alerts: str) -> str:
 def _rows(
     board: Board, domains: Sequence[Domain], columns: Sequence[str], *, by_gpu: bool, by_owner: bool
 ) -> tuple[str, str]:
-    """Return two queries with one series per row: the number of GPUs, and the time since when the alert is active."""
+    """Return two queries with one series per row: the number of GPUs, and the time since when the alert is active.
+
+    The second one also says whether it is a root cause. The role of an alert about a job that hangs is that of the
+    alert, which names no node.
+    """
     found = q.alerts(board, domains, by_owner=by_owner)
     began = q.with_owner(q.alerts_since(board, domains, by_owner=by_owner))
     # Alerts about nodes and jobs have a time, but no number of GPUs.
     of_gpus = q.with_owner(q.having(found, "UUID"))
     if by_gpu:
-        return grouped(of_gpus, by=columns), grouped(began, "min", columns)
+        return grouped(of_gpus, by=columns), _with_role(board, domains, grouped(began, "min", columns))
     naming = partial(_naming_the_culprit, board) if Domain.DISTRIBUTED in domains else _naming_a_single_gpu
     # In one read only: ALERTS_FOR_STATE has a series for each pending alert, too, which may be many.
     times = f"on ({', '.join(ALERT_COLUMNS)}) group_left () {grouped(began, 'min')}"
-    rows = f"0 * ({naming(q.with_owner(found))}) + {times}"
+    rows = _with_role(board, domains, f"0 * ({naming(q.with_owner(found))}) + {times}")
     if Domain.DISTRIBUTED in domains:
         stalled = grouped(q.named(q.alerts_since(board, [Domain.DISTRIBUTED]), STANDS_STILL[1:]), "min")
+        stalled = f"({_with_role(board, domains, stalled)})"
         rows = f"{_of_culprit(board, stalled)} or on ({', '.join(OF_JOB)}) ({rows})"
     return naming(of_gpus), rows
 
@@ -153,41 +164,26 @@ def incidents(board: Board, modes: Sequence[FailureMode], width: int, height: in
     It has one row per cause, and node or job; it names the GPU, the node and the owner if there is only one.
     """
     about = About(
-        "What is wrong, by severity, then by cost. *cost/h*: what the GPUs of the incident waste per hour at most; if "
-        "it slows down a job, what the whole job wastes. Rows of one job have the same cost: do not add them. "
-        "*symptoms*: how many other alerts it explains, which are not listed. *GPUs*, *nodes*: how many cause it.",
+        "What is wrong, by severity, then cost, then start. *GPUs*, *nodes*: how many it hits: those that cause it, "
+        "and those that wait for them. *cost/h*: what the first waste, and the time in which the others wait; "
+        "they may wait for several, so do not add rows of one job. *symptoms*: how many other alerts it explains.",
         "empty, while all GPUs are monitored: without data no alert can fire.",
         "critical incidents come first; the name opens the runbook, which says what to do.",
     )
     since = f"({_with_culprit(board, q.selected(board, i.OPEN_SINCE))}) * 1000"
     for name, number in NUMBERS.items():
         counted = f'count_values by ({i.KEY}) ("{name}", {q.selected(board, number)})'
-        since = f"{since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since}"
+        since = f"({since} * on ({i.KEY}) group_left ({name}) {counted} or on ({i.KEY}) {since})"
     timed = _with_first_step(q.with_runbooks(q.with_order(since), modes))
     clusters = f"{q.CLUSTERS} or {q.selected(board, i.OPEN)}"
     queries = [
-        Query(f"max by ({i.KEY}) ({_cost(board, modes)})", "", "currencyUSD", "cost/h"),
+        Query(f"max by ({i.KEY}) ({q.selected(board, i.OPEN_COST)})", "", "currencyUSD", "cost/h"),
         Query(q.with_cluster(timed, clusters), "", "dateTimeFromNow", "active since"),
         Query(f"max by ({i.KEY}) ({q.selected(board, i.OPEN_GPUS)})", "", "short", "GPUs"),
     ]
     columns = ["severity", "alertname", "cluster", "node", *SINGLE, "namespace", "workload", "first", *NUMBERS]
     overrides = _overrides(queries, modes)
     return merged("Incidents", about, queries, columns, (width, height), overrides, "cost/h", "no incidents")
-
-
-def _cost(board: Board, modes: Sequence[FailureMode]) -> str:
-    """Return what each incident costs per hour at most.
-
-    That is what its job wastes, if it slows down the job; otherwise no more than this, nor than the price of its GPUs.
-    """
-    cost, gpus = (q.selected(board, each) for each in (a.GPU_COST, a.GPUS))
-    of_gpus = f"{q.selected(board, i.OPEN_GPUS)} * on () group_left () (sum({cost}) / sum({gpus}))"
-    job = f"* on (cluster, namespace, workload) group_left () {q.selected(board, a.WASTED_COST)}"
-    owned = q.selected(board, i.OPEN)
-    of_job = f"{owned} {job}"
-    slowed = "|".join(mode.name for mode in modes if is_of_job(mode))
-    of_slowed = of_job.replace("{", f'{{alertname=~"{slowed}", ', 1)
-    return f"{of_slowed} or ({of_gpus} <= {of_job}) or {of_job} or {of_gpus} or 0 * {owned}"
 
 
 def first_step(mode: FailureMode) -> str:
@@ -236,13 +232,6 @@ def _overrides(queries: Sequence[Query], modes: Sequence[FailureMode]) -> list[A
         override("severity", texts(colours), coloured_text()),
         override("rank", _every_text(RED), coloured_text()),  # alerts name a rank if it holds up its job
     ]
-
-
-def _by_urgency(modes: Sequence[FailureMode]) -> Sequence[Sequence[str]]:
-    """Return the names of modes in groups, the most urgent first; those in no group come last."""
-    first = {mode.name: next((place for place, is_in in enumerate(URGENT) if is_in(mode)), None) for mode in modes}
-    groups = [[name for name, place in first.items() if place == group] for group in range(len(URGENT))]
-    return [names for names in groups if names]
 
 
 def grouped(alerts: str, of: str = "count", by: Sequence[str] = ALERT_COLUMNS) -> str:

@@ -30,11 +30,13 @@ _PRICE = f"sum({q.selected(BOARD, a.GPU_COST)}) / sum({q.selected(BOARD, a.GPUS)
 _TEXTS = {cause.value: (CAUSES[cause], COLOURS[cause]) for cause in SHARES}
 # In place of a cause: in a job that hangs, all time is waiting, also that of the rank that holds it up.
 MISSING, HANGING = "culprit", "hanging"
+# A lost GPU has no shares of its time.
+LOST = "lost"
 _IN_HANGING_JOB = {
     MISSING: ("job hangs: this rank holds it up", RED),
     HANGING: ("job hangs: waits", ORANGE),
 }
-UNMEASURED = "A GPU without measurements counts as cost, not as waste."
+UNMEASURED = "A GPU without measurements counts as cost, and as waste only if it is lost."
 # How many days the graph of costs shows, whatever the time range is.
 DAYS = 14
 # Longer lists belong into a report.
@@ -230,9 +232,9 @@ def _wasted_gpus() -> object:
     return table(
         "Wasted GPUs",
         About(
-            f"The {WORST} GPUs that waste the largest share of their time (*wasted*): idle, waiting for the host or "
-            "for other ranks, copying, throttled, or under a fake load; and how much of their time the largest cause "
-            f"takes (*share by cause*). If a job hangs, all time of all of its GPUs is wasted. {UNMEASURED}",
+            f"The {WORST} GPUs that waste the largest share of their time (*wasted*): lost, idle, waiting for the host "
+            "or for other ranks, copying, throttled, or under a fake load; and how much of their time the largest "
+            f"cause takes (*share by cause*). If a job hangs, all time of all of its GPUs is wasted. {UNMEASURED}",
             "small shares.",
             "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
         ),
@@ -245,7 +247,7 @@ def _wasted_gpus() -> object:
             ("node", "gpu", "workload", LABEL),
             added=(LABEL,),
             shares=["wasted", "share by cause"],
-            texts={LABEL: _TEXTS | _IN_HANGING_JOB},
+            texts={LABEL: _TEXTS | _IN_HANGING_JOB | {LOST: ("lost: does not answer", RED)}},
         ),
         width=24,
         sort="wasted/h",
@@ -264,7 +266,8 @@ def _worst_cause(of: str) -> str:
         f'label_replace(0 * ({spins} == {place}) + 1, "{LABEL}", "{state}", "", "")'
         for place, state in enumerate(_IN_HANGING_JOB)
     )
-    return f"max by ({labels}) ({' or '.join(states)} or ({largest} unless on ({device}) {hangs}))"
+    lost_gpus = f'label_replace({of} and on (cluster, UUID) {a.LOST}, "{LABEL}", "{LOST}", "", "")'
+    return f"max by ({labels}) ({lost_gpus} or {' or '.join(states)} or ({largest} unless on ({device}) {hangs}))"
 
 
 def _devices() -> list[object]:

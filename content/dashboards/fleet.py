@@ -20,7 +20,7 @@ from gpu_exporter.alerting import aggregates as a
 from gpu_exporter.alerting import allocation as al
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.alerting.boards import FLEET, NODE
-from gpu_exporter.alerting.incidents import ALL, OPEN
+from gpu_exporter.alerting.incidents import ALL, HELD, OPEN, SINCE
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.causes import COLOURS, Cause
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
@@ -93,13 +93,15 @@ WORST = 14
 PROBLEMS = (
     ("no alert", GREEN),
     ("could be faster", "#67cad3"),
-    ("waits for ranks", ORANGE),
+    ("hit: ranks wait", ORANGE),
     ("idle or host-bound", COLOURS[Cause.HOST]),
     ("hardware, network", YELLOW),
     ("throttled", COLOURS[Cause.THROTTLED]),
     ("straggler or hang", RED),
     ("lost or unhealthy", DARK_RED),
 )
+# The place of nodes whose ranks wait for an incident, also one on another node.
+WAITS = 2
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -153,8 +155,8 @@ def _numbers() -> list[object]:
         number(
             "Wasted per hour",
             About(
-                "Cost per hour of GPU time in which GPUs are idle, wait for others, are throttled or only look busy. A "
-                "GPU without measurements counts as cost, not as waste.",
+                "Cost per hour of GPU time in which GPUs are lost or idle, wait for others, are throttled or only look "
+                "busy. Any other GPU without measurements counts as cost, not as waste.",
                 "a small share of the cost of all GPUs.",
                 "the table of namespaces shows who wastes it.",
             ),
@@ -222,31 +224,48 @@ def problem(mode: FailureMode) -> int:
     if mode.severity is Severity.CRITICAL:
         return 7
     if mode.severity is Severity.INFO:
-        return 2 if mode.cause is Cause.PEERS else 1
+        return WAITS if mode.cause is Cause.PEERS else 1
     if mode.cause is Cause.FAULT or mode.domain is Domain.NETWORK:
         return 4
     return {Cause.PEERS: 6, Cause.THROTTLED: 5}.get(mode.cause, 3)
 
 
-def _problem_of_nodes(modes: Sequence[FailureMode]) -> str:
-    """Return the place in `PROBLEMS` of the worst alert of each node."""
+def _places(modes: Sequence[FailureMode], series: str, until: str = "") -> str:
+    """Return the place in `PROBLEMS` of alerts, which are series with a selector in braces."""
     names = ["|".join(mode.name for mode in modes if problem(mode) == place) for place in range(len(PROBLEMS))]
-    alerts = q.selected(BOARD, ALL)[:-1]
-    terms = [f'{place} * {alerts}, alertname=~"{of_place}"}}' for place, of_place in enumerate(names) if of_place]
-    worst = q.having(f"max by (cluster, node) ({' or '.join(terms)})", "node")
-    return f"{worst} or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
+    begin = series[:-1]
+    return " or ".join(
+        f'{place} + 0 * ({begin}, alertname=~"{of_place}"}}{until})' for place, of_place in enumerate(names) if of_place
+    )
+
+
+def _problem_of_nodes(modes: Sequence[FailureMode], *, at_end: bool = False) -> str:
+    """Return the place in `PROBLEMS` of the worst alert of each node.
+
+    What lasts until the end begins when its condition held first, as *active since* says: an alert may fire later.
+    """
+    places = [_places(modes, q.selected(BOARD, ALL))]
+    held = q.selected(BOARD, HELD)
+    if not at_end:
+        lasting = " @ end() <= time()"
+        places.append(_places(modes, q.selected(BOARD, SINCE), lasting))
+        held = f"({held} or {held}{lasting})"
+    places.append(f"{WAITS} + 0 * ({q.selected(BOARD, a.WAITING)} and on (cluster, namespace, workload) {held})")
+    worst = q.having(f"max by (cluster, node) ({' or '.join(places)})", "node")
+    found = f"{worst} or 0 * {q.selected(BOARD, a.NODE_GPUS)}"
+    return q.at_end(found) if at_end else found
 
 
 def _map(modes: Sequence[FailureMode]) -> object:
     meanings = "\n".join(f"- {text}" for text, _ in reversed(PROBLEMS))
-    worst = f"topk({WORST}, {q.at_end(_problem_of_nodes(modes))})"
+    worst = f"topk({WORST}, {_problem_of_nodes(modes, at_end=True)})"
     # The first label, by which Prometheus sorts.
     order = f'count_values by (cluster, node) ("Order", {len(PROBLEMS) - 1} - {worst})'
     return states(
         "Nodes over time",
         About(
             f"What is wrong with the {WORST} worst nodes, by their alerts, the worst node first; of several alerts "
-            f"the worst counts:\n{meanings}",
+            f"the worst counts. Those that last begin where *active since* says.\n{meanings}",
             "no alert.",
             "click the first node. *Nodes by problem* below counts all nodes.",
         ),

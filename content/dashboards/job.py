@@ -15,6 +15,7 @@ from content.dashboards.queries import Query
 from content.dashboards.tables import Columns, table
 from gpu_exporter.alerting import training_jobs as t
 from gpu_exporter.alerting.boards import JOB
+from gpu_exporter.alerting.incidents import HELD
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import distributed as d
@@ -164,11 +165,12 @@ def _state() -> str:
 
 
 def _blamed_since() -> str:
-    """Return since when an alert about each rank is active, or about the straggler that it waits for."""
-    since = q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), "node")
+    """Return since when the incident is active that holds up the job; else, an alert about the rank itself."""
     job = "cluster, namespace, workload"
-    straggler = f"min by ({job}) ({q.named(since, STRAGGLERS)})"
-    return f"{since} or 0 * ({q.selected(BOARD, d.WAITS)} == 1) + on ({job}) group_left () {straggler}"
+    since = q.having(q.alerts_since(BOARD, [Domain.DISTRIBUTED]), "node")
+    return (
+        f"0 * ({_state()} > 0) + on ({job}) group_left () {q.selected(BOARD, HELD)} or on ({', '.join(DEVICE)}) {since}"
+    )
 
 
 def _ranks() -> object:
@@ -182,9 +184,9 @@ def _ranks() -> object:
     return table(
         "Ranks",
         About(
-            f"Up to {MOST_RANKS} ranks, the one that holds up the job first: its state and why, for how long an alert "
-            "about it, or about the straggler that it waits for, is active, and what it does. Ranks have numbers if "
-            "the training loop has a step timer.",
+            f"Up to {MOST_RANKS} ranks, the one that holds up the job first: its state and why, for how long the "
+            "incident is active that holds up the job, and what it does. Ranks have numbers if the training loop has a "
+            "step timer.",
             "no rank that holds up the job, and similar values on all ranks.",
             "click the rank that holds up the job: a less busy engine means that its host is slow, busier SMs that "
             "its GPU is slow.",

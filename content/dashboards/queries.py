@@ -363,17 +363,10 @@ def with_cluster(rows: str, clusters: str = CLUSTERS) -> str:
     return f'label_replace({named}, "{NAME_OF_CLUSTER}", "$1", "{NAME_OF_CLUSTER}", "(.*)")'
 
 
-def with_order(expr: str, groups: Sequence[Sequence[str]] = ()) -> str:
-    """Add labels to alerts by which a table sorts them: the rank of the severity (alphabetically, info comes second).
-
-    With `groups`, names of alerts, also the place of the group that the alert is in.
-    """
+def with_order(expr: str) -> str:
+    """Add a label by which a table sorts alerts: the rank of the severity. Alphabetically, info comes second."""
     for rank, severity in enumerate(Severity):
         expr = f'label_replace({expr}, "order", "{rank}", "severity", "{severity.value}")'
-    if groups:
-        expr = f'label_replace({expr}, "urgency", "{len(groups)}", "", "")'
-    for place, names in enumerate(groups):
-        expr = f'label_replace({expr}, "urgency", "{place}", "alertname", "{"|".join(names)}")'
     return expr
 
 

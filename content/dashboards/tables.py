@@ -42,21 +42,22 @@ LINKED_COLUMNS = {
     },
 }
 TITLES = {"alertname": "alert", "gpu": "GPU", "batch": "batch size", "job_id": "job", "first": "what to do first"}
+TITLES |= {"usd": "cost/h"}
 # The label that `queries.with_cluster` adds if there are several clusters, in place of that of the row.
 TITLES |= {q.NAME_OF_CLUSTER: "cluster"}
 TITLES |= {"driver_version": "driver", "pci_bus_id": "PCI address", "message_size": "message size"}
-# Labels that are numbers. An empty one would become 0, so each row must have them.
-NUMBERS = ("batch",)
+# Labels that are numbers. An empty one becomes 0.
+NUMBERS = ("batch", "usd")
 # Labels that a row needs for its links and its place, but that have no column.
-HIDDEN = ("runbook", "urgency", "order")
+HIDDEN = ("runbook", "order")
 # Labels by which rows of alerts are sorted, the first one last.
-URGENT = ("urgency", "role", "order")
+URGENT = ("role", "order")
 # Labels by which rows are sorted that are otherwise alike, the first one last.
 NATURAL = ("batch", "gpu", "node", LABEL)
 # Pixels. Without these, the last columns would be outside of the panel; columns with none share the rest, and are as
 # wide as `LEAST` at least.
 WIDTHS = {
-    **{"severity": 66, "alertname": 190, "cluster": 70, "gpu": 50, "rank": 50, "batch": 80},
+    **{"severity": 66, "alertname": 190, "cluster": 70, "gpu": 50, "rank": 50, "batch": 80, "usd": 70},
     **{"nodes": 56, "symptoms": 78, "GPUs": 50, "active since": 112, "role": 84},
     **{"model": 120, "serial": 110, "driver_version": 96, "pci_bus_id": 130, "link": 74, "slot": 74, "instance": 116},
     **{"power limit": 86, "xid": 56, "kind": 96, "message_size": 96},
@@ -85,6 +86,7 @@ SOME, FEW = ((ColourStep(None, "text"), ColourStep(1, colour)) for colour in (RE
 # Shares are numbers without decimals, not bars: Grafana draws a bar as if its cell had no padding, and shows 47 % as
 # 59 % of the track.
 NUMBER_WIDTH, SHARE_WIDTH, LETTER_WIDTH = 72, 60, 8
+CENTS = 2
 # Beside numbers above 0, a column of zeros is easier to read as dots.
 ZERO = {"0": ("\N{MIDDLE DOT}", "text")}
 
@@ -164,8 +166,8 @@ def numeric(query: Query, *, share: bool = False, optional: bool = False) -> dic
         {"id": "noValue", "value": absent},
         {"id": "custom.width", "value": width},
     ]
-    if share:
-        properties.append({"id": "decimals", "value": 0})
+    if share or query.unit == "currencyUSD":
+        properties.append({"id": "decimals", "value": 0 if share else CENTS})
     if query.unit in ("short", "currencyUSD", "percentunit", "watt"):
         properties.append(texts(ZERO))
     return override(query.name, *properties)
@@ -230,7 +232,9 @@ def merged(
         for name in hidden
     ]
     names = [sort] if isinstance(sort, str) else sort
-    last = [_sorted_by(name, desc=True) for name in reversed(names) if name]
+    names = [*names, *(TITLES[name] for name in labels if name == "usd")]
+    last = [_sorted_by(each.name) for each in queries if each.unit == "dateTimeFromNow"]
+    last += [_sorted_by(name, desc=True) for name in reversed(names) if name]
     last += [_sorted_by(name) for name in URGENT if name in (*hidden, *labels)]
     # Rows with the same value are in the order of their names.
     order = [*(_sorted_by(TITLES.get(name, name)) for name in NATURAL if name in labels), *last]

@@ -138,7 +138,7 @@ def signals() -> str:
         + JOBS_INTRO
         + table(RECORDED_HEAD, _recorded(jobs))
         + INCIDENTS_INTRO
-        + table(RECORDED_HEAD, _recorded((*incidents.ALERTS, *incidents.INCIDENTS)))
+        + table(RECORDED_HEAD, _recorded((*incidents.ALERTS, *incidents.INCIDENTS, *incidents.COSTS)))
         + REMEDIATION_INTRO
         + table(RECORDED_HEAD, _recorded(remediation.REMEDIATION))
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.causes import SHARES, Cause
+from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, SHARES, Cause
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.conditions.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
 
@@ -89,14 +89,23 @@ TIME_COST = Aggregate(
 CLUSTER_TIME = Aggregate(
     "cluster:time:gpus", "GPUs by where their time goes", f"sum by (cluster, {LABEL}) ({TIME.record})", (LABEL,)
 )
-# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load. Where SM
-# activity is unknown, idle time counts.
-_LOST = "|".join(cause.value for cause in SHARES if cause.is_loss and cause is not Cause.UNDERFILLED)
+# GPUs that do not answer, unless that says nothing about them.
+LOST = f"({s.UP.record} == 0 unless on (cluster, UUID) {s.UNOBSERVED.record} == 1)"
+# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load and of a lost
+# GPU. Where SM activity is unknown, idle time counts.
+_WASTED = "|".join(cause.value for cause in SHARES if cause.is_waste)
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
-    f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\n'
-    f'or\nsum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_LOST}"}})\nor\n1 - {bottlenecks.GR.record}',
+    f"""{SHARE.record} * 0 + 1 and on (cluster, UUID) {LOST}
+or on ({_DEVICE})
+(
+  max without (class) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}} * 0 + 1)
+  or
+  sum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_WASTED}"}})
+  or
+  1 - {bottlenecks.GR.record}
+)""",
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
@@ -105,6 +114,37 @@ WASTED_COST = _of_workload(
     f"sum by ({_OWNER}) "
     f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
 )
+# Ranks that are seen to wait: it costs them most of their time, or is their class. A job that computes communicates as
+# well, and its ranks spend some of their time waiting.
+_PEERS = f'{RECORD}{{{LABEL}="{Cause.PEERS.value}"}}'
+_WAITING_CLASS = f'{bottlenecks.CLASS}{{class=~"{"|".join(bottlenecks.WAITING_CLASSES)}"}}'
+WAITS = (
+    f"{_PEERS} >= {LEAST_LOSS} and on ({_DEVICE}) "
+    f"({_WAITING_CLASS} or on ({_DEVICE}) {_PEERS} >= on ({_DEVICE}) max by ({_DEVICE}) ({RECORD}))"
+)
+_ON_NODE = "cluster, node, namespace, workload"
+WAITING = Aggregate(
+    "node:waiting:gpus",
+    "GPUs that wait for other ranks",
+    f"count by ({_ON_NODE}) ({WAITS})",
+    ("node", "namespace", "workload"),
+)
+WAITING_TIME = Aggregate(
+    "node:waiting_time:gpus",
+    "GPUs by the time in which they wait for other ranks",
+    f"sum by ({_ON_NODE}) (({WAITS}) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
+    ("node", "namespace", "workload"),
+)
+# What a GPU wastes by itself: without waiting for others, and all of its time if it is lost.
+OWN_WASTE = f"""(
+  group by ({_DEVICE}) {LOST}
+  or on ({_DEVICE})
+  (
+    group by ({_DEVICE}) ({bottlenecks.CLASS}{{class="{bottlenecks.FAKE_LOAD}"}})
+    or
+    sum by ({_DEVICE}) ({RECORD}{{{LABEL}=~"{"|".join(cause.value for cause in OWN_CAUSES)}"}})
+  ) * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})
+)"""
 NAMESPACE_WASTED = Aggregate(
     "namespace:wasted_cost:usd_per_hour",
     "Price of the wasted GPU time",
@@ -128,6 +168,8 @@ COSTS = (
     CLUSTER_TIME,
     WASTED,
     WASTED_COST,
+    WAITING,
+    WAITING_TIME,
     NAMESPACE_WASTED,
     NODE_POWER,
     NODE_GPUS,

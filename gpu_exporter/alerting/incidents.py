@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from textwrap import indent
 
-from gpu_exporter.alerting.aggregates import Aggregate
-from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, MODES
+from gpu_exporter.alerting.aggregates import GPUS, OWN_WASTE, SHARE, WAITING, WAITING_TIME, WAITS, Aggregate
+from gpu_exporter.catalogue.bottlenecks import CLASS, WAITING_CLASSES
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.failure_modes import EFFECTS, FLEET_CAUSES, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.fleet import CAUSE, FAULTS, XID
-from gpu_exporter.catalogue.failure_modes.mode import Domain, Place
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
+from gpu_exporter.conditions.signal import DEVICE
 
 _LABELS = ("alertname", "severity", "domain", "action", "node", "gpu", "UUID", "namespace", "workload")
 _DOMAINS = "|".join(domain.value for domain in Domain)
@@ -131,31 +134,136 @@ def _of_open(values: str, on: str = KEY) -> str:
     return f"{OPEN.record} * on ({on}) group_left ()\n(\n{indent(values, '  ')}\n)"
 
 
-def _different(label: str) -> str:
-    return f'count by ({KEY}) (group by ({KEY}, {label}) ({PLACES.record}{{{label}!=""}}))'
-
-
-_OF_FAULT = f"cluster, {CAUSE}, {XID}"
-OPEN_GPUS = Aggregate("incident:open:gpus", "GPUs that cause an incident", _of_open(_different("UUID")), _ROW)
-OPEN_NODES = Aggregate(
-    "incident:open:nodes",
-    "Nodes on which an incident is caused",
-    f"{_of_open(_different('node'))}\nor\n{_of_open(f'count by ({_OF_FAULT}) ({FAULTS})', _OF_FAULT)}",
-    _ROW,
-)
 SINCE = Aggregate(
     "gpu:alerts:timestamp",
     "Since when firing alerts are active, which shards forward",
     f'ALERTS_FOR_STATE{{domain=~"{_DOMAINS}"}} and ignoring (alertstate) {_ALERTS}',
     _LABELS,
 )
+
+
+def _since(alerts: str) -> str:
+    """Return since when causes of incidents are active: since their condition holds, not since they fire."""
+    since = f'({SINCE.record} or ALERTS_FOR_STATE{{domain=~"{_DOMAINS}"}})'
+    return f"{alerts} * 0 + ignoring (alertstate, place) group_left () {since}"
+
+
 OPEN_SINCE = Aggregate(
     "incident:open:timestamp",
     "Since when an incident is active",
+    _of_open(f"min by ({KEY}) ({_since(PLACES.record)})"),
+    _ROW,
+)
+# A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that link, if
+# nothing else holds up their job.
+_OWNER = ", ".join(LABELS[Place.JOB])
+_JOB, _DEVICE, _DEVICE_ONLY = f"cluster, {_OWNER}", ", ".join(DEVICE), ", ".join(DEVICE[1:])
+_WAITING_CLASS = f'{CLASS}{{class=~"{"|".join(WAITING_CLASSES)}"}}'
+
+
+def _of_jobs(modes: Iterable[FailureMode], more: str = "") -> str:
+    names = "|".join(mode.name for mode in modes if mode.name in HOLD_UP)
+    return f'{PLACES.record}{{alertname=~"{names}", workload!=""{more}}}'
+
+
+def _holding(more: str = "") -> str:
+    """Return the alerts for which ranks of their job wait, except for those about links."""
+    others = [mode for mode in MODES if mode.name not in LINKS | STOPS]
+    stopping = _of_jobs((mode for mode in MODES if mode.name in STOPS), more)
+    stalled = f'{ALL.record}{{alertname=~"{"|".join(STALLS)}", workload!=""}}'
+    always = _of_jobs((mode for mode in others if mode.cause is Cause.PEERS), more)
+    unless_waiting = _of_jobs((mode for mode in others if mode.cause is not Cause.PEERS), more)
+    return (
+        f"{always}\nor\n({unless_waiting} unless on ({_DEVICE}) {_WAITING_CLASS})\nor\n"
+        f"({stopping} and on ({_JOB}) {stalled} unless on ({_DEVICE}) {_WAITING_CLASS})"
+    )
+
+
+_OF_LINKS = _of_jobs(mode for mode in MODES if mode.name in LINKS)
+HOLDERS = Aggregate(
+    "incident:holder:alerts",
+    "Causes of incidents for which waiting ranks of the same job wait",
+    f"""{_holding()}
+or
+({_OF_LINKS} unless on ({_JOB}) (
+{indent(_holding(', severity!="info"'), "  ")}
+))""",
+    (*_LABELS, "place"),
+)
+HELD = Aggregate(
+    "incident:held:timestamp",
+    "Jobs whose waiting ranks wait for an incident, and since when it is active",
+    f"min by ({_JOB}) ({_since(HOLDERS.record)})",
+    LABELS[Place.JOB],
+)
+_HELD_BY = f"group by ({KEY}, {_OWNER}) ({HOLDERS.record})"
+_OF_GPUS, _OF_NODES = f'{PLACES.record}{{UUID!=""}}', f'{PLACES.record}{{node!=""}}'
+_CULPRIT_GPUS = f"group by ({KEY}, {_DEVICE_ONLY}) ({_OF_GPUS})"
+# An alert about a whole job: all of its GPUs are in the incident.
+_OF_WHOLE = f'group by ({KEY}, {_OWNER}) ({PLACES.record}{{UUID="", workload!=""}})'
+
+
+def _of_job(values: str, of: str = _HELD_BY) -> str:
+    """Return for each incident the values of its jobs."""
+    return f"{of} * on ({_JOB}) group_left () {values}"
+
+
+def _total(*parts: str) -> str:
+    """Return the sum of values of incidents, of which each may be missing."""
+    named = (f'label_replace({part}, "part", "{number}", "", "")' for number, part in enumerate(parts))
+    return f"sum by ({KEY}) (\n{indent(_any(named), '  ')}\n)"
+
+
+_CULPRITS = f"""count by ({KEY}) (
+  {_CULPRIT_GPUS}
+  unless
+  group by ({KEY}, {_DEVICE_ONLY}) (
+    {_OF_GPUS} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({_DEVICE}) ({WAITS})
+  )
+)"""
+OPEN_GPUS = Aggregate(
+    "incident:open:gpus",
+    "GPUs that an incident hits: those that cause it, and those that wait for them",
     _of_open(
-        f"min by ({KEY}) ({PLACES.record} * 0 + ignoring (alertstate, place) group_left () "
-        f'({SINCE.record} or ALERTS_FOR_STATE{{domain=~"{_DOMAINS}"}}))'
+        f"max by ({KEY}) ({_of_job(GPUS.record, _OF_WHOLE)})\nor\n"
+        + _total(_CULPRITS, f"sum by ({KEY}) ({_of_job(f'sum by ({_JOB}) ({WAITING.record})')})")
     ),
+    _ROW,
+)
+_OF_FAULT = f"cluster, {CAUSE}, {XID}"
+_CULPRIT_NODES = f"""count by ({KEY}) (
+  group by ({KEY}, node) ({_OF_NODES})
+  unless
+  group by ({KEY}, node) (
+    {_OF_NODES} and on ({KEY}, {_OWNER}) {HOLDERS.record} and on ({_JOB}, node) {WAITING.record}
+  )
+)"""
+_NODES_OF_JOB = f"count by ({_JOB}) (group by ({_JOB}, node) ({SHARE.record}))"
+OPEN_NODES = Aggregate(
+    "incident:open:nodes",
+    "Nodes with GPUs that an incident hits",
+    _of_open(
+        f"max by ({KEY}) ({_of_job(_NODES_OF_JOB, _OF_WHOLE)})\nor\n"
+        + _total(_CULPRIT_NODES, f"max by ({KEY}) ({_of_job(f'count by ({_JOB}) ({WAITING.record})')})")
+    )
+    + f"\nor\n{_of_open(f'count by ({_OF_FAULT}) ({FAULTS})', _OF_FAULT)}",
+    _ROW,
+)
+_OWNED = f"group by ({_DEVICE}, {_OWNER}) ({SHARE.record})"
+_OWN_OF_JOB = f"sum by ({_JOB}) ({OWN_WASTE} * on ({_DEVICE}) group_left ({_OWNER}) {_OWNED})"
+OPEN_COST = Aggregate(
+    "incident:open:usd_per_hour",
+    "Price of the GPU time that an incident costs: what its own GPUs waste, and the time in which others wait for them",
+    _of_open(
+        "("
+        + _total(
+            f"max by ({KEY}) ({_of_job(_OWN_OF_JOB, _OF_WHOLE)})\nor\n"
+            f"sum by ({KEY}) ({_CULPRIT_GPUS} * on ({_DEVICE}) group_left () {OWN_WASTE})",
+            f"sum by ({KEY}) ({_of_job(f'sum by ({_JOB}) ({WAITING_TIME.record})')})",
+        )
+        + ") * {usdPerGpuHour}"
+    )
+    + f"\nor\n0 * {OPEN.record}",
     _ROW,
 )
 
@@ -196,4 +304,6 @@ OPEN_EXPLAINED = Aggregate(
 )
 # Read by an alert that must fire soon.
 ALERTS = (FIRING, ALL, NODES)
-INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, OPEN_GPUS, OPEN_NODES, SINCE, OPEN_SINCE, OPEN_EXPLAINED)
+INCIDENTS = (EXPLAINED, CAUSES, PLACES, OPEN, SINCE, OPEN_SINCE, OPEN_EXPLAINED)
+# Whom they hit, which needs the shares of the time of all GPUs.
+COSTS = (HOLDERS, HELD, OPEN_GPUS, OPEN_NODES, OPEN_COST)

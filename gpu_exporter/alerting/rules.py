@@ -157,8 +157,8 @@ def _recorded_windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
             yield Over(over.signal, over.fn, over.window)
 
 
-def _cost(prices: Limits) -> Iterator[Rule]:
-    for each in (*aggregates.COSTS, training_jobs.TOKEN_COST):
+def _priced(of: Iterable[aggregates.Aggregate], prices: Limits) -> Iterator[Rule]:
+    for each in of:
         yield _record(each.record, with_limits(each.expression, PRICES, prices))
 
 
@@ -202,7 +202,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup("gpu-time", _time_shares(limits), SLOWEST),
         RuleGroup("gpu-jobs", _aggregates(training_jobs.JOBS), SLOW),
         RuleGroup("gpu-progress", _aggregates(training_jobs.PROMPT), PROMPT),
-        RuleGroup("gpu-accounting", list(_cost(limits)), SLOW),
+        RuleGroup("gpu-accounting", list(_priced((*aggregates.COSTS, training_jobs.TOKEN_COST), limits)), SLOW),
         RuleGroup("gpu-reports", _aggregates(hourly_sums.REPORTS), hourly_sums.EVERY),
         RuleGroup("gpu-fleet", _aggregates(aggregates.FLEET), SLOW),
         RuleGroup("gpu-roofline", _aggregates(roofline.ROOFLINE), SLOW),
@@ -211,6 +211,7 @@ def _recorded(limits: Limits) -> Groups:
         RuleGroup("gpu-controller", _aggregates(remediation.REMEDIATION)),
         RuleGroup("gpu-alerts", _aggregates(incidents.ALERTS), FASTEST),
         RuleGroup("gpu-incidents", _aggregates(incidents.INCIDENTS)),
+        RuleGroup("gpu-incident-costs", list(_priced(incidents.COSTS, limits))),
     ]
 
 

@@ -15,6 +15,7 @@ ALL = "all"
 # What dashboards of a domain read, and few alerts or none.
 _GROUPS: Mapping[str, Domain] = {
     "gpu-accounting": Domain.COST,
+    "gpu-incident-costs": Domain.COST,
     "gpu-reports": Domain.COST,
     "gpu-allocation": Domain.COST,
     "gpu-jobs": Domain.DISTRIBUTED,

@@ -80,7 +80,9 @@ class PageHandler(Handler):
             return listed
         if len(self.endpoints) <= MOST_FOLLOWED or any(each.health is not Health.HEALTHY for each in snapshot.verdicts):
             live.asked()
-        return listed._replace(incidents=live.monitor.incidents(trusted=self.is_trusted(endpoint)))
+        trusted = self.is_trusted(endpoint)
+        incidents, waits = live.monitor.incidents(trusted=trusted), live.monitor.waits(trusted=trusted)
+        return listed._replace(incidents=incidents, waits=waits)
 
     head = get
 

@@ -45,7 +45,9 @@ WINDOW = 300.0
 CLASS = "gpu:bottleneck:class"
 # Only without profiling counters: it stands for several classes, which only these counters can tell apart.
 LOW_POWER_CLASS = "low-power"
-LOW_POWER_CLASSES = frozenset({"waiting", "communicating", "underfilled", "fake-load", "pcie-bound"})
+# The load of a GPU that only looks busy: all of its time is wasted.
+FAKE_LOAD = "fake-load"
+LOW_POWER_CLASSES = frozenset({"waiting", "communicating", "underfilled", FAKE_LOAD, "pcie-bound"})
 
 # fmt: off
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle", a.TIME)
@@ -235,7 +237,7 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         Cause.COPIES,
     ),
     Bottleneck(
-        "fake-load",
+        FAKE_LOAD,
         Unless(
             And(Compare(DRAM, "<", QUIET_DRAM), And(BUSY, Compare(SM, "<", EMPTY_SM))),
             Or(MOVES, TRAFFIC),
@@ -331,6 +333,8 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     ),
 )
 BY_NAME = {bottleneck.name: bottleneck for bottleneck in BOTTLENECKS}
+# The classes of ranks that wait for others.
+WAITING_CLASSES = tuple(bottleneck.name for bottleneck in BOTTLENECKS if bottleneck.cause is Cause.PEERS)
 LOST = Compare(Over(s.UP), "==", 0.0)
 CLASSIFICATION = Classification(CLASS, {bottleneck.name: bottleneck.condition for bottleneck in BOTTLENECKS}, LOST)
 

@@ -27,6 +27,11 @@ class Cause(Enum):
         """Whether GPU time of this cause is lost."""
         return self not in (Cause.USEFUL, Cause.FAULT, Cause.CAPACITY)
 
+    @property
+    def is_waste(self) -> bool:
+        """Whether GPU time of this cause is wasted: lost, and not while a kernel runs that leaves SMs empty."""
+        return self.is_loss and self is not Cause.UNDERFILLED
+
 
 WORDS = {
     Cause.NO_PROCESS: "no process",
@@ -50,6 +55,10 @@ COLOURS = {
     Cause.USEFUL: "#73bf69",
 }
 SHARES = tuple(Cause)[:7]
+# GPUs that lose a smaller share of their time are not reported as losing time, and ranks that wait less, as waiting.
+LEAST_LOSS = 0.1
+# What an incident costs: time that its own GPUs waste, and time in which ranks that it holds up wait for them.
+OWN_CAUSES = tuple(cause for cause in SHARES if cause.is_waste and cause is not Cause.PEERS)
 
 
 class TraceCause(Enum):

@@ -336,10 +336,10 @@ CLOCK_EVENTS: Mapping[int, Fault] = {
 MARGIN = _degraded(
     "low_thermal_margin",
     Action.NONE,
-    "it is {value:.0f} °C below the temperature at which it slows down",
+    "it is {value:.0f} °C below its temperature limit",
     "Thermal margin",
     "GpuThermalMarginLow",
-    below_zero="it is {value:.0f} °C above the temperature at which it slows down",
+    below_zero="it is {value:.0f} °C above its temperature limit",
 )
 PCIE = _degraded(
     "pcie_link_degraded",

@@ -63,6 +63,16 @@ class Diagnosis:
         return max(self.shares, key=lambda cause: self.shares[cause], default=None)
 
     @property
+    def waits(self) -> bool:
+        """Whether it is seen to wait for other ranks, which costs it most of its time or is its class.
+
+        A job that computes communicates as well: its ranks spend some of their time waiting.
+        """
+        share = self.shares.get(Cause.PEERS)
+        is_class = self.bottleneck is not None and self.bottleneck.cause is Cause.PEERS
+        return is_class or (share is not None and share == max(self.shares.values()))
+
+    @property
     def cause(self) -> Cause | None:
         """What its class blames; if that is nothing, what most of its time went to. None without a class."""
         return self.bottleneck.cause or self.largest if self.bottleneck else None

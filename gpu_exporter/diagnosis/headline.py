@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import project
+from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.faults import TELEMETRY
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
-from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.presence import RELEASED, explain
 from gpu_exporter.diagnosis.words import statement, subject
 from gpu_exporter.model.snapshot import UNREAD, GpuStatus

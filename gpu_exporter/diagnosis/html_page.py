@@ -116,8 +116,8 @@ def page(result: DiagnosisResult, *, mask: bool, price: float | None) -> str:
         report.hint(result.diagnoses),
     ]
     measured = {diagnosis.device: device for device, diagnosis in shown}
-    groups = report.groups(named.diagnoses)
     incidents = of_diagnoses(named.diagnoses)
+    groups = report.groups(named.diagnoses, incidents)
     return "".join(_document(_Content(named, incidents, groups, measured, [*filter(None, remarks)], price)))
 
 
@@ -209,8 +209,10 @@ def _overview(content: _Content) -> Iterator[str]:
 def _same_cells(group: Sequence[Diagnosis], content: _Content) -> Iterator[Sequence[str]]:
     """Yield rows of the table: GPUs whose other cells are the same share one."""
     rows: dict[tuple[str, ...], list[Diagnosis]] = defaultdict(list)
+    hit = incident_words.hit_by(content.incidents)
     for diagnosis in group:
-        row = cells(content.result.window, replace(diagnosis, device=content.measured[diagnosis.device]))
+        measured = replace(diagnosis, device=content.measured[diagnosis.device])
+        row = cells(content.result.window, measured, hit.get(diagnosis.device, ""))
         rows[tuple(row[title] for title in HEAD[1:])].append(diagnosis)
     for row_cells, folded in rows.items():
         yield names_of(folded).partition(" ")[2], *row_cells

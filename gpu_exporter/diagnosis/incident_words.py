@@ -6,20 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import summary
 from gpu_exporter.diagnosis.incidents import DiagnosedIncident, lost_gpus
-from gpu_exporter.diagnosis.loss import LEAST_LOSS
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.diagnosis.words import LONGEST_NAME, names_of
 from gpu_exporter.io.decoding import printable
 
 LONGEST_SENTENCE = 1000
-# When a mode was first found on a device, in Unix seconds.
-Since = Mapping[tuple[DeviceKey, str], float]
 # What the processes on GPUs do and where in their code, in lines, by UUID; only for those who may see profiles.
 Code = Mapping[str, Sequence[str]]
 NO_CODE: Code = {}
@@ -27,11 +25,9 @@ NO_CODE: Code = {}
 _IN_CODE = frozenset(mode.name for mode in MODES if mode.domain in (Domain.DISTRIBUTED, Domain.BOTTLENECK, Domain.COST))
 
 
-def as_dicts(
-    found: Iterable[DiagnosedIncident], price: float | None = None, since: Since | None = None
-) -> list[dict[str, Any]]:
+def as_dicts(found: Iterable[DiagnosedIncident], price: float | None = None) -> list[dict[str, Any]]:
     """Return incidents for JSON. `price` is in USD per GPU-hour."""
-    return [_as_dict(each, price, since or {}) for each in found]
+    return [_as_dict(each, price) for each in found]
 
 
 def total_cost(found: Iterable[DiagnosedIncident], price: float | None = None) -> dict[str, float]:
@@ -45,14 +41,13 @@ def _cost(found: Iterable[DiagnosedIncident], price: float | None) -> dict[str, 
     return {"lost_gpu_hours_per_hour": round(lost, 2), **in_money}
 
 
-def _as_dict(found: DiagnosedIncident, price: float | None, since: Since) -> dict[str, Any]:
+def _as_dict(found: DiagnosedIncident, price: float | None) -> dict[str, Any]:
     incident = found.incident
-    keys = [(diagnosis.device, incident.mode.name) for diagnosis in found.culprits]
     return {
         "cause": incident.mode.name,
         "severity": incident.severity.value,
         "words": sentence(found),
-        "since": min((since[key] for key in keys if key in since), default=None),
+        "since": found.since,
         "culprits": [_gpu(diagnosis) for diagnosis in found.culprits],
         "hit": [_gpu(diagnosis) for diagnosis in found.hit],
         "jobs": list(_jobs((*found.culprits, *found.hit))),
@@ -82,6 +77,25 @@ def sentence(found: DiagnosedIncident) -> str:
     return printable(words, LONGEST_SENTENCE)
 
 
+def hit_by(found: Iterable[DiagnosedIncident]) -> Mapping[DeviceKey, str]:
+    """Return for each GPU that needs attention only because of others: hit by GPU 3, of the first of several."""
+    urgent = [each for each in found if each.incident.severity is not Severity.INFO]
+    causes = {diagnosis.device for each in urgent for diagnosis in each.culprits}
+    words: dict[DeviceKey, str] = {}
+    for each in urgent:
+        nodes = {diagnosis.identity.node for diagnosis in each.culprits}
+        for diagnosis in each.hit:
+            if diagnosis.device not in causes:
+                here = nodes == {diagnosis.identity.node}
+                words.setdefault(diagnosis.device, f"hit by {(names_of if here else places)(each.culprits)}")
+    return words
+
+
+def hit_words(gpus: str) -> str:
+    """Return which other GPUs an incident hits, as the page, `top` and reports say it."""
+    return f"also hit: {gpus}"
+
+
 def places(diagnoses: Sequence[Diagnosis]) -> str:
     """Return GPUs with their nodes: GPU 1 on node-a, GPUs 0-3 on node-b."""
     nodes: dict[str, list[Diagnosis]] = defaultdict(list)
@@ -107,7 +121,7 @@ def facts(found: DiagnosedIncident, price: float | None = None, code: Code = NO_
     explains = f", which explains {', '.join(incident.explained)}" if incident.effects else ""
     yield f"cause: {incident.mode.name}{explains}"
     if found.hit:
-        yield f"also hit: {places(found.hit)}"
+        yield hit_words(places(found.hit))
     if lost >= LEAST_LOSS:
         money = f" ({lost * price:,.2f} USD)" if price is not None else ""
         yield f"costs {lost:.1f} GPU-hours an hour{money}"

@@ -7,21 +7,25 @@ modes declare (`catalogue/failure_modes/relation.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gpu_exporter.catalogue.causes import Cause
-from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
+from gpu_exporter.catalogue.bottlenecks import FAKE_LOAD
+from gpu_exporter.catalogue.causes import LEAST_LOSS, OWN_CAUSES, Cause
+from gpu_exporter.catalogue.failure_modes import EFFECTS, HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import LABELS, is_of_job
 from gpu_exporter.diagnosis.diagnose import Diagnosis
-from gpu_exporter.diagnosis.loss import LEAST_LOSS, lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
 
 _ORDER = {mode.name: place for place, mode in enumerate(MODES)}
 _SEVERITIES = list(Severity)
-# The ranks of a job wait for the cause of what explains this mode. A job that stands still has its own findings.
-WAITS_FOR_ALL = "GpuCommunicationBound"
+# A GPU that does not answer while its exporter and its driver do.
+LOST = "GpuLost"
+# When a mode was first found on a device, in Unix seconds.
+Since = Mapping[tuple[DeviceKey, str], float]
+# Cluster, namespace and workload.
+Job = tuple[str, str, str]
 # What explains each mode, and in which place.
 _CAUSES = {
     mode.name: tuple((cause, place) for cause, effects in EFFECTS.items() for place in effects.get(mode.name, ()))
@@ -131,11 +135,17 @@ def _explaining(finding: PlacedMode, at: _Index) -> Iterator[PlacedMode]:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedIncident:
-    """An incident with the GPUs that cause it, and the others that it hits: its effects, and ranks that wait for it."""
+    """An incident with the GPUs that cause it, and the others that it hits: its effects, and ranks that wait for it.
+
+    `losses` is the share of the time that each of these GPUs loses by it. `since` is when it began, in Unix seconds;
+    None if that is unknown.
+    """
 
     incident: Incident
     culprits: tuple[Diagnosis, ...]
     hit: tuple[Diagnosis, ...]
+    losses: Mapping[DeviceKey, float] = field(default_factory=dict)
+    since: float | None = None
 
     @property
     def lost_gpus(self) -> float:
@@ -144,26 +154,48 @@ class DiagnosedIncident:
 
 
 def lost_gpus(found: Iterable[DiagnosedIncident]) -> float:
-    """Return how many GPU-hours the GPUs of incidents lose per hour: a GPU that is in several counts once.
+    """Return how many GPU-hours the GPUs of incidents lose per hour: a GPU that is in several counts once."""
+    losses: dict[DeviceKey, float] = defaultdict(float)
+    for each in found:
+        for device, share in each.losses.items():
+            losses[device] = max(losses[device], share)
+    return sum(losses.values())
 
-    One that does not answer loses all of its time.
-    """
-    gpus = {gpu.device: gpu for each in found for gpu in (*each.culprits, *each.hit)}
-    return sum(1.0 if gpu.is_down else lost(gpu.shares) for gpu in gpus.values())
 
-
-def of_diagnoses(diagnoses: Iterable[Diagnosis]) -> tuple[DiagnosedIncident, ...]:
-    """Return the incidents of diagnosed GPUs, the most urgent first."""
+def of_diagnoses(diagnoses: Iterable[Diagnosis], since: Since | None = None) -> tuple[DiagnosedIncident, ...]:
+    """Return the incidents of diagnosed GPUs in the order of `urgency`."""
     by_device: dict[DeviceKey, Diagnosis] = {}
-    waiting: dict[tuple[str, ...], list[DeviceKey]] = defaultdict(list)
+    waiting: dict[Job, list[DeviceKey]] = defaultdict(list)
     findings: list[PlacedMode] = []
     for diagnosis in diagnoses:
         device = diagnosis.device
         by_device[device] = diagnosis
         findings += _findings(diagnosis)
-        if diagnosis.identity.workload and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS:
+        if diagnosis.identity.workload and diagnosis.waits and diagnosis.shares.get(Cause.PEERS, 0.0) >= LEAST_LOSS:
             waiting[_job(diagnosis)].append(device)
-    return tuple(_diagnosed(incident, by_device, waiting) for incident in incidents(findings))
+    found = incidents(findings)
+    blamed = [_culprits(incident, by_device) for incident in found]
+    stalled = {_job(by_device[each.device]) for each in findings if each.device and each.mode.name in STALLS}
+    held_up = _held_up(found, blamed, stalled)
+    diagnosed = (
+        _diagnosed(*each, by_device, waiting, since or {}) for each in zip(found, blamed, held_up, strict=True)
+    )
+    return tuple(sorted(diagnosed, key=urgency))
+
+
+def urgency(found: DiagnosedIncident) -> tuple[int, float, float, int]:
+    """Return the place of an incident among others: by severity, then what costs more, then what began earlier.
+
+    Costs are compared as they are shown.
+    """
+    incident, since = found.incident, found.since if found.since is not None else float("inf")
+    return _SEVERITIES.index(incident.severity), -round(found.lost_gpus, 1), since, _ORDER[incident.mode.name]
+
+
+def order_of_causes(found: Sequence[DiagnosedIncident]) -> Callable[[Diagnosis], int]:
+    """Return the key that sorts GPUs as the incidents that they cause; those that cause none come last."""
+    places = {gpu.device: place for place, each in reversed(list(enumerate(found))) for gpu in each.culprits}
+    return lambda diagnosis: places.get(diagnosis.device, len(found))
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[PlacedMode]:
@@ -178,30 +210,77 @@ def _findings(diagnosis: Diagnosis) -> Iterator[PlacedMode]:
     yield from (PlacedMode(match.mode, labels, device) for match in diagnosis.matches)
 
 
-def _job(diagnosis: Diagnosis) -> tuple[str, ...]:
+def _job(diagnosis: Diagnosis) -> Job:
     return diagnosis.device.cluster, diagnosis.identity.namespace, diagnosis.identity.workload
+
+
+def _culprits(incident: Incident, by_device: Mapping[DeviceKey, Diagnosis]) -> list[Diagnosis]:
+    """Return the GPUs that cause an incident: of ranks that all are in a stall, those that wait for no other."""
+    causes = [by_device[finding.device] for finding in incident.causes if finding.device]
+    if incident.mode.cause is Cause.PEERS:
+        return [diagnosis for diagnosis in causes if not _waits(diagnosis)] or causes
+    return causes
+
+
+def _held_up(
+    found: Sequence[Incident], blamed: Sequence[Sequence[Diagnosis]], stalled: Collection[Job]
+) -> list[set[Job]]:
+    """Return the jobs whose waiting ranks wait for each incident.
+
+    A GPU that waits for others itself holds up nobody, unless its link is slow: then all ranks wait for that one,
+    provided that nothing else holds up their job. What stops a job holds up only one of those that stand still.
+    """
+    jobs: list[set[Job]] = [set() for _ in found]
+    taken: set[Job] = set()
+    for place, (incident, culprits) in enumerate(zip(found, blamed, strict=True)):
+        mode = incident.mode
+        if mode.name in HOLD_UP and mode.name not in LINKS:
+            always = mode.cause is Cause.PEERS
+            jobs[place] = {_job(each) for each in culprits if each.identity.workload and (always or not _waits(each))}
+            jobs[place] &= set(stalled) if mode.name in STOPS else jobs[place]
+            taken |= jobs[place] if mode.severity is not Severity.INFO else set()
+    for place, (incident, culprits) in enumerate(zip(found, blamed, strict=True)):
+        if incident.mode.name in LINKS:
+            jobs[place] = {_job(each) for each in culprits if each.identity.workload} - taken
+    return jobs
 
 
 def _diagnosed(
     incident: Incident,
+    culprits: Sequence[Diagnosis],
+    held_up: Collection[Job],
     by_device: Mapping[DeviceKey, Diagnosis],
-    waiting: Mapping[tuple[str, ...], Sequence[DeviceKey]],
+    waiting: Mapping[Job, Sequence[DeviceKey]],
+    since: Since,
 ) -> DiagnosedIncident:
-    """Return an incident with its GPUs. Of ranks that all are in a stall, those that wait for no other cause it."""
+    """Return an incident with its GPUs, and what they lose. A rank is hit only by what it waits for."""
     causes = [finding.device for finding in incident.causes if finding.device]
-    culprits = causes
-    if incident.mode.cause is Cause.PEERS:
-        culprits = [device for device in causes if not _waits(by_device[device])] or causes
-    hit = [*causes, *(finding.device for finding in incident.effects if finding.device)]
-    if Place.JOB in EFFECTS[incident.mode.name].get(WAITS_FOR_ALL, ()):
-        for job in dict.fromkeys(_job(by_device[device]) for device in causes):
-            hit += waiting.get(job, ())
-    others = dict.fromkeys(hit).keys() - set(culprits)
+    hit = [*causes]
+    for effect in incident.effects:
+        if effect.device and (effect.mode.cause is not Cause.PEERS or _job(by_device[effect.device]) in held_up):
+            hit.append(effect.device)
+    losses = {device: _own_waste(by_device[device]) for device in dict.fromkeys(causes)}
+    for job in held_up:
+        hit += waiting.get(job, ())
+        for device in waiting.get(job, ()):
+            losses[device] = losses.get(device, 0.0) + by_device[device].shares[Cause.PEERS]
+    others = dict.fromkeys(hit).keys() - {diagnosis.device for diagnosis in culprits}
+    began = [since[key] for diagnosis in culprits if (key := (diagnosis.device, incident.mode.name)) in since]
     return DiagnosedIncident(
         incident,
-        tuple(by_device[device] for device in culprits),
+        tuple(culprits),
         tuple(by_device[device] for device in dict.fromkeys(hit) if device in others),
+        losses,
+        min(began, default=None),
     )
+
+
+def _own_waste(diagnosis: Diagnosis) -> float:
+    """Return the share of the time that a GPU wastes, without waiting for other ranks: all if it is lost."""
+    is_lost = diagnosis.is_down and any(match.mode.name == LOST for match in diagnosis.matches)
+    if is_lost or (diagnosis.bottleneck and diagnosis.bottleneck.name == FAKE_LOAD):
+        return 1.0
+    return sum(diagnosis.shares.get(cause, 0.0) for cause in OWN_CAUSES)
 
 
 def _waits(diagnosis: Diagnosis) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpu_exporter.catalogue.causes import SHARES, WORDS, Cause
+from gpu_exporter.catalogue.causes import LEAST_LOSS, SHARES, WORDS, Cause
 from gpu_exporter.catalogue.roofline import NEAR_BEST, Headroom, Position
 from gpu_exporter.reports.numbers import percent
 
-# Shares below this are not printed, and GPUs that lose less are not reported as losing time.
-LEAST_SHARE, LEAST_LOSS = 0.01, 0.1
+# Shares below this are not printed.
+LEAST_SHARE = 0.01
 HOURS_PER_DAY = 24
 TimeShares = Mapping[Cause, float]
 

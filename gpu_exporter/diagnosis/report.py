@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue.bottlenecks import LOW_POWER_CLASS
+from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.project import DOCS
@@ -16,8 +17,8 @@ from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
-from gpu_exporter.diagnosis.incidents import of_diagnoses
-from gpu_exporter.diagnosis.loss import LEAST_LOSS, achieved, breakdown, limits, lost, next_step, summary
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
+from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
@@ -226,12 +227,17 @@ def lines(
     incidents = of_diagnoses(diagnoses)
     yield from (line for line, _ in incident_words.lines(incidents, price, code))
     said = incident_words.advice(incidents)
-    for group in groups(diagnoses, every=every):
+    for group in groups(diagnoses, incidents, every=every):
         yield from _block(group, said, every=every, verbose=verbose)
 
 
-def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[Diagnosis]]:
-    """Return GPUs with identical findings together, the worst first; with `every`, also what could not be judged."""
+def groups(
+    diagnoses: Sequence[Diagnosis], incidents: Sequence[DiagnosedIncident], *, every: bool = False
+) -> list[list[Diagnosis]]:
+    """Return GPUs with identical findings together, the worst first; with `every`, also what could not be judged.
+
+    Of those that are as urgent, the ones that cause an incident are in its order.
+    """
     found: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(is_reported, diagnoses):
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
@@ -242,7 +248,8 @@ def groups(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> list[list[
         down = diagnosis.is_down and diagnosis.identity.down
         kind = (bool(diagnosis.device.instance), diagnosis.approximate)
         found[where, kind, bottleneck, down, modes, unknown, reached].append(diagnosis)
-    return sorted(found.values(), key=lambda group: urgency(group[0]))
+    place = order_of_causes(incidents)
+    return sorted(found.values(), key=lambda group: (urgency(group[0]), min(map(place, group))))
 
 
 def urgency(diagnosis: Diagnosis) -> int:

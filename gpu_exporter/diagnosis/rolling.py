@@ -150,7 +150,7 @@ class Current:
         """Return the same with other names of owners and processes."""
         diagnoses = {device: names.owner(diagnosis) for device, diagnosis in self.diagnoses.items()}
         jobs = {diagnoses[ranks[0].device].identity.job: ranks for ranks in self.jobs.values()}
-        incidents = as_dicts(of_diagnoses(diagnoses.values()), since=self.since)
+        incidents = as_dicts(of_diagnoses(diagnoses.values(), self.since))
         return replace(self, diagnoses=diagnoses, jobs=jobs, incidents=incidents)
 
 
@@ -178,8 +178,8 @@ class Watch:
         window = self._signals.recent()
         diagnoses = {each.device: each for each in diagnose(window) if each.device.uuid in listed}
         since = self._since(snapshot.at, diagnoses)
-        found = of_diagnoses(diagnoses.values())
-        incidents, jobs = as_dicts(found, since=since), _jobs(window, diagnoses)
+        found = of_diagnoses(diagnoses.values(), since)
+        incidents, jobs = as_dicts(found), _jobs(window, diagnoses)
         self.current = Current(snapshot.at, diagnoses, since, jobs, incidents, total_cost(found))
 
     def _since(self, at: float, diagnoses: Mapping[DeviceKey, Diagnosis]) -> Mapping[tuple[DeviceKey, str], float]:
@@ -215,6 +215,6 @@ def _state(window: Window, diagnosis: Diagnosis) -> RankState:
         return RankState.WAITING if holds(SPINS.condition, window, device) else RankState.WAITED_FOR
     if diagnosis.cause is None or not diagnosis.shares:
         return RankState.UNKNOWN
-    if Cause.PEERS in (diagnosis.cause, diagnosis.largest):
+    if diagnosis.waits:
         return RankState.WAITING
     return RankState.WORKING if diagnosis.cause is Cause.USEFUL else RankState.LIMITED

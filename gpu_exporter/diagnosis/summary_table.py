@@ -16,16 +16,20 @@ from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.io.decoding import printable
 
-HEAD = ("GPU", "MODEL", "CLASS", "SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOST", "MOSTLY", "FINDING", "OWNER")
-RIGHT = frozenset(("SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOST"))
+HEAD = ("GPU", "MODEL", "CLASS", "SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOSS", "MOSTLY", "FINDING", "OWNER")
+RIGHT = frozenset(("SM", "TENSOR", "DRAM", "POWER", "TEMP", "LOSS"))
 # What is left out first where a line has no room.
-LEAST = ("MOSTLY", "MODEL", "TEMP", "POWER", "DRAM", "OWNER", "TENSOR", "SM", "LOST")
+LEAST = ("MOSTLY", "MODEL", "TEMP", "POWER", "DRAM", "OWNER", "TENSOR", "SM", "LOSS")
 ABSENT, LONGEST = "-", 60
 Cells = Mapping[str, str]
 
 
-def cells(window: Window, diagnosis: Diagnosis) -> Cells:
-    """Return the cells of a GPU by their titles. A dash means that a value is unknown."""
+def cells(window: Window, diagnosis: Diagnosis, hit_by: str = "") -> Cells:
+    """Return the cells of a GPU by their titles. A dash means that a value is unknown.
+
+    What hits a GPU says more than a finding that is only info.
+    """
+    finding, severity = worst(diagnosis)
     device, identity, shares, largest = diagnosis.device, diagnosis.identity, diagnosis.shares, diagnosis.largest
     name = printable(identity.gpu or device.uuid, LONGEST)
     pod = identity.pod or identity.workload
@@ -39,9 +43,9 @@ def cells(window: Window, diagnosis: Diagnosis) -> Cells:
         "DRAM": _share(window, device, s.DRAM_ACTIVE),
         "POWER": _amount(window, device, s.POWER, "W"),
         "TEMP": _amount(window, device, s.GPU_TEMP, "C"),
-        "LOST": f"{lost(shares):.0%}" if shares else ABSENT,
+        "LOSS": f"{lost(shares):.0%}" if shares else ABSENT,
         "MOSTLY": WORDS[largest] if largest else ABSENT,
-        "FINDING": worst(diagnosis)[0],
+        "FINDING": hit_by if hit_by and severity in (None, Severity.INFO) else finding,
         "OWNER": printable(owner, LONGEST) or ABSENT,
     }
 

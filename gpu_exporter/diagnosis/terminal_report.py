@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.diagnosis import incident_words, report
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.incidents import of_diagnoses
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses, order_of_causes
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.summary_table import aligned, cells
 from gpu_exporter.diagnosis.window import Window
@@ -64,8 +64,8 @@ def lines(
 ) -> Iterator[str]:
     """Yield the report, wrapped between words to `width` columns. `every` and `verbose` are those of `report.lines`."""
     width = min(max(width, NARROWEST), WIDEST)
-    yield from _table(diagnoses, window, width, style)
     incidents = of_diagnoses(diagnoses)
+    yield from _table(diagnoses, window, width, style, incidents)
     of_incidents = list(incident_words.lines(incidents, price, code))
     if of_incidents:
         yield ""
@@ -74,17 +74,21 @@ def lines(
         found = _wrapped(text, width, " " * indent, " " * (indent + 2))
         yield from (style(line, STYLES[severity]) if severity else line for line in found)
     said = incident_words.advice(incidents)
-    for group in report.groups(diagnoses, every=every):
+    for group in report.groups(diagnoses, incidents, every=every):
         yield ""
         for text, name, first, rest in _block(group, diagnoses, said, every=every, verbose=verbose):
             yield from (style(line, name) if name else line for line in _wrapped(text, width, first, rest))
 
 
-def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style) -> Iterator[str]:
+def _table(
+    diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style, incidents: Sequence[DiagnosedIncident]
+) -> Iterator[str]:
+    place, hit_by = order_of_causes(incidents), incident_words.hit_by(incidents)
     shown = sorted(
-        filter(report.is_reported, diagnoses), key=lambda each: (report.urgency(each), -round(lost(each.shares), 1))
+        filter(report.is_reported, diagnoses),
+        key=lambda each: (report.urgency(each), place(each), -round(lost(each.shares), 1)),
     )
-    head, *rows = aligned([cells(window, diagnosis) for diagnosis in shown], width)
+    head, *rows = aligned([cells(window, diagnosis, hit_by.get(diagnosis.device, "")) for diagnosis in shown], width)
     yield style(head, "title")
     for row, diagnosis in zip(rows, shown, strict=True):
         yield style(row, _style_of(diagnosis))

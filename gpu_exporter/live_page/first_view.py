@@ -33,7 +33,7 @@ def problems(answer: Mapping[str, Any], root: str) -> str:
 def _problem(problem: Mapping[str, Any], now: float, root: str) -> Iterator[str]:
     yield f"<p>{_badge(problem)} <strong>{escape(problem['words'])}</strong></p>"
     about = [
-        escape(f"also hit: {problem['also_hit']}") if problem["also_hit"] else "",
+        escape(problem["also_hit"]),
         escape(problem["owner"]),
         _since(problem["since"], now),
         escape(problem["cost"]),

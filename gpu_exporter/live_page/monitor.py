@@ -19,11 +19,12 @@ from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_ju
 from gpu_exporter.diagnosis.incident_words import Code, with_code
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
-from gpu_exporter.diagnosis.rolling import Current, Watch
+from gpu_exporter.diagnosis.rolling import Current, RankState, Watch
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.words import names_of
 from gpu_exporter.health import fitness
 from gpu_exporter.live_page.history import NO_CLASS, POINTS, STEP_SECONDS, LiveHistory
-from gpu_exporter.live_page.summary import id_of, summarise
+from gpu_exporter.live_page.summary import explained_jobs, id_of, summarise, waiting_words
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.node_answer import VERSION
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -329,6 +330,20 @@ class LiveMonitor:
     def incidents(self, *, trusted: bool = False) -> Sequence[Mapping[str, Any]]:
         """Return the incidents of the last diagnosis, as in JSON."""
         return self._shown(trusted=trusted).incidents
+
+    def waits(self, *, trusted: bool = False) -> Sequence[str]:
+        """Return which ranks of jobs wait although no incident of this node says why, in words."""
+        current = self._shown(trusted=trusted)
+        explained = explained_jobs(current.incidents)
+        found = []
+        for job, ranks in current.jobs.items():
+            waiting, slow = (
+                [current.diagnoses[rank.device] for rank in ranks if rank.state is state]
+                for state in (RankState.WAITING, RankState.WAITED_FOR)
+            )
+            if waiting and job not in explained:
+                found.append(waiting_words(job, names_of(waiting), len(waiting), names_of(slow) if slow else ""))
+        return found
 
     def incidents_json(self, *, trusted: bool = False) -> bytes:
         """Return the incidents of the last diagnosis as JSON: see docs/api.md."""

@@ -16,18 +16,19 @@ from gpu_exporter.pipeline.pages import NO_METRICS_YET
 
 # How many problems of a node are listed.
 MOST_PROBLEMS = 3
-NOT_READ = "not read yet"
+NOT_READ, HIT = "not read yet", "hit"
 
 
 class ListedNode(NamedTuple):
     """A node below `prefix`: its latest snapshot, and why it has no new metrics; empty if it has. Incidents are as in
-    JSON."""
+    JSON, `waits` says which of its ranks wait although none of its incidents says why."""
 
     prefix: str
     name: str
     snapshot: Snapshot | None
     problem: str
     incidents: Sequence[Mapping[str, Any]] = ()
+    waits: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,24 @@ class _Row:
     health: Health
     words: str
     incidents: Sequence[Mapping[str, Any]] = ()
+    waits: Sequence[str] = ()
     read: bool = True
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether it is only hit, by an incident of another node."""
+        return self.health is Health.HEALTHY and bool(self.waits) and not self.incidents
 
     @property
     def urgency(self) -> tuple[Health, int]:
         """How urgent it is to look at the node: a healthy one may have incidents, too."""
         critical = any(each["severity"] == "critical" for each in self.incidents)
-        return self.health, 2 if critical else int(bool(self.incidents))
+        return self.health, 3 if critical else 2 if self.incidents else int(bool(self.waits))
 
     @property
     def state(self) -> str:
         """The health for people."""
-        return self.health.value if self.read else NOT_READ
+        return HIT if self.is_hit else self.health.value if self.read else NOT_READ
 
 
 def list_values(nodes: Sequence[ListedNode]) -> Mapping[str, str]:
@@ -84,15 +91,20 @@ def _row(node: ListedNode) -> _Row:
     # Incidents say more than the verdicts from which they follow.
     parts = [f"{missing} of the expected GPUs missing"] if missing else []
     parts += [] if shown else problems[:MOST_PROBLEMS] + more
-    return _Row(node.prefix, node.name, len(snapshot.gpus), worst, " · ".join(parts), shown)
+    return _Row(node.prefix, node.name, len(snapshot.gpus), worst, " · ".join(parts), shown, node.waits)
 
 
 def _summary(nodes: Sequence[_Row]) -> str:
-    counts = Counter(node.state for node in nodes)
+    counts = Counter(node.health.value if node.read else NOT_READ for node in nodes)
     states = [*(health.value for health in reversed(Health) if health is not Health.HEALTHY), NOT_READ]
     others = [f"{counts[state]} {state}" for state in states if counts[state]]
-    hit = sum(node.health is Health.HEALTHY and bool(node.incidents) for node in nodes)
-    but = f", but {hit} of them {'has' if hit == 1 else 'have'} incidents" if hit else ""
+    with_incidents = sum(node.health is Health.HEALTHY and bool(node.incidents) for node in nodes)
+    hit = sum(node.is_hit for node in nodes)
+    clauses = (
+        [f"{with_incidents} of them {'has' if with_incidents == 1 else 'have'} incidents"] if with_incidents else []
+    )
+    clauses += [f"{hit} of them {'is' if hit == 1 else 'are'} hit by others"] if hit else []
+    but = f", but {' and '.join(clauses)}" if clauses else ""
     return ", ".join([f"{counts[Health.HEALTHY.value]} of {len(nodes)} nodes healthy{but}", *others])
 
 
@@ -106,7 +118,7 @@ def _banner(snapshot: Snapshot | None) -> str:
 def _rows(nodes: list[_Row]) -> str:
     return "".join(
         f'<tr><th scope="row"><a href="{html.escape(node.prefix[1:])}/">{html.escape(node.name)}</a></th>'
-        f'<td><span class="badge {node.health.value}">{node.state.capitalize()}</span></td>'
+        f'<td><span class="badge {"warn" if node.is_hit else node.health.value}">{node.state.capitalize()}</span></td>'
         f"<td>{'' if node.gpus is None else node.gpus}</td><td>{_incidents(node)}</td></tr>"
         for node in nodes
     )
@@ -120,5 +132,6 @@ def _incidents(node: _Row) -> str:
         f" {html.escape(each['words'])}</p>"
         for each in node.incidents[:MOST_PROBLEMS]
     ]
+    lines += [f"<p>{html.escape(words)}</p>" for words in node.waits[:MOST_PROBLEMS]]
     hidden = len(node.incidents) - MOST_PROBLEMS
     return "".join([*lines, f"<p>{hidden} more</p>" if hidden > 0 else ""])

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.catalogue.causes import LEAST_LOSS, WORDS, Cause
 from gpu_exporter.diagnosis.headline import STYLES
-from gpu_exporter.diagnosis.loss import LEAST_LOSS
+from gpu_exporter.diagnosis.incident_words import hit_words
 from gpu_exporter.diagnosis.rolling import RankState
 from gpu_exporter.diagnosis.words import named
 from gpu_exporter.model.verdict import Action, Health
@@ -120,7 +120,7 @@ def _incidents(by_id: Mapping[str, Entry], incidents: Sequence[Entry]) -> Iterat
             words=words,
             gpus=[entry["id"] for entry in gpus],
             hit=[entry["id"] for entry in hit],
-            also_hit=names_of_entries(hit) if hit else "",
+            also_hit=hit_words(names_of_entries(hit)) if hit else "",
             owner=_owner(gpus, incident),
             since=min(filter(None, (incident["since"], *(each["since"] for each in sick))), default=None),
             cost=_cost(incident["lost_gpu_hours_per_hour"]),
@@ -193,7 +193,7 @@ def _missing(number: int) -> Iterator[PageProblem]:
 
 def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Sequence[Entry]) -> Iterator[PageProblem]:
     """Yield the jobs whose ranks wait for one of them, if no incident says why."""
-    explained = {job for incident in incidents if incident["severity"] != "info" for job in incident["jobs"]}
+    explained = explained_jobs(incidents)
     for job in jobs:
         waiting, slow = (
             [by_id[rank["id"]] for rank in job["ranks"] if rank["state"] == state.value and rank["id"] in by_id]
@@ -201,16 +201,25 @@ def _held_up(by_id: Mapping[str, Entry], jobs: Sequence[Entry], incidents: Seque
         )
         if not waiting or job["name"] in explained:
             continue
-        what = names_of_entries(slow) if slow else "a rank on another node"
-        verb = "waits" if len(waiting) == 1 else "wait"
+        slow_names = names_of_entries(slow) if slow else ""
         yield PageProblem(
             WARN,
             "Slow",
             f"job {job['name']} is slow",
-            f"Job {job['name']}: {names_of_entries(waiting)} {verb} for {what}",
+            waiting_words(job["name"], names_of_entries(waiting), len(waiting), slow_names),
             gpus=[entry["id"] for entry in slow],
             hit=[entry["id"] for entry in waiting],
         )
+
+
+def explained_jobs(incidents: Iterable[Entry]) -> set[str]:
+    """Return the jobs of incidents that need attention."""
+    return {job for incident in incidents if incident["severity"] != "info" for job in incident["jobs"]}
+
+
+def waiting_words(job: str, waiting: str, number: int, slow: str) -> str:
+    """Return what some ranks of a job wait for, as a sentence. `slow` names the ranks of this node that hold it up."""
+    return f"Job {job}: {waiting} {'waits' if number == 1 else 'wait'} for {slow or 'a rank on another node'}"
 
 
 def _health(entries: Sequence[Entry], missing: int) -> str:
@@ -249,11 +258,14 @@ def _title(entries: Sequence[Entry], problems: Sequence[PageProblem], missing: i
 def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Mapping[str, Entry]) -> Judgement:
     """Return the judgement of a GPU: a cause, a victim, or neither."""
     line, health = entry["headline"], Health(entry["health"])
+    # The problem above, and the opened row, say what to do: a row has no room for it.
+    of_verdict = entry["up"] and entry["problems"]
+    said = line["words"].partition(": ")[0] if of_verdict else line["words"]
     for problem in problems:
         if entry["id"] in problem.gpus:
             healthy = health in (Health.HEALTHY, Health.UNKNOWN) and problem.badge.lower() != entry["health"]
             badge = ("Cause" if problem.hit else problem.badge) if healthy else health.value.capitalize()
-            return Judgement(problem.tone, badge, line["words"], line["since"])
+            return Judgement(problem.tone, badge, said, line["since"])
     for problem in problems:
         if entry["id"] in problem.hit:
             causes = [by_id[gpu] for gpu in problem.gpus]
@@ -261,7 +273,7 @@ def _judged(entry: Entry, state: str, problems: Sequence[PageProblem], by_id: Ma
     if health is Health.HEALTHY and state in _RANKS:
         return Judgement(*_RANKS[state])
     since = line["since"] if line["severity"] == "info" else None
-    words = largest_loss(entry["time"]) if line["severity"] == "ok" else line["words"]
+    words = largest_loss(entry["time"]) if line["severity"] == "ok" else said
     return Judgement(TONES[health], health.value.capitalize(), words, since)
 
 

@@ -29,6 +29,7 @@ def detail(row: GpuRow, now: float, width: int, marks: Glyphs, view: View) -> li
         lines += wrapped(why or f"It does not answer: {row.down}.", width, "  ", "bad", first="  ")
         return [*lines, *_findings(row, width, view)]
     lines += _class(row, now, width, view.since)
+    lines += wrapped(row.hit_by, width, "  ", first="  ") if row.hit_by else []
     lines += _findings(row, width, view)
     lines += _gauges(row, width, marks)
     lines += _time(row, width)

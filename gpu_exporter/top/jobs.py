@@ -14,6 +14,8 @@ from gpu_exporter.top.numbers import ABSENT
 from gpu_exporter.top.state import GpuRow
 
 GPUS, SM, POWER, LOST = 14, 12, 8, 12
+# Not "lost GPUs", which are those that do not answer.
+TIME_LOST = "TIME LOST"
 # The narrowest columns of the job and its finding.
 LEAST_NAME, LEAST_FINDING = 12, 16
 MOST_NAME = 48
@@ -36,8 +38,8 @@ def job_lines(rows: Sequence[GpuRow], width: int, marks: Glyphs) -> list[Line]:
         return []
     left = width - 2 - (GPUS + SM + POWER + LOST + 5)
     name_width = min(max(LEAST_NAME, *map(len, found)), max(LEAST_NAME, left - LEAST_FINDING), MOST_NAME)
-    titles = ((name_width, "JOB"), (GPUS, "GPUS"), (SM, "SM"), (POWER, "POWER"), (LOST, "LOST GPUS"))
-    head = " ".join(fit(title, size, right=title in ("POWER", "LOST GPUS")) for size, title in titles)
+    titles = ((name_width, "JOB"), (GPUS, "GPUS"), (SM, "SM"), (POWER, "POWER"), (LOST, TIME_LOST))
+    head = " ".join(fit(title, size, right=title in ("POWER", TIME_LOST)) for size, title in titles)
     lines: list[Line] = [cut((Span(f"  {head} FINDING", "head"),), width)]
     return lines + [cut(_line(name, ranks, name_width, marks), width) for name, ranks in found.items()]
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.headline import STYLES
+from gpu_exporter.diagnosis.incident_words import hit_words
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.words import named
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.reports.numbers import whole_duration
 from gpu_exporter.top.detail import detail, lasted
@@ -38,15 +40,17 @@ HELP = (
 )
 ABOUT = (
     "HEALTH is the verdict of the exporter, CLASS what limits the GPU, and FINDING the worst failure mode, over the"
-    " last seconds (--for). LOST is the share of time lost. A dash means that a value cannot be read."
+    " last seconds (--for). LOSS is the share of its time that a GPU loses. A dash means that a value cannot be read."
 )
 
 
-def _urgency(row: GpuRow) -> tuple[float, ...]:
+def _urgency(row: GpuRow, place: int = 0) -> tuple[float, ...]:
+    """Return the place of a GPU among others; `place` is that of the first incident that it causes."""
     order = list(Severity)
     matches = row.diagnosis.matches if row.diagnosis else ()
     worst = min((order.index(match.mode.severity) for match in matches), default=len(order))
-    return (not (row.gone or row.down), row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
+    is_degraded, is_down = row.health == DEGRADED, bool(row.gone or row.down)
+    return (not is_down, row.health != UNHEALTHY, place, not is_degraded, worst, -round(_lost(row), 1))
 
 
 def _lost(row: GpuRow) -> float:
@@ -189,12 +193,15 @@ class Screen:
     def _rows(self, view: View) -> list[GpuRow]:
         wanted, key = self.filter.lower(), ORDERS[self.order]
         rows = [row for row in view.gpus if not wanted or wanted in _searched(row)]
-        if key is _urgency:  # of the ranks that a hang hits, the one that others wait for is the first
-            culprits = {
-                (gpu.get("UUID"), gpu.get("GPU_I_ID", "")) for each in view.incidents for gpu in each["culprits"]
+        if key is _urgency:  # in the order of their incidents, as on the page
+            urgent = [each for each in view.incidents if each["severity"] != "info"]
+            places = {
+                (gpu.get("UUID"), gpu.get("GPU_I_ID", "")): place
+                for place, each in reversed(list(enumerate(urgent)))
+                for gpu in each["culprits"]
             }
-            rows.sort(key=lambda row: (row.key.uuid, row.key.instance) not in culprits)
-        if key:
+            rows.sort(key=lambda row: _urgency(row, places.get((row.key.uuid, row.key.instance), len(urgent))))
+        elif key:
             rows.sort(key=key)  # type: ignore[arg-type]  # each key is comparable with itself
         return rows[::-1] if self.reverse else rows
 
@@ -275,15 +282,22 @@ class Screen:
 
 
 def _incident(incident: Mapping[str, Any], view: View, width: int) -> Iterator[Line]:
-    """Yield what broke, how many other GPUs it hits, for how long, and where its culprit is in its code."""
-    others, begin = len(incident["hit"]), incident["since"]
+    """Yield what broke, which other GPUs it hits, for how long, and where its culprit is in its code.
+
+    What does not fit one line has two.
+    """
+    others, begin = [(gpu.get("gpu", ""), gpu.get("GPU_I_ID", "")) for gpu in incident["hit"]], incident["since"]
     about = [
-        *([f"{others} other GPU{'s' * (others != 1)} hit"] if others else []),
+        *([hit_words(named(others))] if others else []),
         *([lasted(begin, view.at, view.since)] if begin else []),
     ]
-    hit = f" ({', '.join(about)})" if about else ""
-    text = printable(f" {incident['words']}", width)
-    yield (Span(fit(text, max(0, width - len(hit))).rstrip() + hit, STYLES[incident["severity"]]),)
+    hit = f"({', '.join(about)})" if about else ""
+    text, style = printable(f" {incident['words']}", width), STYLES[incident["severity"]]
+    if hit and width_of(text) + 1 + len(hit) > width:
+        yield cut((Span(text, style),), width)
+        yield cut((Span(f"   {hit}", style),), width)
+    else:
+        yield (Span(f"{text} {hit}".rstrip(), style),)
     for code in incident.get("code", ())[:1]:
         yield cut((Span(f"   {code}", "dim"),), width)
 

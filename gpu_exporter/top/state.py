@@ -29,7 +29,7 @@ class GpuRow:
 
     `down` is why it does not answer, `gone` for how many seconds it has not been seen. A value that could not be read
     is absent, and None in the history. `class_since` is when its class changed last (unix seconds). `explained` says of
-    findings, by their names, what explains them.
+    findings, by their names, what explains them, `hit_by` whose incident hits the GPU.
     """
 
     key: DeviceKey
@@ -48,6 +48,7 @@ class GpuRow:
     diagnosis: Diagnosis | None = None
     class_since: float | None = None
     explained: Mapping[str, str] = field(default_factory=dict)
+    hit_by: str = ""
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis import summary_table
 from gpu_exporter.diagnosis.headline import STYLES
 from gpu_exporter.diagnosis.loss import lost
@@ -134,10 +135,15 @@ def _health(row: GpuRow, width: int, marks: Glyphs) -> Span:
 
 
 def _finding(row: GpuRow, width: int, marks: Glyphs) -> Span:
-    """Return the worst finding, without what all names begin with if it does not fit; without one, a bad verdict."""
+    """Return the worst finding, without what all names begin with if it does not fit; without one, a bad verdict.
+
+    Of a GPU that others hit, they say more than info does.
+    """
     name, style = worst(row)
     if name == ABSENT and row.health in (DEGRADED, UNHEALTHY):
         return Span(row.health, HEALTH_STYLES[row.health])
+    if row.hit_by and style in ("dim", STYLES[Severity.INFO.value]):
+        return Span(row.hit_by, "idle")
     return Span(name.removeprefix("Gpu") if width_of(name) > width else name, style)
 
 
@@ -169,13 +175,13 @@ COLUMNS = {
         TableColumn("POWER", 6, _number("power"), right=True),
         TableColumn("TEMP", 5, _number("temperature"), right=True),
         TableColumn("MEMORY", 6, _number("memory_used"), right=True),
-        TableColumn("LOST", 5, _lost, right=True),
+        TableColumn("LOSS", 5, _lost, right=True),
         TableColumn("OWNER", 8, _owner, most=48),
         TableColumn("PROCESS", 20, _process, most=70),
     )
 }
 # Which columns a narrow terminal keeps.
 PRIORITY = (
-    *("GPU", "FINDING", "CLASS", "SM", "POWER", "TEMP", "MEMORY", "OWNER", "HEALTH", "LOST", "TENSOR", "DRAM"),
+    *("GPU", "FINDING", "CLASS", "SM", "POWER", "TEMP", "MEMORY", "OWNER", "HEALTH", "LOSS", "TENSOR", "DRAM"),
     *("SM HISTORY", "NVLINK/S", "PCIE/S", "MODEL", "PROCESS"),
 )

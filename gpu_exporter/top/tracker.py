@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
-from gpu_exporter.diagnosis.incident_words import Code, as_dicts, explanations, with_code
+from gpu_exporter.diagnosis.incident_words import Code, as_dicts, explanations, hit_by, with_code
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
@@ -131,6 +131,7 @@ class Tracker:
         self._incidents: Sequence[Mapping[str, Any]] = ()
         self._found: dict[tuple[DeviceKey, str], float] = {}
         self._explained: Mapping[DeviceKey, Mapping[str, str]] = {}
+        self._hit_by: Mapping[DeviceKey, str] = {}
         self._hidden: set[DeviceKey] = set()
         self._classes: dict[DeviceKey, tuple[str, float]] = {}
         self._rows: dict[DeviceKey, GpuRow] = {}
@@ -179,12 +180,12 @@ class Tracker:
         names = [(device, match.mode.name) for device, each in self._diagnoses.items() for match in each.matches]
         self._found = {name: self._found.get(name, window.now) for name in names}
         gpus = ((each.identity.gpu, each.device.uuid) for each in self._diagnoses.values())
-        incidents = of_diagnoses(self._diagnoses.values())
-        self._incidents = with_code(as_dicts(incidents, since=self._found), self.code_of(gpus))
+        incidents = of_diagnoses(self._diagnoses.values(), self._found)
+        self._incidents = with_code(as_dicts(incidents), self.code_of(gpus))
         explained: dict[DeviceKey, dict[str, str]] = defaultdict(dict)
         for (device, mode), words in explanations(incidents).items():
             explained[device][mode] = words
-        self._explained = explained
+        self._explained, self._hit_by = explained, hit_by(incidents)
         self._judged_at, self._since = begun, self._since or window.now
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
 
@@ -233,6 +234,7 @@ class Tracker:
             processes=held.processes,
             diagnosis=self._diagnoses.get(device),
             explained=self._explained.get(device, {}),
+            hit_by=self._hit_by.get(device, ""),
             class_since=self._classes.get(device, ("", None))[1],
         )
 

@@ -207,6 +207,6 @@ def test_every_signal_has_a_row() -> None:
     signals, conditions = rows[: len(SIGNALS)], rows[len(SIGNALS) :]
 
     assert [name for name, _ in signals] == [signal.record for signal in SIGNALS], GENERATE
-    others = {each.record for each in (*ROOFLINE, *incidents.ALERTS, *incidents.INCIDENTS)}
+    others = {each.record for each in (*ROOFLINE, *incidents.ALERTS, *incidents.INCIDENTS, *incidents.COSTS)}
     assert [name for name, _ in conditions if name not in others] == list(shared_conditions()), GENERATE
     assert [name for name, cells in signals if re.split(r"(?<!\\) ?\| ", cells)[2] == "-"] == [], GENERATE

@@ -105,5 +105,5 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rows(tmp_path: Path, case: Rows) -> None:
-    rules = only_groups(tmp_path, "gpu-alerts", "gpu-incidents")
+    rules = only_groups(tmp_path, "gpu-alerts", "gpu-incidents", "gpu-incident-costs")
     check(tmp_path, [case], rules=rules, interval="30s")

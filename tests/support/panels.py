@@ -34,7 +34,8 @@ from gpu_exporter.alerting.boards import RUNBOOKS
 from gpu_exporter.catalogue import bottlenecks, job_signals, nic_signals
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.causes import LEAST_LOSS, Cause
+from gpu_exporter.catalogue.failure_modes import HOLD_UP, LINKS, MODES, STALLS, STOPS
 from gpu_exporter.catalogue.roofline import ROOFS
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.conditions import evaluate
@@ -57,7 +58,11 @@ BOARDS = {
 UNITS = (950 - 120) / 38
 ALL = ".*"
 ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
-INCIDENTS = {each.record for each in recorded_incidents.INCIDENTS if each.record.startswith("incident:open:")}
+INCIDENTS = {
+    each.record
+    for each in (*recorded_incidents.INCIDENTS, *recorded_incidents.COSTS)
+    if each.record.startswith("incident:open:")
+}
 PATIENT = {training_jobs.SPEED_USUAL.record, *(each.record for each in hourly_sums.REPORTS)}
 ALL_ALERTS = {each.record for each in (recorded_incidents.ALL, recorded_incidents.CAUSES)}
 BY_NAME = {mode.name: mode for mode in MODES}
@@ -285,8 +290,12 @@ class Truth:
         return frozenset(part for part in left if part.uuid in gpus)
 
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
-        if name in INCIDENTS:
+        if name in INCIDENTS or name == recorded_incidents.PLACES.record:
             return self._incidents(matchers)
+        if name == recorded_incidents.HELD.record:
+            return self._holds_up()
+        if name == aggregates.WAITING.record:
+            return bool(self._where(self._waits))
         if name in ALERTS:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name == serving.KNEE.record:  # it needs several batch sizes
@@ -337,6 +346,28 @@ class Truth:
             for cause in incident.causes
         ]
         return any(_matching(cause, matchers) for cause in causes)
+
+    def _waits(self, part: DeviceKey) -> bool:
+        """Return whether a rank is seen to wait for others."""
+        shares, its = time_shares(self.seen, part), bottlenecks.classify(self.seen, part)
+        share = shares.get(Cause.PEERS, 0.0)
+        waits = its is not None and its.name in bottlenecks.WAITING_CLASSES
+        return share >= LEAST_LOSS and (waits or share == max(shares.values()))
+
+    def _holds_up(self) -> bool:
+        """Return whether an incident holds up a job: its GPU does not wait itself, or its link is slow."""
+        waiting = {
+            part.uuid
+            for part in self.seen.devices
+            if (its := bottlenecks.classify(self.seen, part)) and its.name in bottlenecks.WAITING_CLASSES
+        }
+        return any(
+            self._incidents({"alertname": name, "workload": ".+", "UUID": f"(?!({'|'.join(waiting)})\\Z).*"})
+            if BY_NAME[name].cause is not Cause.PEERS and name not in LINKS and waiting
+            else self._incidents({"alertname": name, "workload": ".+"})
+            for name in HOLD_UP
+            if name not in STOPS or any(alert["alertname"] in STALLS for alert in self.firing)
+        )
 
     def _where(self, holds: Any) -> Devices:
         return frozenset(part for part in self.chosen if holds(part))
@@ -421,8 +452,12 @@ def _selectors(node: Any) -> Iterator[Any]:
 
 def _matchers(selector: Any) -> Mapping[str, str]:
     matchers = selector.matchers.matchers
-    assert {str(each.op) for each in matchers} <= {"MatchOp.Equal", "MatchOp.Re"}, "teach this test other matchers"
-    return {each.name: each.value for each in matchers}
+    known = {"MatchOp.Equal", "MatchOp.Re", "MatchOp.NotEqual"}
+    assert {str(each.op) for each in matchers} <= known, "teach this test other matchers"
+    return {
+        each.name: rf"(?!{re.escape(each.value)}\Z).*" if str(each.op) == "MatchOp.NotEqual" else each.value
+        for each in matchers
+    }
 
 
 def problems(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import (
     bottleneck,
     cost,
@@ -20,7 +21,7 @@ from gpu_exporter.catalogue.failure_modes import (
     remediation,
 )
 from gpu_exporter.catalogue.failure_modes.check import check
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Place, Scope, Severity
 from gpu_exporter.catalogue.failure_modes.relation import effects
 
 MODES: tuple[FailureMode, ...] = (
@@ -46,5 +47,21 @@ def file_of(mode: FailureMode) -> ModuleType:
 check(MODES)
 # What each mode explains, and where.
 EFFECTS = effects(MODES)
+# What is found on the ranks of a job that wait, and on those of one that stands still.
+_WAITS, STALLS = "GpuCommunicationBound", ("GpuCollectiveStall", "GpuJobStalled")
+_EXPLAIN_WAITS = [
+    mode for mode in MODES if any(Place.JOB in EFFECTS[mode.name].get(name, ()) for name in (_WAITS, *STALLS))
+]
+# Modes for which ranks of the same job wait. Those of links, for which the rank with the link waits, too.
+HOLD_UP = frozenset(mode.name for mode in MODES if mode in _EXPLAIN_WAITS or mode.cause is Cause.PEERS)
+LINKS = frozenset(
+    mode.name
+    for mode in _EXPLAIN_WAITS
+    if mode.domain is Domain.NETWORK or (mode.cause is Cause.FAULT and _WAITS in EFFECTS[mode.name])
+)
+# Those that stop a job, instead of making it slow: ranks wait for them only if it stands still.
+STOPS = frozenset(
+    mode.name for mode in _EXPLAIN_WAITS if mode.cause is not Cause.PEERS and _WAITS not in EFFECTS[mode.name]
+)
 # What GpuFleetFault counts: the faults of single nodes that page.
 FLEET_CAUSES = tuple(mode.name for mode in MODES if mode.severity is Severity.CRITICAL and mode.scope is Scope.DEVICE)

@@ -540,8 +540,9 @@ MODES = (
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
         Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN),
         keep=10 * MINUTE,
-        meaning="The GPU has nearly reached the temperature at which it slows down, or has exceeded it. The margin is the driver's own "
-        "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",
+        meaning="The GPU has nearly reached its temperature limit, or has exceeded it. The margin is the driver's own where "
+        "the driver reports one: that limit can be some degrees below the temperature at which the hardware slows the GPU "
+        "down. Otherwise, the latter is the limit.",
         impact="None while the margin is positive. A warmer room or a heavier job turns it into GpuThermalThrottling.",
         diagnosis=(
             f'Look at `{s.THERMAL_MARGIN.record}{{node="NODE"}}` over a day. A slow decrease points to dust or a '

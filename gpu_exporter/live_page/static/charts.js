@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { highest } from "./drawing.js";
-import { clock, quantity } from "./format.js";
+import { clock, limitWords, quantity } from "./format.js";
 
 const HEIGHT = 150;
 const CLASS_HEIGHT = 74;
@@ -183,7 +183,7 @@ export class Charts {
     const limits = members.length === 1 && limit ? [limit] : [];
     const values = members.map(() => element("span", { class: "value" }));
     const legend = element("span", { class: "legend" }, ...members.map(({ words }, index) => element("span", { class: `key series-${index % 6}` }, `${words} `, values[index])),
-      ...limits.map((limit) => element("span", { class: "key limit" }, `Limit ${quantity(limit, unit)}`)));
+      ...limits.map((limit) => element("span", { class: "key limit" }, limitWords(limit, unit))));
     const data = () => [timeline.times, ...members.map(({ name }) => timeline.values(this.#id, name)), ...limits.map((limit) => timeline.times.map(() => limit))];
     const show = (plot) => values.forEach((node, index) => {
       const at = plot.cursor.idx ?? timeline.times.length - 1;

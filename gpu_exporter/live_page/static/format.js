@@ -25,6 +25,11 @@ export function quantity(value, unit) {
   }
 }
 
+/** Return the limit of a measurement: of a temperature, the one at which the hardware slows the GPU down. */
+export function limitWords(limit, unit) {
+  return `${unit === "celsius" ? "Slowdown at" : "Limit"} ${quantity(limit, unit)}`;
+}
+
 /** Return "80 / 140 GiB": how much of a total is in use. */
 export function usage(used, total) {
   const [of, unit] = quantity(total, "bytes").split(" ");

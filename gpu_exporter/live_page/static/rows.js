@@ -3,7 +3,7 @@
 import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
 import { bar, drawing, drawSparkline, drawStrip, highest } from "./drawing.js";
-import { duration, gpuName, moment, quantity, sentence, since, usage } from "./format.js";
+import { duration, gpuName, limitWords, moment, quantity, sentence, since, usage } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
 const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
@@ -150,7 +150,7 @@ export class Row {
       const text = quantity(value, measurement.unit);
       const { value: shown } = this.#sparks.get(name);
       setText(shown, text);
-      setAttribute(shown, "title", limit ? `limit ${quantity(limit, measurement.unit)}` : null);
+      setAttribute(shown, "title", limit ? limitWords(limit, measurement.unit) : null);
       setAttribute(shown, "class", limit && value >= limit && name === "temperature" ? "over" : null);
     }
   }

@@ -24,7 +24,7 @@ export function renderSummary(parts, { summary, gpus, node }, { show, now }) {
 function entry(problem, [first], show, now) {
   const words = first ? element("button", { type: "button", class: "jump", on: { click: () => show(first) } }, problem.words) : element("strong", {}, problem.words);
   const about = [
-    problem.also_hit && `also hit: ${problem.also_hit}`,
+    problem.also_hit,
     problem.owner,
     problem.since && element("span", { title: moment(problem.since) }, since(problem.since, now)),
     problem.cost,

@@ -50,7 +50,8 @@ def test_simulated_gpus(top: Top) -> None:
     lines = text.splitlines()
     assert "Simulated GPUs" in lines[1]
     assert "slows down job" in lines[2], "the incident"
-    assert all(name in lines[3] for name in ("GPU", "FINDING", "CLASS", "SM", "OWNER"))
+    assert "also hit" in lines[3], "what does not fit one line has two"
+    assert all(name in lines[4] for name in ("GPU", "FINDING", "CLASS", "SM", "OWNER"))
     assert len(lines) == 24
     assert "q quit" in lines[-1]
 
@@ -63,7 +64,7 @@ def test_simulated_gpus(top: Top) -> None:
     terminal.press("?")
     terminal.until(lambda text: "show or hide this help" in text and "clear the filter" in text)
     terminal.press("?")
-    terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[4].startswith("▶ 1"))
+    terminal.until(lambda text: "sort: worst first" in text and text.splitlines()[5].startswith("▶ 1"))
     terminal.press("\r")
     advice = "-> Its power limit is not lower than that of the other ranks"
     terminal.until(lambda text: "GpuStragglerSlow (warning)" in text and advice in text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -117,16 +117,22 @@ def test_each_alert_of_a_node_is_a_problem() -> None:
     assert named.items() <= problems.items()
 
 
-def test_alerts_are_grouped_by_urgency() -> None:
-    """A job that stands still, ranks that others wait for, throttled GPUs, health, waste, the network; then others."""
-    groups = alert_table._by_urgency(MODES)
-    names = [name for group in groups for name in group]
-    assert len(names) == len(set(names))
-    order = ["GpuCollectiveStall", "GpuStragglerStarved", "GpuThermalThrottling", "GpuTelemetryStale"]
-    order += ["GpuAllocatedIdle", "GpuNicDown"]
-    places = [next(place for place, group in enumerate(groups) if name in group) for name in order]
-    assert places == sorted(set(places))
-    assert "GpuHostBound" not in names
+@pytest.mark.parametrize(
+    ("board", "title", "key"),
+    [
+        ("fleet", "Incidents", ["active since", "cost/h", "order"]),
+        *(
+            (board, "Firing alerts", ["active since", "cost/h", "role", "order"])
+            for board in ("job", "node", "gpu", "cost")
+        ),
+    ],
+)
+def test_alerts_are_in_the_order_of_incidents(board: str, title: str, key: Sequence[str]) -> None:
+    """By severity, then root causes before symptoms, then what costs more, then what began earlier."""
+    (panel,) = (panel for panel in BOARDS[board]["panels"] if panel["title"] == title)
+    sorts = [each["options"]["sort"][0] for each in panel["transformations"] if each["id"] == "sortBy"]
+    assert [each["field"] for each in sorts[-len(key) :]] == key
+    assert [each["field"] for each in sorts if each.get("desc")] == ["cost/h"]
 
 
 def test_named_alerts_exist() -> None:

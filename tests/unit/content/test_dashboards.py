@@ -23,6 +23,7 @@ from content.dashboards.frame import DARK_RED, GREY
 from content.dashboards.mode_panels import shown
 from gpu_exporter.alerting import boards, rules, serving
 from gpu_exporter.alerting.aggregates import SHARE
+from gpu_exporter.alerting.incidents import SINCE
 from gpu_exporter.catalogue import bottlenecks, failure_modes, project
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
@@ -336,6 +337,7 @@ def test_queries_read_only_recorded_series(name: str) -> None:
         assert {text for text in found if text.startswith("gpu:")} == {
             *xids,
             SHARE.record,
+            SINCE.record,
             record_of(bottlenecks.SPINNING),
         }
 

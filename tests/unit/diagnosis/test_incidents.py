@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -11,14 +12,13 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.mode import Place, Severity
 from gpu_exporter.catalogue.failure_modes.relation import effects
+from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.incident_words import total_cost
-from gpu_exporter.diagnosis.incidents import DiagnosedIncident, Incident, PlacedMode, incidents, lost_gpus
-from gpu_exporter.diagnosis.scrape import DeviceKey
-from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.diagnosis.incidents import PlacedMode, incidents, lost_gpus, of_diagnoses
+from tests.support.incidents import BY_NAME, diagnosed_gpu
 from tests.support.table import table_test
 
-BY_NAME = {mode.name: mode for mode in MODES}
 RANKS = range(4)
 
 
@@ -260,31 +260,132 @@ def test_mistakes_in_the_relation(explains: str, problem: str) -> None:
         effects(changed)
 
 
-def diagnosed(mode: str, culprits: Iterable[Diagnosis], hit: Iterable[Diagnosis]) -> DiagnosedIncident:
-    """Return an incident with its GPUs."""
-    return DiagnosedIncident(Incident(BY_NAME[mode], (PlacedMode(BY_NAME[mode], {}),)), tuple(culprits), tuple(hit))
+waiting = partial(diagnosed_gpu, class_name="communicating", shares={Cause.PEERS: 0.5})
+throttled = partial(diagnosed_gpu, class_name="throttled")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The GPUs of a job, and for each cause the GPUs that cause it, those it hits, and the GPU-hours lost per hour."""
+
+    name: str
+    gpus: Sequence[Diagnosis]
+    found: Mapping[str, tuple[Sequence[int], Sequence[int], float]]
+
+
+COSTS = (
+    Costs(
+        "a throttled GPU in a job that computes",
+        (
+            throttled(0, "GpuThermalThrottling", shares={Cause.THROTTLED: 0.3}),
+            *map(diagnosed_gpu, (1, 2, 3)),
+        ),
+        {"GpuThermalThrottling": ([0], [], 0.3)},
+    ),
+    Costs(
+        "a GPU is lost, but the other ranks compute and communicate as before",
+        (diagnosed_gpu(0, "GpuLost", is_down=True), *(diagnosed_gpu(n, shares={Cause.PEERS: 0.2}) for n in (1, 2, 3))),
+        {"GpuLost": ([0], [], 1.0)},
+    ),
+    Costs(
+        "a GPU is lost, and the other ranks, whose job runs on, wait for a straggler",
+        (
+            diagnosed_gpu(0, "GpuLost", is_down=True),
+            diagnosed_gpu(1, "GpuStragglerStarved", shares={Cause.HOST: 0.6}),
+            waiting(2),
+        ),
+        {"GpuLost": ([0], [], 1.0), "GpuStragglerStarved": ([1], [2], 1.1)},
+    ),
+    Costs(
+        "a throttled GPU for which others wait",
+        (
+            throttled(0, "GpuThermalThrottling", shares={Cause.THROTTLED: 0.3}),
+            waiting(1),
+            diagnosed_gpu(2, job="b"),
+        ),
+        {"GpuThermalThrottling": ([0], [1], 0.8)},
+    ),
+    Costs(
+        "a throttled GPU that waits, as the others do, for one that is lost",
+        (
+            diagnosed_gpu(0, "GpuLost", is_down=True),
+            waiting(1, "GpuThermalThrottling", "GpuCollectiveStall"),
+            waiting(2, "GpuCollectiveStall"),
+        ),
+        {"GpuLost": ([0], [1, 2], 2.0), "GpuThermalThrottling": ([1], [], 0.0)},
+    ),
+    Costs(
+        "a slow link, for which its own rank waits, too",
+        (waiting(0, "GpuNicSlowLink"), waiting(1), diagnosed_gpu(2, shares={Cause.PEERS: 0.05})),
+        {"GpuNicSlowLink": ([0], [1], 1.0)},
+    ),
+    Costs(
+        "a slow link in a job that a straggler holds up",
+        (waiting(0, "GpuNicSlowLink"), diagnosed_gpu(1, "GpuStragglerStarved", shares={Cause.HOST: 0.6})),
+        {"GpuStragglerStarved": ([1], [0], 1.1), "GpuNicSlowLink": ([0], [], 0.0)},
+    ),
+    Costs(
+        "two stragglers hold up the same ranks",
+        (
+            diagnosed_gpu(0, "GpuHostCpuStarved", shares={Cause.HOST: 0.4, Cause.PEERS: 0.2}),
+            diagnosed_gpu(
+                1, "GpuThermalThrottling", class_name="throttled", shares={Cause.THROTTLED: 0.4, Cause.PEERS: 0.2}
+            ),
+            waiting(2),
+        ),
+        {"GpuThermalThrottling": ([1], [2], 0.9), "GpuHostCpuStarved": ([0], [2], 0.9)},
+    ),
+    Costs(
+        "a job that hangs",
+        (
+            diagnosed_gpu(0, "GpuCollectiveStall", class_name="idle", shares={Cause.PEERS: 1.0}),
+            diagnosed_gpu(1, "GpuCollectiveStall", class_name="waiting", shares={Cause.PEERS: 1.0}),
+        ),
+        {"GpuCollectiveStall": ([0], [1], 2.0)},
+    ),
+    Costs(
+        "SMs that are empty while a kernel runs are no waste, a load that only looks busy is nothing else",
+        (
+            diagnosed_gpu(0, "GpuEccUncorrectable", job="", shares={Cause.UNDERFILLED: 0.4, Cause.COPIES: 0.2}),
+            diagnosed_gpu(2, "GpuFakeLoad", job="b", class_name="fake-load"),
+        ),
+        {"GpuEccUncorrectable": ([0], [], 0.2), "GpuFakeLoad": ([2], [], 1.0)},
+    ),
+)
+
+
+@table_test("costs", COSTS, lambda costs: costs.name)
+def test_what_an_incident_hits_and_costs(costs: Costs) -> None:
+    """Its own GPUs lose what they waste, and the ranks that wait for them the time in which they wait."""
+
+    def numbers(gpus: Sequence[Diagnosis]) -> list[int]:
+        return [int(each.device.uuid.removeprefix("GPU-")) for each in gpus]
+
+    found = of_diagnoses(costs.gpus)
+    assert {
+        each.incident.mode.name: (numbers(each.culprits), numbers(each.hit), round(each.lost_gpus, 6)) for each in found
+    } == costs.found
 
 
 def test_a_gpu_in_two_incidents_of_a_job_is_lost_once() -> None:
-    """Two stragglers hold up the same ranks, and each waits for the other. Those that are only info have no total."""
-    first, second, third, lost = (
-        Diagnosis(
-            DeviceKey("", f"GPU-{index}", ""),
-            DeviceIdentity(),
-            None,
-            (),
-            {},
-            {},
-            is_down=index == 3,
-            shares={Cause.PEERS: 0.5},
-        )
-        for index in RANKS
-    )
-    found = [
-        diagnosed("GpuStragglerStarved", [first], [second, third]),
-        diagnosed("GpuLost", [lost], [third, first]),
+    """Those that are only info have no total."""
+    costs = next(each for each in COSTS if each.name.startswith("two stragglers"))
+    info = diagnosed_gpu(9, "GpuHostBound", job="b", shares={Cause.HOST: 0.5})
+    found = of_diagnoses([*costs.gpus, info])
+    assert lost_gpus(found) == pytest.approx(2 * 0.4 + 0.5 + 0.5)
+    assert total_cost(found, 2.0) == {"lost_gpu_hours_per_hour": 1.3, "lost_usd_per_hour": 2.6}
+
+
+def test_order() -> None:
+    """By severity, then what costs more, then what began earlier."""
+    gpus = [
+        diagnosed_gpu(0, "GpuThermalThrottling", job="", shares={Cause.THROTTLED: 0.9}),
+        diagnosed_gpu(2, "GpuEccUncorrectable", job=""),
+        diagnosed_gpu(4, "GpuPowerBrake", job="", shares={Cause.THROTTLED: 0.5}),
+        diagnosed_gpu(6, "GpuThermalThrottling", job="", shares={Cause.THROTTLED: 0.51}),
     ]
-    info = diagnosed("GpuHostBound", [replace(first, device=DeviceKey("", "GPU-9", ""))], [])
-    assert [each.lost_gpus for each in (*found, info)] == [1.5, 2.0, 0.5]
-    assert lost_gpus([*found, info]) == 3.0
-    assert total_cost([*found, info], 2.0) == {"lost_gpu_hours_per_hour": 2.5, "lost_usd_per_hour": 5.0}
+    since = {(gpus[2].device, "GpuPowerBrake"): 10.0, (gpus[3].device, "GpuThermalThrottling"): 5.0}
+    found = of_diagnoses(gpus, since)
+    order = ["GPU-2", "GPU-0", "GPU-6", "GPU-4"]
+    assert [each.culprits[0].device.uuid for each in found] == order
+    assert [group[0].device.uuid for group in report.groups(gpus, found)] == order

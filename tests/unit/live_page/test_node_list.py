@@ -36,11 +36,14 @@ def test_a_healthy_node_with_incidents_comes_before_others() -> None:
         node("a", ""),
         node("b", "")._replace(incidents=[{"severity": "info", "words": "GPU 1 is idle"}]),
         node("c", "")._replace(incidents=[straggler] * 5),
+        node("d", "")._replace(waits=["Job <c>: GPUs 0-7 wait for a rank on another node"]),
     ]
     shown = list_values(nodes)
-    assert shown["summary"] == "3 of 3 nodes healthy, but 1 of them has incidents"
+    assert shown["summary"] == "4 of 4 nodes healthy, but 1 of them has incidents and 1 of them is hit by others"
     rows = shown["rows"]
-    assert rows.index('href="c/"') < rows.index('href="a/"') < rows.index('href="b/"')
+    assert rows.index('href="c/"') < rows.index('href="d/"') < rows.index('href="a/"') < rows.index('href="b/"')
+    assert '<span class="badge warn">Hit</span></td><td>1</td><td><p>Job &lt;c&gt;: GPUs 0-7 wait' in rows
+    assert rows.count('<span class="badge healthy">') == 3
     assert rows.count("GPU 3 slows down job &lt;b&gt;") == 3
     assert "<p>2 more</p>" in rows
     assert "idle" not in rows

@@ -160,6 +160,15 @@ def test_title_and_judgements(case: Case) -> None:
         assert made["order"][0] == f"GPU-{case.first}"
 
 
+def test_a_judgement_has_room_for_what_is_wrong_only() -> None:
+    """What a verdict says to do is in the problem above the rows; a finding's own explanation stays."""
+    words = {"severity": "warning", "words": "Too hot: check the cooling", "since": 5.0}
+    slow = {"severity": "warning", "words": "This GPU slows down job a: it waits for its CPU", "since": 5.0}
+    gpus = [entry(0, "degraded", "too hot: check the cooling", headline=words), entry(1, headline=slow)]
+    judged = summarise(gpus, [], [incident([0]), incident([1])], 0)["judgements"]
+    assert [judged[f"GPU-{index}"]["words"] for index in (0, 1)] == ["Too hot", slow["words"]]
+
+
 def test_victims_come_after_the_cause_and_before_the_rest() -> None:
     made = summarise(EIGHT, [], [incident([5], [7, 2])], 0)
     assert made["order"] == [f"GPU-{index}" for index in (5, 2, 7, 0, 1, 3, 4, 6)]
@@ -218,7 +227,7 @@ def test_what_a_problem_says() -> None:
     )["problems"]
     assert first["words"] == "GPU 3: it fell off the bus"
     assert (first["also_hit"], first["owner"], first["cost"]) == (
-        "GPUs 0-2, 4-7",
+        "also hit: GPUs 0-2, 4-7",
         "ml/train",
         "costs 3.0 GPU-hours an hour",
     )

@@ -284,6 +284,38 @@ def test_the_line_of_code_is_below_its_incident() -> None:
         "code": [f"at /a.py(3) {WIDE}", "at /b.py(4)"],
     }
     lines = text(Screen(UNICODE, (80, 24)), View(1000.0, since=970.0, gpus=(row(0),), incidents=(incident,)))
-    place = lines.index(" GPU 0 waits (1 other GPU hit, for 20 s)")
+    place = lines.index(" GPU 0 waits (also hit: GPU 1, for 20 s)")
     assert lines[place + 1].startswith("   at /a.py(3) 一")
     assert "/b.py" not in "".join(lines)
+
+
+def test_an_incident_is_not_cut_where_a_second_line_has_room() -> None:
+    """Whom it hits is below what broke, if both do not fit one line."""
+    words = "GPU 5 on node-17 is throttled because it is too hot"
+    hit = [{"gpu": "0"}, {"gpu": "1"}]
+    incident = {"words": words, "severity": "warning", "culprits": [], "hit": hit, "since": 940.0}
+    view = View(1000.0, since=940.0, gpus=(row(0),), incidents=(incident,))
+    about = "(also hit: GPUs 0, 1, for at least 1 min)"
+    lines = text(Screen(UNICODE, (80, 24)), view)
+    assert lines[lines.index(f" {words}") + 1] == f"   {about}"
+    assert f" {words} {about}" in text(Screen(UNICODE, (200, 50)), view)
+
+
+def test_a_gpu_that_another_one_hits_says_so() -> None:
+    """In place of no finding, and in its details. Lost time has another name than a lost GPU."""
+    lines = text(Screen(UNICODE, (200, 50)), View(1000.0, gpus=(replace(row(0), hit_by="hit by GPU 6"),)))
+    assert sum("hit by GPU 6" in line for line in lines) == 2
+    assert not any("LOST" in line and "TIME LOST" not in line for line in lines)
+
+
+def test_gpus_are_in_the_order_of_their_incidents() -> None:
+    """As on the page: a healthy GPU whose incident costs more is above a degraded one."""
+    incidents = [
+        {"words": f"GPU {gpu}", "severity": "warning", "culprits": [{"UUID": f"GPU-{gpu}"}], "hit": [], "since": None}
+        for gpu in (3, 5)
+    ]
+    gpus = (row(0), row(3), row(5, health="degraded"), row(6, down="lost"))
+    view = View(1000.0, gpus=gpus, incidents=tuple(incidents))
+    lines = text(Screen(UNICODE, (80, 24)), view)
+    table = [line[2:].split()[0] for line in lines if re.match(r"[ ▶] \d ", line)]
+    assert table == ["6", "3", "5", "0"]

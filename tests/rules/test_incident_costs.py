@@ -1,0 +1,145 @@
+"""What an incident hits and costs is the same in Python and in Prometheus."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.alerting import incidents
+from gpu_exporter.alerting.aggregates import SHARE, WAITING, WAITING_TIME
+from gpu_exporter.alerting.groups import RuleGroup, as_text
+from gpu_exporter.alerting.rules import groups
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS
+from gpu_exporter.catalogue.causes import SHARES, Cause
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.cost import PRICES
+from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.catalogue.failure_modes.relation import is_of_job
+from gpu_exporter.catalogue.time_shares import LABEL, RECORD
+from gpu_exporter.conditions.signal import DEVICE_INFO
+from gpu_exporter.diagnosis.diagnose import Diagnosis
+from gpu_exporter.diagnosis.incidents import DiagnosedIncident, of_diagnoses
+from tests.rules.promtool import Expect, Sample, check
+from tests.support.incidents import diagnosed_gpu
+
+INCIDENTS = ("gpu-alerts", "gpu-incidents", "gpu-incident-costs")
+SETS, AT_ONCE = 100, 20
+GPUS = 8
+FOUND = [
+    mode.name
+    for mode in MODES
+    if mode.scope in (Scope.DEVICE, Scope.JOB) and mode.name not in ("GpuLost", "GpuCollectiveStall")
+]
+# Sums of these are exact in floating point.
+PARTS = 16
+PRICE = next(price.value for price in PRICES if price.name == "usdPerGpuHour")
+KEY = ("cluster", "alertname", "severity", "place")
+
+
+def drawn(number: int) -> Sequence[Diagnosis]:
+    """Draw GPUs of two jobs on four nodes, some of which are lost, wait for others, or have findings."""
+    chance = random.Random(number)
+    gpus = []
+    for gpu in range(GPUS):
+        cuts = sorted(chance.choices(range(PARTS + 1), weights=[4, *[1] * PARTS], k=3))
+        causes = chance.sample(SHARES[:-1], 3)
+        shares = {cause: (b - a) / PARTS for cause, a, b in zip(causes, (0, *cuts), cuts, strict=False)}
+        modes = chance.sample(FOUND, chance.choice((0, 0, 0, 1, 2)))
+        lost = chance.random() < 0.1
+        modes += ["GpuLost"] if lost else ["GpuCollectiveStall"] if chance.random() < 0.1 else []
+        job = chance.choice("ab")
+        name = chance.choice(BOTTLENECKS).name if chance.random() < 0.6 else chance.choice(("waiting", "communicating"))
+        gpus.append(
+            diagnosed_gpu(gpu, *modes, job=job, class_name=name, shares=shares, is_down=lost, cluster=f"c{number}")
+        )
+    return gpus
+
+
+def series(gpu: Diagnosis) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield what Prometheus has recorded of a GPU, and its alerts."""
+    identity = gpu.identity
+    device = {"cluster": gpu.device.cluster, "UUID": gpu.device.uuid}
+    owner = {"namespace": identity.namespace, "workload": identity.workload}
+    where = {**device, "node": identity.node, "gpu": identity.gpu, **owner}
+    yield DEVICE_INFO, where, 1
+    yield SHARE.record, where, 1
+    yield s.UP.record, device, int(not gpu.is_down)
+    if gpu.bottleneck:
+        yield CLASS, {**where, "class": gpu.bottleneck.name}, 1
+    for cause, share in gpu.shares.items():
+        yield RECORD, {**where, LABEL: cause.value}, share
+    for match in gpu.matches:
+        kind = {"severity": match.mode.severity.value, "domain": match.mode.domain.value, "alertstate": "firing"}
+        yield "ALERTS", {"alertname": match.mode.name, **kind, **where}, 1
+
+
+def rendered_series(name: str, labels: Mapping[str, str], value: float) -> Mapping[str, str]:
+    """Return a series in promtool's format."""
+    text = ", ".join(f'{label}="{each}"' for label, each in labels.items() if each)
+    return {"series": f"{name}{{{text}}}", "values": f"{value:.15g}x4"}
+
+
+def row(found: DiagnosedIncident) -> Mapping[str, str]:
+    """Return the labels of an incident."""
+    mode, cause = found.incident.mode, found.culprits[0]
+    owner = f"{cause.identity.namespace}/{cause.identity.workload}"
+    kind = {"alertname": mode.name, "severity": mode.severity.value}
+    return {"cluster": cause.device.cluster, **kind, "place": owner if is_of_job(mode) else cause.identity.node}
+
+
+class Fleets:
+    """Clusters, and what Python says their incidents cost and hit."""
+
+    name = "costs"
+
+    def __init__(self, sets: Sequence[Sequence[Diagnosis]]) -> None:
+        self._sets = sets
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format."""
+        found = [each for gpus in self._sets for each in of_diagnoses(gpus)]
+        costs: list[Sample] = [(row(each), each.lost_gpus * PRICE) for each in found]
+        gpus: list[Sample] = [(row(each), len(each.losses)) for each in found]
+        columns = ((incidents.OPEN_COST, costs), (incidents.OPEN_GPUS, gpus))
+        return {
+            "name": self.name,
+            "interval": "1m",
+            "input_series": [rendered_series(*each) for gpus in self._sets for gpu in gpus for each in series(gpu)],
+            "promql_expr_test": [
+                Expect(f"sum by ({', '.join(KEY)}) ({column.record})", samples).rendered(120)
+                for column, samples in columns
+            ],
+        }
+
+
+def rules(folder: Path) -> Sequence[Path]:
+    """Write the rules of incidents, and those on waiting ranks, which they read."""
+    waiting = {WAITING.record, WAITING_TIME.record}
+    path = folder / "costs.yaml"
+    path.write_text(
+        as_text(
+            RuleGroup(group.name, rules)
+            for group in groups({})
+            if (rules := [each for each in group.rules if each.get("record") in waiting or group.name in INCIDENTS])
+        )
+    )
+    return [path]
+
+
+def test_costs_are_those_of_python(tmp_path: Path) -> None:
+    """For any findings, classes and shares of the time."""
+    parts = [range(start, start + AT_ONCE) for start in range(0, SETS, AT_ONCE)]
+    cases = [Fleets([drawn(number) for number in part]) for part in parts]
+    check(tmp_path, cases, rules=rules(tmp_path))
+
+
+def test_what_is_drawn_has_every_kind_of_incident() -> None:
+    """Victims, incidents without any, and several incidents of one job."""
+    found = [each for number in range(SETS) for each in of_diagnoses(drawn(number))]
+    assert {bool(each.hit) for each in found} == {True, False}
+    assert any(each.incident.severity is Severity.INFO and each.lost_gpus for each in found)
+    assert any(gpu.is_down for number in range(SETS) for gpu in drawn(number))
+    assert any(each.culprits[0].shares.get(Cause.PEERS) for each in found)
