@@ -162,6 +162,9 @@ def bus_factor(operation: str, ranks: int) -> float:
 FEWEST_STEPS = 3
 # A straggler makes the others wait longest in at least this share of the steps.
 CONSISTENT = 2 / 3
+# Of the other ranks, at most this share may need as long: where more do, such as the middle stages of a pipeline, the
+# work is uneven, and nobody is slow.
+MOST_ALIKE = 1 / 4
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,8 @@ def straggler_of(ranks: Sequence[RankResult], waits: Sequence[Column], least: fl
         return None
     other_steps = [step for row, step in enumerate(steps) if row != slow]
     excess = steps[slow].own_seconds - median(step.own_seconds for step in other_steps)
-    if excess < wait / 2:
+    alike = sum(step.own_seconds > steps[slow].own_seconds - excess / 2 for step in other_steps)
+    if excess < wait / 2 or alike > MOST_ALIKE * others:
         return None
     on_gpu = steps[slow].gpu_seconds - median(step.gpu_seconds for step in other_steps)
     return Straggler(ranks[slow].rank, "gpu" if on_gpu >= excess / 2 else "host", wait)

@@ -281,6 +281,9 @@ PIPELINES: dict[str, tuple[Pipeline, str, tuple[str, int] | None]] = {
     "a late host in the second stage": (Pipeline(Job(host=on(1, 20_000))), "straggler", ("host", 1)),
     "a slow GPU in the second stage": (Pipeline(Job(gpu=on(1, 700))), "straggler", ("gpu", 1)),
     "a slow GPU in the last stage": (Pipeline(Job(gpu=on(3, 700))), "straggler", ("gpu", 3)),
+    "two larger stages, of which none is an exception": (
+        Pipeline(Job(gpu=lambda random, rank, step: (0.0, 300.0, 280.0, 0.0)[rank]), batches=32), "mixed", None
+    ),
     "a slow GPU of two, without arguments": (
         Pipeline(Job(ranks=2, gpu=on(0, 700)), has_arguments=False), "straggler", ("gpu", 0)
     ),
