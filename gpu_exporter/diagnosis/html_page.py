@@ -30,7 +30,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import moment, percent
+from gpu_exporter.reports.numbers import binary_size, moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def time_bar(shares: Mapping[Cause, float]) -> str:
         if share > 0:
             parts.append(
                 f'<rect x="{x * 100:.2f}" width="{share * 100:.2f}" height="10" fill="{COLOURS[cause]}">'
-                f"<title>{escape(WORDS[cause])} {share:.0%}</title></rect>"
+                f"<title>{escape(WORDS[cause])} {percent(share)}</title></rect>"
             )
             x += share
     words = {f"{WORDS[cause]} {percent(share)}": COLOURS[cause] for cause, share in shares.items() if share >= 0.01}
@@ -316,4 +316,4 @@ def _memory() -> str:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return ""
-    return f", {size / (1 << 30):.0f} GiB memory"
+    return f", {binary_size(size)} memory"

@@ -25,6 +25,11 @@ def fine_percent(share: float) -> str:
     return percent(share) if share >= 0.0995 else f"{100 * share:.2g} %"
 
 
+def signed_percent(change: float) -> str:
+    """Return a relative change: +35.1 %."""
+    return f"{100 * change:+.1f} %"
+
+
 def duration(seconds: float) -> str:
     """Return a duration with three digits in the largest unit in which it is at least 1: 1.5 h, 15 min."""
     number, unit = _in_largest_unit(seconds)
@@ -43,9 +48,11 @@ def clock(at: float, now: float) -> str:
 
 
 def whole_duration(seconds: float) -> str:
-    """Return a duration as a whole number of its largest unit: 42 s, 3 min, 2 h, 1 d."""
+    """Return a duration as a whole number of its largest unit, rounded down: 42 s, 3 min, 47 h, 2 d."""
     number, unit = _in_largest_unit(max(0.0, seconds))
-    return f"{number:.0f} {unit}"
+    if unit == "d" and number < 2:
+        return f"{math.floor(24 * number)} h"
+    return f"{math.floor(number)} {unit}"
 
 
 def _in_largest_unit(seconds: float) -> tuple[float, str]:

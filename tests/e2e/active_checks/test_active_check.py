@@ -48,7 +48,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "arguments", "code", "said"),
     [
-        ("Rate.bf16", 4.0e14, (), 3, "GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55% below the other GPUs"),
+        ("Rate.bf16", 4.0e14, (), 3, "GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55 % below the other GPUs"),
         ("Wrong.fp32", 3, (), 3, "GPU 1: unhealthy: wrong result: FFMA: 1 of 16 blocks computed something else: 3 ->"),
         ("Sum.bf16_group", 1, (), 3, "GPU 1: unhealthy: wrong result: wgmma: 512 of 512 threads got a wrong sum of"),
         ("LostAfter", 40, (), 3, "GPU 1: unhealthy: the GPU failed: "),
@@ -167,7 +167,7 @@ def test_its_own_past(tmp_path: Path) -> None:
     for _ in range(2):
         code, out, _ = one.check("--state-dir", str(tmp_path / "state"))
         assert code == 3
-        assert "device memory, copy (read + write): 4.3 TB/s, 7% below its own earlier checks -> drain" in out
+        assert "device memory, copy (read + write): 4.3 TB/s, 7 % below its own earlier checks -> drain" in out
 
 
 def test_an_unusable_history(tmp_path: Path) -> None:
