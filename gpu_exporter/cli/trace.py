@@ -283,8 +283,9 @@ def _report(kernels: Sequence[KernelReport], number: int) -> Iterator[str]:
     yield "Time by kernel; kernels may overlap"
     for kernel in kernels:
         share = kernel.seconds / total if total else 0.0
-        shares = f"compute {percent(kernel.compute)}, memory {percent(kernel.memory)}" if kernel.bound else ""
-        limits = [f"{kernel.bound}: {shares}"] if kernel.bound else []
+        limits = []
+        if kernel.compute is not None and kernel.memory is not None:
+            limits.append(f"{kernel.bound}: compute {percent(kernel.compute)}, memory {percent(kernel.memory)}")
         limits += [f"occupancy {percent(kernel.occupancy)}"] if kernel.occupancy is not None else []
         limits += [f"waits for {reason} ({value:.1f})" for reason, value in list(kernel.stalls.items())[:MOST_STALLS]]
         name = printable(kernel.name, MOST_NAME)

@@ -84,7 +84,7 @@ def test_a_wrong_word_of_memory(tmp_path: Path) -> None:
     (gpu,) = answer["active"]["gpus"]
     (word,) = gpu["memory_test"]["words"]
     assert (code, gpu["memory_test"]["wrong"], word["offset"], word["bits"]) == (3, 1, 4 * 123456, 1)
-    assert answer["gpus"][0]["problems"][0]["what"].startswith("1 wrong word in 0.0293 GiB of memory, the first at 0x")
+    assert answer["gpus"][0]["problems"][0]["what"].startswith("1 wrong word in 30 MiB of memory, the first at 0x")
     assert gpu["sustained"]["last"] == pytest.approx(895e12, rel=0.01)
 
 
@@ -117,7 +117,7 @@ def in_mig_mode(driver: FakeDriver) -> None:
             held,
             (),
             4,
-            "PID namespace), with 5.0 GB of its memory: no comparable result",
+            "PID namespace), with 4.66 GiB of its memory: no comparable result",
         ),
         (busy, ("--force",), 0, "GPUs: 1 healthy"),
         (in_mig_mode, ("--force",), 1, "it is in MIG mode: active checks need whole GPUs"),
