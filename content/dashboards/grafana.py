@@ -13,18 +13,10 @@ SCHEMA = 42
 GRID = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 # What a panel has. Not maxDataPoints, for which grafanalib has a default that hides bursts.
-KEYS = (
-    "id",
-    "type",
-    "title",
-    "description",
-    "gridPos",
-    "collapsed",
-    "datasource",
-    "targets",
-    "links",
-    *("timeFrom", "timeShift", "interval", "repeat", "transformations", "fieldConfig", "options"),
-)
+KEYS = {
+    *("id", "type", "title", "description", "gridPos", "collapsed", "datasource", "targets", "links", "timeFrom"),
+    *("timeShift", "interval", "repeat", "transformations", "fieldConfig", "options"),
+}
 
 
 class Target(core.Target):
