@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.faults import TELEMETRY
+from gpu_exporter.conditions.prose import title
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.presence import RELEASED, explain
-from gpu_exporter.diagnosis.words import statement, subject
+from gpu_exporter.diagnosis.words import statement
 from gpu_exporter.model.snapshot import UNREAD, GpuStatus
 from gpu_exporter.model.verdict import Health, Verdict
 
@@ -93,7 +94,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
 def not_judged(diagnosis: Diagnosis) -> list[dict[str, str]]:
     """Return the failure modes that could not be judged, and why."""
     return [
-        {"name": name, "why": "missing: " + ", ".join(map(subject, missing)) if missing else "too few measurements yet"}
+        {"name": name, "why": "missing: " + ", ".join(map(title, missing)) if missing else "too few measurements yet"}
         for name, missing in diagnosis.unknown.items()
     ]
 
