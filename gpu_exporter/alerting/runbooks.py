@@ -23,7 +23,7 @@ from gpu_exporter.conditions.tree import Condition, Limit, Limits
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.reports import markdown
 from gpu_exporter.reports.markdown import bullets, code, numbered, table
-from gpu_exporter.reports.numbers import exact_duration
+from gpu_exporter.reports.numbers import capitalised, exact_duration
 
 
 def derivation(of: Signal | Derived | float) -> str:
@@ -207,7 +207,7 @@ def summary(mode: FailureMode) -> str:
     text = markdown.untemplated(
         mode.summary.replace("{gpu}", "a GPU").replace("Job {job}", "A job").replace("job {job}", "a job")
     )
-    return text[0].upper() + text[1:]
+    return capitalised(text)
 
 
 def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:

@@ -30,7 +30,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import binary_size, moment, percent
+from gpu_exporter.reports.numbers import binary_size, capitalised, moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _incidents(content: _Content) -> Iterator[str]:
         yield f'<div class="finding {severity}">\n<h3>{safe_text(incident_words.sentence(each))}'
         yield f" <small>{severity}</small></h3>\n"
         for text in incident_words.facts(each, content.price):
-            yield f"<p>{safe_text(text[:1].upper() + text[1:])}</p>\n"
+            yield f"<p>{safe_text(capitalised(text))}</p>\n"
         yield f"<p><b>What to do:</b> {inline(mode.advice)} {_runbook_link(mode)}</p>\n</div>\n"
 
 
@@ -262,7 +262,7 @@ def _findings(
         if numbers := report.evidence([each.matches[place].because for each in group], printed):
             yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
         because = explained.get((group[0].device, mode.name))
-        said = safe_text(because[:1].upper() + because[1:]) + "." if because else inline(mode.advice)
+        said = safe_text(capitalised(because)) + "." if because else inline(mode.advice)
         yield f"<p>{said} {_runbook_link(mode)}</p>\n</div>\n"
 
 

@@ -1,4 +1,4 @@
-"""Numbers, durations, shares and sizes as text for people.
+"""Numbers, durations, shares and sizes as text for people, and the capital letter of a sentence.
 
 Each function is one precision: measured values are rounded, limits are exact, and columns of a table are narrow.
 Memory has binary prefixes, as in nvidia-smi; links, bandwidth and all else have decimal ones, as in data sheets.
@@ -13,6 +13,11 @@ from collections.abc import Sequence
 _LARGE_TIMES = (("d", 86400), ("h", 3600), ("min", 60))
 _BINARY = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def capitalised(text: str) -> str:
+    """Return a text with a capital first letter, the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import binary_size, fine_percent, scaled, short_duration
+from gpu_exporter.reports.numbers import binary_size, capitalised, fine_percent, scaled, short_duration
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
@@ -231,4 +231,4 @@ def _dropped(result: AnalysisResult) -> Iterator[str]:
 def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
     plain = printable(text, 1000)
-    return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"
+    return f"{capitalised(plain)}{'' if plain.endswith('.') else '.'}"
