@@ -26,10 +26,9 @@ def _dashboard(board: Board) -> str:
 
         return dashboards.render(board)
     except ModuleNotFoundError as error:
-        module = str(error.name).partition(".")[0]
-        if module not in ("grafanalib", "grafana_foundation_sdk"):
+        if error.name != "grafanalib":
             raise
-        raise _needs(module) from None
+        raise _needs_grafanalib() from None
 
 
 def _without_profiling() -> str:
@@ -74,14 +73,13 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
 
 def check() -> None:
     """Raise GpuExporterError if the files cannot all be rendered: so none is written."""
-    missing = [name for name in ("grafanalib", "grafana_foundation_sdk") if not find_spec(name)]
-    if missing:
-        raise _needs(missing[0])
+    if not find_spec("grafanalib"):
+        raise _needs_grafanalib()
 
 
-def _needs(module: str) -> GpuExporterError:
+def _needs_grafanalib() -> GpuExporterError:
     return GpuExporterError(
-        f"rendering dashboards needs the module {module}: run `pip install -e '.[dashboards]'` (Python 3.11 or newer)"
+        "rendering dashboards needs the module grafanalib: run `pip install -e '.[dashboards]'` (Python 3.11 or newer)"
     )
 
 

@@ -1,19 +1,16 @@
-"""Render dashboards/*.json from the catalogues: built with grafanalib, converted by `modernise.modern`."""
+"""Render dashboards/*.json from the catalogues."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from grafanalib import core
-from grafanalib._gen import DashboardEncoder
 
-from content.dashboards import cost, fleet, gpu, job, node, runbooks, server
+from content.dashboards import cost, fleet, gpu, grafana, job, node, runbooks, server
 from content.dashboards import queries as q
-from content.dashboards.frame import BLUE, ORANGE, RED, TAG, BoardRow
+from content.dashboards.frame import BLUE, ORANGE, RED, BoardRow, dashboard
 from content.dashboards.mode_panels import mode_rows
-from content.dashboards.modernise import modern
 from gpu_exporter.alerting.aggregates import NODE_GPUS
 from gpu_exporter.alerting.allocation import POD_REQUESTS
 from gpu_exporter.alerting.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, SERVER, Board
@@ -42,35 +39,22 @@ def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
     if board is RUNBOOKS:
         return runbooks.render(modes)
     rows = [*ROWS[board](modes), *mode_rows(board, modes)]
-    dashboard = core.Dashboard(
-        title=board.title,
-        description=board.description,
-        uid=board.uid,
-        tags=[TAG],
-        editable=False,
-        graphTooltip=core.GRAPH_TOOLTIP_MODE_SHARED_CROSSHAIR,
-        timezone="browser",
-        refresh="1m",
-        time=core.Time("now-3h", "now"),
-        version=1,
-        panels=[panel for row in rows for panel in _panels(row)],
-        templating=core.Templating(list=_variables(board)),
-        annotations=core.Annotations(list=list(_annotations(board))),
-        links=[
-            core.DashboardLink(title="GPU dashboards", tags=[TAG], asDropdown=True, includeVars=True, keepTime=True)
-        ],
-    )
-    return modern(json.loads(json.dumps(dashboard.to_json_data(), cls=DashboardEncoder)))
+    panels = [panel for row in rows for panel in _panels(row)]
+    return grafana.text_of(dashboard(board, panels, _variables(board), _annotations(board)))
 
 
 def _panels(row: BoardRow) -> list[Any]:
-    head = core.RowPanel(title=row.title, collapsed=row.collapsed, panels=list(row.panels) if row.collapsed else [])
+    place = core.GridPos(h=1, w=grafana.GRID, x=0, y=0)
+    hidden = list(row.panels) if row.collapsed else []
+    head = grafana.RowPanel(title=row.title, gridPos=place, collapsed=row.collapsed, panels=hidden)
     return [head, *([] if row.collapsed else row.panels)]
 
 
 def _variables(board: Board) -> list[Any]:
     found = [
-        core.Template(name="datasource", label="Data source", type="datasource", query="prometheus", default="default")
+        grafana.Template(
+            name="datasource", label="Data source", type="datasource", query="prometheus", default="default"
+        )
     ]
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
@@ -80,7 +64,7 @@ def _variables(board: Board) -> list[Any]:
             known = POD_REQUESTS.record
         narrowed = f"{known}{{{chosen}}}" if chosen else known
         found.append(
-            core.Template(
+            grafana.Template(
                 name=label,
                 label=LABELS[label],
                 query=f"label_values({narrowed}, {label})",
@@ -100,6 +84,7 @@ def _annotations(board: Board) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
+            "datasource": grafana.SOURCE,
             "enable": board in ANNOTATED,
             "iconColor": colour,
             "expr": expr,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from grafanalib import core
 
+from content.dashboards import grafana
 from content.dashboards.queries import Query
 from gpu_exporter.alerting.boards import GPU, Board
 
@@ -52,6 +53,27 @@ class BoardRow:
     collapsed: bool = False
 
 
+def dashboard(board: Board, panels: Sequence[Any], variables: Sequence[Any], annotations: Sequence[Any]) -> Any:
+    """Return a dashboard with a menu of the others."""
+    menu = core.DashboardLink(title="GPU dashboards", tags=[TAG], asDropdown=True, includeVars=True, keepTime=True)
+    return grafana.Dashboard(
+        title=board.title,
+        description=board.description,
+        uid=board.uid,
+        tags=[TAG],
+        editable=False,
+        graphTooltip=core.GRAPH_TOOLTIP_MODE_SHARED_CROSSHAIR,
+        timezone="browser",
+        refresh="1m",
+        time=core.Time("now-3h", "now"),
+        version=1,
+        panels=list(panels),
+        templating=core.Templating(list=list(variables)),
+        annotations=core.Annotations(list=list(annotations)),
+        links=[menu],
+    )
+
+
 def link_to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
     """Return a link to the dashboard that sets its variables from the labels of the clicked series or table row.
 
@@ -69,7 +91,7 @@ TO_GPU = link_to(GPU, "node", "gpu")
 def targets(queries: Sequence[Query], *, instant: bool = False, table: bool = False) -> list[Any]:
     """Return the queries as grafanalib's targets."""
     return [
-        core.Target(
+        grafana.Target(
             expr=each.expr,
             legendFormat=each.legend,
             refId=ref(place),

@@ -8,8 +8,7 @@ from enum import Enum
 from itertools import cycle
 from typing import Any
 
-from grafanalib import core
-
+from content.dashboards import grafana
 from content.dashboards.frame import (
     ABSENT,
     BLUE,
@@ -107,7 +106,7 @@ def lines(
     colour = {} if style.overrides else {"color": BY_VALUE}
     right = _right_axes([query.unit for query in queries], style)
     calc = _calc([*right, *style.overrides])
-    return core.TimeSeries(
+    return grafana.TimeSeriesPanel(
         **common(title, about, width, height),
         **_legend_arguments(style.legend, calc),
         targets=targets(queries),

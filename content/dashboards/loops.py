@@ -193,7 +193,7 @@ def _parts() -> list[object]:
             _about(
                 f"The {WORST} largest differences between a phase of a rank and the median of its job, per step.",
                 "small compared with the step.",
-                "this phase of this rank is what the others wait for.",
+                "this phase makes this rank the straggler.",
             ),
             [Query(slowest, RANK_PHASE, q.unit(t.PHASE_EXCESS))],
             GraphStyle(empty="no difference, or not collected"),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grafanalib import core
-
-from content.dashboards import queries
+from content.dashboards import grafana, queries
 from content.dashboards import queries as q
 from content.dashboards.frame import (
     ABSENT,
@@ -63,7 +61,7 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
     heat = targets([query])
     for target in heat:
         target.format = "heatmap"
-    return core.Heatmap(
+    return grafana.HeatmapPanel(
         **common(title, about, width, 8), targets=heat, options=options, extraJson=extra({"unit": query.unit})
     )
 
@@ -90,7 +88,7 @@ def number(
     if f"- {-q.NO_ANSWER}" in query.expr:
         lost = {str(q.NO_ANSWER): {"text": f"lost{2 * NO_BREAK}", "color": RED, "index": 0}}
         defaults["mappings"] = [{"type": "value", "options": lost}]
-    return core.Stat(
+    return grafana.StatPanel(
         **common(title, about, width, height),
         targets=targets([query], instant=True),
         format=query.unit,
@@ -130,7 +128,7 @@ def class_timeline(board: Board, width: int = 24, height: int = 8, of_ranks: Que
         "open the runbook of the alert for this class (communicating: first check for stragglers). For mixed, use a "
         "profiler.",
     )
-    return core.StateTimeline(
+    return grafana.StateTimelinePanel(
         **common("Bottleneck", about, width, height),
         targets=targets([of_ranks or queries.classes_of(board)]),
         mappings=[_words(LIMITS)],
@@ -151,7 +149,7 @@ def states(
     lines: int | None = None,
 ) -> Any:
     """Return a state over time; `words` are the texts and colours of the values 0, 1, …, `lines` the rows that fit."""
-    return core.StateTimeline(
+    return grafana.StateTimelinePanel(
         **common(title, about, width, height),
         targets=targets([query]),
         mappings=[_words(words)],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from content.dashboards.frame import TAG
-from content.dashboards.modernise import GRID, SCHEMA, placed, text_of
+from grafanalib import core
+
+from content.dashboards import grafana
+from content.dashboards.frame import dashboard
 from gpu_exporter.alerting import runbooks
 from gpu_exporter.alerting.boards import RUNBOOKS, page, panel_id, panel_link
 from gpu_exporter.catalogue import project
@@ -20,40 +22,18 @@ def render(modes: Sequence[FailureMode]) -> str:
     """Return the text of dashboards/runbooks.json."""
     panels = [_panel("Runbooks", INDEX, runbooks.index(modes))]
     panels += [_panel(mode.name, page(mode.name), runbooks.runbook(mode, modes)) for mode in modes]
-    placed(panels, 0)
-    board = {
-        "title": RUNBOOKS.title,
-        "description": RUNBOOKS.description,
-        "uid": RUNBOOKS.uid,
-        "tags": [TAG],
-        "editable": False,
-        "schemaVersion": SCHEMA,
-        "version": 1,
-        "panels": panels,
-        "links": [
-            {
-                "title": "GPU dashboards",
-                "type": "dashboards",
-                "tags": [TAG],
-                "asDropdown": True,
-                "includeVars": True,
-                "keepTime": True,
-            }
-        ],
-    }
-    return text_of(board)
+    return grafana.text_of(dashboard(RUNBOOKS, panels, variables=(), annotations=()))
 
 
-def _panel(title: str, page: str, text: str) -> dict[str, Any]:
+def _panel(title: str, page: str, text: str) -> Any:
     """Return a panel with a runbook, without its heading and how the alert is detected, which is long."""
     text = text.partition("\n# ")[2].partition("\n")[2].partition("\n## How it is detected\n")[0].strip()
-    return {
-        "type": "text",
-        "id": panel_id(page),
-        "title": title,
-        "options": {"mode": "markdown", "content": relinked(text, _target, runbooks.FOLDER)},
-        "gridPos": {"h": HEIGHT, "w": GRID, "x": 0, "y": 0},
-    }
+    return grafana.TextPanel(
+        id=panel_id(page),
+        title=title,
+        content=relinked(text, _target, runbooks.FOLDER),
+        gridPos=core.GridPos(h=HEIGHT, w=grafana.GRID, x=0, y=0),
+    )
 
 
 def _target(link: str) -> str:

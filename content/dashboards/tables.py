@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grafanalib import core
-
+from content.dashboards import grafana
 from content.dashboards import queries as q
 from content.dashboards.frame import (
     ABSENT,
@@ -238,7 +237,7 @@ def merged(
     last += [_sorted_by(name) for name in URGENT if name in (*hidden, *labels)]
     # Rows with the same value are in the order of their names.
     order = [*(_sorted_by(TITLES.get(name, name)) for name in NATURAL if name in labels), *last]
-    return core.Table(
+    return grafana.TablePanel(
         **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
         overrides=[*_labels(labels, {} if hidden else NAMELESS), *overrides, *unseen],

@@ -21,6 +21,7 @@ from gpu_exporter.host.fabric.reader import FabricReader
 from gpu_exporter.host.files import HostFiles
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.reports.numbers import binary_size, percent, scaled
 
 # A rank is slow if its median over its partners is below this share of the median of all ranks.
 SLOW_SHARE = 0.8
@@ -140,7 +141,7 @@ def slow_ranks(measured: MeasuredCollective) -> Iterator[tuple[int, str]]:
         usual = statistics.median(medians.values())
         for number, rate in sorted(medians.items()):
             if rate < SLOW_SHARE * usual:
-                yield number, f"{rate / 1e9:.1f} GB/s with ranks {where}, others {usual / 1e9:.1f} GB/s"
+                yield number, f"{scaled(rate, 'B/s')} with ranks {where}, others {scaled(usual, 'B/s')}"
 
 
 def _low(measured: MeasuredCollective) -> Iterator[CollectiveFinding]:
@@ -148,8 +149,9 @@ def _low(measured: MeasuredCollective) -> Iterator[CollectiveFinding]:
     for each in measured.collectives:
         most = limit(each.name, measured.ranks, measured.fabric)
         if each.size == largest and most and each.bandwidth < LOW_SHARE * most:
-            share = f"{each.bandwidth / most:.0%} of the {most / 1e9:.0f} GB/s that its links allow"
-            yield CollectiveFinding(f"{each.name} of {each.size >> 20} MiB: {each.bandwidth / 1e9:.1f} GB/s, {share}")
+            share = f"{percent(each.bandwidth / most)} of the {scaled(most, 'B/s')} that its links allow"
+            rate = scaled(each.bandwidth, "B/s")
+            yield CollectiveFinding(f"{each.name} of {binary_size(each.size)}: {rate}, {share}")
 
 
 def rounds(ranks: int, most: int) -> Iterator[list[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from gpu_exporter.active_checks.run import MEASUREMENTS, CheckTarget, Outcome, O
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity, Reference, reference
 from gpu_exporter.model.verdict import Action, Health, Problem
-from gpu_exporter.reports.numbers import scaled
+from gpu_exporter.reports.numbers import percent, scaled
 
 # Fewer pairs, those of two GPUs, have no median from which one of them could differ.
 LEAST_PAIRS = 6
@@ -140,7 +140,7 @@ def _slow(rated: Rated, target: CheckTarget) -> Iterator[Problem]:
     missed = list(_missed(rated))
     if known and value < known.least:
         kind = "what this model reaches" if known.measured else "the data sheet"
-        missed.append(f"{value / known.value:.0%} of {kind} ({scaled(known.value, quantity.unit)})")
+        missed.append(f"{percent(value / known.value)} of {kind} ({scaled(known.value, quantity.unit)})")
     if missed:
         text = f"{quantity.words}: {scaled(value, quantity.unit)}, {', '.join(missed)}"
         metric = m.CHECK_RATE if quantity.unit == "FLOP/s" else m.CHECK_BANDWIDTH
@@ -154,4 +154,4 @@ def _missed(rated: Rated) -> Iterator[str]:
     }
     for whose, usual in references.items():
         if usual and rated.value < (1 - rated.quantity.tolerance) * usual:
-            yield f"{1 - rated.value / usual:.0%} below {whose}"
+            yield f"{percent(1 - rated.value / usual)} below {whose}"

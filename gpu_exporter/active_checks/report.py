@@ -14,7 +14,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Health
-from gpu_exporter.reports.numbers import scaled
+from gpu_exporter.reports.numbers import binary_size, scaled, signed_percent
 
 
 def lines(results: Sequence[CheckResult], outcomes: Outcomes) -> Iterator[str]:
@@ -49,10 +49,11 @@ def _load_lines(result: CheckResult) -> Iterator[str]:
         yield f"under load: {load.clock_low:.0f} to {load.clock_high:.0f} MHz{power}{heat}{held}"
     test, sustained = result.memory_test, result.sustained
     if test and "bytes" in test:
-        yield f"memory test: {test['bytes'] / 2**30:.3g} GiB, {test['passes']} passes, {test['wrong']} wrong words"
+        yield f"memory test: {binary_size(test['bytes'])}, {test['passes']} passes, {test['wrong']} wrong words"
     if sustained and "last" in sustained:
         change = sustained["last"] / sustained["first"] - 1
-        yield f"sustained tensor rate: {sustained['value'] / 1e12:.3g} TFLOP/s, {change:+.1%} from start to end"
+        rate = scaled(sustained["value"], "FLOP/s")
+        yield f"sustained tensor rate: {rate}, {signed_percent(change)} from start to end"
 
 
 def _matrix(outcomes: Outcomes) -> Iterator[str]:

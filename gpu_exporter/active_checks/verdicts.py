@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.capabilities import Quantity
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
+from gpu_exporter.reports.numbers import binary_size, percent
 
 # Counters that must not rise while a GPU is tested, with their name in a sentence.
 COUNTERS: Mapping[Metric, tuple[str, Health]] = {
@@ -165,7 +166,7 @@ def _wrong_words(outcome: Outcome) -> Iterator[Problem]:
     first: Mapping[str, Any] = test["words"][0]
     what = "1 wrong word" if test["wrong"] == 1 else f"{test['wrong']} wrong words"
     words = (
-        f"{what} in {test['bytes'] / 2**30:.3g} GiB of memory, the first at {first['address']}"
+        f"{what} in {binary_size(test['bytes'])} of memory, the first at {first['address']}"
         f" ({first['actual']} instead of {first['expected']})"
     )
     yield Problem(m.CHECK_PASSED, 0, words, Action.GPU_RESET, "memory_test", Health.UNHEALTHY)
@@ -191,5 +192,5 @@ def _dropped(sustained: Answer | None) -> Iterator[Problem]:
         return
     drop = 1 - sustained["last"] / sustained["first"]
     if drop > SUSTAINED_DROP:
-        words = f"the tensor rate falls by {drop:.0%} under sustained load"
+        words = f"the tensor rate falls by {percent(drop)} under sustained load"
         yield Problem(m.CHECK_RATE, sustained["last"], words, Action.DRAIN, "drops_under_load", Health.DEGRADED)

@@ -23,7 +23,7 @@ from gpu_exporter.conditions.tree import Condition, Limit, Limits
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.reports import markdown
 from gpu_exporter.reports.markdown import bullets, code, numbered, table
-from gpu_exporter.reports.numbers import exact_duration
+from gpu_exporter.reports.numbers import capitalised, exact_duration
 
 
 def derivation(of: Signal | Derived | float) -> str:
@@ -68,10 +68,11 @@ SCOPE = {
     Scope.JOB: "comparing the ranks of a job",
     Scope.FLEET: "Prometheus only; `gpu-exporter diagnose` does not report it",
 }
+ON_NODE = "step timers: in Prometheus, and by `gpu-exporter diagnose --url` for the ranks on one node"
 DOMAIN = {
     Domain.HEALTH: "Health: is the hardware healthy?",
     Domain.BOTTLENECK: "Bottlenecks: why is the job slow?",
-    Domain.DISTRIBUTED: "Distributed jobs: which rank do the others wait for?",
+    Domain.DISTRIBUTED: "Distributed jobs: which rank holds up the job?",
     Domain.NETWORK: "Network: do the links between nodes work?",
     Domain.COST: "Cost: which GPUs are paid for but not used?",
     Domain.REMEDIATION: "Remediation: what stops the controller, and what waits for people?",
@@ -206,7 +207,7 @@ def summary(mode: FailureMode) -> str:
     text = markdown.untemplated(
         mode.summary.replace("{gpu}", "a GPU").replace("Job {job}", "A job").replace("job {job}", "a job")
     )
-    return text[0].upper() + text[1:]
+    return capitalised(text)
 
 
 def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
@@ -242,7 +243,7 @@ def _facts(mode: FailureMode) -> str:
         ("Fires", held),
         ("Resolves", kept),
         ("Domain", mode.domain.value),
-        ("Detected from", SCOPE[mode.scope]),
+        ("Detected from", ON_NODE if mode.on_node else SCOPE[mode.scope]),
     ]
     of_cost = mode.domain is Domain.COST and mode.severity is Severity.WARNING
     notified = DIGEST if of_cost else SEVERITY[mode.severity]
@@ -271,6 +272,9 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
             "\nThe expression of the alert ([PromQL](#promql)) has a second part, which only Prometheus can evaluate. "
             "It also fires the alert.\n"
         )
+    elif mode.on_node:
+        yield "It is the expression of the alert ([PromQL](#promql)). For the ranks on one node, "
+        yield "`gpu-exporter diagnose --url http://NODE:9400` evaluates the same.\n"
     elif mode.fleet:
         yield "Only Prometheus can evaluate it: it is the expression of the alert ([PromQL](#promql)).\n"
 

@@ -287,7 +287,7 @@ def diagnose(
 ) -> NodeDiagnosis:
     """Watch this machine's GPUs for `seconds`, and return what limits each and what is wrong: `print(diagnose())`.
 
-    `gpus` are chosen as in `read`. With `one_job`, they are ranks of one job: a rank that the others wait for is named.
+    `gpus` are chosen as in `read`. With `one_job`, they are ranks of one job: its straggler is named.
     With `recording`, a file or the name of a packaged recording, nothing is watched: the recording is diagnosed, or one
     `phase` of it. Raises GpuExporterError, in one line, as `read` does.
     """

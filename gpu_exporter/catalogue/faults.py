@@ -17,6 +17,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.model.verdict import Action, Health
+from gpu_exporter.reports.numbers import percent
 
 # A GPU that is this many degrees, or fewer, below its slowdown temperature is about to be throttled.
 LOW_MARGIN = 3
@@ -38,7 +39,7 @@ BIT_ERROR_LIMIT_TEXT = f"{BIT_ERROR_RATE:g} * {LANE_GBITS}e9"
 LANE_BYTES = 0.985e9
 
 # Where the words of a fault have its value.
-SLOT = re.compile(r"\{value[^}]*\}")
+SLOT = re.compile(r"\{(?:value|percent)[^}]*\}")
 
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {">": gt, "==": eq, "!=": ne}
 
@@ -150,7 +151,9 @@ class Fault:
 
     def describe(self, value: float) -> str:
         """Return the words for a value. Where a sign would be hard to read, those below zero have words of their own."""
-        return self.below_zero.format(value=-value) if self.below_zero and value < 0 else self.words.format(value=value)
+        if self.below_zero and value < 0:
+            return self.below_zero.format(value=-value)
+        return self.words.format(value=value, percent=percent(value))
 
     def template(self, subject: str) -> str:
         """Return what `describe` says of a subject instead of "it", as a template for the value of an alert."""
@@ -344,7 +347,7 @@ MARGIN = _degraded(
 PCIE = _degraded(
     "pcie_link_degraded",
     Action.NODE_REBOOT,
-    "its PCIe link runs at {value:.0%} of the capacity that it had before, or that its slot or its peers have",
+    "its PCIe link runs at {percent} of the capacity that it had before, or that its slot or its peers have",
     "PCIe link slow",
     "GpuPcieLinkDegraded",
 )

@@ -34,6 +34,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Unknown, Verdict
 from gpu_exporter.owners.cgroup import process_owner
 from gpu_exporter.pipeline.monitor import Monitor, observe
+from gpu_exporter.reports.numbers import binary_size
 from gpu_exporter.sources.choice import make_source
 
 # What must be read for `gpu_users`.
@@ -62,7 +63,7 @@ def _of_gpu(values: Mapping[Metric, float], named: Mapping[int, str], files: Hos
     if hidden > 0:
         yield f"{hidden} {'process that is' if hidden == 1 else 'processes that are'} {HIDDEN}"
     elif not named and memory >= HELD_MEMORY:
-        yield f"a program that is {HIDDEN}, with {memory * 2**20 / 1e9:.1f} GB of its memory"
+        yield f"a program that is {HIDDEN}, with {binary_size(memory * 2**20)} of its memory"
 
 
 def _owner(pid: int, files: HostFiles) -> str:

@@ -18,6 +18,7 @@ from gpu_exporter.cli.options import COULD_NOT_TELL, Command, parsed, require_nu
 from gpu_exporter.cli.progress import Progress
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.io.user_text import ratio
+from gpu_exporter.reports.numbers import percent
 
 if TYPE_CHECKING:
     from gpu_exporter.traces.diff import TraceTotals
@@ -282,8 +283,10 @@ def _report(kernels: Sequence[KernelReport], number: int) -> Iterator[str]:
     yield "Time by kernel; kernels may overlap"
     for kernel in kernels:
         share = kernel.seconds / total if total else 0.0
-        limits = [f"{kernel.bound}: compute {kernel.compute:.0%}, memory {kernel.memory:.0%}"] if kernel.bound else []
-        limits += [f"occupancy {kernel.occupancy:.0%}"] if kernel.occupancy is not None else []
+        limits = []
+        if kernel.compute is not None and kernel.memory is not None:
+            limits.append(f"{kernel.bound}: compute {percent(kernel.compute)}, memory {percent(kernel.memory)}")
+        limits += [f"occupancy {percent(kernel.occupancy)}"] if kernel.occupancy is not None else []
         limits += [f"waits for {reason} ({value:.1f})" for reason, value in list(kernel.stalls.items())[:MOST_STALLS]]
         name = printable(kernel.name, MOST_NAME)
         yield f"  {share:>6.1%}  {kernel.seconds * 1e3:>10.4g} ms  {kernel.count:>7} x  {name}"

@@ -9,12 +9,14 @@ from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.causes import LEAST_LOSS
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.faults import TELEMETRY
+from gpu_exporter.conditions.prose import title
 from gpu_exporter.diagnosis.diagnose import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, lost, next_step
 from gpu_exporter.diagnosis.presence import RELEASED, explain
-from gpu_exporter.diagnosis.words import statement, subject
+from gpu_exporter.diagnosis.words import statement
 from gpu_exporter.model.snapshot import UNREAD, GpuStatus
 from gpu_exporter.model.verdict import Health, Verdict
+from gpu_exporter.reports.numbers import capitalised
 
 # How urgent an alert of a severity is.
 URGENCY = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "info"}
@@ -38,12 +40,12 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
     """Return the worst: no answer, then faults, then findings, then what limits the GPU."""
     if not status.up:
         severity = "info" if status.reason in (RELEASED, UNREAD) else "ticket" if status.reason in TELEMETRY else "page"
-        return Headline(severity, _sentence(explain(status.reason) if status.reason else "the GPU does not answer"))
+        return Headline(severity, capitalised(explain(status.reason) if status.reason else "the GPU does not answer"))
     if verdict and verdict.problems:
         worst = max(verdict.problems, key=lambda problem: list(Health).index(problem.health))
         todo = verdict.action.words
         urgency = "page" if worst.health is Health.UNHEALTHY else "ticket"
-        return Headline(urgency, _sentence(worst.words) + (f": {todo}" if todo else ""))
+        return Headline(urgency, capitalised(worst.words) + (f": {todo}" if todo else ""))
     if diagnosis and diagnosis.matches:
         worst_match = min(diagnosis.matches, key=lambda match: list(Severity).index(match.mode.severity))
         return Headline(URGENCY[worst_match.mode.severity], summary(worst_match.mode, diagnosis), worst_match.mode.name)
@@ -54,7 +56,7 @@ def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | 
     text = ("approximately: " if diagnosis.approximate else "") + diagnosis.bottleneck.means
     if lost(diagnosis.shares) >= LEAST_LOSS:
         text += f". Time: {breakdown([diagnosis.shares])}"
-    return Headline("ok", _sentence(text))
+    return Headline("ok", capitalised(text))
 
 
 def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU", *, singled_out: bool = False) -> str:
@@ -67,7 +69,7 @@ def summary(mode: FailureMode, diagnosis: Diagnosis, gpu: str = "this GPU", *, s
         return words if gpu == "this GPU" else f"{gpu}: {words[:1].lower()}{words[1:]}"
     job = diagnosis.identity.workload or "that it belongs to"
     words = (singled_out and mode.singled_out) or mode.summary
-    return _sentence(words.replace("{gpu}", gpu).replace("{job}", job))
+    return capitalised(words.replace("{gpu}", gpu).replace("{job}", job))
 
 
 def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:
@@ -94,7 +96,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
 def not_judged(diagnosis: Diagnosis) -> list[dict[str, str]]:
     """Return the failure modes that could not be judged, and why."""
     return [
-        {"name": name, "why": "missing: " + ", ".join(map(subject, missing)) if missing else "too few measurements yet"}
+        {"name": name, "why": "missing: " + ", ".join(map(title, missing)) if missing else "too few measurements yet"}
         for name, missing in diagnosis.unknown.items()
     ]
 
@@ -103,7 +105,3 @@ def headroom(diagnosis: Diagnosis) -> str:
     """Return how close a GPU that reaches no limit is to its limits, and what to do; empty for others."""
     room = diagnosis.headroom
     return f"At no limit of the chip: {limits(room)}. {next_step(room)}" if room and not room.limited_by else ""
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

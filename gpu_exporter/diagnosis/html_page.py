@@ -30,7 +30,7 @@ from gpu_exporter.reports.html_document import legend, page_foot, page_head, saf
 from gpu_exporter.reports.line_chart import CHART_STYLE, line_chart
 from gpu_exporter.reports.markdown import relinked
 from gpu_exporter.reports.markdown_html import html_of, inline
-from gpu_exporter.reports.numbers import moment, percent
+from gpu_exporter.reports.numbers import binary_size, capitalised, moment, percent
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def time_bar(shares: Mapping[Cause, float]) -> str:
         if share > 0:
             parts.append(
                 f'<rect x="{x * 100:.2f}" width="{share * 100:.2f}" height="10" fill="{COLOURS[cause]}">'
-                f"<title>{escape(WORDS[cause])} {share:.0%}</title></rect>"
+                f"<title>{escape(WORDS[cause])} {percent(share)}</title></rect>"
             )
             x += share
     words = {f"{WORDS[cause]} {percent(share)}": COLOURS[cause] for cause, share in shares.items() if share >= 0.01}
@@ -160,7 +160,7 @@ def _incidents(content: _Content) -> Iterator[str]:
         yield f'<div class="finding {severity}">\n<h3>{safe_text(incident_words.sentence(each))}'
         yield f" <small>{severity}</small></h3>\n"
         for text in incident_words.facts(each, content.price):
-            yield f"<p>{safe_text(text[:1].upper() + text[1:])}</p>\n"
+            yield f"<p>{safe_text(capitalised(text))}</p>\n"
         yield f"<p><b>What to do:</b> {inline(mode.advice)} {_runbook_link(mode)}</p>\n</div>\n"
 
 
@@ -264,7 +264,7 @@ def _findings(
         if numbers := report.evidence([each.matches[place].because for each in group], printed):
             yield f"<ul>{''.join(f'<li>{safe_text(text)}</li>' for text in numbers)}</ul>\n"
         because = explained.get((group[0].device, mode.name))
-        said = safe_text(because[:1].upper() + because[1:]) + "." if because else inline(mode.advice)
+        said = safe_text(capitalised(because)) + "." if because else inline(mode.advice)
         yield f"<p>{said} {_runbook_link(mode)}</p>\n</div>\n"
 
 
@@ -318,4 +318,4 @@ def _memory() -> str:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return ""
-    return f", {size / (1 << 30):.0f} GiB memory"
+    return f", {binary_size(size)} memory"

@@ -13,6 +13,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severi
 from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.catalogue.roofline import Headroom, Position
 from gpu_exporter.conditions.evaluate import TermValues
+from gpu_exporter.conditions.prose import title
 from gpu_exporter.conditions.signal import Signal
 from gpu_exporter.conditions.tree import Over
 from gpu_exporter.diagnosis import incident_words
@@ -22,7 +23,7 @@ from gpu_exporter.diagnosis.loss import achieved, breakdown, limits, lost, next_
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
-from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement, subject
+from gpu_exporter.diagnosis.words import LONGEST_NAME, name_of, names_of, series, statement
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.source_kind import DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 
@@ -332,7 +333,7 @@ def processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
 def why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, *, verbose: bool) -> str:
     """Return why a failure mode could not be judged."""
     if missing:
-        return "missing: " + ", ".join(signal.record if verbose else subject(signal) for signal in missing)
+        return "missing: " + ", ".join(signal.record if verbose else title(signal) for signal in missing)
     if mode not in OF_JOBS:
         return "not watched for long enough"
     if identity.workload:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_exporter.catalogue import host_signals as h
 from gpu_exporter.catalogue import nic_signals as n
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
@@ -38,58 +37,6 @@ CODES: Mapping[Signal, Mapping[int, str]] = {
     },
     n.DISTANCE: {1: "PIX", 2: "PXB", 3: "PHB", 4: "NODE", 5: "SYS"},
     s.FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
-}
-# Signals whose words are no name without a value. The table of failure modes uses the same names.
-NOUNS: Mapping[Signal, str] = {
-    s.GR_ACTIVE: "engine activity",
-    s.SM_ACTIVE: "SM activity",
-    s.SM_IDLE: "SM idle time",
-    s.TENSOR_ACTIVE: "tensor core activity",
-    s.DRAM_ACTIVE: "DRAM activity",
-    s.FP64_ACTIVE: "FP64 activity",
-    s.FP32_ACTIVE: "FP32 activity",
-    s.FP16_ACTIVE: "FP16 activity",
-    s.INT_ACTIVE: "integer activity",
-    s.PCIE_WIDTH: "PCIe width",
-    s.PCIE_MAX_WIDTH: "maximum PCIe width",
-    s.PCIE_REPLAY_LIMIT: "PCIe replay limit",
-    s.PCIE_RX_USE: "PCIe link use to the GPU",
-    s.PCIE_TX_USE: "PCIe link use from the GPU",
-    s.POWER_USE: "power as a share of its limit",
-    s.POWER_NOW_USE: "power as a share of its limit, of a moment",
-    s.POWER_INSTANT_USE: "instantaneous power as a share of its limit",
-    s.POWER_SWING: "power swing",
-    s.FB_USED: "device memory used",
-    s.FB_FREE: "free device memory",
-    s.FB_USE: "device memory use",
-    s.THERMAL_MARGIN: "thermal margin",
-    s.HW_THERMAL: "time in hardware thermal slowdown",
-    s.SW_THERMAL: "time in driver thermal slowdown",
-    s.POWER_BRAKE: "time under power brake",
-    s.POWER_CAP: "time at the power cap",
-    s.NVLINK_UP: "number of NVLinks that are up",
-    s.NVLINK_LINKS: "number of NVLinks",
-    s.NVLINK_EXPECTED: "expected number of NVLinks",
-    s.PCIE_EXPECTED: "expected capacity of the PCIe link",
-    s.PSTATE: "performance state",
-    h.LAUNCH_CPU: "CPU time of the launching thread",
-    h.LAUNCH_WAIT: "run queue delay of the launching thread",
-    h.LAUNCH_BLOCKED: "blocked time of the main thread",
-    h.ACTIVE: "number of active worker processes",
-    h.WORKER_CPU: "CPU time of an active worker",
-    h.WORKER_WAIT: "run queue delay of an active worker",
-    h.WORKER_BLOCKED: "blocked time of an active worker",
-    h.THROTTLED: "throttled share of the periods of the CPU limit",
-    h.CPU_USE: "use of the allowed CPUs",
-    h.FAULTS: "rate of major page faults",
-    h.SWAP: "memory in swap",
-    h.REMOTE: "time on another NUMA node",
-    h.SHM_USE: "use of /dev/shm",
-    n.UP: "state of the nearest network ports",
-    n.RATE_SHARE: "share of the full network link rate",
-    n.ERRORS: "network link errors",
-    n.DOWNED: "network link failures",
-    n.RETRANSMITS: "rate of retransmitted packets",
 }
 
 
@@ -131,12 +78,6 @@ def name_of(term: Leaf) -> str:
             return f"{term.of.signal.name}_of_other_ranks"
         case _:
             raise no_case(term)
-
-
-def subject(signal: Signal) -> str:
-    """Return the name of a signal in words: SM activity."""
-    text = signal.plain.replace(" of the time", "").replace("{}", "")
-    return NOUNS.get(signal) or " ".join(text.strip(" :").split())
 
 
 def _over(term: Over, values: Sequence[float]) -> str:

@@ -10,8 +10,8 @@ from gpu_exporter.profiling.result import ProcessProfile
 from gpu_exporter.profiling.stacks import ThreadProfile
 from gpu_exporter.profiling.text_report import title
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
-from gpu_exporter.reports.html_document import analysis_foot, page_head, safe_text, table
-from gpu_exporter.reports.numbers import fine_percent, short_duration
+from gpu_exporter.reports.html_document import analysis_foot, frame, page_head, safe_text, table
+from gpu_exporter.reports.numbers import capitalised, fine_percent, short_duration
 
 MOST_PROCESSES, MOST_THREADS, MOST_LINES = 16, 8, 8
 MAIN_THREAD = "main thread"
@@ -26,9 +26,8 @@ def _document(found: Sequence[ProcessProfile]) -> Iterator[str]:
     yield from page_head("Where the time of the host went", FLAME_STYLE)
     yield "<h1>Where the time of the host went</h1>\n"
     for odd in odd_ones(found):
-        yield f'<div class="verdict"><p>{odd.others} of {len(found)} processes are at <span class="frame">'
-        yield f"{safe_text(odd.others_line)}</span>, but {safe_text(odd.process.title)} is at"
-        yield f' <span class="frame">{safe_text(odd.line)}</span>.</p></div>\n'
+        yield f'<div class="verdict"><p>{odd.others} of {len(found)} processes are at '
+        yield f"{frame(odd.others_line)}, but {safe_text(odd.process.title)} is at {frame(odd.line)}.</p></div>\n"
     for profile in found[:MOST_PROCESSES]:
         yield from _process(profile)
     if len(found) > MOST_PROCESSES:
@@ -37,8 +36,7 @@ def _document(found: Sequence[ProcessProfile]) -> Iterator[str]:
 
 
 def _process(profile: ProcessProfile) -> Iterator[str]:
-    heading = profile.process.title
-    yield f"<h2>{safe_text(heading[:1].upper() + heading[1:])}</h2>\n"
+    yield f"<h2>{safe_text(capitalised(profile.process.title))}</h2>\n"
     yield f"<p>Sampled {profile.samples} times in {profile.sampling.seconds:g} s.</p>\n"
     busy = [thread for thread in profile.threads if not thread.waits]
     for thread in busy[:MOST_THREADS]:
@@ -59,9 +57,8 @@ def _thread(thread: ThreadProfile) -> Iterator[str]:
     rows = []
     for cause in thread.causes:
         frames = "".join(
-            f'<br><span class="frame">{fine_percent(line.share)} {safe_text(line.frame)}</span>'
-            for line in cause.lines[:MOST_LINES]
+            f"<br>{frame(f'{fine_percent(line.share)} {line.frame}')}" for line in cause.lines[:MOST_LINES]
         )
         rows.append((f"{words[cause.cause]}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
-    yield f"<h3>{safe_text(name[:1].upper() + name[1:])}</h3>\n"
+    yield f"<h3>{safe_text(capitalised(name))}</h3>\n"
     yield from table(("what it did", "share", "time"), rows, name)

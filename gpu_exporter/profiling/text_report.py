@@ -9,7 +9,7 @@ from gpu_exporter.io.decoding import printable
 from gpu_exporter.profiling.ranks import odd_ones
 from gpu_exporter.profiling.result import ProcessProfile
 from gpu_exporter.profiling.stacks import MAIN, ThreadProfile
-from gpu_exporter.reports.numbers import fine_percent, short_duration
+from gpu_exporter.reports.numbers import capitalised, fine_percent, short_duration
 
 MOST_LINE = 160
 MOST_CAUSES, MOST_LINES, MOST_THREADS, MOST_WAITING = 6, 3, 6, 8
@@ -30,7 +30,7 @@ def lines(found: Sequence[ProcessProfile]) -> Iterator[str]:
 
 def _process(profile: ProcessProfile) -> Iterator[str]:
     name, sampling = profile.process.title, profile.sampling
-    yield f"{name[:1].upper()}{name[1:]}: sampled {profile.samples} times in {sampling.seconds:g} s"
+    yield f"{capitalised(name)}: sampled {profile.samples} times in {sampling.seconds:g} s"
     threads = [thread for thread in profile.threads if not thread.waits]
     for thread in threads[:MOST_THREADS]:
         yield from _thread(thread)

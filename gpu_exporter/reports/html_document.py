@@ -44,6 +44,11 @@ def safe_text(text: str) -> str:
     return escape(printable(text, LONGEST), quote=True)
 
 
+def frame(text: str) -> str:
+    """Return a frame of a stack, or another name of code, in the font of code."""
+    return f'<span class="frame">{safe_text(text)}</span>'
+
+
 def page_head(title: str, style: str = "") -> Iterator[str]:
     """Yield the head of a page, which loads nothing, and the beginning of its body. `style` has its own rules."""
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,4 +1,4 @@
-"""Numbers, durations, shares and sizes as text for people.
+"""Numbers, durations, shares and sizes as text for people, and the capital letter of a sentence.
 
 Each function is one precision: measured values are rounded, limits are exact, and columns of a table are narrow.
 Memory has binary prefixes, as in nvidia-smi; links, bandwidth and all else have decimal ones, as in data sheets.
@@ -15,6 +15,11 @@ _BINARY = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
+def capitalised(text: str) -> str:
+    """Return a text with a capital first letter, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def percent(share: float, digits: int = 0) -> str:
     """Return a share with a fixed number of digits: 39 %."""
     return f"{100 * share:.{digits}f} %"
@@ -23,6 +28,11 @@ def percent(share: float, digits: int = 0) -> str:
 def fine_percent(share: float) -> str:
     """Return a share, if it is small with two digits: 39 %, 2.3 %, 0.34 %."""
     return percent(share) if share >= 0.0995 else f"{100 * share:.2g} %"
+
+
+def signed_percent(change: float) -> str:
+    """Return a relative change: +35.1 %."""
+    return f"{100 * change:+.1f} %"
 
 
 def duration(seconds: float) -> str:
@@ -43,9 +53,11 @@ def clock(at: float, now: float) -> str:
 
 
 def whole_duration(seconds: float) -> str:
-    """Return a duration as a whole number of its largest unit: 42 s, 3 min, 2 h, 1 d."""
+    """Return a duration as a whole number of its largest unit, rounded down: 42 s, 3 min, 47 h, 2 d."""
     number, unit = _in_largest_unit(max(0.0, seconds))
-    return f"{number:.0f} {unit}"
+    if unit == "d" and number < 2:
+        return f"{math.floor(24 * number)} h"
+    return f"{math.floor(number)} {unit}"
 
 
 def _in_largest_unit(seconds: float) -> tuple[float, str]:

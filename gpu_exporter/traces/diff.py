@@ -12,7 +12,7 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import short_duration
+from gpu_exporter.reports.numbers import short_duration, signed_percent
 from gpu_exporter.traces.analysis import no_gpu_events, summary
 from gpu_exporter.traces.device_times import NS, DeviceTimes, devices
 from gpu_exporter.traces.frames import PYTHON_FRAME
@@ -278,7 +278,7 @@ def lines(found: Diff) -> Iterator[str]:
     before, after = found.before, found.after
     change = after.step_seconds - before.step_seconds
     what = "A step" if found.unit == "step" else "The trace"
-    share = f" ({change / before.step_seconds:+.1%})" if before.step_seconds else ""
+    share = f" ({signed_percent(change / before.step_seconds)})" if before.step_seconds else ""
     took, takes = short_duration(before.step_seconds), short_duration(after.step_seconds)
     yield f"{what} took {took}, and now takes {takes}{share}."
     if before.gpus != after.gpus:

@@ -14,7 +14,7 @@ from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import read
 from gpu_exporter.io.user_text import quoted
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.reports.numbers import percent
+from gpu_exporter.reports.numbers import percent, short_duration, signed_percent
 from gpu_exporter.traces.result import AnalysisResult, RankResult
 
 MOST_BASELINE_BYTES = 256 << 20
@@ -130,7 +130,8 @@ def regressions(result: AnalysisResult, before: Baseline, most: float) -> list[s
             ("the busy time of the GPU in a step", _busy(earlier[key]), _busy(rank)),
         ):
             if old > 0 and new / old - 1 > most:
-                lines.append(f"{what} of rank {key[0]} takes {new:.4g} s instead of {old:.4g} s: {new / old - 1:+.1%}")
+                took, takes, change = short_duration(old), short_duration(new), signed_percent(new / old - 1)
+                lines.append(f"{what} of rank {key[0]} takes {takes} instead of {took}: {change}")
     return lines
 
 

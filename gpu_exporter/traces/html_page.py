@@ -14,7 +14,7 @@ import numpy as np
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.reports import html_document
 from gpu_exporter.reports.flame_graph import FLAME_STYLE, flame_graph
-from gpu_exporter.reports.html_document import analysis_foot, legend, page_head, safe_text, table
+from gpu_exporter.reports.html_document import analysis_foot, frame, legend, page_head, safe_text, table
 from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
 from gpu_exporter.traces.details import BINS
 from gpu_exporter.traces.model import Column
@@ -98,10 +98,10 @@ def _advice(result: AnalysisResult) -> Iterator[str]:
     yield "<h2>What to do</h2>\n<p>Each saving is an upper bound.</p>\n<ol>\n"
     for one in result.verdict.advice:
         saving = f"at most {short_duration(one.saving_seconds)} ({fine_percent(one.saving_ratio)})"
-        frame = f'<br><span class="frame">at {safe_text(one.frames[0])}</span>' if one.frames else ""
+        where = f"<br>{frame(f'at {one.frames[0]}')}" if one.frames else ""
         if one.kernels:
-            frame += f'<br><span class="frame">in {safe_text(", ".join(one.kernels))}</span>'
-        yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{frame}</li>\n"
+            where += "<br>" + frame("in " + ", ".join(one.kernels))
+        yield f"<li><b>{saving}</b>: {safe_text(sentence(one.text))}{where}</li>\n"
     yield "</ol>\n"
 
 
@@ -167,7 +167,7 @@ def _memory(rank: RankResult) -> Iterator[str]:
     for head, holders in (("category", memory.by_category), ("code", memory.by_code)):
         rows = [
             (
-                f'<span class="frame">{safe_text(each.name)}</span>',
+                frame(each.name),
                 fine_percent(each.share),
                 binary_size(each.bytes),
             )
@@ -190,7 +190,7 @@ def _causes(rank: RankResult) -> Iterator[str]:
         return
     rows = []
     for cause in rank.idle_causes[:MOST_CAUSES]:
-        frames = "".join(f'<br><span class="frame">{safe_text(frame)}</span>' for frame in cause.frames[:MOST_FRAMES])
+        frames = "".join(f"<br>{frame(each)}" for each in cause.frames[:MOST_FRAMES])
         words = safe_text(TRACE_WORDS[TraceCause(cause.cause)])
         rows.append((f"{words}{frames}", fine_percent(cause.share), short_duration(cause.seconds)))
     yield f"<h3>Why the GPU was idle ({fine_percent(rank.idle_ratio)} of {short_duration(rank.span_seconds)})</h3>\n"
@@ -200,7 +200,7 @@ def _causes(rank: RankResult) -> Iterator[str]:
 def _operators(rank: RankResult) -> Iterator[str]:
     rows = [
         (
-            f'<span class="frame">{safe_text(rate_words(rate))}</span>',
+            frame(rate_words(rate)),
             fine_percent(rate.peak_ratio),
             short_duration(rate.seconds),
             str(rate.count),
@@ -218,7 +218,7 @@ def _waiting(rank: RankResult) -> Iterator[str]:
         return
     rows = []
     for waiting in rank.waiting[:MOST_CAUSES]:
-        frames = "".join(f'<br><span class="frame">{safe_text(frame)}</span>' for frame in waiting.frames[:1])
+        frames = "".join(f"<br>{frame(each)}" for each in waiting.frames[:1])
         rows.append(
             (f"{safe_text(for_whom(waiting))}{frames}", fine_percent(waiting.share), short_duration(waiting.seconds))
         )
@@ -229,7 +229,7 @@ def _waiting(rank: RankResult) -> Iterator[str]:
 def _kernels(rank: RankResult) -> Iterator[str]:
     rows = [
         (
-            f'<span class="frame">{safe_text(kernel.name)}</span> <small>{safe_text(kernel.kernel_class)}</small>',
+            f"{frame(kernel.name)} <small>{safe_text(kernel.kernel_class)}</small>",
             fine_percent(kernel.share),
             short_duration(kernel.seconds),
             str(kernel.count),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import TRACE_WORDS, TraceCause
 from gpu_exporter.io.decoding import printable
-from gpu_exporter.reports.numbers import binary_size, fine_percent, short_duration
+from gpu_exporter.reports.numbers import binary_size, capitalised, fine_percent, scaled, short_duration
 from gpu_exporter.traces.collectives import rank_step
 from gpu_exporter.traces.memory import FailedAllocation, MemoryResult
 from gpu_exporter.traces.result import AnalysisResult, OperatorRate, RankResult, WaitingFor
@@ -124,9 +124,9 @@ def _operators(rank: RankResult) -> Iterator[str]:
 def rate_words(rate: OperatorRate) -> str:
     """Return an operator with its shapes and how fast it ran."""
     shapes = " x ".join(str(list(shape)) for shape in rate.shapes)
-    speed = f"{rate.flops_per_second / 1e12:.3g} TFLOP/s, " if rate.flops_per_second else ""
+    speed = f"{scaled(rate.flops_per_second, 'FLOP/s')}, " if rate.flops_per_second else ""
     limit = f", {rate.bound}-bound" if rate.bound else ""
-    return f"{rate.operator} {shapes} {rate.dtype}: {speed}{rate.bytes_per_second / 1e9:.3g} GB/s{limit}"
+    return f"{rate.operator} {shapes} {rate.dtype}: {speed}{scaled(rate.bytes_per_second, 'B/s')}{limit}"
 
 
 def _collectives(rank: RankResult) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _collectives(rank: RankResult) -> Iterator[str]:
         name = printable(" ".join((of_group.operation, "of group", of_group.group or "?")), MOST_LINE)
         text = f"  {short_duration(of_group.seconds):>8}  {of_group.count:>6} x {name} on {of_group.ranks} ranks"
         if of_group.bus_bandwidth is not None:
-            text += f", {of_group.bus_bandwidth / 1e9:.3g} GB/s bus bandwidth"
+            text += f", {scaled(of_group.bus_bandwidth, 'B/s')} bus bandwidth"
         if of_group.transfer_seconds is not None:
             text += f", {short_duration(of_group.transfer_seconds)} of it transfer"
         if of_group.skew_seconds is not None:
@@ -231,4 +231,4 @@ def _dropped(result: AnalysisResult) -> Iterator[str]:
 def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
     plain = printable(text, 1000)
-    return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"
+    return f"{capitalised(plain)}{'' if plain.endswith('.') else '.'}"

@@ -214,8 +214,8 @@ OF_JOBS = (
         Action.NONE,
         "Rank {{ $labels.rank }} of job {{ $labels.job_id }} ({gpu}) makes the others wait for "
         "{{ $value | humanizePercentage }} of each step",
-        "Which phase of this rank takes longer, and is its data loader slow? See the panels of the training loop. If all of "
-        "its phases on the GPU are longer, check the clock and the health of the GPU.",
+        "Look at the panels of the training loop: which phase of this rank takes longer? If it is the data, check the data "
+        "loader. If all phases on the GPU take longer, check the clock and the health of the GPU.",
         Inject(series=TrainingLoop("gpujobstraggler", own=1.25)),
         fleet=f"""rank:self_excess:ratio > {LEAST_EXCESS}
 and
@@ -241,9 +241,10 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             ),
             Place.JOB: SLOWED_JOB,
         },
-        meaning="This rank makes the other ranks of its training job wait. Its self time, the time of a step without waiting "
-        "for other ranks, is far above the median of its job, compared with how far the ranks usually differ (3.5 median absolute deviations, and at least 1 % "
-        "of the median); with two or three ranks, 25 % above the lowest. It costs at least 5 % of each step.",
+        meaning="This rank is a straggler: the other ranks of its training job wait for it. *Self time* is the time of a step "
+        "without waiting for other ranks. That of this rank is at least 5 % above the median of its job, and the difference "
+        "is larger than usual between its ranks: more than 3.5 median absolute deviations, and more than 1 % of the median. "
+        "A job of two or three ranks has too few for that; there, it is 25 % above the lowest.",
         impact="Every step takes as long as the step of this rank; the other GPUs wait for the rest of it.",
         diagnosis=(
             'Query `rank:phase_excess:seconds{job_id="…", rank="…"}`: the phase with the highest value is the cause. `data` is '
@@ -258,9 +259,9 @@ rank:self_excess:ratio / (1 + rank:self_excess:ratio) <= {_JOB} group_left () jo
             "GPU: move the job to another GPU, and follow the health alert of this one.",
             "Work: balance sequence lengths, experts or pipeline stages.",
         ),
-        wrong="A pipeline stage or an expert that has more work by design is reported correctly. A rank is not reported if the "
-        "evaluations and checkpoints of the others can explain why it waits. Self time is unknown "
-        "where collectives are those of compiled code or DTensor, unless steps are sampled ([where self time comes "
+        wrong="A pipeline stage or an expert that has more work by design is reported correctly. The alert does "
+        "not fire if evaluations and checkpoints, which only some ranks do, can explain the difference. Self time is unknown "
+        "if compiled code or DTensor calls the collectives, unless steps are sampled ([where self time comes "
         "from](../training.md)). In a launch-bound job with DistributedDataParallel, the rank that launches last may be "
         "reported, although the CPUs of all ranks are at their limit. " + _TIMER,
     ),

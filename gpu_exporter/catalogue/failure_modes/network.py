@@ -189,7 +189,7 @@ MODES = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "{gpu} moves only {{ $value | humanizePercentage }} of the network traffic of the other ranks of job {job}",
+        "{gpu} has only {{ $value | humanizePercentage }} of the network traffic that the other ranks of job {job} have",
         "Check the link of this rail (GpuNicDown, GpuNicSlowLink, GpuNicErrors), then which ports NCCL uses "
         "(NCCL_DEBUG=INFO, NCCL_IB_HCA).",
         Inject({**_OVER_NETWORK, m.NIC_TX: Ramp(0, 2e9), m.NIC_RX: Ramp(0, 2e9)}, _OVER_NETWORK),
@@ -204,10 +204,10 @@ MODES = (
         cause=Cause.PEERS,
         explains=slows_down(),
         meaning="A rail is the network port, with its switch, through which the GPUs in the same place of all nodes "
-        "communicate. All other ranks of the job exchange data over the network ports nearest to them, but this one has less than "
-        "half of their traffic, although its GPU is as busy as theirs.",
-        impact="Its traffic probably takes the port of another GPU, which then carries twice as much. All ranks wait for that "
-        "port.",
+        "communicate. The other ranks of the job send and receive through the network ports nearest to their GPUs. Those of "
+        "this rank carry less than half as much, although its GPU is as busy.",
+        impact="The rest of its traffic probably takes the port of another GPU, which then carries twice as much. All ranks "
+        "wait for that port.",
         diagnosis=(
             f'Compare `{n.TRAFFIC.record}{{workload="…"}}` of all ranks, and `{n.UP.record}` and `{n.RATE_SHARE.record}` '
             "of this one.",

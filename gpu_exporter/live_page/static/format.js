@@ -19,7 +19,7 @@ export function quantity(value, unit) {
     case "bytes/s":
       return scaled(value, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
     case "hertz":
-      return scaled(value, 1000, ["Hz", "kHz", "MHz", "GHz"]);
+      return `${Math.round(value / 1e6)} MHz`;
     default:
       return String(Math.round(100 * value) / 100);
   }
@@ -37,20 +37,21 @@ export function usage(used, total) {
   return `${number}${smaller && smaller !== unit ? ` ${smaller}` : ""} / ${of} ${unit}`;
 }
 
+/** As `narrow_size` of reports/numbers.py, so that the page does not change when its script takes over. */
 function scaled(value, base, units) {
   let rank = 0;
-  while (Math.abs(value) >= base && rank < units.length - 1) {
+  while (value >= 0.9995 * base && rank < units.length - 1) {
     value /= base;
     rank += 1;
   }
-  return `${rank === 0 || value >= 30 ? Math.round(value) : Number(value.toFixed(1))} ${units[rank]}`;
+  return `${rank === 0 || value >= 9.95 ? Math.round(value) : value.toFixed(1)} ${units[rank]}`;
 }
 
-/** Return a duration in its largest unit, rounded down. */
+/** Return a duration in its largest unit, rounded down; as `whole_duration` of reports/numbers.py. */
 export function duration(seconds) {
   if (seconds < MINUTE) return `${Math.max(0, Math.floor(seconds))} s`;
   if (seconds < HOUR) return `${Math.floor(seconds / MINUTE)} min`;
-  return seconds < 2 * DAY ? `${Math.floor(seconds / HOUR)} h` : `${Math.floor(seconds / DAY)} days`;
+  return seconds < 2 * DAY ? `${Math.floor(seconds / HOUR)} h` : `${Math.floor(seconds / DAY)} d`;
 }
 
 /** Return the time of day in the browser's time zone; with the date if it is not today. */
@@ -89,7 +90,8 @@ export function gpuNames(gpus) {
     if (run && number === run.end + 1) run.end = number;
     else runs.push({ start: number, end: number });
   }
-  return `GPUs ${runs.map(({ start, end }) => (start === end ? start : `${start}-${end}`)).join(", ")}`;
+  const short = ({ start, end }) => (end - start > 1 ? `${start}-${end}` : start === end ? start : `${start}, ${end}`);
+  return `GPUs ${runs.map(short).join(", ")}`;
 }
 
 /** Return a text with a capital first letter. */

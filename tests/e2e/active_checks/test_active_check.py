@@ -48,7 +48,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "arguments", "code", "said"),
     [
-        ("Rate.bf16", 4.0e14, (), 3, "GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55% below the other GPUs"),
+        ("Rate.bf16", 4.0e14, (), 3, "GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55 % below the other GPUs"),
         ("Wrong.fp32", 3, (), 3, "GPU 1: unhealthy: wrong result: FFMA: 1 of 16 blocks computed something else: 3 ->"),
         ("Sum.bf16_group", 1, (), 3, "GPU 1: unhealthy: wrong result: wgmma: 512 of 512 threads got a wrong sum of"),
         ("LostAfter", 40, (), 3, "GPU 1: unhealthy: the GPU failed: "),
@@ -84,7 +84,7 @@ def test_a_wrong_word_of_memory(tmp_path: Path) -> None:
     (gpu,) = answer["active"]["gpus"]
     (word,) = gpu["memory_test"]["words"]
     assert (code, gpu["memory_test"]["wrong"], word["offset"], word["bits"]) == (3, 1, 4 * 123456, 1)
-    assert answer["gpus"][0]["problems"][0]["what"].startswith("1 wrong word in 0.0293 GiB of memory, the first at 0x")
+    assert answer["gpus"][0]["problems"][0]["what"].startswith("1 wrong word in 30 MiB of memory, the first at 0x")
     assert gpu["sustained"]["last"] == pytest.approx(895e12, rel=0.01)
 
 
@@ -117,7 +117,7 @@ def in_mig_mode(driver: FakeDriver) -> None:
             held,
             (),
             4,
-            "PID namespace), with 5.0 GB of its memory: no comparable result",
+            "PID namespace), with 4.66 GiB of its memory: no comparable result",
         ),
         (busy, ("--force",), 0, "GPUs: 1 healthy"),
         (in_mig_mode, ("--force",), 1, "it is in MIG mode: active checks need whole GPUs"),
@@ -167,7 +167,7 @@ def test_its_own_past(tmp_path: Path) -> None:
     for _ in range(2):
         code, out, _ = one.check("--state-dir", str(tmp_path / "state"))
         assert code == 3
-        assert "device memory, copy (read + write): 4.3 TB/s, 7% below its own earlier checks -> drain" in out
+        assert "device memory, copy (read + write): 4.3 TB/s, 7 % below its own earlier checks -> drain" in out
 
 
 def test_an_unusable_history(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_slurm(tmp_path: Path, name: str) -> None:
     two.cuda.set("Rate.bf16", 4.0e14, gpu=1)
     assert (slurm.run(script, "0"), slurm.reason) == (True, "")
     assert slurm.run(script, "0,1") is (name == "epilog")
-    assert slurm.reason.startswith("gpu-exporter: GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55% below the oth")
+    assert slurm.reason.startswith("gpu-exporter: GPU 1: degraded: tensor cores, bf16: 400 TFLOP/s, 55 % below the oth")
     last = ActiveChecks(tmp_path / "state").read().last(UUID.format(1))
     assert last is not None
     assert last.health is Health.DEGRADED

@@ -125,7 +125,7 @@ def test_lanes_that_were_lost_before_the_check(tmp_path: Path) -> None:
     narrow_slot(driver)
     ended = run("check", "--state-dir", str(state), env=driver.environment)
     assert ended.returncode == 3
-    assert "its PCIe link runs at 50% of the capacity" in ended.stdout
+    assert "its PCIe link runs at 50 % of the capacity" in ended.stdout
 
 
 def test_a_gpu_that_answers_only_its_name(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from helm_python import Chart
 
-from content.dashboards.modernise import through_sdk
 from gpu_exporter.alerting.boards import BOARDS
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.signals import SM_ACTIVE
 from gpu_exporter.version import __version__
 from tests import ROOT
 from tests.e2e.release.conftest import run
+from tests.support.grafana_sdk import through_sdk
 from tests.support.prometheus import scraping
 from tests.support.shared import made_once
 from tests.support.tools import LIMIT, free_port, tool, until

@@ -64,7 +64,9 @@ def test_all_gpus_slower_than_their_model() -> None:
     """Neither the other GPUs nor the past show it."""
     half = {"memory_copy": 1.5e12}
     (problem,) = Rates(outcomes(half, half), CheckHistory()).problems(0)
-    assert problem.words == ("device memory, copy (read + write): 1.5 TB/s, 50% of what this model reaches (3.02 TB/s)")
+    assert problem.words == (
+        "device memory, copy (read + write): 1.5 TB/s, 50 % of what this model reaches (3.02 TB/s)"
+    )
 
 
 @pytest.mark.parametrize(("runs", "found"), [(2, {}), (3, {0: ["slow_fp32"]})])
@@ -150,11 +152,11 @@ def test_words_of_a_slow_rate() -> None:
     past = [Run(1.0, 1, Health.HEALTHY, values={"fp32": 50e12})] * 3
     (problem,) = (each for each in Rates(of, CheckHistory(gpus={"GPU-0": past})).problems(0) if "fp32" in each.reason)
     assert problem.words == (
-        "FP32 arithmetic: 40 TFLOP/s, 50% below the other GPUs of this node, 20% below its own earlier checks"
+        "FP32 arithmetic: 40 TFLOP/s, 50 % below the other GPUs of this node, 20 % below its own earlier checks"
     )
     assert (problem.metric, problem.value, problem.action) == (m.CHECK_RATE, 40e12, Action.DRAIN)
     (problem,) = Rates(outcomes({"fp32": 3e12}, model="NVIDIA L4"), CheckHistory()).problems(0)
-    assert problem.words == "FP32 arithmetic: 3 TFLOP/s, 10% of the data sheet (30.3 TFLOP/s)"
+    assert problem.words == "FP32 arithmetic: 3 TFLOP/s, 10 % of the data sheet (30.3 TFLOP/s)"
     (problem,) = Rates(outcomes({"memory_copy": 1e12}, {}, model="unknown"), CheckHistory()).problems(0)
     assert problem.metric == m.CHECK_BANDWIDTH
 

@@ -51,7 +51,7 @@ def test_lines() -> None:
         "  device memory, copy (read + write)         3 TB/s",
         "  under load: 1200 to 1980 MHz, up to 700 W, 64 °C; clock held down by sw_power_cap, hw_thermal_slowdown",
         "  memory test: 75 GiB, 3 passes, 2 wrong words",
-        "  sustained tensor rate: 800 TFLOP/s, -5.0% from start to end",
+        "  sustained tensor rate: 800 TFLOP/s, -5.0 % from start to end",
         "  note: wgmma cannot be used",
         "GPU 1 (H100)",
         "took 1.8 s (open 0.2, together 1.5)",

@@ -174,7 +174,7 @@ def test_words_of_problems() -> None:
     assert (risen.value, risen.words) == (2.0, "2 corrected ECC errors during the check")
     sustained = {"first": 100.0, "last": 80.0}
     (dropped,) = judged(Outcome(TARGET, sustained=sustained)).verdict.problems
-    assert (dropped.value, dropped.words) == (80.0, "the tensor rate falls by 20% under sustained load")
+    assert (dropped.value, dropped.words) == (80.0, "the tensor rate falls by 20 % under sustained load")
     assert not judged(
         Outcome(TARGET, sustained={"first": 128.0, "last": 128 * (1.001 - SUSTAINED_DROP)})
     ).verdict.problems

@@ -52,7 +52,7 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
         (Compare(Over(s.UNOBSERVED), "==", 1.0), "the exporter cannot tell, or has released the driver"),
         (Compare(Over(s.REMAP_PENDING), ">", 0.0), "a row remap is pending"),
         (Compare(Over(s.ECC_DBE), ">", 0.0), "there are uncorrectable ECC errors"),
-        (Compare(Over(s.FABRIC), "!=", 3), "fabric status is not 3"),
+        (Compare(Over(s.FABRIC), "!=", 3), "NVSwitch fabric state is not 3"),
         (
             Compare(Over(s.NVLINK_CRC, Fn.INCREASE, 900), ">", 0.0),
             "within the last 15 minutes, NVLink CRC errors have increased",

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from grafanalib.core import GridPos
 
-from content.dashboards import alert_table, fleet, job, modernise, queries
+from content.dashboards import alert_table, fleet, grafana, job, queries
 from content.dashboards.frame import GREEN, GREY, ORANGE, RED
 from gpu_exporter.catalogue.bottlenecks import BY_NAME
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, Cause
@@ -152,9 +153,8 @@ def test_the_first_screen_of_fleet_ends_with_its_tables() -> None:
 
 def test_panels_fill_the_place_beside_a_higher_one() -> None:
     """The next panel goes where the highest free place is, and a row below all of them."""
-    found: list[dict[str, Any]] = [
-        {"gridPos": {"w": width, "h": height}} for width, height in ((13, 9), (11, 4), (11, 5), (24, 1))
-    ]
-    modernise.placed(found, 1)
-    places = [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in found]
+    sizes = ((13, 9), (11, 4), (11, 5), (24, 1))
+    found = [grafana.TextPanel(gridPos=GridPos(h=height, w=width, x=0, y=0)) for width, height in sizes]
+    grafana.placed(found, 1)
+    places = [(each.gridPos.x, each.gridPos.y) for each in found]
     assert places == [(0, 1), (13, 1), (13, 5), (0, 10)]

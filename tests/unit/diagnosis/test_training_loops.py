@@ -107,7 +107,7 @@ def test_a_straggler_in_words() -> None:
     key = f'{m.JOB_RESTARTS}{{job_id="job",rank="3",gpu="3",UUID="GPU-job-3"}}'
     loop = {**TrainingLoop("job", own=1.25), key: 2.0}
     (finding,) = findings(judged([Stretch(1, loop)])["3"])
-    assert finding["words"] == "This rank makes the other ranks of its training job wait"
+    assert finding["words"] == "This rank is a straggler: the other ranks of its training job wait for it"
     assert finding["evidence"] == [
         "the other ranks wait for it 20 % of each step",
         "ranks may differ by 2.8 % of a step",

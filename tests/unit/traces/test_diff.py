@@ -90,7 +90,7 @@ def test_the_slower_operator_is_named(tmp_path: Path) -> None:
     assert found.changes[OPERATOR][-1].seconds == pytest.approx(0)
     assert main_cause(found) == "+200 us in the operator aten::add, launched by train.py(20): forward"
     text = list(lines(found))
-    assert text[0] == "A step took 570 us, and now takes 770 us (+35.1%)."
+    assert text[0] == "A step took 570 us, and now takes 770 us (+35.1 %)."
     assert text[1].startswith("The GPU works 200 us more and is idle ")
 
 
@@ -142,7 +142,7 @@ def test_a_comparison_as_text() -> None:
         cause={"python": 0.75, "data_loading": 0.01},
     )
     assert list(lines(diff(BEFORE, after))) == [
-        "A step took 1 s, and now takes 2 s (+100.0%).",
+        "A step took 1 s, and now takes 2 s (+100.0 %).",
         "The GPU works 250 ms more and is idle 750 ms more than before.",
         "Most of it: +375 ms in the operator a, launched by t.py(3): f.",
         "",
@@ -162,7 +162,7 @@ def test_a_faster_trace_as_text() -> None:
     faster = _totals(0.5, 0.375, steps=0, operator={"a": 0.125, "b": 0.25}, cause={"python": 0.125})
     text = list(lines(diff(BEFORE, faster)))
     assert text[:3] == [
-        "The trace took 2 s, and now takes 500 ms (-75.0%).",
+        "The trace took 2 s, and now takes 500 ms (-75.0 %).",
         "The GPU works 625 ms less and is idle 875 ms less than before.",
         "Most of it: -875 ms idle, running other code on the host.",
     ]

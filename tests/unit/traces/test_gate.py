@@ -97,7 +97,7 @@ def test_longer_steps_and_longer_kernels_are_regressions(tmp_path: Path) -> None
     before = _baseline(tmp_path, _result(tmp_path))
     longer_step, *others = gate.regressions(_result(tmp_path, step=1100), before, 0.05)
     assert "a step of rank 0" in longer_step
-    assert "+10.0%" in longer_step
+    assert "+10.0 %" in longer_step
     assert others == []
     (longer_kernel,) = gate.regressions(_result(tmp_path, kernel=770), before, 0.05)
     assert "busy time" in longer_kernel
@@ -112,11 +112,9 @@ def test_without_steps_the_span_is_compared(tmp_path: Path) -> None:
         return analyze([read(trace.write(tmp_path / "trace.json"))])
 
     before = _baseline(tmp_path, result(1000))
-    assert gate.regressions(result(1110), before, 0.1) == [
-        "a step of rank 5 takes 0.00111 s instead of 0.001 s: +11.0%"
-    ]
+    assert gate.regressions(result(1110), before, 0.1) == ["a step of rank 5 takes 1.11 ms instead of 1 ms: +11.0 %"]
     assert gate.regressions(result(1000, 800), before, 0.1) == [
-        "the busy time of the GPU in a step of rank 5 takes 0.0009 s instead of 0.0008 s: +12.5%"
+        "the busy time of the GPU in a step of rank 5 takes 900 us instead of 800 us: +12.5 %"
     ]
     assert gate.regressions(result(1000, 800), before, 0.125) == []
 

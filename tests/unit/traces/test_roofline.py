@@ -177,7 +177,7 @@ def test_gpus_without_a_known_peak(tmp_path: Path) -> None:
     rates = _rates(tmp_path, trace)
     assert [rate.seconds for rate in rates] == pytest.approx([70e-6, 50e-6])
     assert {(rate.peak_ratio, rate.lost_seconds, rate.bound) for rate in rates} == {(None, None, "")}
-    assert rate_words(rates[1]) == "aten::mm [8, 8] x [8, 8] c10::BFloat16: 2.05e-05 TFLOP/s, 0.00768 GB/s"
+    assert rate_words(rates[1]) == "aten::mm [8, 8] x [8, 8] c10::BFloat16: 20.5 MFLOP/s, 7.68 MB/s"
 
 
 def test_double_precision_has_no_peak_for_products(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ function Stat({ panel, frames, width, height }) {
     const titled = textMode === 'value_and_name' || textMode === 'name' || (textMode === 'auto' && count > 1);
     return (
       <BigValue value={titled ? value.display : { ...value.display, title: undefined }} count={count} width={w} height={h} theme={theme} sparkline={value.sparkline}
-        graphMode={graphMode} textMode={textMode} colorMode={options.colorMode ?? 'value'} justifyMode={options.justifyMode ?? 'auto'} wideLayout={options.wideLayout} text={options.text} />
+        graphMode={graphMode} textMode={textMode} colorMode={options.colorMode ?? 'value'} justifyMode={options.justifyMode ?? 'auto'} wideLayout={options.wideLayout ?? true} text={options.text} />
     );
   };
   return <VizRepeater getValues={() => all} renderValue={draw} source={frames} width={width} height={height} orientation={orientation} autoGrid renderCounter={1} />;
@@ -124,7 +124,7 @@ function Content({ panel, frames, range, marks, width, height }) {
     case 'table': {
       const data = frames[options.frameIndex ?? 0] ?? frames[0];
       return (
-        <TableNG data={data} width={width} height={height} noHeader={options.showHeader === false} cellHeight={options.cellHeight} initialSortBy={options.sortBy} sortBy={options.sortBy}
+        <TableNG data={data} width={width} height={height} noHeader={options.showHeader === false} cellHeight={options.cellHeight ?? 'sm'} initialSortBy={options.sortBy} sortBy={options.sortBy}
           showTypeIcons={options.showTypeIcons} fieldConfig={panel.fieldConfig} timeRange={range} structureRev={1} frozenColumns={options.frozenColumns?.left} noValue={panel.fieldConfig?.defaults?.noValue}
           enablePagination={options.enablePagination} enableVirtualization={false} />
       );
