@@ -32,6 +32,8 @@ GOLDEN = ROOT / "tests" / "golden"
 RECORDINGS = PACKAGED_RECORDINGS
 # `make test` runs what is not marked slow. Tests elsewhere are marked so by their place.
 IN_MAKE_TEST = ("tests/promises/", "tests/unit/")
+# Each process that runs some of these tests reads all recorded phases.
+OF_PHASES = "tests/unit/diagnosis/"
 
 
 Sample = tuple[str, dict[str, str], float]
@@ -249,7 +251,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.location[0].startswith(IN_MAKE_TEST):
             item.add_marker(pytest.mark.slow)
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = dealt(items, lambda item: item.location[0], takes_long, takes_longest, workers)
+        items[:] = dealt(items, together, takes_long, takes_longest, workers)
+
+
+def together(item: pytest.Item) -> str:
+    """Return what a worker is given as a whole: a file, or those of a folder that read the same recorded phases."""
+    file = item.location[0]
+    return OF_PHASES if file.startswith(OF_PHASES) else file
 
 
 def takes_long(item: pytest.Item) -> bool:

@@ -317,10 +317,14 @@ def run(copy: Path, *arguments: str, environment: Mapping[str, str] | None = Non
 
 
 def quick(copy: Path, parts: Sequence[str]) -> str:
-    """Run the command of `make quick` for these parts of the unit tests, and return its output."""
+    """Run the command of `make quick` for these parts of the unit tests, and return its output.
+
+    Without workers, each of which would import all modules.
+    """
     command = r"^quick:.*\n\t\$\(BIN\)/python (.+) tests/unit (.+) \$\(ARGS\)$"
     ((before, after),) = re.findall(command, (copy / "Makefile").read_text(), re.MULTILINE)
-    return run(copy, *shlex.split(before), *(f"tests/unit/{part}" for part in parts), *shlex.split(after), check=False)
+    options = (*shlex.split(after), "--numprocesses", "0")
+    return run(copy, *shlex.split(before), *(f"tests/unit/{part}" for part in parts), *options, check=False)
 
 
 @pytest.fixture(scope="module")

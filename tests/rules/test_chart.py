@@ -13,7 +13,7 @@ import yaml
 
 from gpu_exporter.catalogue.failure_modes import EFFECTS
 from tests.rules import promtool
-from tests.rules.promtool import BY_NAME, RULES, Case, Expect, check, firing, never_fired, now_firing, promtools
+from tests.rules.promtool import BY_NAME, COARSE, RULES, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
 from tests.rules.test_allocation import GPU, Node, Pod, check_cluster, cluster
 from tests.rules.test_modes import lasts
@@ -118,4 +118,4 @@ def test_changed_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: f
         now_firing("idle", f', alertname="{mode.name}"', firing("idle", [mode.name] if fires else [])),
         never_fired("idle", in_incident_of(mode)),
     ]
-    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.GPU_EXPORTER)], found)])
+    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.GPU_EXPORTER)], found)], interval=COARSE)

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.conditions.signal import DEVICE_INFO, Signal
 from gpu_exporter.model.metric import Metric
-from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, no_other_node, now_firing
+from tests.rules.promtool import BY_NAME, COARSE, Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.series import Device, Generation, Stretch, minutes, rank
 from tests.rules.shapes import Shape
 from tests.rules.test_modes import available
@@ -361,7 +361,7 @@ def test_an_allocated_gpu_that_is_never_used(tmp_path: Path) -> None:
         devices += parts(generation, node, IDLE, (pod, {}), 150)
         instances = f'count by (GPU_I_ID) (ALERTS{{node="{node}", alertname="GpuAllocatedIdle"}})'
         found += [Expect(instances, [({"GPU_I_ID": "1"}, 1.0)]), never_fired(node, ["GpuAllocatedIdle"])]
-    check(tmp_path, [Case("allocated", devices, found)])
+    check(tmp_path, [Case("allocated", devices, found)], interval=COARSE)
 
 
 def test_gpus_that_are_scraped_twice_count_once(tmp_path: Path) -> None:

@@ -69,18 +69,18 @@ def _uuids(scrape: Scrape) -> frozenset[str]:
 def judged(*, pcie: bool = True, nvlink: bool = False) -> Iterator[Judged]:
     """Yield every GPU of every phase of every recording."""
     for path, phase in PHASES:
-        both = _both(phases.scrapes(path, phase), "job", pcie=pcie, nvlink=nvlink)
-        for (exact, approximate), truth in zip(both, TRUTH[path][phase], strict=True):
-            yield Judged(path.name.partition(".")[0], phase, exact, approximate, truth[0])
+        approximate = _approximate(phases.scrapes(path, phase), "job", pcie=pcie, nvlink=nvlink)
+        for exact, judged_so, truth in zip(phases.diagnoses(path, phase), approximate, TRUTH[path][phase], strict=True):
+            yield Judged(path.name.partition(".")[0], phase, exact, judged_so, truth[0])
     for path in OF_HOSTS:
-        for exact, approximate in _both(list(RecordedScrapes(path)), "", pcie=pcie, nvlink=nvlink):
-            yield Judged(f"{path.parent.name}/{path.name.partition('.')[0]}", "", exact, approximate, frozenset())
+        scrapes = list(RecordedScrapes(path))
+        approximate = _approximate(scrapes, "", pcie=pcie, nvlink=nvlink)
+        for exact, judged_so in zip(diagnose(seen(scrapes, {}, job="")), approximate, strict=True):
+            yield Judged(f"{path.parent.name}/{path.name.partition('.')[0]}", "", exact, judged_so, frozenset())
 
 
-def _both(scrapes: Sequence[Scrape], job: str, *, pcie: bool, nvlink: bool) -> Iterator[tuple[Diagnosis, Diagnosis]]:
-    exact = diagnose(seen(scrapes, {}, job=job))
-    approximate = diagnose(seen(without_profiling(scrapes, pcie=pcie, nvlink=nvlink), {}, job=job))
-    return zip(exact, approximate, strict=True)
+def _approximate(scrapes: Sequence[Scrape], job: str, *, pcie: bool, nvlink: bool) -> Sequence[Diagnosis]:
+    return diagnose(seen(without_profiling(scrapes, pcie=pcie, nvlink=nvlink), {}, job=job))
 
 
 @dataclass(frozen=True, slots=True)

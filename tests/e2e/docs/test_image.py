@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,8 @@ from tests.support.tools import LIMIT, free_port, until
 FIX = "fix: correct the COPY lines in Dockerfile, or the patterns in .dockerignore"
 
 LARGEST_MIB = 60.0
+# The lists of files of two builds.
+BUILDS = ("first.json", "second.json")
 HASH = "$2y$04$" + "x" * 53
 COMPILERS = re.compile(r"\b(gcc|g\+\+|cc|make|build-essential|cargo|rustc|apt-get|apk|git)\b")
 
@@ -155,9 +158,23 @@ def test_nothing_that_git_ignores_reaches_the_builder() -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the builder's steps in an empty environment; return the folder that the final stage copies."""
-    return made_once(tmp_path_factory, "image", _install) / "opt/gpu-exporter"
+def built_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the builder's steps twice in an empty environment; return the folder of the last, with a list
+    of the files of each."""
+    return made_once(tmp_path_factory, "image", _install_twice)
+
+
+@pytest.fixture(scope="module")
+def installed(built_twice: Path) -> Path:
+    """Return the folder that the final stage copies."""
+    return built_twice / "build/opt/gpu-exporter"
+
+
+def _install_twice(folder: Path) -> None:
+    for name in BUILDS:
+        shutil.rmtree(folder / "build", ignore_errors=True)  # the other one: paths are in the content of some files
+        _install(folder / "build")
+        (folder / name).write_text(json.dumps(_states(folder / "build/opt")))
 
 
 def _install(folder: Path) -> None:
@@ -209,26 +226,24 @@ def test_it_is_small(installed: Path, record_property: Callable[[str, object], N
     assert set(stdout_of(installed / "bin/python", "-c", listed).split()) == needed
 
 
-def test_two_builds_are_equal(tmp_path: Path) -> None:
+def test_two_builds_are_equal(built_twice: Path) -> None:
     """In content, modes and times: what the final stage copies depends on the commit alone. Packages have hashes."""
-    found = []
-    for name in ("first", "second"):
-        _install(tmp_path / "build")
-        folder = (tmp_path / "build").rename(tmp_path / name) / "opt"
-        entries = sorted(path for path in folder.rglob("*"))
-        found.append([(str(path.relative_to(folder)), *_state(path)) for path in entries])
-    assert found[0] == found[1]
-    assert any(name.endswith(".pyc") for name, *_ in found[0])
-    assert {time for *_, time in found[0]} == {1_700_000_000}
+    first, second = (json.loads((built_twice / name).read_text()) for name in BUILDS)
+    assert first == second
+    assert any(name.endswith(".pyc") for name in first)
+    assert {time for *_, time in first.values()} == {1_700_000_000}
     assert any("--require-hashes" in each.text for each in stages()[0])
 
 
-def _state(path: Path) -> tuple[bytes, int, int]:
-    """Return the content or the target, the mode, and the time of a file."""
+def _states(folder: Path) -> Mapping[str, tuple[str, int, int]]:
+    """Return the digest of the content or the target, the mode, and the time of each file and folder below a folder."""
+    return {str(path.relative_to(folder)): _state(path) for path in sorted(folder.rglob("*"))}
+
+
+def _state(path: Path) -> tuple[str, int, int]:
     about = path.lstat()
-    if path.is_symlink():
-        return os.readlink(path).encode(), about.st_mode, int(about.st_mtime)
-    return path.read_bytes() if path.is_file() else b"", about.st_mode, int(about.st_mtime)
+    content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+    return hashlib.sha256(content).hexdigest(), about.st_mode, int(about.st_mtime)
 
 
 def test_it_writes_the_bundle_of_this_version(installed: Path) -> None:

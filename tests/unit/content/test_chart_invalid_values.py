@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -23,13 +22,39 @@ from tests.support.tools import is_long
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("values", "expected"), INVALID, ids=lambda value: str(value)[:60])
-def test_an_invalid_value_is_named(values: Values, expected: str) -> None:
-    """The error has the value's path, and what is allowed or what to do."""
-    with pytest.raises(HelmError, match=re.escape(expected)) as caught:
-        texts(values)
-    if "at '" not in expected:
-        assert len(str(caught.value).strip().splitlines()) == 1
+Invalid = tuple[Values, str]
+# An error of the schema names all invalid values, one of a template only the first.
+OF_SCHEMA = "at '"
+
+
+def rendered_together(invalid: Sequence[Invalid]) -> Sequence[Sequence[Invalid]]:
+    """Return invalid values in groups: those that the schema rejects and that share no section are together."""
+    groups: list[list[Invalid]] = []
+    for values, expected in invalid:
+        alone = is_long() or OF_SCHEMA not in expected or f"{OF_SCHEMA}'" in expected
+        fits = (group for group in groups if OF_SCHEMA in group[0][1] and not {*values} & {*merged(group)})
+        group = None if alone else next(fits, None)
+        if group is None:
+            groups.append([(values, expected)])
+        else:
+            group.append((values, expected))
+    return groups
+
+
+def merged(group: Sequence[Invalid]) -> Values:
+    """Return the values of a group as one."""
+    return {key: value for values, _ in group for key, value in values.items()}
+
+
+@pytest.mark.parametrize("group", rendered_together(INVALID), ids=lambda group: str(group[0][0])[:60])
+def test_an_invalid_value_is_named(group: Sequence[Invalid]) -> None:
+    """The error has the value's path, and what is allowed or what to do. With `--long`, each value alone."""
+    with pytest.raises(HelmError) as caught:
+        texts(merged(group))
+    message = str(caught.value)
+    assert [expected for _, expected in group if expected not in message] == [], message
+    if OF_SCHEMA not in group[0][1]:
+        assert len(message.strip().splitlines()) == 1
 
 
 def test_the_image_is_required() -> None:
