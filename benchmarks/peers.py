@@ -133,7 +133,7 @@ PEERS = (
     Peer(
         "nvidia_gpu_exporter, nvidia-smi",
         (NVIDIA, SMI),
-        lambda port, _: [*_nvidia()(port, 0), f"--nvidia-smi-command={program(SMI)}"],
+        lambda port, _: [*_nvidia("--collect.backend=exec")(port, 0), f"--nvidia-smi-command={program(SMI)}"],
     ),
     Peer("nvidia_gpu_exporter, NVML", (NVIDIA,), _nvidia("--collect.backend=nvml")),
     Peer(
