@@ -16,7 +16,7 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,10 @@ from typing import Any
 from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.config import Config, room_settings
+from gpu_exporter.diagnosis.gather import WatchedScrapes, stamped
+from gpu_exporter.diagnosis.remote_scrapes import is_read
+from gpu_exporter.diagnosis.result import diagnose_scrapes
+from gpu_exporter.diagnosis.text_format import TextParser
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.connections import SocketPeer
 from gpu_exporter.jobs.watch import JobWatch
@@ -47,6 +51,9 @@ REQUEST = (
 # several GPUs, which read them at different times, fewer collections are counted, because callgrind is slow.
 COLLECTIONS, SEVERAL = 15, 5
 WARM_UP, SCRAPES = 2, 5
+# `diagnose` judges two pages of so many GPUs.
+FLEET = 64
+DIAGNOSIS = f"diagnosis of {FLEET}"
 # The clock of count.c at the start.
 UNIX_SECONDS = 1_800_100_000
 EVERYTHING = (b"gpu_process_memory_used_bytes", b"gpu_host_workers", b"gpu_job_steps_total")
@@ -89,6 +96,7 @@ class Setup:
 
 
 SETUPS = tuple(Setup(gpus, everything) for everything in (False, True) for gpus in (1, 8))
+OF_FLEET = SETUPS[0]
 
 
 class Counted:
@@ -182,6 +190,36 @@ class Exporter:
         self._loop.run_forever()
         return bytes(response)
 
+    def page(self) -> bytes:
+        """Return the page of a scrape."""
+        return gzip.decompress(self.scrape().partition(b"\r\n\r\n")[2])
+
+    def later_page(self, counted: Counted) -> bytes:
+        """Return the page of the next collection."""
+        counted.pass_second()
+        self.collect()
+        return self.page()
+
+
+def fleet_page(page: bytes) -> str:
+    """Return a page of FLEET GPUs, each with the samples of the GPU of a page."""
+    lines = page.decode().splitlines()
+    uuid = next(line.partition('UUID="')[2].partition('"')[0] for line in lines if 'UUID="' in line)
+    of_gpus = (
+        line.replace(uuid, f"{uuid[:-4]}{gpu:04d}").replace('gpu="0"', f'gpu="{gpu}"')
+        for line in lines
+        for gpu in range(FLEET if uuid in line else 1)
+    )
+    return "\n".join((*of_gpus, ""))
+
+
+def diagnosed(pages: Sequence[str]) -> None:
+    """Do what `diagnose --url` does with the pages of an exporter."""
+    parse = TextParser(is_read)
+    scrapes = [stamped(parse(page)) for page in pages]
+    found = diagnose_scrapes(WatchedScrapes(scrapes, "", scrapes[-1].at - scrapes[0].at))
+    assert len(found.diagnoses) == FLEET, "not every GPU is judged"
+
 
 def occupy(driver: FakeDriver) -> None:
     """Put a process on each GPU, and let values change every second."""
@@ -234,9 +272,13 @@ def count(exporter: Exporter, setup: Setup, counted: Counted) -> None:
             counted(f"{setup.name}: owners, host and jobs", exporter.look_up)
     for _ in range(SCRAPES):
         counted(f"{setup.name}: scrape", exporter.scrape)
+    if setup == OF_FLEET:
+        pages = [fleet_page(each) for each in (exporter.page(), exporter.later_page(counted))]
+        diagnosed(pages)  # imports
+        counted(f"{setup.name}: {DIAGNOSIS}", lambda: diagnosed(pages))
     gc.enable()
     gc.unfreeze()
-    page = gzip.decompress(exporter.scrape().partition(b"\r\n\r\n")[2])
+    page = exporter.page()
     for name in (b"DCGM_FI_PROF_SM_ACTIVE", *EVERYTHING) if setup.everything else (b"DCGM_FI_DEV_POWER_USAGE",):
         assert page.count(b"\n" + name + b"{") == setup.gpus, f"{setup.name}: {name.decode()} is not of each GPU"
 
