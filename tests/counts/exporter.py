@@ -47,6 +47,8 @@ REQUEST = (
     b"Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n"
     b"Accept-Encoding: gzip\r\nX-Prometheus-Scrape-Timeout-Seconds: 1\r\n\r\n"
 )
+# As `diagnose` sends it.
+TEXT_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9400\r\nAccept-Encoding: gzip\r\n\r\n"
 # Fields are read every 1, 5, 15 or 60 s. With one GPU, those of 15 s are read once while collections are counted. With
 # several GPUs, which read them at different times, fewer collections are counted, because callgrind is slow.
 COLLECTIONS, SEVERAL = 15, 5
@@ -175,7 +177,7 @@ class Exporter:
         """Do what the thread of the live page does in a second."""
         self._live.follow()
 
-    def scrape(self) -> bytes:
+    def scrape(self, request: bytes = REQUEST) -> bytes:
         """Request the page over a connection that stays open, and return the response."""
         response = bytearray()
 
@@ -186,13 +188,13 @@ class Exporter:
                 self._loop.stop()
 
         self._loop.add_reader(self._client, receive)
-        self._client.sendall(REQUEST)
+        self._client.sendall(request)
         self._loop.run_forever()
         return bytes(response)
 
     def page(self) -> bytes:
         """Return the page of a scrape."""
-        return gzip.decompress(self.scrape().partition(b"\r\n\r\n")[2])
+        return gzip.decompress(self.scrape(TEXT_REQUEST).partition(b"\r\n\r\n")[2])
 
     def later_page(self, counted: Counted) -> bytes:
         """Return the page of the next collection."""
