@@ -107,7 +107,13 @@ def cost(numbers: Numbers) -> Shown:
     rows += [(each["name"], f"not measured: {each['why']}") for each in numbers.get("not_measured", ())]
     head = ["exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst"]
     head[2:2] = ["CPU without a scrape", "start"] if fair else []
-    more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection", "collections skipped")
+    more: tuple[str, ...] = (
+        "ten at once",
+        "CPU of a scrape",
+        "`prometheus_client`",
+        "memory of a collection",
+        "collections skipped",
+    )
     more += FLOOR_HEAD if floor else ()
     whole = [each for each in found if each["gpus"] == most_gpus]
     names, what = [each["name"] for each in whole], _by(most_gpus, "GPU")
@@ -157,7 +163,7 @@ def of_floor(each: Numbers) -> tuple[str, ...]:
     if not floor:
         return "", "", wakes
     cpu, memory = (each[key] / floor[key] for key in ("cpu", "rss_mib"))
-    return f"{cpu:.1f} × {percent(floor['cpu'], 2)}", f"{memory:.2f} × {floor['rss_mib']:.1f} MiB", wakes
+    return f"{cpu:.1f} times {percent(floor['cpu'], 2)}", f"{memory:.2f} times {floor['rss_mib']:.1f} MiB", wakes
 
 
 def _latency(found: Mapping[str, float]) -> str:
@@ -185,7 +191,7 @@ def cost_stand_in(numbers: Numbers) -> Shown:
         for each in found
     ]
     head = ("GPUs, metrics", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
-    more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
+    more: tuple[str, ...] = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
     more += FLOOR_HEAD if floor else ()
     counts = sorted({each["gpus"] for each in found})
     kinds = {f"{each['name']}{', MIG' if each['mig'] else ''}": (each["name"], each["mig"]) for each in found}
