@@ -38,6 +38,7 @@ CPU and memory are those of everything that an exporter starts, with the process
 that it reads. Memory is the most at any time while it is scraped. *Start* is the time until the first page with all
 samples.
 """
+MORE_HEAD = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
 FLOOR_HEAD = ("CPU by the floor", "memory by the floor", "wake-ups a second")
 FLOOR = """
 The *floor* is the least that reading the same GPUs can cost: the memory of a Python process that imports `pynvml` and
@@ -107,14 +108,7 @@ def cost(numbers: Numbers) -> Shown:
     rows += [(each["name"], f"not measured: {each['why']}") for each in numbers.get("not_measured", ())]
     head = ["exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst"]
     head[2:2] = ["CPU without a scrape", "start"] if fair else []
-    more: tuple[str, ...] = (
-        "ten at once",
-        "CPU of a scrape",
-        "`prometheus_client`",
-        "memory of a collection",
-        "collections skipped",
-    )
-    more += FLOOR_HEAD if floor else ()
+    more = (*MORE_HEAD, "collections skipped", *(FLOOR_HEAD if floor else ()))
     whole = [each for each in found if each["gpus"] == most_gpus]
     names, what = [each["name"] for each in whole], _by(most_gpus, "GPU")
     return Shown(
@@ -191,8 +185,7 @@ def cost_stand_in(numbers: Numbers) -> Shown:
         for each in found
     ]
     head = ("GPUs, metrics", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
-    more: tuple[str, ...] = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
-    more += FLOOR_HEAD if floor else ()
+    more = (*MORE_HEAD, *(FLOOR_HEAD if floor else ()))
     counts = sorted({each["gpus"] for each in found})
     kinds = {f"{each['name']}{', MIG' if each['mig'] else ''}": (each["name"], each["mig"]) for each in found}
 
