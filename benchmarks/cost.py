@@ -10,7 +10,8 @@ scraped. *Idle* is the CPU without any scrape, *wakes* how often its threads wak
 until the first page with all of its samples.
 
 The floor of gpu-exporter is the memory of a Python process that reads each GPU once (measured in the same way), and the
-CPU of one loop that makes the same NVML calls at the same pace (`benchmarks.floor`).
+CPU of one loop that makes the same NVML calls at the same pace (`benchmarks.floor`). `benchmarks.memory_parts` measures
+what the memory of gpu-exporter consists of.
 
 A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
 `@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
@@ -111,6 +112,7 @@ class Cost:
     start_seconds: float
     wakeups: float = 0.0
     floor: Floor | None = None
+    memory: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,16 @@ def start_seconds(exporter: Exporter, first_read: float) -> float:
 
 def allocations(arguments: Sequence[str], env: Mapping[str, str], ticks: int = ALLOCATION_TICKS) -> Mapping[str, float]:
     """Run `benchmarks.allocations` with these options of `serve`; return its result."""
+    return beside_serve(["benchmarks.allocations", str(ticks)], arguments, env)
+
+
+def beside_serve(
+    module: Sequence[str], arguments: Sequence[str], env: Mapping[str, str], limit: float | None = None
+) -> Mapping[str, float]:
+    """Run a module with these options of `serve`, for `limit` seconds at most; return what it prints."""
     served = ["serve", "--address", f"127.0.0.1:{free_port()}", "--log-level", "error", *arguments]
-    command = [sys.executable, "-m", "benchmarks.allocations", str(ticks), *served]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", *module, *served]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=limit)
     found: Mapping[str, float] = json.loads(done.stdout)
     return found
 
@@ -207,13 +216,8 @@ def floor(arguments: Sequence[str], env: Mapping[str, str], seconds: float) -> F
         process.stdout.readline()
         memory = rss_mib(process.pid)  # it does nothing any more
         process.stdin.close()
-    served = ["serve", "--address", f"127.0.0.1:{free_port()}", "--log-level", "error", *arguments]
-    limit = PATIENCE_SECONDS + 2 * seconds
-    done = subprocess.run(
-        [*command, str(seconds), *served], env=environment, capture_output=True, text=True, check=True, timeout=limit
-    )
-    found = json.loads(done.stdout)
-    return Floor(memory, found["cpu"], found["calls"])
+    module = ["benchmarks.floor", str(seconds)]
+    return Floor(memory, **beside_serve(module, arguments, env, PATIENCE_SECONDS + 2 * seconds))
 
 
 def measure(
@@ -227,6 +231,7 @@ def measure(
     env: Mapping[str, str] | None = None,
     allocated: Mapping[str, float] | None = None,
     least: Floor | None = None,
+    parts: Mapping[str, float] | None = None,
     beside: Mapping[int, Sequence[str]] | None = None,
     first_read: float = 0.0,
 ) -> Cost:
@@ -262,6 +267,7 @@ def measure(
         start_seconds=start_after,
         wakeups=wakes,
         floor=least,
+        memory=parts,
     )
 
 
@@ -277,9 +283,10 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
         arguments, port = [*SETS[name], "--interval", interval or "1s", *devices], free_port()
         allocated = None if interval or few else allocations(arguments, {})
         least = None if interval else floor(arguments, {}, seconds)
+        parts = None if interval or few else beside_serve(["benchmarks.memory_parts"], arguments, {}, PATIENCE_SECONDS)
         span = seconds / 2 if interval else seconds
         command = exporter_command(port, *arguments)
-        yield measure(whole, command, port, span, boards=read, allocated=allocated, least=least)
+        yield measure(whole, command, port, span, boards=read, allocated=allocated, least=least, parts=parts)
     for peer in PEERS if with_peers else ():
         yield measured(peer, seconds / 3, boards)
 

@@ -39,6 +39,11 @@ that it reads. Memory is the most at any time while it is scraped. *Start* is th
 samples.
 """
 MORE_HEAD = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
+MOST_PARTS = 24
+MEMORY = """
+What the memory consists of, measured in a separate process: by how much the import of each package adds to it, and the
+rest.
+"""
 FLOOR_HEAD = ("CPU by the floor", "memory by the floor", "wake-ups a second")
 FLOOR = """
 The *floor* is the least that reading the same GPUs can cost: the memory of a Python process that imports `pynvml` and
@@ -115,6 +120,7 @@ def cost(numbers: Numbers) -> Shown:
         table((*head, *more), rows)
         + (ACCOUNTING if fair else "")
         + (FLOOR if floor else "")
+        + _memory(found)
         + _extrapolated(found, most_gpus),
         {
             "cpu": plots.bars(f"CPU, {what}", "% of a core", names, {"CPU": _all(whole, "cpu", 100)}, "{:.2f}"),
@@ -158,6 +164,18 @@ def of_floor(each: Numbers) -> tuple[str, ...]:
         return "", "", wakes
     cpu, memory = (each[key] / floor[key] for key in ("cpu", "rss_mib"))
     return f"{cpu:.1f} times {percent(floor['cpu'], 2)}", f"{memory:.2f} times {floor['rss_mib']:.1f} MiB", wakes
+
+
+def _memory(found: Sequence[Numbers]) -> str:
+    """Return what the memory of each row consists of; empty if no row has that."""
+    rows = [each for each in found if each.get("memory")]
+    if not rows:
+        return ""
+    names = sorted(rows[0]["memory"], key=lambda name: -rows[0]["memory"][name])[:MOST_PARTS]
+    cells = [(name, *(f"{each['memory'].get(name, 0.0):.1f}" for each in rows)) for name in names]
+    others = [sum(mib for name, mib in each["memory"].items() if name not in names) for each in rows]
+    head = ("memory in MiB, of", *(named(each["name"]) for each in rows))
+    return MEMORY + "\n" + table(head, [*cells, ("other modules", *(f"{mib:.1f}" for mib in others))])
 
 
 def _latency(found: Mapping[str, float]) -> str:

@@ -116,6 +116,12 @@ def test_rows_are_compared_with_the_floor() -> None:
     assert sections.FLOOR in found
     measured = {name: first[name] for name in ("cpu", "rss_mib", "wakeups", "floor", "idle_cpu", "start_seconds")}
     rows = {"rows": [{**FOUND["cost"]["numbers"]["rows"][0], **measured}]}
+    assert "memory in MiB" not in sections.cost(rows).text
+    rows["rows"][0]["memory"] = {"Python": 11.0, "ssl": 4.26, **{f"part{n}": 1.0 for n in range(30)}}
+    text = sections.cost(rows).text
+    assert "| memory in MiB, of | gpu-exporter, default, 1 s |\n" in text
+    assert "| Python | 11.0 |\n| ssl | 4.3 |\n" in text
+    assert "| other modules | 8.0 |\n" in text
     for shown in (sections.cost(rows), sections.cost_stand_in(rows)):
         assert "| 3.0 times 0.20 % | 1.50 times 42.0 MiB | 8 |" in shown.text
         assert sections.FLOOR in shown.text
