@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import dcgm_engine
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.peers import DCGM, NVITOP
-from benchmarks.sections import named, percent, table, wrapped
+from benchmarks.sections import FLOOR, FLOOR_HEAD, has_floor, named, of_floor, percent, table, wrapped
 
 COMPARED = RESULTS / "compared"
 BEGIN, END = "<!-- from benchmarks/results/compared: {} -->", "<!-- end -->"
@@ -52,6 +52,7 @@ def _shown(value: float | None, text: Callable[[float], str]) -> str:
 
 def cost(result: Result) -> str:
     """Return the table of one machine."""
+    floor = has_floor(result["numbers"]["rows"])
     rows = [
         (
             named(row["name"]),
@@ -62,19 +63,23 @@ def cost(result: Result) -> str:
             f"{row['alone']['p50']:.1f} ms",
             f"{row['alone']['p99']:.1f} ms",
             f"{row['start_seconds']:.1f} s",
+            *(of_floor(row) if floor else ()),
         )
         for row in result["numbers"]["rows"]
     ]
     absent = [(row["name"], f"not measured: {row['why']}") for row in result["numbers"].get("not_measured", ())]
     own, *others = sorted({row["seconds"] for row in result["numbers"]["rows"]}, reverse=True)
     spans = f"{own:g} s" + (f" (others {' or '.join(f'{span:g} s' for span in others)})" if others else "")
-    return f"{wrapped(f'{conditions(result)}, measured for {spans}:')}\n\n{table(HEAD, [*rows, *absent])}"
+    head = (*HEAD, *(FLOOR_HEAD if floor else ()))
+    return f"{wrapped(f'{conditions(result)}, measured for {spans}:')}\n\n{table(head, [*rows, *absent])}"
 
 
 def costs(results: Mapping[str, Result]) -> str:
     """Return the tables of all machines, that with most GPUs first."""
     found = [result for name, result in results.items() if name != "dcgm_engine"]
-    return "\n".join(map(cost, sorted(found, key=lambda result: -sum(result["machine"]["gpus"].values()))))
+    shown = [*map(cost, sorted(found, key=lambda result: -sum(result["machine"]["gpus"].values())))]
+    floor = any(has_floor(result["numbers"]["rows"]) for result in found)
+    return "\n".join(shown) + (FLOOR if floor else "")
 
 
 def engine(result: Result) -> str:

@@ -6,7 +6,12 @@
 gpu-exporter and the exporters of `benchmarks.peers` run one after the other on the GPUs of this machine. One that is
 not installed, or does not start, has a row that says why. CPU and memory are those of everything that an exporter
 starts, with the processes that ended, and of the host engine that it reads; memory is the most at any time while it is
-scraped. *Idle* is the CPU without any scrape, *start* the time until the first page with all of its samples.
+scraped. *Idle* is the CPU without any scrape, *wakes* how often its threads wake up in a second of it, *start* the time
+until the first page with all of its samples.
+
+The floor of gpu-exporter is the memory of a Python process that reads each GPU once (measured in the same way), and the
+CPU of one loop that makes the same NVML calls at the same pace (`benchmarks.floor`). `benchmarks.memory_parts` measures
+what the memory of gpu-exporter consists of.
 
 A row of gpu-exporter is a set of options: `default`, `full`, `everything` (with processes) or `high-resolution`;
 `@100ms` sets the interval, `/1` reads only one GPU. CPU is a share of one core, at one scrape per second; the default
@@ -17,7 +22,8 @@ the same samples. Memory that a collection allocates is measured in a separate p
 
 `--fake-driver` shows how the cost grows with the number of GPUs, whole and each divided into seven MIG instances, with
 the default and the full metrics. It is the cost of gpu-exporter and of the fake driver, without NVIDIA's library.
-Exit code 1 if a bound is missed: 60 MiB with everything on, and with eight real GPUs 4 % of a core, at 100 ms 22 %.
+Exit code 1 if a bound is missed: 60 MiB with everything on; on real GPUs 1.4 times the memory of the floor by default,
+and 1.5 times with everything on; with eight of them 4 % of a core, at 100 ms 22 %.
 """
 
 from __future__ import annotations
@@ -45,6 +51,7 @@ from benchmarks.exporter import (
     Latency,
     exporter_command,
     free_port,
+    rss_mib,
     running,
     scrape,
 )
@@ -66,7 +73,20 @@ POLL_SECONDS, MEMORY_SECONDS = 0.25, 0.05
 SCRAPES = 300
 ALLOCATION_TICKS = 6
 MIG_SLICES = 7
+# The memory of gpu-exporter by that of the floor.
+OVER_FLOOR = {"default": 1.40, "everything": 1.50}
+# For the start of the processes of the floor.
+PATIENCE_SECONDS = 60.0
 RSS_MIB, EIGHT_GPUS = 60.0, {"everything": 0.04, "everything@100ms": 0.22}
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that reading the same GPUs can cost: memory, CPU as a share of one core, NVML calls per second."""
+
+    rss_mib: float
+    cpu: float
+    calls: float
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,9 @@ class Cost:
     allocations: Mapping[str, float] | None
     idle_cpu: float
     start_seconds: float
+    wakeups: float = 0.0
+    floor: Floor | None = None
+    memory: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,11 +162,13 @@ def most_memory(exporter: Exporter) -> Iterator[Sequence[float]]:
         thread.join()
 
 
-def idle_cpu(exporter: Exporter, seconds: float) -> float:
-    """Return the share of a core without a scrape."""
-    start, before = time.monotonic(), exporter.cpu_seconds()
+def idle_cpu(exporter: Exporter, seconds: float) -> tuple[float, float]:
+    """Return the share of a core without a scrape, and how often threads wake up in a second."""
+    start, before, wakes = time.monotonic(), exporter.cpu_seconds(), exporter.wakeups()
     time.sleep(seconds)
-    return (exporter.cpu_seconds() - before) / (time.monotonic() - start)
+    cpu, wakes = exporter.cpu_seconds() - before, exporter.wakeups() - wakes
+    passed = time.monotonic() - start
+    return cpu / passed, wakes / passed
 
 
 def samples_of(page: str) -> int:
@@ -168,11 +193,31 @@ def start_seconds(exporter: Exporter, first_read: float) -> float:
 
 def allocations(arguments: Sequence[str], env: Mapping[str, str], ticks: int = ALLOCATION_TICKS) -> Mapping[str, float]:
     """Run `benchmarks.allocations` with these options of `serve`; return its result."""
+    return beside_serve(["benchmarks.allocations", str(ticks)], arguments, env)
+
+
+def beside_serve(
+    module: Sequence[str], arguments: Sequence[str], env: Mapping[str, str], limit: float | None = None
+) -> Mapping[str, float]:
+    """Run a module with these options of `serve`, for `limit` seconds at most; return what it prints."""
     served = ["serve", "--address", f"127.0.0.1:{free_port()}", "--log-level", "error", *arguments]
-    command = [sys.executable, "-m", "benchmarks.allocations", str(ticks), *served]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", *module, *served]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=limit)
     found: Mapping[str, float] = json.loads(done.stdout)
     return found
+
+
+def floor(arguments: Sequence[str], env: Mapping[str, str], seconds: float) -> Floor:
+    """Measure the floor of gpu-exporter with these options, with `benchmarks.floor`."""
+    command, environment = [sys.executable, "-m", "benchmarks.floor"], {**os.environ, **env}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        memory = rss_mib(process.pid)  # it does nothing any more
+        process.stdin.close()
+    module = ["benchmarks.floor", str(seconds)]
+    return Floor(memory, **beside_serve(module, arguments, env, PATIENCE_SECONDS + 2 * seconds))
 
 
 def measure(
@@ -185,13 +230,15 @@ def measure(
     mig: bool = False,
     env: Mapping[str, str] | None = None,
     allocated: Mapping[str, float] | None = None,
+    least: Floor | None = None,
+    parts: Mapping[str, float] | None = None,
     beside: Mapping[int, Sequence[str]] | None = None,
     first_read: float = 0.0,
 ) -> Cost:
     """Measure one exporter, with the commands that run `beside` it. Raises RuntimeError if it does not start."""
     with running(command, port, env, beside=beside) as exporter:
         start_after = start_seconds(exporter, first_read)
-        idle = idle_cpu(exporter, seconds / 2)
+        idle, wakes = idle_cpu(exporter, seconds / 2)
         first = skipped(exporter.page())
         cpu, rss = cpu_and_memory(exporter, seconds)
         start, before = time.monotonic(), exporter.cpu_seconds()
@@ -218,6 +265,9 @@ def measure(
         allocations=allocated,
         idle_cpu=idle,
         start_seconds=start_after,
+        wakeups=wakes,
+        floor=least,
+        memory=parts,
     )
 
 
@@ -232,9 +282,11 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
         devices = ["--devices", f"g:0-{read - 1}"] if few else []
         arguments, port = [*SETS[name], "--interval", interval or "1s", *devices], free_port()
         allocated = None if interval or few else allocations(arguments, {})
+        least = None if interval else floor(arguments, {}, seconds)
+        parts = None if interval or few else beside_serve(["benchmarks.memory_parts"], arguments, {}, PATIENCE_SECONDS)
         span = seconds / 2 if interval else seconds
         command = exporter_command(port, *arguments)
-        yield measure(whole, command, port, span, boards=read, allocated=allocated)
+        yield measure(whole, command, port, span, boards=read, allocated=allocated, least=least, parts=parts)
     for peer in PEERS if with_peers else ():
         yield measured(peer, seconds / 3, boards)
 
@@ -268,12 +320,18 @@ def on_fake_driver(counts: Sequence[int], seconds: float) -> Iterator[Cost]:
             for name in ("default", "full"):
                 port, env = free_port(), driver.environment
                 allocated = allocations(SETS[name], env)
+                least = floor(SETS[name], env, seconds)
                 command = exporter_command(port, *SETS[name])
-                yield measure(name, command, port, seconds, boards=boards, mig=mig, env=env, allocated=allocated)
+                yield measure(
+                    name, command, port, seconds, boards=boards, mig=mig, env=env, allocated=allocated, least=least
+                )
 
 
 def row(cost: Cost) -> str:
     """Return a row of the printed table."""
+    of_floor = " " * 20
+    if cost.floor:
+        of_floor = f"{cost.rss_mib / cost.floor.rss_mib:>13.2f}{cost.cpu / cost.floor.cpu:>7.1f}"
     allocated = f"{cost.allocations['peak_kib']:>7.0f} KiB" if cost.allocations else " " * 11
     return (
         f"{cost.name:<38}{cost.gpus:>3}{' MIG' if cost.mig else '    '}{cost.cpu:>8.2%}{cost.idle_cpu:>8.2%}"
@@ -281,12 +339,14 @@ def row(cost: Cost) -> str:
         f"{cost.samples:>7}{cost.body_bytes / 1024:>7.0f}{cost.gzip_bytes / 1024:>5.0f} KiB"
         f"{cost.alone.p50:>8.2f}{cost.alone.p99:>7.2f}{cost.ten.p50:>8.2f}{cost.ten.p99:>7.2f}"
         f"{cost.scrape_cpu_ms:>8.2f}{cost.rendering_ms:>8.2f}{allocated}{cost.ticks_skipped or 0:>5}"
+        f"{of_floor}{cost.wakeups:>7.1f}"
     )
 
 
 HEAD = (
     f"{'':<38}{'GPUs':>7}{'CPU':>8}{'idle':>8}{'start s':>9}{'RSS':>11}{'samples':>7}{'body':>7}{'gzip':>9}"
     f"{'p50 ms':>8}{'p99':>7}{'ten p50':>8}{'p99':>7}{'CPU ms':>8}{'client':>8}{'allocated':>11}{'skip':>5}"
+    f"{'of floor: MiB, CPU':>20}{'wakes':>7}"
 )
 
 
@@ -295,6 +355,9 @@ def missed_bounds(cost: Cost, simulated: bool) -> list[str]:
     missed, bound = [], EIGHT_GPUS.get(cost.name, 1.0)
     if cost.name.partition("@")[0] in ("everything", "high-resolution") and cost.rss_mib > RSS_MIB:
         missed.append(f"{cost.name}: {cost.rss_mib:.1f} MiB, bound {RSS_MIB:g} MiB")
+    most = OVER_FLOOR.get(cost.name)
+    if not simulated and most and cost.floor and cost.rss_mib > most * cost.floor.rss_mib:
+        missed.append(f"{cost.name}: {cost.rss_mib / cost.floor.rss_mib:.2f} of the floor's memory, bound {most:.2f}")
     if not simulated and cost.gpus >= 8 and cost.cpu > bound:
         missed.append(f"{cost.name}: {cost.cpu:.1%} of a core, bound {bound:.0%}")
     return missed

@@ -62,6 +62,10 @@ class Exporter:
         """Return the resident memory now, of everything that was started."""
         return rss_mib(*self.pids)
 
+    def wakeups(self) -> int:
+        """Return how often the threads so far waited and were woken up, of everything that was started."""
+        return wakeups(*self.pids)
+
     def page(self) -> str:
         """Scrape once and return the response as text."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.path}", timeout=10) as answer:
@@ -118,6 +122,16 @@ def rss_mib(*roots: int) -> float:
             _, found_it, rest = Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")
             found += int(rest.split()[0]) if found_it else 0  # a zombie has none
     return found / 1024
+
+
+def wakeups(*roots: int) -> int:
+    """Return how often the threads of processes and their descendants gave up the CPU to wait, so far."""
+    found = 0
+    for pid in process_tree(*roots):
+        for status in Path(f"/proc/{pid}/task").glob("*/status"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended
+                found += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return found
 
 
 @contextmanager

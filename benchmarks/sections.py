@@ -38,6 +38,18 @@ CPU and memory are those of everything that an exporter starts, with the process
 that it reads. Memory is the most at any time while it is scraped. *Start* is the time until the first page with all
 samples.
 """
+MORE_HEAD = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection")
+MOST_PARTS = 24
+MEMORY = """
+What the memory consists of, measured in a separate process: by how much the import of each package adds to it, and the
+rest.
+"""
+FLOOR_HEAD = ("CPU by the floor", "memory by the floor", "wake-ups a second")
+FLOOR = """
+The *floor* is the least that reading the same GPUs can cost: the memory of a Python process that imports `pynvml` and
+reads each GPU once, and the CPU of one loop that makes the same NVML calls at the same pace. A *wake-up* is a thread
+that has waited, without any scrape.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ def cost(numbers: Numbers) -> Shown:
     """Return one row for each exporter; if it was measured with fewer GPUs, too, also an extrapolation to eight."""
     found, most_gpus = numbers["rows"], max(each["gpus"] for each in numbers["rows"])
     # Results of earlier versions have no idle CPU and no start, and count only the process of the exporter.
-    fair = all("idle_cpu" in each for each in found)
+    fair, floor = all("idle_cpu" in each for each in found), has_floor(found)
     rows: list[tuple[str, ...]] = [
         (
             named(each["name"]) + ("" if each["gpus"] == most_gpus else f", {each['gpus']} of these GPUs"),
@@ -94,17 +106,22 @@ def cost(numbers: Numbers) -> Shown:
             *([percent(each["idle_cpu"], 2), f"{each['start_seconds']:.1f} s"] if fair else []),
             *_cells(each),
             "" if each["ticks_skipped"] is None else f"{each['ticks_skipped']}",
+            *(of_floor(each) if floor else ()),
         )
         for each in found
     ]
     rows += [(each["name"], f"not measured: {each['why']}") for each in numbers.get("not_measured", ())]
     head = ["exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst"]
     head[2:2] = ["CPU without a scrape", "start"] if fair else []
-    more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection", "collections skipped")
+    more = (*MORE_HEAD, "collections skipped", *(FLOOR_HEAD if floor else ()))
     whole = [each for each in found if each["gpus"] == most_gpus]
     names, what = [each["name"] for each in whole], _by(most_gpus, "GPU")
     return Shown(
-        table((*head, *more), rows) + (ACCOUNTING if fair else "") + _extrapolated(found, most_gpus),
+        table((*head, *more), rows)
+        + (ACCOUNTING if fair else "")
+        + (FLOOR if floor else "")
+        + _memory(found)
+        + _extrapolated(found, most_gpus),
         {
             "cpu": plots.bars(f"CPU, {what}", "% of a core", names, {"CPU": _all(whole, "cpu", 100)}, "{:.2f}"),
             "memory": plots.bars(f"Memory, {what}", "MiB", names, {"RSS": _all(whole, "rss_mib")}, "{:.0f}"),
@@ -135,6 +152,32 @@ def named(row: str) -> str:
     return f"gpu-exporter, {name}, {interval.replace('ms', ' ms') or '1 s'}"
 
 
+def has_floor(rows: Sequence[Numbers]) -> bool:
+    """Return whether a row is compared with the floor. Results of earlier versions have none."""
+    return any(each.get("floor") for each in rows)
+
+
+def of_floor(each: Numbers) -> tuple[str, ...]:
+    """Return the CPU and the memory of a row by those of its floor, and how often its threads wake up in a second."""
+    wakes, floor = f"{each['wakeups']:.0f}", each.get("floor")
+    if not floor:
+        return "", "", wakes
+    cpu, memory = (each[key] / floor[key] for key in ("cpu", "rss_mib"))
+    return f"{cpu:.1f} times {percent(floor['cpu'], 2)}", f"{memory:.2f} times {floor['rss_mib']:.1f} MiB", wakes
+
+
+def _memory(found: Sequence[Numbers]) -> str:
+    """Return what the memory of each row consists of; empty if no row has that."""
+    rows = [each for each in found if each.get("memory")]
+    if not rows:
+        return ""
+    names = sorted(rows[0]["memory"], key=lambda name: -rows[0]["memory"][name])[:MOST_PARTS]
+    cells = [(name, *(f"{each['memory'].get(name, 0.0):.1f}" for each in rows)) for name in names]
+    others = [sum(mib for name, mib in each["memory"].items() if name not in names) for each in rows]
+    head = ("memory in MiB, of", *(named(each["name"]) for each in rows))
+    return MEMORY + "\n" + table(head, [*cells, ("other modules", *(f"{mib:.1f}" for mib in others))])
+
+
 def _latency(found: Mapping[str, float]) -> str:
     return " / ".join(f"{found[name]:.1f}" for name in ("p50", "p99", "worst")) + " ms"
 
@@ -149,16 +192,18 @@ def _all(rows: Sequence[Numbers], key: str, scale: float = 1.0) -> list[float]:
 
 def cost_stand_in(numbers: Numbers) -> Shown:
     """Return one row for each number of GPUs, with and without MIG, and set of metrics."""
-    found = numbers["rows"]
+    found, floor = numbers["rows"], has_floor(numbers["rows"])
     rows = [
         (
             f"{each['gpus']}{' in MIG mode' if each['mig'] else ''}, {each['name']}",
             percent(each["cpu"]),
             *_cells(each),
+            *(of_floor(each) if floor else ()),
         )
         for each in found
     ]
     head = ("GPUs, metrics", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
+    more = (*MORE_HEAD, *(FLOOR_HEAD if floor else ()))
     counts = sorted({each["gpus"] for each in found})
     kinds = {f"{each['name']}{', MIG' if each['mig'] else ''}": (each["name"], each["mig"]) for each in found}
 
@@ -168,7 +213,7 @@ def cost_stand_in(numbers: Numbers) -> Shown:
 
     labels = [str(count) for count in counts]
     return Shown(
-        table((*head, "ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection"), rows),
+        table((*head, *more), rows) + (FLOOR if floor else ""),
         {
             "cpu": plots.lines("CPU by number of GPUs", "% of a core", labels, over("cpu", 100), "{:.1f}"),
             "scrape": plots.lines(

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import statistics
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.capabilities import Quantity
+from gpu_exporter.conditions.averages import median
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.io.file_access import FileWorker, open_regular
 from gpu_exporter.io.state_version import NewerStateError, check_version
@@ -82,7 +82,7 @@ class CheckHistory:
             for run in self.gpus.get(uuid, [])
             if quantity in run.values and run.health is Health.HEALTHY
         ]
-        return statistics.median(values) if len(values) >= LEAST_RUNS else None
+        return median(values) if len(values) >= LEAST_RUNS else None
 
 
 class ActiveChecks:

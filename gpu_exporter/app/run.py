@@ -15,7 +15,8 @@ from gpu_exporter.app import heap
 from gpu_exporter.app.greeting import base_url, greeting
 from gpu_exporter.app.lifecycle import Lifecycle
 from gpu_exporter.app.log_queue import LogQueue
-from gpu_exporter.app.node import Node, ProcessMetrics
+from gpu_exporter.app.node import Node
+from gpu_exporter.app.process_metrics import ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 FIRST_PAGE_SECONDS = 2.0
 # With several nodes, the delay between the starts of two nodes, and so between their collections in each interval.
 START_SECONDS = 0.01
-SIGNAL_SECONDS = 1.0
 # How many more objects than at the last garbage collection start the next one. Each collection of samples replaces
 # thousands of objects without making garbage. With Python's default of 700, to traverse those of 400 simulated nodes
 # took 40 % of the CPU time.
@@ -145,9 +145,7 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
         gc.freeze()
         gc.set_threshold(GARBAGE_OBJECTS)
         heap.trim()
-    # A wait without a timeout would not return for a signal that the kernel delivers to another thread (SIGCONT).
-    while not stop.wait(SIGNAL_SECONDS):
-        pass
+    stop.wait()  # a thread of its own takes the signals
     log.info("stopping")
     server.stop()
     for node in nodes:

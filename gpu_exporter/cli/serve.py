@@ -71,8 +71,7 @@ def serve_command(**chosen_settings: Any) -> None:
             faulthandler.enable()  # if the driver's library crashes, stderr shows where
         sources = make_sources(config)
         fields = Fields(room_settings(config, FieldsSettings))
-        signal.signal(signal.SIGHUP, lambda *_: fields.request_reload())
-        stop = stop_event()
+        stop = stop_event(hang_up=fields.request_reload)
         exit_after(stop, EXIT_SECONDS)
         clean = run(config, sources, fields, stop, lines)
     finally:

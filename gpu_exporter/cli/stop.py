@@ -7,14 +7,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 # How long a reader of stderr may take for the last line.
 LAST_LINE_SECONDS = 1.0
 
 
-def stop_event() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set. Must be called by the main thread.
+def stop_event(hang_up: Callable[[], None] | None = None) -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set; SIGHUP calls `hang_up`. Must be called by the main thread.
 
     A thread reads the signals from a pipe that the interpreter writes them to at once. A handler would run only when
     the main thread gets to it, which may hang in a system call. A handler that set the event could also deadlock: it
@@ -24,12 +25,13 @@ def stop_event() -> threading.Event:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in ends:
+    for number in ends | ({signal.SIGHUP} if hang_up else set()):
         signal.signal(number, lambda *_: None)
 
     def follow() -> None:
-        while ends.isdisjoint(os.read(reader, 64)):
-            pass
+        while ends.isdisjoint(numbers := os.read(reader, 64)):
+            if hang_up and signal.SIGHUP in numbers:
+                hang_up()
         stop.set()
 
     threading.Thread(target=follow, name="stop", daemon=True).start()

@@ -108,7 +108,11 @@ def _values(of: Term, window: SignalWindow) -> Iterator[tuple[Device, float | No
     match of:
         case Over():
             places, now, aggregate = _places(window), window.now, _AGGREGATES.get(of.fn)
-            for device, points in window.by_device(of.signal).items():
+            by_device = window.by_device(of.signal).items()
+            if of.fn is Fn.LAST and not of.whole:
+                yield from ((device, latest(points, now)) for device, points in by_device if device in places)
+                return
+            for device, points in by_device:
                 if device in places:
                     yield device, _signal_value(of, points, now, aggregate)
         case Calc():
@@ -346,20 +350,31 @@ def _decided(of: Condition, window: SignalWindow) -> bytes:
 
 
 def _compared(of: Compare, window: SignalWindow) -> bytes:
-    places, compare, right = _places(window), COMPARE[of.operator], bounds(of, window)
+    places, compare, limit = _places(window), COMPARE[of.operator], _limit(of, window)
+    right = {} if limit is not None else bounds(of, window)
     column = bytearray([UNKNOWN]) * len(places)
     for device, number in values(of.left, window).items():
-        if device in right:
-            column[places[device]] = TRUE if compare(number, right[device]) else FALSE
+        bound = right.get(device) if limit is None else limit
+        if bound is not None:
+            column[places[device]] = TRUE if compare(number, bound) else FALSE
     return bytes(column)
+
+
+def _limit(of: Compare, window: SignalWindow) -> float | None:
+    """Return what the left side of each device is compared with; None if that is a value of the device."""
+    right = of.right
+    if isinstance(right, Limit):
+        right = window.limits.get(right.name, right.value)
+    return right if isinstance(right, float | int) else None
 
 
 def bounds(of: Compare, window: SignalWindow) -> Mapping[Device, float]:
     """Return what the left side is compared with, for each device of which it is known."""
-    right = of.right
-    if isinstance(right, Limit):
-        right = window.limits.get(right.name, right.value)
-    return dict.fromkeys(window.devices, right) if isinstance(right, float | int) else values(right, window)
+    limit = _limit(of, window)
+    if limit is not None:
+        return dict.fromkeys(window.devices, limit)
+    assert not isinstance(of.right, float | int | Limit)
+    return values(of.right, window)
 
 
 def _joined(operator: Callable[[int, int], int], columns: Sequence[bytes]) -> bytes:

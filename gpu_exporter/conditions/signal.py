@@ -188,7 +188,7 @@ class Derived:
 
         None if one of them is unknown, for a division by 0, and on overflow.
         """
-        left, right = (_value(side, value_of) for side in (self.left, self.right))
+        left, right = _value(self.left, value_of), _value(self.right, value_of)
         if left is None or right is None or (self.operator == "/" and right == 0):
             return None
         try:

@@ -108,6 +108,8 @@ def _judge(
 ) -> None:
     """Add a mode to the findings of the devices that it matches, and to what is unknown of others."""
     column, only_health = truths(condition, window), mode.domain is Domain.HEALTH
+    if not any(column):  # false of all devices
+        return
     lesser = truths(mode.lesser, window) if mode.lesser else bytes(len(column))
     branches = [(truths(branch, window), advice) for branch, advice in mode.branches] if TRUE in column else []
     # The signal of an XID, which has extra labels, is missing until one occurs.

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.averages import median
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, plausible
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample, node_of, plausible
+from gpu_exporter.diagnosis.window import UNIDENTIFIED
 from gpu_exporter.model.snapshot import SOURCE_LOST, UNREAD
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
@@ -65,6 +65,7 @@ class _Devices:
 
     def __init__(self) -> None:
         self.by_labels: dict[int, _Device] = {}  # by the identity of the labels
+        self.unidentified = False  # whether a GPU has no UUID
         self._known: dict[tuple[_Target, str, str], _Device] = {}
 
     def __iter__(self) -> Iterator[_Device]:
@@ -73,9 +74,17 @@ class _Devices:
     def add(self, labels: Mapping[str, str]) -> _Device:
         """Return the device of labels that are new."""
         target, uuid = _target(labels), labels.get("UUID", "")
+        self.unidentified = self.unidentified or (not uuid and "gpu" in labels)
         key = target, uuid, labels.get("GPU_I_ID", "")
         device = self.by_labels[id(labels)] = self._known.get(key) or _Device(target, uuid)
         return self._known.setdefault(key, device)
+
+    def look(self, scrapes: Iterable[Scrape]) -> None:
+        """Note when each series of the devices was last seen."""
+        for scrape in scrapes:
+            at = scrape.at
+            for sample in scrape.samples:
+                self.by_labels[id(sample.labels)].last[sample.name] = at, sample
 
 
 def present(scrapes: Sequence[Scrape]) -> Present:
@@ -83,30 +92,30 @@ def present(scrapes: Sequence[Scrape]) -> Present:
     times: dict[_Target, list[float]] = defaultdict(list)
     devices = _Devices()
     by_labels = devices.by_labels
-    unidentified = False
     for scrape in scrapes:
-        seen: set[_Device] = set()
-        for sample in scrape.samples:
-            device = by_labels.get(id(sample.labels)) or devices.add(sample.labels)
-            device.last[sample.name] = scrape.at, sample
-            seen.add(device)
-            unidentified = unidentified or (not device.uuid and "gpu" in sample.labels)
-        for target in {device.target for device in seen}:
+        # Many samples have the same labels.
+        labels = {id(sample.labels): sample.labels for sample in scrape.samples}
+        for target in {(by_labels.get(key) or devices.add(each)).target for key, each in labels.items()}:
             times[target].append(scrape.at)
     now = scrapes[-1].at if scrapes else 0.0
     since = {target: _since(of_target, now) for target, of_target in times.items()}
-    over: dict[_Device, set[str]] = {}
-    for device in devices:
-        names = {name for name, (end, _) in device.last.items() if end < since[device.target]}
-        if names:
-            over[device] = names
     newest = {target: of_target[-1] for target, of_target in times.items()}
+    over: dict[_Device, set[str]] = {}
+    # In the first scrapes of a target, no series can be over.
+    if any(since[target] > of_target[0] for target, of_target in times.items()):
+        devices.look(scrapes)
+        for device in devices:
+            names = {name for name, (end, _) in device.last.items() if end < since[device.target]}
+            if names:
+                over[device] = names
     kept = list(scrapes)
-    if over or unidentified:
+    if over or devices.unidentified:
         kept = [Scrape(scrape.at, list(_kept(scrape, by_labels, over, newest))) for scrape in scrapes]
+    ends = set(newest.values())
     of_newest = [
         sample
         for scrape in kept
+        if scrape.at in ends
         for sample in scrape.samples
         if sample.name in OF_PRESENCE and newest[_target(sample.labels)] == scrape.at
     ]
@@ -215,7 +224,7 @@ def _down(newest: Sequence[ScrapedSample], dark: _Dark) -> Iterator[Absent]:
 
 def _gone(devices: Iterable[_Device], over: Mapping[_Device, Collection[str]], now: float) -> Iterator[Absent]:
     """Yield the GPUs of which every series is over."""
-    there = {device.uuid for device in devices if len(over.get(device, ())) < len(device.last)}
+    there = {device.uuid for device in devices if device not in over or len(over[device]) < len(device.last)}
     gone: dict[str, tuple[float, _Target, ScrapedSample]] = {}
     for device in over:
         if device.uuid not in there:

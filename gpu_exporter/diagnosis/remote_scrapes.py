@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
-from gpu_exporter.diagnosis.text_format import parsed, readable
+from gpu_exporter.diagnosis.text_format import TextParser, readable
 from gpu_exporter.diagnosis.window import FAMILIES, UNREAD
 from gpu_exporter.http.client import Remote, Unreachable, exporter_url
 from gpu_exporter.io.decoding import json_as, printable
@@ -65,19 +65,20 @@ def remote_scrapes(remote: Remote, seconds: float | None, stop: threading.Event)
     if is_prometheus(remote):
         return queried(remote, FAMILIES, seconds or LAST_SECONDS)
     gather.watchable(seconds or gather.WATCH_SECONDS)
-    scrapes = [_scrape(remote)]
+    parse = TextParser(is_read)
+    scrapes = [_scrape(remote, parse)]
     end = time.monotonic() + (seconds or gather.WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(gather.TICK_SECONDS):
-        scrape = _scrape(remote)
+        scrape = _scrape(remote, parse)
         if scrape.at > scrapes[-1].at:  # else it is the same collection, or the exporter's clock was set back
             scrapes.append(scrape)
     return scrapes
 
 
-def _scrape(remote: Remote) -> Scrape:
+def _scrape(remote: Remote, parse: TextParser) -> Scrape:
     base = Remote(exporter_url(remote.url), *remote.credentials)
     try:
-        return gather.stamped(parsed(base.metrics(), is_read))
+        return gather.stamped(parse(base.metrics()))
     except ValueError as error:
         raise GpuExporterError(
             f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "

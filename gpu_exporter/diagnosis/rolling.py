@@ -23,7 +23,7 @@ from gpu_exporter.diagnosis.diagnose import Diagnosis, diagnose
 from gpu_exporter.diagnosis.incident_words import as_dicts, total_cost
 from gpu_exporter.diagnosis.incidents import of_diagnoses
 from gpu_exporter.diagnosis.masking import DiagnosisNames
-from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
+from gpu_exporter.diagnosis.scrape import DeviceKey, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import (
     FAMILIES,
@@ -55,9 +55,8 @@ class RollingWindow(SignalReaders):
     def add(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
         # Of a page with thousands of samples, a few families identify all devices and owners.
-        names = IDENTIFY if m.UP.name in by_name else by_name
-        self._identities.take(Scrape(at, [sample for name in names for sample in by_name.get(name, ())]))
-        self._read(at, by_name)
+        of_exporter = m.UP.name in by_name
+        self._read(at, by_name, {name: by_name.get(name, ()) for name in IDENTIFY} if of_exporter else by_name)
         self.forget(at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:

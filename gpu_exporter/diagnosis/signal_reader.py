@@ -13,10 +13,12 @@ from typing import NamedTuple, Protocol
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.conditions.signal import WINDOW_SECONDS, Read
-from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, ScrapedSample, key_of, plausible
+from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, LabelReader, ReadLabels, ScrapedSample
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
+# They are dropped when they reach so far back: not at each point, because each deletion moves all others.
+LONGEST_SECONDS = 2 * KEPT_SECONDS
 # Counters that have stood still for longer than this have ended, or their rate is 0 whenever they grow again.
 FORGOTTEN_SECONDS = 900.0
 # How often these are looked for.
@@ -34,7 +36,7 @@ class SignalReader(Protocol):
     def points(self) -> Mapping[DeviceKey, Points]:
         """The points so far, by device."""
 
-    def take(self, at: float, by_name: ByName) -> None:
+    def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape at unix time `at`; scrapes come in order of time."""
 
     def forget(self, before: float) -> None:
@@ -65,12 +67,11 @@ class ValueReader:
     _before: dict[Hashable, Count] = field(default_factory=dict)
     _forgot: float = -math.inf
 
-    def take(self, at: float, by_name: ByName) -> None:
+    def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape."""
         samples = by_name.get(self.way.name)
         if not samples:
             return
-        highest: dict[DeviceKey, float] = {}
         # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
         counts = by_name.get(m.XID_EVENTS.name, ()) if self.way.codes else ()
         counted = {sample.labels.get("UUID") for sample in counts}
@@ -78,24 +79,29 @@ class ValueReader:
         clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(way.age_by, ())}
         is_selective = bool(way.where or way.any_of)
         is_plain = not (way.codes or way.age_by or way.rate) and way.bit is None
+        known, per_instance, scale, by_device = read.known, self.per_instance, way.scale, self.points
         for sample in samples:
             _, labels, number = sample
-            uuid = labels.get("UUID")
-            if not uuid or uuid in counted or (is_selective and not self._matches(labels)):
+            of_labels = known.get(id(labels)) or read(labels)
+            if of_labels is None or (is_selective and not self._matches(labels)):
                 continue
-            if not plausible(number):  # some exporters write NaN for a missing value
+            # Some exporters write NaN for a missing value.
+            if not -LARGEST <= number <= LARGEST or (counted and of_labels.device.uuid in counted):
                 continue
-            value = (
-                number * way.scale
-                if is_plain
-                else self._value(sample, at, clocks.get(_exporter(labels)) if clocks else None)
-            )
-            if value is not None and plausible(value):
-                key = key_of(labels, per_instance=self.per_instance)
-                if key not in highest or value > highest[key]:
-                    highest[key] = value
-        for key, value in highest.items():
-            _append(self.points[key], at, value)
+            value: float | None
+            if is_plain:
+                value = number * scale
+            else:
+                value = self._value(sample, of_labels, at, clocks.get(_exporter(labels)) if clocks else None)
+            if value is not None and -LARGEST <= value <= LARGEST:
+                points = by_device[of_labels.device if per_instance else of_labels.gpu]
+                if points and points[-1][0] == at:
+                    if value > points[-1][1]:
+                        points[-1] = (at, value)
+                    continue
+                points.append((at, value))
+                if at - points[0][0] > LONGEST_SECONDS:
+                    _shorten(points, at)
 
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
@@ -106,11 +112,12 @@ class ValueReader:
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
-        if way.where and any(labels.get(name, "") != value for name, value in way.where):
-            return False
+        for name, value in way.where:
+            if labels.get(name, "") != value:
+                return False
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
-    def _value(self, sample: ScrapedSample, at: float, clock: float | None) -> float | None:
+    def _value(self, sample: ScrapedSample, labels: ReadLabels, at: float, clock: float | None) -> float | None:
         """Return the value of a sample that is not its number."""
         way = self.way
         if way.codes:  # how long a code has been shown is unknown, so every code counts
@@ -119,8 +126,11 @@ class ValueReader:
             return None if clock is None else clock - sample.value
         if way.bit is not None:
             return float((int(sample.value) >> way.bit) & 1)
-        key = frozenset(sample.labels.items())
-        last = self._before.setdefault(key, Count(at, sample.value, False))
+        key = labels.series()
+        last = self._before.get(key)
+        if last is None:
+            self._before[key] = Count(at, sample.value, False)
+            return None
         elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
         same = sample.value == last.value
         if same and elapsed < period:
@@ -168,17 +178,18 @@ class ShapeReader:
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _growth: dict[Hashable, Grown] = field(default_factory=lambda: defaultdict(Grown))
 
-    def take(self, at: float, by_name: ByName) -> None:
+    def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
         """Add the samples of a scrape."""
         now: dict[Hashable, dict[float, float]] = defaultdict(dict)
         devices: dict[Hashable, DeviceKey] = {}
         for sample in by_name.get(self.way.series, ()):
             le = sample.labels.get("le", "")
             edge = _edge(le)
-            if sample.labels.get("UUID") and edge is not None and 0 <= sample.value <= LARGEST:
-                series: Hashable = frozenset(sample.labels.items() - {("le", le)})
+            of_labels = read(sample.labels)
+            if of_labels and edge is not None and 0 <= sample.value <= LARGEST:
+                series = of_labels.series_of_buckets()
                 now[series][edge] = sample.value
-                devices[series] = key_of(sample.labels, per_instance=self.per_instance)
+                devices[series] = of_labels.device if self.per_instance else of_labels.gpu
         highest: dict[DeviceKey, float] = {}
         for series, buckets in now.items():
             grown = self._growth[series].take(at, buckets, self.seconds)
@@ -186,7 +197,10 @@ class ShapeReader:
             if value is not None:
                 highest[devices[series]] = max(highest.get(devices[series], value), value)
         for key, value in highest.items():
-            _append(self.points[key], at, value)
+            points = self.points[key]
+            points.append((at, value))
+            if at - points[0][0] > LONGEST_SECONDS:
+                _shorten(points, at)
 
     def forget(self, before: float) -> None:
         """Drop the points of before this unix time."""
@@ -209,10 +223,9 @@ def _exporter(labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(labels.get(name, "") for name in ("cluster", "job", "instance"))
 
 
-def _append(points: list[tuple[float, float]], at: float, value: float) -> None:
-    points.append((at, value))
-    if at - points[0][0] > 2 * KEPT_SECONDS:  # not at each point, because each deletion moves all others
-        del points[: bisect_left(points, at - KEPT_SECONDS, key=itemgetter(0))]
+def _shorten(points: list[tuple[float, float]], at: float) -> None:
+    """Drop the points that are not kept at this unix time."""
+    del points[: bisect_left(points, at - KEPT_SECONDS, key=itemgetter(0))]
 
 
 def _edge(text: str) -> float | None:

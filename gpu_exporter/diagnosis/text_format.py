@@ -23,29 +23,51 @@ def parsed(text: str, is_read: Callable[[str], bool] = lambda name: True) -> lis
 
     Without `is_read` of its name, a sample is left out, and only the first line with this name is checked.
     """
-    _check(text)
-    samples: list[ScrapedSample] = []
-    # A page has few names, and many series of a GPU have the same labels.
-    names: dict[str, bool] = {}
-    labels_of: dict[str, Mapping[str, str]] = {}
-    for line in text.split("\n"):
-        series, _, value = line.rpartition("} ")
-        name, _, inner = series.partition("{")
-        wanted = names.get(name)
-        if wanted is False:
-            continue
-        labels = labels_of.get(inner)
-        if wanted and labels is None and (pairs := _pairs(inner)) is not None:
-            is_readable = len(inner) <= LONGEST_LABEL and inner.isprintable()
-            labels = labels_of[inner] = pairs if is_readable else readable(pairs)
-        number = _number(value) if wanted and labels is not None else None
-        if labels is not None and number is not None:
-            samples.append(ScrapedSample(name, labels, number))
-            continue
-        for sample in _any_line(line):
-            if names.setdefault(sample.name, is_read(sample.name)):
-                samples.append(sample)
-    return samples
+    return TextParser(is_read)(text)
+
+
+class TextParser:
+    """Parses the responses of an exporter, as `parsed`. Labels that a response repeats are the same object in it, and
+    in the next one."""
+
+    def __init__(self, is_read: Callable[[str], bool] = lambda name: True) -> None:
+        self._is_read = is_read
+        self._labels: Mapping[str, Mapping[str, str]] = {}
+
+    def __call__(self, text: str) -> list[ScrapedSample]:
+        """Return the samples of a response. Raises ValueError."""
+        lines = _lines(text)
+        samples: list[ScrapedSample] = []
+        # A page has few names, and many series of a GPU have the same labels.
+        names: dict[str, bool] = {}
+        labels_of: dict[str, Mapping[str, str]] = {}
+        before, self._labels = self._labels, labels_of
+        for line in lines:
+            series, _, value = line.rpartition("} ")
+            name, _, inner = series.partition("{")
+            wanted = names.get(name)
+            if wanted is False:
+                continue
+            labels = labels_of.get(inner)
+            if wanted and labels is None and (labels := before.get(inner) or _labels(inner)) is not None:
+                labels_of[inner] = labels
+            if wanted and labels is not None:
+                number = int(value) if value.isdecimal() and len(value) < 20 else _number(value)
+                if number is not None:
+                    # As the constructor, which takes twice as long.
+                    samples.append(tuple.__new__(ScrapedSample, (name, labels, number)))
+                    continue
+            for sample in _any_line(line):
+                if names.setdefault(sample.name, self._is_read(sample.name)):
+                    samples.append(sample)
+        return samples
+
+
+def _labels(inner: str) -> Mapping[str, str] | None:
+    """Return the labels between the braces of a usual line; None for any other."""
+    pairs = _pairs(inner)
+    is_readable = pairs is None or (len(inner) <= LONGEST_LABEL and inner.isprintable())
+    return pairs if pairs is None or is_readable else readable(pairs)
 
 
 def _pairs(inner: str) -> Mapping[str, str] | None:
@@ -90,8 +112,10 @@ def readable(labels: Mapping[str, str]) -> Mapping[str, str]:
     return {name: printable(value[:LONGEST_LABEL], LONGEST_LABEL) for name, value in labels.items()}
 
 
-def _check(text: str) -> None:
+def _lines(text: str) -> list[str]:
     if text.count("\n") > MOST_LINES:
         raise ValueError(f"more than {MOST_LINES} lines")
-    if max(map(len, text.split("\n"))) > LONGEST_LINE:
+    lines = text.split("\n")
+    if max(map(len, lines)) > LONGEST_LINE:
         raise ValueError(f"a line of more than {LONGEST_LINE} characters")
+    return lines

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.signals import ALLOCATED, GR_ACTIVE, SIGNALS
@@ -16,7 +16,16 @@ from gpu_exporter.conditions.evaluate import Device, Points, TermValues, latest
 from gpu_exporter.conditions.signal import OWNERS_INFO, WINDOW_SECONDS, Derived, Read, Signal
 from gpu_exporter.conditions.tree import Limits
 from gpu_exporter.diagnosis import training_loops
-from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
+from gpu_exporter.diagnosis.scrape import (
+    Claim,
+    DeviceKey,
+    LabelReader,
+    ReadLabels,
+    Scrape,
+    ScrapedSample,
+    node_of,
+    plausible,
+)
 from gpu_exporter.diagnosis.signal_reader import ByName, SignalReader, reader
 from gpu_exporter.diagnosis.training_loops import LoopReader
 from gpu_exporter.model.gpu import Series
@@ -49,8 +58,6 @@ UNREAD = frozenset(
 # The engine activity by its names: a GPU without an owner is not allocated if it has one of these.
 ENGINES = frozenset(way.name for way in ALLOCATED.definitions if isinstance(way, Read) and way.name != OWNERS_INFO)
 
-# Namespace, pod and workload.
-Claim = tuple[str, str, str]
 Signals = Mapping[Signal, Mapping[Device, Points]]
 
 
@@ -193,19 +200,23 @@ class SignalReaders:
         for (_, way), of_way in self._readers.items():
             self._by_name[way.series].append(of_way)
         self._identities, self._loops, self._now = Identities(), LoopReader(), 0.0
+        self._labels = LabelReader()
 
     def take(self, scrape: Scrape) -> None:
         """Add a scrape."""
-        self._identities.take(scrape)
-        self._read(scrape.at, samples_by_name(scrape.samples))
+        by_name = samples_by_name(scrape.samples)
+        self._read(scrape.at, by_name, by_name)
 
-    def _read(self, at: float, by_name: ByName) -> None:
+    def _read(self, at: float, by_name: ByName, identifying: ByName) -> None:
+        """Add the samples of a scrape, of which these identify all devices and owners."""
         self._now = max(self._now, at)
+        self._labels.begin()
+        self._identities.take(at, identifying, self._labels)
         self._loops.take(at, by_name)
         by_name = {**by_name, OWNERS_INFO: self._identities.allocated}
         for name in by_name:
             for of_way in self._by_name.get(name, ()):
-                of_way.take(at, by_name)
+                of_way.take(at, by_name, self._labels)
 
     def forget(self, before: float) -> None:
         """Drop all points of before this unix time."""
@@ -265,50 +276,49 @@ class Identities:
         # When each device was last seen, in unix seconds.
         self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, set[Claim]] = {}
-        # The labels of the last scrape by their identity: those of the next one are often the same objects.
-        self._read: Mapping[int, _Labels] = {}
         # Whether a device of the last scrape has an owner, as samples: 1, or 0 if its engine is measured, as in PromQL.
         self.allocated: Sequence[ScrapedSample] = ()
 
-    def take(self, scrape: Scrape) -> None:
-        """Add the samples of a scrape."""
+    def take(self, at: float, by_name: ByName, read: LabelReader) -> None:
+        """Add the samples of a scrape at unix time `at`."""
         devices: dict[DeviceKey, DeviceIdentity] = {}
         from_classic: dict[DeviceKey, set[Claim]] = defaultdict(set)
         from_job_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
         from_pod_info: dict[DeviceKey, set[Claim]] = defaultdict(set)
         measured: set[DeviceKey] = set()
-        # Many samples have the same labels, which are read once.
-        keys: dict[int, DeviceKey] = {}
-        read: dict[int, _Labels] = {}
-        claimed: set[int] = set()
-        for name, labels, value in scrape.samples:
-            key = keys.get(id(labels))
-            if key is None:
-                if not labels.get("UUID"):
-                    continue
-                before = self._read.get(id(labels))
-                labels_read = read[id(labels)] = before if before and before.labels is labels else _read(labels)
-                key = keys[id(labels)] = _identified(devices, labels_read)
-            if name.startswith("DCGM_"):
-                if id(labels) not in claimed:
-                    claimed.add(id(labels))
-                    from_classic[key] |= _claimed(name, labels)
-                if name in ENGINES:
-                    measured.add(key)
-            elif name == m.POD_INFO.name:
-                from_pod_info[key] |= _claimed(name, labels)
-            elif name == m.JOB_INFO.name:  # one for each step of a job
-                from_job_info[key].add(("", "", labels.get("job_id", "")))
-            elif name == m.DOWN.name and value == 1:
+        # Many samples have the same labels: by their identity, with what those of `DCGM_*` series say about an owner.
+        identified: set[int] = set()
+        classic: dict[int, ReadLabels] = {}
+        for name, samples in by_name.items():
+            is_classic = name.startswith("DCGM_")
+            already: Collection[int] = classic if is_classic else identified
+            for _, labels, _ in samples:
+                if id(labels) not in already and (of_labels := read(labels)):
+                    if id(labels) not in identified:
+                        identified.add(id(labels))
+                        _identify(devices, of_labels)
+                    if is_classic:
+                        classic[id(labels)] = of_labels
+            if is_classic and name in ENGINES:
+                measured |= {classic[id(labels)].device for _, labels, _ in samples if id(labels) in classic}
+        for of_labels in classic.values():
+            claim = of_labels.owner()
+            from_classic[of_labels.device] |= {claim} if claim else set()
+        for labels, _, key in _of_devices(by_name, m.POD_INFO.name, read):
+            claim = owner(m.POD_INFO.name, labels)
+            from_pod_info[key] |= {claim} if claim else set()
+        for labels, _, key in _of_devices(by_name, m.JOB_INFO.name, read):  # one for each step of a job
+            from_job_info[key].add(("", "", labels.get("job_id", "")))
+        for labels, value, key in _of_devices(by_name, m.DOWN.name, read):
+            if value == 1:
                 whole = devices[key._replace(instance="")]
                 whole.down = whole.down or labels.get("reason", "")
-            elif name == m.HOST_PROCESS.name:
-                process = {label: labels[label] for label in PROCESS_LABELS if labels.get(label)}
-                devices[key._replace(instance="")].process = process
-        self._read = read
+        for labels, _, key in _of_devices(by_name, m.HOST_PROCESS.name, read):
+            process = {label: labels[label] for label in PROCESS_LABELS if labels.get(label)}
+            devices[key._replace(instance="")].process = process
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
-            self.seen_at[device] = scrape.at
+            self.seen_at[device] = at
         owners = {**from_classic, **from_job_info, **from_pod_info}
         self._owners.update(owners)
         self.allocated = [
@@ -328,43 +338,24 @@ class Identities:
         return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
 
 
-class _Labels(NamedTuple):
-    """Labels, and what they say about a device."""
-
-    labels: Mapping[str, str]
-    key: DeviceKey
-    gpu: str
-    model: str
-    node: str
-
-
-def _read(labels: Mapping[str, str]) -> _Labels:
-    model = labels.get("modelName", "") or labels.get("model", "")
-    return _Labels(labels, key_of(labels, per_instance=True), labels.get("gpu", ""), model, node_of(labels))
-
-
-def _identified(devices: dict[DeviceKey, DeviceIdentity], read: _Labels) -> DeviceKey:
-    """Return the device of labels, after filling in what they say of it and, if it is an instance, of its GPU."""
-    key = read.key
-    for device in (key, key._replace(instance="")) if key.instance else (key,):
+def _identify(devices: dict[DeviceKey, DeviceIdentity], read: ReadLabels) -> None:
+    """Fill in what labels say of a device and, if it is an instance, of its GPU."""
+    labels = read.labels
+    for device in (read.device, read.gpu) if read.device.instance else (read.device,):
         identity = devices.get(device)
         if identity is None:
             identity = devices[device] = DeviceIdentity()
-        identity.gpu = identity.gpu or read.gpu
-        identity.model = identity.model or read.model
-        identity.node = identity.node or read.node
-        identity.has_instances = identity.has_instances or device is not key
-    return key
+        identity.gpu = identity.gpu or labels.get("gpu", "")
+        identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
+        identity.node = identity.node or node_of(labels)
+        identity.has_instances = identity.has_instances or device is not read.device
 
 
-def _claimed(name: str, labels: Mapping[str, str]) -> set[Claim]:
-    claim = owner(name, labels)
-    return {claim} if claim else set()
-
-
-def node_of(labels: Mapping[str, str]) -> str:
-    """Return the name of the node by the labels of a sample; empty if they have none."""
-    return labels.get("Hostname") or labels.get("hostname") or labels.get("node", "")
+def _of_devices(by_name: ByName, name: str, read: LabelReader) -> Iterator[tuple[Mapping[str, str], float, DeviceKey]]:
+    """Yield the labels, the values and the devices of the samples of a name that have a device."""
+    for _, labels, value in by_name.get(name, ()):
+        if of_labels := read(labels):
+            yield labels, value, of_labels.device
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
@@ -375,17 +366,22 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
 
 def _derived(way: Derived, devices: Iterable[DeviceKey], signals: Signals) -> Mapping[DeviceKey, Points]:
     """Return a signal that is computed from others, by device, at all times when one of these has a point."""
-    columns = [signals.get(signal, {}) for signal in way.signals()]
+    columns = {signal: signals.get(signal, {}) for signal in way.signals()}
     by_device: dict[DeviceKey, Points] = {}
-    if not all(columns):
+    if not all(columns.values()):
         return by_device
     for key in devices:
-        if not all(key in column for column in columns):
+        of_device = {signal: column[key] for signal, column in columns.items() if key in column}
+        if len(of_device) < len(columns):
             continue
-        times = sorted({t for column in columns for t, _ in column[key]})
-        values = ((t, way.value(partial(latest_of, signals, key, t))) for t in times)
+        times = sorted({t for points in of_device.values() for t, _ in points})
+        values = ((t, way.value(partial(_latest, of_device, t))) for t in times)
         by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
     return by_device
+
+
+def _latest(of_device: Mapping[Signal, Points], t: float, signal: Signal) -> float | None:
+    return latest(of_device[signal], t)
 
 
 def latest_of(signals: Signals, key: DeviceKey, t: float, signal: Signal) -> float | None:

@@ -89,6 +89,7 @@ class JobWatch(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stopping.is_set():
+                begun = time.monotonic()
                 try:
                     self._turn()
                     self._broken = False
@@ -96,7 +97,9 @@ class JobWatch(threading.Thread):
                     if not self._broken:
                         log.exception("job socket: unexpected error, please report it")
                     self._broken = True
-                self._stopping.wait(PAUSE_SECONDS)
+                # Unless it has waited already: an idle socket wakes this thread once a second.
+                if (pause := begun + PAUSE_SECONDS - time.monotonic()) > 0:
+                    self._stopping.wait(pause)
         finally:
             self._close()
 

@@ -74,14 +74,14 @@ class Fields:
         return ((m.RELOAD_OK, self._ok), (m.RELOAD_AT, round(self._at, 3))) if self._file else ()
 
     def request_reload(self) -> None:
-        """Request a reload. Safe to call from a signal handler."""
+        """Request a reload. Safe to call from any thread."""
         self._asked.put(None)
 
     def run(self, stop: threading.Event) -> None:
         """Follow the file until `stop`."""
         while not stop.is_set():
             try:
-                self._asked.get(timeout=FOLLOW_SECONDS)
+                self._asked.get(timeout=FOLLOW_SECONDS if self._file else None)
             except Empty:
                 self._follow()
                 continue

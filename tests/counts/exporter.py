@@ -16,16 +16,21 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from gpu_exporter.app.node import Node, ProcessMetrics
+from gpu_exporter.app.node import Node
+from gpu_exporter.app.process_metrics import ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.config import Config, room_settings
+from gpu_exporter.diagnosis.gather import WatchedScrapes, stamped
+from gpu_exporter.diagnosis.remote_scrapes import is_read
+from gpu_exporter.diagnosis.result import diagnose_scrapes
+from gpu_exporter.diagnosis.text_format import TextParser
 from gpu_exporter.io.user_text import Address
 from gpu_exporter.jobs.connections import SocketPeer
 from gpu_exporter.jobs.watch import JobWatch
@@ -43,10 +48,15 @@ REQUEST = (
     b"Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n"
     b"Accept-Encoding: gzip\r\nX-Prometheus-Scrape-Timeout-Seconds: 1\r\n\r\n"
 )
+# As `diagnose` sends it.
+TEXT_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9400\r\nAccept-Encoding: gzip\r\n\r\n"
 # Fields are read every 1, 5, 15 or 60 s. With one GPU, those of 15 s are read once while collections are counted. With
 # several GPUs, which read them at different times, fewer collections are counted, because callgrind is slow.
 COLLECTIONS, SEVERAL = 15, 5
 WARM_UP, SCRAPES = 2, 5
+# `diagnose` judges two pages of so many GPUs.
+FLEET = 64
+DIAGNOSIS = f"diagnosis of {FLEET}"
 # The clock of count.c at the start.
 UNIX_SECONDS = 1_800_100_000
 EVERYTHING = (b"gpu_process_memory_used_bytes", b"gpu_host_workers", b"gpu_job_steps_total")
@@ -89,6 +99,7 @@ class Setup:
 
 
 SETUPS = tuple(Setup(gpus, everything) for everything in (False, True) for gpus in (1, 8))
+OF_FLEET = SETUPS[0]
 
 
 class Counted:
@@ -174,7 +185,7 @@ class Exporter:
         """Do what the thread of the live page does in a second."""
         self._live.follow()
 
-    def scrape(self) -> bytes:
+    def scrape(self, request: bytes = REQUEST) -> bytes:
         """Request the page over a connection that stays open, and return the response."""
         response = bytearray()
 
@@ -185,9 +196,39 @@ class Exporter:
                 self._loop.stop()
 
         self._loop.add_reader(self._client, receive)
-        self._client.sendall(REQUEST)
+        self._client.sendall(request)
         self._loop.run_forever()
         return bytes(response)
+
+    def page(self) -> bytes:
+        """Return the page of a scrape."""
+        return gzip.decompress(self.scrape(TEXT_REQUEST).partition(b"\r\n\r\n")[2])
+
+    def later_page(self, counted: Counted) -> bytes:
+        """Return the page of the next collection."""
+        counted.pass_second()
+        self.collect()
+        return self.page()
+
+
+def fleet_page(page: bytes) -> str:
+    """Return a page of FLEET GPUs, each with the samples of the GPU of a page."""
+    lines = page.decode().splitlines()
+    uuid = next(line.partition('UUID="')[2].partition('"')[0] for line in lines if 'UUID="' in line)
+    of_gpus = (
+        line.replace(uuid, f"{uuid[:-4]}{gpu:04d}").replace('gpu="0"', f'gpu="{gpu}"')
+        for line in lines
+        for gpu in range(FLEET if uuid in line else 1)
+    )
+    return "\n".join((*of_gpus, ""))
+
+
+def diagnosed(pages: Sequence[str]) -> None:
+    """Do what `diagnose --url` does with the pages of an exporter."""
+    parse = TextParser(is_read)
+    scrapes = [stamped(parse(page)) for page in pages]
+    found = diagnose_scrapes(WatchedScrapes(scrapes, "", scrapes[-1].at - scrapes[0].at))
+    assert len(found.diagnoses) == FLEET, "not every GPU is judged"
 
 
 def occupy(driver: FakeDriver) -> None:
@@ -242,10 +283,14 @@ def count(exporter: Exporter, setup: Setup, counted: Counted) -> None:
             counted(f"{setup.name}: owners, host and jobs", exporter.look_up)
     for _ in range(SCRAPES):
         counted(f"{setup.name}: scrape", exporter.scrape)
+    if setup == OF_FLEET:
+        pages = [fleet_page(each) for each in (exporter.page(), exporter.later_page(counted))]
+        diagnosed(pages)  # imports
+        counted(f"{setup.name}: {DIAGNOSIS}", lambda: diagnosed(pages))
     counted.stop()
     gc.enable()
     gc.unfreeze()
-    page = gzip.decompress(exporter.scrape().partition(b"\r\n\r\n")[2])
+    page = exporter.page()
     for name in (b"DCGM_FI_PROF_SM_ACTIVE", *EVERYTHING) if setup.everything else (b"DCGM_FI_DEV_POWER_USAGE",):
         assert page.count(b"\n" + name + b"{") == setup.gpus, f"{setup.name}: {name.decode()} is not of each GPU"
 

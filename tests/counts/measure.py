@@ -16,7 +16,7 @@ import bcrypt
 import trustme
 
 from tests import ROOT
-from tests.counts.exporter import SCRAPES, SETUPS
+from tests.counts.exporter import DIAGNOSIS, SCRAPES, SETUPS
 from tests.counts.table import Table, packages
 from tests.support.fakes.driver import FakeDriver
 from tests.support.fakes.hostengine import FakeHostengine
@@ -51,11 +51,11 @@ def allocated(folder: Path) -> Mapping[str, int]:
 
 
 def once(total: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the counts of one collection or scrape from those of all."""
+    """Return the counts of one collection, scrape or diagnosis from those of all."""
     collections = {setup.name: setup.collections for setup in SETUPS}
     parts = {name: name.split(": ") for name in total}
     return {
-        name: round(total[name] / (SCRAPES if what == "scrape" else collections[setup]))
+        name: round(total[name] / {"scrape": SCRAPES, DIAGNOSIS: 1}.get(what, collections[setup]))
         for name, (setup, what) in parts.items()
     }
 

@@ -101,6 +101,32 @@ def test_rows_of_peers_have_idle_cpu_and_start_or_why_they_were_not_measured() -
     assert sections.ACCOUNTING not in sections.cost(FOUND["cost"]["numbers"]).text
 
 
+def test_rows_are_compared_with_the_floor() -> None:
+    """On both pages; results from before it was measured have no such columns."""
+    result = copy.deepcopy(COMPARED["1_h100"])
+    assert sections.FLOOR not in comparison_page.costs({"1_h100": result})
+    first, *others = result["numbers"]["rows"]
+    first |= {"cpu": 0.006, "rss_mib": 63.0, "wakeups": 8.4, "floor": {"cpu": 0.002, "rss_mib": 42.0, "calls": 30.0}}
+    for row in others:
+        row |= {"wakeups": 3.0, "floor": None}
+    found = comparison_page.costs({"1_h100": result})
+    assert "| CPU by the floor | memory by the floor | wake-ups a second |" in found
+    assert "| 3.0 times 0.20 % | 1.50 times 42.0 MiB | 8 |" in found
+    assert "|  |  | 3 |" in found
+    assert sections.FLOOR in found
+    measured = {name: first[name] for name in ("cpu", "rss_mib", "wakeups", "floor", "idle_cpu", "start_seconds")}
+    rows = {"rows": [{**FOUND["cost"]["numbers"]["rows"][0], **measured}]}
+    assert "memory in MiB" not in sections.cost(rows).text
+    rows["rows"][0]["memory"] = {"Python": 11.0, "ssl": 4.26, **{f"part{n}": 1.0 for n in range(30)}}
+    text = sections.cost(rows).text
+    assert "| memory in MiB, of | gpu-exporter, default, 1 s |\n" in text
+    assert "| Python | 11.0 |\n| ssl | 4.3 |\n" in text
+    assert "| other modules | 8.0 |\n" in text
+    for shown in (sections.cost(rows), sections.cost_stand_in(rows)):
+        assert "| 3.0 times 0.20 % | 1.50 times 42.0 MiB | 8 |" in shown.text
+        assert sections.FLOOR in shown.text
+
+
 def test_page_without_results_has_no_measured_number() -> None:
     """Every measured number on the page comes from a result file."""
     assert re.findall(r"\d[\d.]* ?(?:m?s\b|%|[KM]iB|W\b)", report.rendered({})[report.PAGE]) == []

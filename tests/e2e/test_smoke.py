@@ -24,6 +24,21 @@ def test_sigterm_to_any_thread_ends_it(serve: Serve, driver: FakeDriver) -> None
     assert exporter.process.wait(LIMIT) == 0
 
 
+def test_the_main_thread_sleeps(serve: Serve, driver: FakeDriver) -> None:
+    """It waits for the stop event, and nothing wakes it meanwhile."""
+    exporter = serve("--interval", "100ms", env=driver.environment)
+    exporter.until(lambda page: page.values("gpu_sm_active_seconds_total") > [1.0])  # long after it has started
+    status = Path(f"/proc/{exporter.process.pid}/task/{exporter.process.pid}/status")
+    before, pages = status.read_text(), exporter.page().values("gpu_sm_active_seconds_total")
+    exporter.until(lambda page: page.values("gpu_sm_active_seconds_total") > [pages[0] + 1.5])
+    assert switches(status.read_text()) == switches(before)
+
+
+def switches(status: str) -> list[str]:
+    """Return how often a thread has given up the CPU."""
+    return [line for line in status.splitlines() if line.startswith("voluntary_ctxt_switches")]
+
+
 def test_the_first_page_is_never_empty(serve: Serve, driver: FakeDriver) -> None:
     """A scrape waits for the first page, because an empty response would look valid."""
     assert serve(env=driver.environment).page().values("gpu_up") in ([0], [1])

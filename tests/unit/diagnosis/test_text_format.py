@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from gpu_exporter.diagnosis.gather import WatchedScrapes
 from gpu_exporter.diagnosis.remote_scrapes import is_read
 from gpu_exporter.diagnosis.report import as_json
 from gpu_exporter.diagnosis.result import diagnose_scrapes
-from gpu_exporter.diagnosis.scrape import Scrape
-from gpu_exporter.diagnosis.text_format import parsed, readable
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.text_format import TextParser, parsed, readable
 from tests import ROOT
 
 PAGES = sorted((ROOT / "tests/golden").glob("*.prom"))
@@ -90,3 +90,20 @@ def test_lines_that_are_not_read() -> None:
     assert parsed(text, "kept".__eq__) == [("kept", {"a": "1"}, 1)]
     with pytest.raises(ValueError, match="float"):
         parsed(text.replace('other{a="1"} 1\n', ""), "kept".__eq__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_next_page_has_the_same_labels(page: Path) -> None:
+    """A page that comes every second is read as the first one was, but its labels only once, except those of the first
+    line of a family. Labels that a page does not have are forgotten."""
+    parse, text = TextParser(), page.read_text()
+    first, second = parse(text), parse(text)
+    assert first == second == parsed(text)
+    assert len(new_labels(first, second)) <= len({sample.name for sample in first}) < len(second)
+    assert parse("") == []
+    assert len(new_labels(first, parse(text))) == len({id(sample.labels) for sample in first})
+
+
+def new_labels(before: Sequence[ScrapedSample], after: Sequence[ScrapedSample]) -> set[int]:
+    """Return the labels of samples, by their identity, that others do not have."""
+    return {id(sample.labels) for sample in after} - {id(sample.labels) for sample in before}
