@@ -116,8 +116,8 @@ def _numbers() -> list[object]:
         ),
         (
             "Memory in use",
-            About("Share of the device memory in use.", "stable.", "steady growth is a leak."),
-            s.FB_USE,
+            About("Share of the device memory in use, at the peak of a minute.", "stable.", "steady growth is a leak."),
+            s.FB_PEAK_USE,
             "max",
         ),
         (
@@ -334,11 +334,12 @@ def _usage() -> list[object]:
         _lines(
             "Memory",
             About(
-                "Device memory in use and free.",
+                "Device memory in use and free at each scrape, and the most in use within each minute.",
                 "stable from step to step.",
-                "steady growth is a leak that ends in an out-of-memory error.",
+                "steady growth is a leak that ends in an out-of-memory error; so may a peak.",
             ),
             s.FB_USED,
+            s.FB_PEAK,
             s.FB_FREE,
         ),
         _lines(

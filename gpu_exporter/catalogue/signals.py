@@ -242,13 +242,39 @@ FB_FREE = Signal(
     per_instance=True,
     plain="GPU memory free {}",
 )
+_FB_USABLE = Derived(FB_USED, "+", FB_FREE)
 FB_USE = Signal(
     "fb_use",
     "ratio",
     "Device memory in use, as a share of the memory available to programs",
-    (Derived(FB_USED, "/", Derived(FB_USED, "+", FB_FREE)),),
+    (Derived(FB_USED, "/", _FB_USABLE),),
     per_instance=True,
     plain="GPU memory {} in use",
+)
+FB_PEAK = Signal(
+    "fb_peak",
+    "bytes",
+    "Most device memory that programs used within the last minute, also between scrapes",
+    (Read(m.FB_USED_PEAK.name),),
+    per_instance=True,
+    plain="most GPU memory in use {}",
+)
+FB_PEAK_USE = Signal(
+    "fb_peak_use",
+    "ratio",
+    "Most device memory in use within the last minute, as a share of the memory available to programs; without peaks, "
+    "as of the scrape",
+    (Derived(FB_PEAK, "/", _FB_USABLE), Derived(FB_USED, "/", _FB_USABLE)),
+    per_instance=True,
+    plain="GPU memory at most {} in use",
+)
+FB_PEAK_FREE = Signal(
+    "fb_peak_free",
+    "bytes",
+    "Device memory that was free at the peak of the last minute; without peaks, as of the scrape",
+    (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, 2.0**20)),
+    per_instance=True,
+    plain="least GPU memory free {}",
 )
 
 GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP, "GPU temperature {}")

@@ -148,6 +148,8 @@ class Accumulator:
                 self._integrate(series, value, reading, histograms.get(metric, ()))
             elif metric.kind is Kind.COUNTER and (metric.rate < math.inf or not metric.classic):
                 self._count(series, value, reading.at)
+            elif metric.peak_of:  # of a simulated GPU
+                self._add_peak(metric, series, value / metric.scale)
             else:
                 self._values[series] = value
                 if metric in RELATED:
