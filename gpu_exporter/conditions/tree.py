@@ -77,6 +77,7 @@ READ_ONCE = frozenset(
         "gpu:exchanges:others_ratio",
         "gpu:exchanges_gr_active:median5m",
         "gpu:exchanges_nic_traffic:median5m",
+        "gpu:fb_peak:max5m",
         "gpu:fb_peak_use:max5m",
         "gpu:fb_use:max10m",
         "gpu:fb_used:max5m",

@@ -123,7 +123,7 @@ MODES = (
         And(
             Compare(_PEAK, ">=", PEAK_MEMORY),
             # Without peaks, the signal is what scrapes show.
-            Compare(Over(s.FB_PEAK), ">=", HELD_MEMORY),
+            Compare(Over(s.FB_PEAK, Fn.MAX, PEAK_WINDOW), ">=", HELD_MEMORY),
             Compare(Calc(_PEAK, "-", Over(s.FB_USE, Fn.MAX, SCRAPED_WINDOW)), ">=", HIDDEN_PEAK),
         ),
         keep=10 * MINUTE,
