@@ -120,6 +120,10 @@ GPU_UTIL_SECONDS = Metric("gpu_util_seconds_total",        COUNTER, "seconds", "
 MEM_UTIL_SECONDS = Metric("gpu_memory_util_seconds_total", COUNTER, "seconds", "Share of time during which device memory was read or written, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(2, BUFFERED), scale=PERCENT, rate=1.001)
 ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                                    0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
 DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                                    0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
+# Where GPM has no counter of the engine: all of its kind together.
+ENC_UTIL_SECONDS, DEC_UTIL_SECONDS, JPG_UTIL_SECONDS, OFA_UTIL_SECONDS = (
+    Metric(f"gpu_{name}_util_seconds_total", COUNTER, "seconds", f"Utilisation of the {what}, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second); only of GPUs without profiling counters of them.", nvml=Buffered(kind, BUFFERED), scale=PERCENT, set=FULL, rate=1.001, instead_of=engines[0])
+    for name, what, kind, engines in (("encoder", "video encoders", 3, NVENC), ("decoder", "video decoders", 4, NVDEC), ("jpeg", "JPEG decoders", 8, NVJPG), ("ofa", "optical flow accelerators", 9, NVOFA)))
 
 # --- clocks, power, temperature -------------------------------------------------------------------------------------------------------
 SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",                   0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
@@ -232,6 +236,7 @@ LINK_ERRORS      = tuple(
     for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
 FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "Registration of the GPU with the NVSwitch fabric: 1 not started, 2 in progress, 3 completed, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
 PLACEMENT        = Metric("gpu_placement_info",                    GAUGE, "info",   "NVLink fabric of the GPU (cluster and clique; GPUs with the same ones reach each other over NVLink) and its place in the chassis; always 1.", nvml=Details(("GpuFabricInfoV", "PlatformInfo")), pace=RARE)
+FABRIC_CODE      = Metric("gpu_nvlink_fabric_code",                GAUGE, "code",   "Number made of the cluster and the clique of the NVLink fabric that the GPU has joined: the same for GPUs that reach each other over NVLink, also on other nodes; only of fabrics that have a cluster.", 0, 2**32 - 1, nvml=Call("GpuFabricInfoV", pick="code"), pace=RARE)
 FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML return code of the GPU's registration with the NVSwitch fabric, 0 on success.",                     0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
 FABRIC_FAULTS    = tuple(
     Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the NVSwitch fabric reports this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))

@@ -119,6 +119,14 @@ NVLINK = Signal(
     ),
     plain="NVLink traffic {}",
 )
+NVLINK_FABRIC = Signal(
+    "nvlink_fabric",
+    "code",
+    "Code of the NVLink fabric, made of its cluster and its clique: ranks with different ones do not reach each other "
+    "over NVLink",
+    (Read(m.FABRIC_CODE.name),),
+    plain="code of the NVLink fabric {}",
+)
 PCIE_GEN = Signal(
     "pcie_gen", "generation", "PCIe generation of the link", _reads(m.PCIE_GEN), plain="PCIe generation {}"
 )

@@ -61,6 +61,7 @@ NOUNS: Mapping[Signal, str] = {
     s.POWER_SWING: "power swing",
     s.FB_USED: "device memory used",
     s.FB_FREE: "free device memory",
+    s.NVLINK_FABRIC: "code of the NVLink fabric",
     s.FB_USE: "device memory use",
     s.FB_PEAK: "highest device memory used in a minute",
     s.FB_PEAK_USE: "highest device memory use in a minute",

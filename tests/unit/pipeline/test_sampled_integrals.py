@@ -15,6 +15,7 @@ from gpu_exporter.pipeline.accumulator import Accumulator
 
 GPU = Gpu(0, "GPU-0")
 UTIL, MEMORY = Series(m.GPU_UTIL_SECONDS, GPU), Series(m.MEM_UTIL_SECONDS, GPU)
+ENGINES = [Series(row, GPU) for row in (m.ENC_UTIL_SECONDS, m.DEC_UTIL_SECONDS, m.JPG_UTIL_SECONDS, m.OFA_UTIL_SECONDS)]
 # In milliseconds, as the driver of an H100.
 PERIOD = 200
 Ring = list[tuple[float, float]]
@@ -25,12 +26,12 @@ def ring(first: int, last: int, value: float = 0.5) -> Ring:
     return [(at * 1000.0, value) for at in range(first, last + 1, PERIOD)]
 
 
-def total(buffers: Sequence[Ring]) -> float:
+def total(buffers: Sequence[Ring], series: Series = UTIL) -> float:
     """Return the integral after these reads."""
     accumulator, samples = Accumulator(15.0), tuple[Sample, ...]()
     for buffer in buffers:
-        samples = accumulator.apply(Reading(0, {}, buffered={UTIL: buffer}))
-    return dict(samples)[UTIL]
+        samples = accumulator.apply(Reading(0, {}, buffered={series: buffer}))
+    return dict(samples)[series]
 
 
 START = ring(10_000, 20_000)
@@ -66,7 +67,8 @@ CASES: dict[str, tuple[list[Ring], float]] = {
 @pytest.mark.parametrize(("buffers", "expected"), CASES.values(), ids=CASES)
 def test_what_counts(buffers: list[Ring], expected: float) -> None:
     """Time without samples does not count, and none counts twice."""
-    assert total(buffers) == pytest.approx(expected, abs=1e-6)
+    for series in (UTIL, *ENGINES):
+        assert total(buffers, series) == pytest.approx(expected, abs=1e-6)
 
 
 @given(
