@@ -74,7 +74,6 @@ READ_ONCE = frozenset(
         "gpu:communicates_gr_active:median5m",
         "gpu:communicates_sm_active:min_of_ranks1h",
         "gpu:communicates_sm_active:others_mean5m",
-        "gpu:communicates_nvlink_fabric:median5m",
         "gpu:exchanges:others_ratio",
         "gpu:exchanges_gr_active:median5m",
         "gpu:exchanges_nic_traffic:median5m",
@@ -87,7 +86,6 @@ READ_ONCE = frozenset(
         "gpu:launches:others_ratio",
         "gpu:launches_gr_active:others_mean5m",
         "gpu:nic_retransmits:mean5m",
-        "gpu:nvlink_fabric:max5m",
         "gpu:pauses:others_ratio",
         "gpu:pcie_expected:max2h",
         "gpu:pcie_replay_limit:max15m",
@@ -199,7 +197,7 @@ class _PeerStatistic:
     @property
     def record(self) -> str:
         """The name under which it is recorded; empty if it is not."""
-        window = duration(self.of.window)
+        window = duration(self.of.window) if self.of.window else ""
         return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:{self.statistic}{window}")
 
 

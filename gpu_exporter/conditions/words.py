@@ -123,6 +123,7 @@ STATES: Mapping[str, tuple[str, str]] = {
 # Shared conditions by their name: the clause that stands for them in other conditions.
 CLAUSES: Mapping[str, str] = {
     "communicates": "the whole job *communicates*",
+    "across_cliques": "the rank is in *another clique* than most",
     "fills_up": "the memory *fills up*",
     "power_swings": "the power *swings*",
     "slow_straggler": "the other ranks wait for this *slow* one",

@@ -26,9 +26,9 @@ def of(*codes: float | None, load: Values = p.BALANCED) -> list[Values]:
 
 
 def replicas() -> list[Values]:
-    """Return the ranks of a service of which only the second half has requests."""
+    """Return the ranks of a service; its replica in the other clique has fewer requests."""
     some = {**p.BALANCED, m.NVLINK_TX: 2e9, m.NVLINK_RX: 2e9}
-    return [*of(*[HERE] * 4, load=some), *of(*[THERE] * 4)]
+    return [*of(*[HERE] * 6), *of(THERE, THERE, load=some)]
 
 
 JOBS: Mapping[str, tuple[list[Values], Sequence[int]]] = {

@@ -123,8 +123,7 @@ AT_POWER_CAP = Compare(Over(s.POWER_NOW_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_C
 _POWER_LIMIT = mean(s.POWER_LIMIT)
 _OF_PEERS = Calc(_POWER_LIMIT, "/", PeerMedian(_POWER_LIMIT, COMMUNICATES))
 LOW_POWER_CAP = Compare(_OF_PEERS, "<", LOWER_LIMIT)
-# The largest code, because a mean of codes is another code.
-_FABRIC = Over(s.NVLINK_FABRIC, Fn.MAX, c.WINDOW)
+_FABRIC = Over(s.NVLINK_FABRIC)  # a mean of codes is another code
 _FABRIC_OF_PEERS = PeerMedian(_FABRIC, COMMUNICATES)
 IN_OTHER_FABRIC = Or(
     Compare(Calc(_FABRIC, "-", _FABRIC_OF_PEERS), ">", 0.0), Compare(Calc(_FABRIC_OF_PEERS, "-", _FABRIC), ">", 0.0)
