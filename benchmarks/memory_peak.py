@@ -124,8 +124,8 @@ def fired_in(promtool: Path, taken: Sequence[Taken], every: float) -> bool:
     values: dict[str, list[str]] = {}
     for number, each in enumerate(taken):
         for name, labels, value in each.samples:
-            text = ",".join(f"{key}={json.dumps(labels[key])}" for key in labels)
-            series = f'{name}{{{text},job="gpu-exporter",instance="0"}}'
+            all_labels = {**labels, "job": "gpu-exporter", "instance": "0"}
+            series = f"{name}{{{','.join(f'{key}={json.dumps(text)}' for key, text in all_labels.items())}}}"
             of_series = values.setdefault(series, [])
             of_series += ["_"] * (number - len(of_series)) + [f"{value:.15g}"]
     end = int((len(taken) - 1) * every)
@@ -145,7 +145,10 @@ def fired_in(promtool: Path, taken: Sequence[Taken], every: float) -> bool:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump({"rule_files": rules, "evaluation_interval": f"{every:g}s", "tests": [test]}, file)
         file.flush()
-        return subprocess.run([promtool, "test", "rules", file.name], capture_output=True).returncode == 0
+        answer = subprocess.run([promtool, "test", "rules", file.name], capture_output=True, text=True)
+    if answer.returncode and "got: nil" not in answer.stdout + answer.stderr:
+        raise RuntimeError(f"promtool: {answer.stderr.strip()}")
+    return answer.returncode == 0
 
 
 def shown(taken: Sequence[Taken]) -> list[str]:
