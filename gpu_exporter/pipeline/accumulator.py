@@ -71,7 +71,8 @@ class Accumulator:
         self._gauge_window = gauge_window
         self._check_rates = check_rates
         self._integrals: dict[tuple[Metric, Labels], _Integral] = {}
-        self._sampled: dict[Metric, SampledIntegral] = defaultdict(SampledIntegral)
+        self._sampled: dict[Metric, SampledIntegral] = {}
+        self._sampled_series: dict[Series, SampledIntegral] = {}
         self._peaks: dict[tuple[Metric, Labels], Peak] = defaultdict(Peak)
         self._peak_series: dict[tuple[Metric, Labels], Series] = {}
         self._at = 0.0
@@ -163,6 +164,8 @@ class Accumulator:
                 self._add_peak(PEAKS[series.metric], series, value)
         for series, taken in reading.buffered.items():
             self._take_samples(series, taken)
+        for series, sampled in self._sampled_series.items():
+            self._values[series] = round(sampled.total(self._at), DIGITS[series.metric.unit])
         if self._energy_series is not None and self._check_rates:
             self._estimate_energy(self._energy_series, reading, watts)
 
@@ -172,9 +175,12 @@ class Accumulator:
         if metric.integrates_samples:
             if not taken:
                 return
-            integral = self._sampled[metric]
-            rejected = integral.take(taken, metric.rate)
-            self._values[series] = round(integral.total, DIGITS[metric.unit])
+            integral = self._sampled.get(metric)
+            if integral is None:
+                delay = metric.nvml_pace.value if self._check_rates else 0.0
+                integral = self._sampled[metric] = SampledIntegral(delay)
+            self._sampled_series[series] = integral
+            rejected = integral.take(taken, metric.rate, self._at)
         else:
             histogram, values, rejected = self._histograms.take_samples(series, taken)
             self._changed[id(histogram)] = histogram, series.gpu
@@ -270,6 +276,7 @@ class Accumulator:
         self._changed_integrals.clear()
         self._total_of.clear()
         self._peak_series.clear()
+        self._sampled_series.clear()
         self._energy_series = None
         self._unknown.clear()
         self._histograms.renew(gone=gone)

@@ -1,4 +1,4 @@
-"""Energy between two reads of its counter: rates over a scrape interval are right, and it never falls."""
+"""Energy and utilisation between two reads: rates over a scrape interval are right, and counters never fall."""
 
 from __future__ import annotations
 
@@ -131,3 +131,64 @@ def test_a_replay_shows_what_it_recorded() -> None:
     accumulator.apply(Reading(0.0, {POWER: 300.0, ENERGY: 1000.0}))
 
     assert dict(accumulator.apply(Reading(1.0, {POWER: 300.0})))[ENERGY] == 1000.0
+
+
+# --- utilisation: samples of 200 ms, read every 10 s -----------------------------------------------------------------
+
+UTIL = Series(m.GPU_UTIL_SECONDS, GPU)
+PERIOD, BUFFERED = 0.2, int(Pace.BUFFERED.value)
+
+
+def share(busy: float, idle: float) -> Energy:
+    """Return the busy seconds since the start of a load that alternates."""
+
+    def used(at: float) -> float:
+        periods, place = divmod(at, busy + idle)
+        return periods * busy + min(place, busy)
+
+    return used
+
+
+def counted(used: Energy, seconds: int, *, first: int = 0, last: int = 10**6) -> list[float]:
+    """Return the counter at each second after the first read, while the driver has samples."""
+    accumulator, values, before = Accumulator(15.0), [], 100.0
+    for second in range(seconds):
+        at, buffered = 100.0 + second, {}
+        if second == 0 or ((second - first) % BUFFERED == 0 and second <= last):
+            stamps = [before + PERIOD * number for number in range(1, round((at - before) / PERIOD) + 1)] or [at]
+            buffered = {UTIL: [(1e6 * stamp, (used(stamp) - used(stamp - PERIOD)) / PERIOD) for stamp in stamps]}
+            before = at
+        values.append(dict(accumulator.apply(Reading(at, {}, buffered=buffered)))[UTIL])
+    return values
+
+
+@pytest.mark.parametrize("scrape", [15, 20, 30])
+@pytest.mark.parametrize("load", [(0.7, 2.3), (1.5, 11.5), (1000.0, 0.0), (0.4, 1.1), (5.0, 5.0)], ids=str)
+def test_the_rate_of_utilisation_is_right(load: tuple[float, float], scrape: int) -> None:
+    """From each scrape to the next one, whatever the phase: what is counted ends 10 s ago."""
+    used = share(*load)
+    for first in range(BUFFERED):
+        values = counted(used, 120, first=first)
+        for start in range(25, 120 - scrape, 7):
+            end = 100 + start + scrape - BUFFERED
+            truth = used(end) - used(end - scrape)
+            assert values[start + scrape] - values[start] == pytest.approx(truth, abs=0.02 * scrape)
+            if load == (1000.0, 0.0):
+                assert values[start + scrape] - values[start] == pytest.approx(scrape, rel=1e-3)
+
+
+@pytest.mark.parametrize("ends", [129.0, 135.0, 140.0])
+def test_nothing_is_invented_where_a_load_ends(ends: float) -> None:
+    """The counter never falls, and is never higher than the time that the GPU was busy."""
+    used = change(ends, 1.0, 0.0)
+    values = counted(used, 100)
+
+    assert values == sorted(values)
+    assert all(value <= used(100.0 + second) - used(100.0) + 1e-6 for second, value in enumerate(values))
+    assert values[-1] == pytest.approx(ends - 100)
+
+
+def test_without_samples_the_last_ones_still_count() -> None:
+    values = counted(share(1000.0, 0.0), 100, last=40)
+
+    assert values[50:] == [pytest.approx(40.0)] * 50
