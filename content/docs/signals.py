@@ -37,6 +37,8 @@ source that exists for a GPU: time integrals of gpu-exporter, classic names (of 
 - The energy counter of a GPU is read every 15 s, because a read costs 4 ms of CPU. In between,
   `gpu_energy_joules_total` rises with the driver's mean power of each second, and each read corrects it. So its rate is
   right over any scrape interval. `DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is what the driver said last.
+- Samples of utilisation are read every 10 s. Each counts 10 s after it was taken, so `gpu_util_seconds_total` rises
+  evenly and the signal is 10 s late.
 - What ends a program lies between scrapes: `{FB_PEAK.record}` is the most memory in use within a minute, of all
   collections. Predictions and panels of memory use it. With dcgm-exporter, they see only the moment of each scrape.
 - SM clocks have no counter, nor has PCIe traffic without profiling counters. Read their means, not single values.
