@@ -280,11 +280,11 @@ def _devices() -> list[object]:
         lines(
             "Memory in use",
             About(
-                "Share of the usable device memory in use.",
+                "Share of the usable device memory in use, at the peak of each minute.",
                 "high on busy GPUs only.",
                 "memory full on an idle GPU: a workload holds the GPU without using it.",
             ),
-            [q.query(BOARD, s.FB_USE)],
+            [q.query(BOARD, s.FB_PEAK_USE)],
         ),
         lines(
             "Power from the energy counter",

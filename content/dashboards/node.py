@@ -182,11 +182,11 @@ _DOING = (
         About("GPU temperature.", "similar on all GPUs.", "one GPU hotter than the others: check its airflow."),
     ),
     (
-        s.FB_USE,
+        s.FB_PEAK_USE,
         About(
-            "Share of the usable device memory in use.",
+            "Share of the usable device memory in use, at the peak of each minute.",
             "stable from step to step.",
-            "steady growth is a leak that ends in an out-of-memory error.",
+            "steady growth is a leak that ends in an out-of-memory error; so may a peak.",
         ),
     ),
     (

@@ -45,7 +45,7 @@ UNITS = {
     "info": "short",
     **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
     **dict.fromkeys(("cpus", "processes"), "short"),
-    **dict.fromkeys(("generation", "action", "status", "bool", "level"), "short"),
+    **dict.fromkeys(("generation", "action", "status", "code", "bool", "level"), "short"),
 }
 # The number of a GPU that does not answer, and so has no class: it follows those of the classes.
 LOST = len(bottlenecks.BOTTLENECKS)

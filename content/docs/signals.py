@@ -17,7 +17,7 @@ from gpu_exporter.alerting import (
 )
 from gpu_exporter.alerting.aggregates import Aggregate
 from gpu_exporter.catalogue import signals as catalogued_signals
-from gpu_exporter.catalogue.signals import POWER_INSTANT, POWER_NOW, SIGNALS
+from gpu_exporter.catalogue.signals import FB_PEAK, POWER_INSTANT, POWER_NOW, SIGNALS
 from gpu_exporter.conditions import prose
 from gpu_exporter.conditions.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
 from gpu_exporter.reports.markdown import table, ticked
@@ -34,6 +34,13 @@ source that exists for a GPU: time integrals of gpu-exporter, classic names (of 
   Until a counter is {RATE_WINDOW} old, the gauge is used.
 - What must be as of now has *now* or *instant* in its name: `{POWER_NOW.record}` is the mean of a second,
   `{POWER_INSTANT.record}` a single sample.
+- The energy counter of a GPU is read every 15 s, because a read costs 4 ms of CPU. In between,
+  `gpu_energy_joules_total` rises with the driver's mean power of each second, and each read corrects it. So its rate is
+  right over any scrape interval. `DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is what the driver said last.
+- Samples of utilisation are read every 10 s. Each counts 10 s after it was taken, so `gpu_util_seconds_total` rises
+  evenly and the signal is 10 s late.
+- What ends a program lies between scrapes: `{FB_PEAK.record}` is the most memory in use within a minute, of all
+  collections. Predictions and panels of memory use it. With dcgm-exporter, they see only the moment of each scrape.
 - SM clocks have no counter, nor has PCIe traffic without profiling counters. Read their means, not single values.
 - dcgm-exporter has counters of energy only; utilisation and activity are gauges. A load whose period divides the scrape
   interval is then recorded as busy or idle all the time: of an H100 that was busy 23 % of the time, with a period of

@@ -120,6 +120,10 @@ GPU_UTIL_SECONDS = Metric("gpu_util_seconds_total",        COUNTER, "seconds", "
 MEM_UTIL_SECONDS = Metric("gpu_memory_util_seconds_total", COUNTER, "seconds", "Share of time during which device memory was read or written, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second).", nvml=Buffered(2, BUFFERED), scale=PERCENT, rate=1.001)
 ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                                    0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
 DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                                    0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
+# Where GPM has no counter of the engine: all of its kind together.
+ENC_UTIL_SECONDS, DEC_UTIL_SECONDS, JPG_UTIL_SECONDS, OFA_UTIL_SECONDS = (
+    Metric(f"gpu_{name}_util_seconds_total", COUNTER, "seconds", f"Utilisation of the {what}, integrated over time, in seconds, from every sample of the driver's buffer (about 5 per second); only of GPUs without profiling counters of them.", nvml=Buffered(kind, BUFFERED), scale=PERCENT, set=FULL, rate=1.001, instead_of=engines[0])
+    for name, what, kind, engines in (("encoder", "video encoders", 3, NVENC), ("decoder", "video decoders", 4, NVDEC), ("jpeg", "JPEG decoders", 8, NVJPG), ("ofa", "optical flow accelerators", 9, NVOFA)))
 
 # --- clocks, power, temperature -------------------------------------------------------------------------------------------------------
 SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",                   0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
@@ -139,7 +143,7 @@ POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Defa
 POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Distribution of the GPU power draw in watts, from every sample of the driver's buffer (about 50 per second).", 0, 5_000, nvml=Buffered(0), scale=MILLI, set=FULL, edges=WATTS)
 POWER_PEAK    = Metric("gpu_power_peak_watts", GAUGE, "watts", "Highest GPU power draw in watts that was read in the last minute: of every sample of the driver's buffer with --metrics full, else of each collection.", 0, 5_000, peak_of=(POWER_INSTANT, POWER))
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                                                     dcgm=156, nvml=FieldValue(83), pace=SLOW)
-ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used in joules; continues to count across driver reloads.",                             dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
+ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used in joules; continues to count across driver reloads. It is read every 15 s, and rises with the power in between.", dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
 ENERGY_SAMPLED = Metric("gpu_energy_sampled_joules_total", COUNTER, "joules", "Energy used in joules, integrated from every power sample of the driver's buffer (about 50 per second) since the exporter started; only of GPUs without an energy counter.", nvml=Buffered(0), scale=MILLI, rate=5_000, instead_of=ENERGY_JOULES)
 
 GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature in degrees Celsius.",                       ABOVE_0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
@@ -232,6 +236,7 @@ LINK_ERRORS      = tuple(
     for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
 FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "Registration of the GPU with the NVSwitch fabric: 1 not started, 2 in progress, 3 completed, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
 PLACEMENT        = Metric("gpu_placement_info",                    GAUGE, "info",   "NVLink fabric of the GPU (cluster and clique; GPUs with the same ones reach each other over NVLink) and its place in the chassis; always 1.", nvml=Details(("GpuFabricInfoV", "PlatformInfo")), pace=RARE)
+FABRIC_CODE      = Metric("gpu_nvlink_fabric_code",                GAUGE, "code",   "Number made of the cluster and the clique of the NVLink fabric that the GPU has joined: the same for GPUs that reach each other over NVLink, also on other nodes; only of fabrics that have a cluster.", 0, 2**32 - 1, nvml=Call("GpuFabricInfoV", pick="code"), pace=RARE)
 FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML return code of the GPU's registration with the NVSwitch fabric, 0 on success.",                     0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
 FABRIC_FAULTS    = tuple(
     Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the NVSwitch fabric reports this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))

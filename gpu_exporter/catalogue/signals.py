@@ -119,6 +119,14 @@ NVLINK = Signal(
     ),
     plain="NVLink traffic {}",
 )
+NVLINK_FABRIC = Signal(
+    "nvlink_fabric",
+    "code",
+    "Code of the NVLink fabric, made of its cluster and its clique: ranks with different ones do not reach each other "
+    "over NVLink",
+    (Read(m.FABRIC_CODE.name),),
+    plain="code of the NVLink fabric {}",
+)
 PCIE_GEN = Signal(
     "pcie_gen", "generation", "PCIe generation of the link", _reads(m.PCIE_GEN), plain="PCIe generation {}"
 )
@@ -174,6 +182,13 @@ POWER_NOW = Signal(
 )
 POWER_INSTANT = Signal(
     "power_instant", "watts", "Instantaneous power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
+)
+POWER_PEAK = Signal(
+    "power_peak",
+    "watts",
+    "Highest power draw within the last minute, between scrapes too",
+    (Read(m.POWER_PEAK.name),),
+    plain="highest power {}",
 )
 POWER_LIMIT = Signal(
     "power_limit",
@@ -242,16 +257,50 @@ FB_FREE = Signal(
     per_instance=True,
     plain="GPU memory free {}",
 )
+_FB_USABLE = Derived(FB_USED, "+", FB_FREE)
 FB_USE = Signal(
     "fb_use",
     "ratio",
     "Device memory in use, as a share of the memory available to programs",
-    (Derived(FB_USED, "/", Derived(FB_USED, "+", FB_FREE)),),
+    (Derived(FB_USED, "/", _FB_USABLE),),
     per_instance=True,
     plain="GPU memory {} in use",
 )
+FB_PEAK = Signal(
+    "fb_peak",
+    "bytes",
+    "Most device memory that programs used within the last minute, also between scrapes",
+    (Read(m.FB_USED_PEAK.name),),
+    per_instance=True,
+    plain="most GPU memory in use {}",
+)
+FB_PEAK_USE = Signal(
+    "fb_peak_use",
+    "ratio",
+    "Most device memory in use within the last minute, as a share of the memory available to programs; without peaks, "
+    "as of the scrape",
+    (Derived(FB_PEAK, "/", _FB_USABLE), Derived(FB_USED, "/", _FB_USABLE)),
+    per_instance=True,
+    plain="GPU memory at most {} in use",
+)
+FB_PEAK_FREE = Signal(
+    "fb_peak_free",
+    "bytes",
+    "Device memory that was free at the peak of the last minute; without peaks, as of the scrape",
+    (Derived(_FB_USABLE, "-", FB_PEAK), *_reads(m.FB_FREE, 2.0**20)),
+    per_instance=True,
+    plain="least GPU memory free {}",
+)
 
 GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP, "GPU temperature {}")
+TEMP_PEAK = Signal(
+    "temp_peak",
+    "celsius",
+    "Highest GPU temperature within the last minute, between scrapes too",
+    (Read(m.TEMP_PEAK.name),),
+    has_owner=False,
+    plain="highest GPU temperature {}",
+)
 MEMORY_TEMP = _state("memory_temp", "celsius", m.MEMORY_TEMP, "memory temperature {}")
 SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown temperature {}")
 THERMAL_MARGIN = Signal(

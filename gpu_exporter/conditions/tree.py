@@ -77,6 +77,9 @@ READ_ONCE = frozenset(
         "gpu:exchanges:others_ratio",
         "gpu:exchanges_gr_active:median5m",
         "gpu:exchanges_nic_traffic:median5m",
+        "gpu:fb_peak:max5m",
+        "gpu:fb_peak_use:max5m",
+        "gpu:fb_use:max10m",
         "gpu:fb_used:max5m",
         "gpu:gr_active:mean1h",
         "gpu:job_data:mean5m",
@@ -194,7 +197,7 @@ class _PeerStatistic:
     @property
     def record(self) -> str:
         """The name under which it is recorded; empty if it is not."""
-        window = duration(self.of.window)
+        window = duration(self.of.window) if self.of.window else ""
         return _recorded(f"gpu:{self.mark.name}_{self.of.signal.name}:{self.statistic}{window}")
 
 

@@ -61,7 +61,13 @@ TITLES: Mapping[str, str] = {
     "power_instant_use": "instantaneous power as a share of its limit",
     "fb_used": "device memory used",
     "fb_free": "free device memory",
+    "power_peak": "highest power in a minute",
+    "temp_peak": "highest GPU temperature in a minute",
+    "nvlink_fabric": "code of the NVLink fabric",
     "fb_use": "device memory use",
+    "fb_peak": "highest device memory used in a minute",
+    "fb_peak_use": "highest device memory use in a minute",
+    "fb_peak_free": "lowest free device memory in a minute",
     "hw_thermal_slowdown": "time in hardware thermal slowdown",
     "sw_thermal_slowdown": "time in driver thermal slowdown",
     "hw_power_brake": "time under power brake",
@@ -141,6 +147,7 @@ STATES: Mapping[str, tuple[str, str]] = {
 # Shared conditions by their name: the clause that stands for them in other conditions.
 CLAUSES: Mapping[str, str] = {
     "communicates": "the whole job *communicates*",
+    "across_cliques": "the rank is in *another clique* than most",
     "fills_up": "the memory *fills up*",
     "power_swings": "the power *swings*",
     "slow_straggler": "the other ranks wait for this *slow* one",

@@ -269,7 +269,8 @@ def _findings(
 
 
 def _charts(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator[str]:
-    series = {each: each.points(window, device, MOST_SECONDS) for each in MEASUREMENTS}
+    shown = [each.at_peaks(window, device) for each in MEASUREMENTS]
+    series = {each: each.points(window, device, MOST_SECONDS) for each in shown}
     times = [point[0] for points in series.values() for point in points]
     if not times:
         return

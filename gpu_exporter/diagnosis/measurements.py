@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.conditions.evaluate import LOOKBACK_SECONDS, Points
@@ -21,7 +21,10 @@ SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The sum of signals, and the sum of others as its limit (1 for a share). `short` is for narrow columns."""
+    """The sum of signals, and the sum of others as its limit (1 for a share). `short` is for narrow columns.
+
+    `peak` is its highest value within a minute, between scrapes too.
+    """
 
     name: str
     words: str
@@ -30,6 +33,13 @@ class Measurement:
     signals: tuple[Signal, ...]
     limits: tuple[Signal, ...] = ()
     fresh: float = FRESH_SECONDS
+    peak: Signal | None = None
+
+    def at_peaks(self, window: Window, device: DeviceKey) -> Measurement:
+        """Return the measurement of its peaks; itself where there are none."""
+        if self.peak is None or not window.points(device, self.peak):
+            return self
+        return replace(self, words=f"{self.words}, peak of each minute", signals=(self.peak,))
 
     def value(self, window: Window, device: DeviceKey) -> float | None:
         """Return its latest value; None if there is none that is fresh."""
@@ -88,8 +98,8 @@ MEASUREMENTS = (
     Measurement("dram_active", "DRAM activity", "DRAM", SHARE, (s.DRAM_ACTIVE,), fresh=SAMPLED_SECONDS),
     Measurement("nvlink", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
     Measurement("pcie", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
-    Measurement("power", "power", "power", WATTS, (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0),
-    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
-    Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0),
+    Measurement("power", "power", "power", WATTS, (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0, s.POWER_PEAK),
+    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0, s.TEMP_PEAK),
+    Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0, s.FB_PEAK),
 )
 BY_NAME = {measurement.name: measurement for measurement in MEASUREMENTS}

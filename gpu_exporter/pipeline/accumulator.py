@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from gpu_exporter.catalogue.metrics import METRICS, REJECTED, XID_ERRORS
+from gpu_exporter.catalogue.metrics import ENERGY_JOULES, METRICS, POWER, REJECTED, XID_ERRORS
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Labels, Metric, scaled
 from gpu_exporter.pipeline.buffered import SampledIntegral, Stamped
+from gpu_exporter.pipeline.estimate import Estimate
 from gpu_exporter.pipeline.histograms import Histogram, HistogramRows, Histograms
 from gpu_exporter.pipeline.peaks import PEAKS, PEAKS_OF_SAMPLES, Peak
 from gpu_exporter.pipeline.plausibility import RELATED, Ceilings, DriverCounter, Zeros
@@ -70,11 +71,14 @@ class Accumulator:
         self._gauge_window = gauge_window
         self._check_rates = check_rates
         self._integrals: dict[tuple[Metric, Labels], _Integral] = {}
-        self._sampled: dict[Metric, SampledIntegral] = defaultdict(SampledIntegral)
+        self._sampled: dict[Metric, SampledIntegral] = {}
+        self._sampled_series: dict[Series, SampledIntegral] = {}
         self._peaks: dict[tuple[Metric, Labels], Peak] = defaultdict(Peak)
         self._peak_series: dict[tuple[Metric, Labels], Series] = {}
         self._at = 0.0
         self._counters: dict[tuple[Metric, Labels], DriverCounter] = {}
+        self._energy = Estimate()
+        self._energy_series: Series | None = None
         self._ceilings = Ceilings()
         self._zeros = Zeros()
         self._unknown: set[Series] = set()
@@ -130,6 +134,7 @@ class Accumulator:
             self.field_failures[series.metric.name, reason] += 1
         self._at = reading.at
         related: dict[Series, float] = {}
+        watts: float | None = None
         zeros = self._zeros.take(reading.values)
         self._unknown = (self._unknown - reading.values.keys() - reading.ended) | zeros
         for series, value in reading.values.items():
@@ -144,10 +149,14 @@ class Accumulator:
                 self._integrate(series, value, reading, histograms.get(metric, ()))
             elif metric.kind is Kind.COUNTER and (metric.rate < math.inf or not metric.classic):
                 self._count(series, value, reading.at)
+            elif metric.peak_of:  # of a simulated GPU
+                self._add_peak(metric, series, value / metric.scale)
             else:
                 self._values[series] = value
                 if metric in RELATED:
                     related[series] = value
+                elif metric is POWER:
+                    watts = value
         for series, value, limit in self._ceilings.exceeded(related):
             self._reject(series, value, f"more than {series.metric.at_most}, which is {limit:g}")
         for series, value in reading.values.items():
@@ -155,6 +164,10 @@ class Accumulator:
                 self._add_peak(PEAKS[series.metric], series, value)
         for series, taken in reading.buffered.items():
             self._take_samples(series, taken)
+        for series, sampled in self._sampled_series.items():
+            self._values[series] = round(sampled.total(self._at), DIGITS[series.metric.unit])
+        if self._energy_series is not None and self._check_rates:
+            self._estimate_energy(self._energy_series, reading, watts)
 
     def _take_samples(self, series: Series, taken: Stamped) -> None:
         """Take samples of the driver's buffer."""
@@ -162,9 +175,12 @@ class Accumulator:
         if metric.integrates_samples:
             if not taken:
                 return
-            integral = self._sampled[metric]
-            rejected = integral.take(taken, metric.rate)
-            self._values[series] = round(integral.total, DIGITS[metric.unit])
+            integral = self._sampled.get(metric)
+            if integral is None:
+                delay = metric.nvml_pace.value if self._check_rates else 0.0
+                integral = self._sampled[metric] = SampledIntegral(delay)
+            self._sampled_series[series] = integral
+            rejected = integral.take(taken, metric.rate, self._at)
         else:
             histogram, values, rejected = self._histograms.take_samples(series, taken)
             self._changed[id(histogram)] = histogram, series.gpu
@@ -204,6 +220,17 @@ class Accumulator:
             )
         elif counter.last is not None:
             self._values[series] = counter.last if metric.classic else counter.total
+            if metric is ENERGY_JOULES:
+                self._energy_series = series
+
+    def _estimate_energy(self, series: Series, reading: Reading, watts: float | None) -> None:
+        """Show the energy as it probably is now. It is read rarely, because a read costs 4 ms of CPU; power, often."""
+        if watts is not None:
+            self._energy.rise(reading.at, watts)
+        counter = self._counters[series.metric, series.labels]
+        if series in reading.values and counter.at == reading.at:
+            self._energy.read(reading.at, counter.total)
+        self._values[series] = round(self._energy.value, DIGITS[series.metric.unit])
 
     def _reject(self, series: Series, value: float, why: str) -> None:
         """Drop a misread value. A gauge then has no sample; a counter keeps its previous one."""
@@ -249,6 +276,8 @@ class Accumulator:
         self._changed_integrals.clear()
         self._total_of.clear()
         self._peak_series.clear()
+        self._sampled_series.clear()
+        self._energy_series = None
         self._unknown.clear()
         self._histograms.renew(gone=gone)
 
@@ -256,6 +285,7 @@ class Accumulator:
         """End all series, because the handle is released. Totals continue with the next handle."""
         self.renew(gone=True)
         self._ceilings.clear()
+        self._energy.interrupt()
         for counter in self._counters.values():
             counter.restarted, counter.unconfirmed = True, None
         for integral in self._integrals.values():

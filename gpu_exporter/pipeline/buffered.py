@@ -43,14 +43,26 @@ class NewSamples:
 
 
 class SampledIntegral:
-    """The integral of samples over time. Each counts for the time since the one before, however reads are split."""
+    """The integral of samples over time. Each counts for the time since the one before, however reads are split.
 
-    def __init__(self) -> None:
-        self.total = 0.0
+    Each sample counts `delay` seconds after it was taken. If that is the time between two reads, the integral always
+    ends equally long ago, so its rate is right over any time; otherwise, it would rise once for each read.
+    """
+
+    def __init__(self, delay: float) -> None:
+        self._delay, self._total = delay, 0.0
+        # When a sample counts, in monotonic seconds, and its part of the integral.
+        self._waiting: deque[tuple[float, float]] = deque()
         self._new = NewSamples()
         self._distances: deque[float] = deque(maxlen=DISTANCES)
 
-    def take(self, samples: Stamped, highest: float) -> int:
+    def total(self, at: float) -> float:
+        """Return the integral as of this time."""
+        while self._waiting and self._waiting[0][0] <= at:
+            self._total += self._waiting.popleft()[1]
+        return self._total
+
+    def take(self, samples: Stamped, highest: float, at: float) -> int:
         """Add the new samples of a buffer; return how many were not from 0 to `highest`, and are left out.
 
         The first buffer only shows where to begin: an exporter that ran before this one has counted its samples.
@@ -65,7 +77,8 @@ class SampledIntegral:
             if not 0 <= value <= highest:
                 rejected += 1
             elif self._is_period(seconds):
-                self.total += value * seconds
+                age = (samples[-1][0] - stamp) / MICROSECONDS  # anything, if the clock was set
+                self._waiting.append((at + self._delay - min(max(age, 0.0), self._delay), value * seconds))
         return rejected
 
     def _is_period(self, seconds: float) -> bool:

@@ -113,7 +113,8 @@ def test_gpu_exporter_can_show_every_mode() -> None:
     assert all(knowable(condition, Generation.GPU_EXPORTER) for condition in conditions.values())
     partly = [name for name, condition in conditions.items() if not knowable(condition, Generation.DCGM_4_9)]
     of_health = ["GpuLost", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"]
-    assert partly == [*of_health, *(mode.name for mode in (*network.MODES, *host.MODES))]
+    of_network = ["GpuJobAcrossCliques", *(mode.name for mode in network.MODES)]
+    assert partly == [*of_health, *of_network, *(mode.name for mode in host.MODES), "GpuMemoryBrieflyFull"]
 
 
 def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:

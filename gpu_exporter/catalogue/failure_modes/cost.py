@@ -19,6 +19,8 @@ HELD_MEMORY    = Limit("heldMemory", 2.0**30, "bytes", "device memory in use fro
 HOARDED_MEMORY = Limit("hoardedMemory", 0.8, "ratio", "share of the memory in use from which it counts as nearly full", a.MEMORY)
 HOARDER_SM     = Limit("hoarderSm", 0.1, "ratio", "SM activity that a GPU with hoarded memory never reaches", a.SM)
 FULL_MEMORY    = Limit("fullMemory", 0.6, "ratio", "share of the memory in use from which growth is dangerous", a.MEMORY)
+PEAK_MEMORY    = Limit("peakMemory", 0.95, "ratio", "share of the memory in use at a peak from which a program may run out of memory", a.MEMORY)
+HIDDEN_PEAK    = Limit("hiddenPeak", 0.05, "ratio", "how much more memory is in use at a peak than scrapes show, as a share of the memory, for the peak to be reported", a.MEMORY)
 STEADY_GROWTH  = Limit("steadyGrowth", 0.6, "ratio", "growth by the trend of 15 minutes, as a share of that by the trend of an hour, from which memory counts as growing steadily: a cache that fills grows ever more slowly", a.MEMORY)
 # fmt: on
 
@@ -32,9 +34,12 @@ IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
 # horizon, so that a full hour is left when the alert fires.
 GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 15 * MINUTE
 _SOON, _STEADILY = (
-    Over(s.FB_FREE, Fn.PREDICT, window, ahead=HOUR + GROWTH_HOLD, whole=True) for window in (GROWS_FOR, HOUR)
+    Over(s.FB_PEAK_FREE, Fn.PREDICT, window, ahead=HOUR + GROWTH_HOLD, whole=True) for window in (GROWS_FOR, HOUR)
 )
-_GROWTH_SOON, _GROWTH_STEADILY = (Calc(Over(s.FB_FREE), "-", predicted) for predicted in (_SOON, _STEADILY))
+_GROWTH_SOON, _GROWTH_STEADILY = (Calc(Over(s.FB_PEAK_FREE), "-", predicted) for predicted in (_SOON, _STEADILY))
+# What scrapes showed counts for longer than a peak, which outlasts it by a minute: a program that ends is no peak.
+PEAK_WINDOW, SCRAPED_WINDOW = 5 * MINUTE, 10 * MINUTE
+_PEAK = Over(s.FB_PEAK_USE, Fn.MAX, PEAK_WINDOW)
 
 # Two nodes of four have two free GPUs each, and a pod waits for three.
 _NODES = ("frag-1", "frag-2")
@@ -71,7 +76,7 @@ MODES = (
             }
         ),
         And(
-            Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
+            Compare(Over(s.FB_PEAK_USE), ">=", FULL_MEMORY),
             # Programs load for minutes at their start.
             Compare(Over(s.FB_USED, Fn.MIN, HOUR, whole=True), ">=", HELD_MEMORY),
             Compare(Calc(_GROWTH_SOON, "/", _GROWTH_STEADILY), ">=", STEADY_GROWTH),
@@ -79,12 +84,12 @@ MODES = (
             name="fills_up",
         ),
         cause=Cause.CAPACITY,
-        meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues, by the "
+        meaning="The free memory of this GPU, at the peak of each minute, shrinks steadily and will be used up within the hour if this continues, by the "
         "trend of the last 15 minutes and by that of the last hour. A leak that takes more than two hours to fill the "
         "memory is reported an hour before it is full; one that fills it in an hour, about a quarter of an hour before.",
         impact="The program will end with an out-of-memory error; so may other programs that share the GPU.",
         diagnosis=(
-            f'Look at `{s.FB_USED.record}{{UUID="…"}}` over a few hours. Steady growth is a leak or a cache '
+            f'Look at `{s.FB_PEAK.record}{{UUID="…"}}` over a few hours, or at `{s.FB_USED.record}` where it is missing. Steady growth is a leak or a cache '
             "without a limit; steps are longer sequences or larger batches.",
             "In the program, compare `torch.cuda.memory_allocated()` with `torch.cuda.memory_reserved()` over "
             "several steps. If allocated memory grows, something keeps tensors (a list of losses, graphs that "
@@ -103,6 +108,48 @@ MODES = (
         "the alert once the memory is full: only growth does. A cache that fills at a constant speed for more than an "
         "hour can trigger it; one that fills ever more slowly does not. A program that runs out of memory within its "
         "first hour, or a leak that fills the memory in less than 40 minutes, does not.",
+    ),
+    FailureMode(
+        "GpuMemoryBrieflyFull",
+        Domain.COST,
+        Severity.INFO,
+        # The next scrape shows the memory of a program that has just filled it, and goes on.
+        2 * MINUTE,
+        Action.NONE,
+        "{gpu} almost ran out of memory for a moment: {{ $value | humanizePercentage }} was in use",
+        "If the program ended with an out-of-memory error, this was the cause, although its memory looks low in graphs of "
+        "memory in use: use a smaller batch or shorter sequences. If it is still running, it has this little to spare.",
+        Inject({m.FB_USED: 60 * profiles.GIB, m.FB_USED_PEAK: (143771.0 - 615 - 512) * m.MIB}),
+        And(
+            Compare(_PEAK, ">=", PEAK_MEMORY),
+            # Without peaks, the signal is what scrapes show.
+            Compare(Over(s.FB_PEAK, Fn.MAX, PEAK_WINDOW), ">=", HELD_MEMORY),
+            Compare(Calc(_PEAK, "-", Over(s.FB_USE, Fn.MAX, SCRAPED_WINDOW)), ">=", HIDDEN_PEAK),
+        ),
+        keep=10 * MINUTE,
+        cause=Cause.CAPACITY,
+        meaning="Within the last five minutes, the memory of this GPU was almost full for a moment that no scrape shows. "
+        "gpu-exporter reads the memory at each collection, once a second, and exposes the highest value of the last minute "
+        f"as `{m.FB_USED_PEAK}`.",
+        impact="A program whose allocation fails ends, unless it handles the error. A program that still runs fails at the "
+        "next input that needs a little more.",
+        diagnosis=(
+            f'Compare `{s.FB_PEAK.record}{{UUID="…"}}` with `{s.FB_USED.record}{{UUID="…"}}`: how high was the peak, and '
+            "did the program end after it?",
+            "Read the log of the program at that time: `CUDA out of memory`, `cudaErrorMemoryAllocation`, "
+            "`RESOURCE_EXHAUSTED`.",
+            "In PyTorch, `torch.cuda.max_memory_allocated()` after each step shows which step has the peak, and a snapshot "
+            "of `torch.cuda.memory._record_memory_history()` which line.",
+        ),
+        mitigation=(
+            "Lower the peak: a smaller batch, a limit on the length of sequences, activation checkpointing, a fused loss.",
+            "For a peak at the start, such as the choice of convolution algorithms, limit the workspace "
+            "(`torch.backends.cudnn.benchmark = False`).",
+            "For fragmentation: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+        ),
+        wrong="A program that tries how much memory it can get, such as a search for the largest batch, causes such peaks "
+        "on purpose. Peaks of less than a second may be missed. A program that always uses nearly all memory is not reported: "
+        "its graphs show it.",
     ),
     FailureMode(
         "GpuAllocatedIdle",

@@ -123,6 +123,16 @@ AT_POWER_CAP = Compare(Over(s.POWER_NOW_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_C
 _POWER_LIMIT = mean(s.POWER_LIMIT)
 _OF_PEERS = Calc(_POWER_LIMIT, "/", PeerMedian(_POWER_LIMIT, COMMUNICATES))
 LOW_POWER_CAP = Compare(_OF_PEERS, "<", LOWER_LIMIT)
+_FABRIC = Over(s.NVLINK_FABRIC)  # a mean of codes is another code
+_FABRIC_OF_PEERS = PeerMedian(_FABRIC, COMMUNICATES)
+IN_OTHER_FABRIC = Or(
+    Compare(Calc(_FABRIC, "-", _FABRIC_OF_PEERS), ">", 0.0), Compare(Calc(_FABRIC_OF_PEERS, "-", _FABRIC), ">", 0.0)
+)
+ACROSS_CLIQUES = Unless(
+    And(COMMUNICATES.condition, Compare(PeerShare(COMMUNICATES), ">=", c.ALL_RANKS), IN_OTHER_FABRIC),
+    OTHER_TRAFFIC,
+    name="across_cliques",
+)
 
 MODES = (
     FailureMode(
@@ -409,6 +419,45 @@ MODES = (
         ),
         wrong="With pipeline parallelism, the first and the last stage have one neighbour instead of two. Groups of "
         "different sizes, or experts that are used unevenly, are uneven by nature.",
+    ),
+    FailureMode(
+        "GpuJobAcrossCliques",
+        Domain.DISTRIBUTED,
+        Severity.INFO,
+        15 * MINUTE,
+        Action.NONE,
+        "{gpu} is in another NVLink clique than most ranks of job {job}",
+        "If all ranks fit into one clique, place them there: a ComputeDomain of NVIDIA's DRA driver, a topology block in "
+        "Slurm, or a pod affinity to the label nvidia.com/gpu.clique. Otherwise keep tensor and expert parallelism within a "
+        "clique.",
+        Inject({**profiles.BALANCED, m.FABRIC_CODE: 1.0}, {**profiles.BALANCED, m.FABRIC_CODE: 2.0}),
+        ACROSS_CLIQUES,
+        shows=c.GR,
+        scope=Scope.JOB,
+        cause=Cause.PEERS,
+        explains={Place.JOB: ("GpuCommunicationBound",)},
+        meaning="All ranks of the job communicate, and they are in two or more cliques of an NVLink fabric. GPUs of different "
+        "cliques do not reach each other over NVLink, even if they are in the same rack.",
+        impact="Collectives over all ranks are as fast as the network between the cliques, which has about a tenth of the "
+        "bandwidth of NVLink.",
+        diagnosis=(
+            f"`count by (cluster_uuid, clique_id) ({m.PLACEMENT} * on (cluster, UUID) group_left () "
+            f'max by (cluster, UUID) ({s.NVLINK_FABRIC.record}{{workload="…"}}))` counts the ranks of each clique.',
+            f"`count by (cluster_uuid, clique_id) ({m.PLACEMENT})` shows how many GPUs each clique has: do the ranks fit?",
+            "`nvidia-smi -q | grep -A8 Fabric` on the nodes shows the cluster and the clique. Nodes of one rack in different "
+            "cliques are partitioned on purpose (NMX), or their trays joined late: read the log of the fabric manager.",
+            "Run the job with `NCCL_DEBUG=INFO`: `MNNVL 1` and the clique that NCCL found. If it is not there, "
+            "`nvidia-imex` does not run on all nodes.",
+        ),
+        mitigation=(
+            "Schedule by clique: a ComputeDomain, `--segment` of Slurm's topology/block, or an affinity to "
+            "`nvidia.com/gpu.clique`.",
+            "For a job that is larger than a clique, order the ranks by clique, so that only data or pipeline parallelism "
+            "crosses it.",
+        ),
+        wrong="A job with more ranks than a clique has GPUs cannot avoid this. Replicas of a service that serve requests "
+        "independently have one workload name, too; they are excluded only if their traffic differs. Nodes without a fabric "
+        "over several nodes, such as an HGX with eight GPUs, have no code, and no alert.",
     ),
 )
 

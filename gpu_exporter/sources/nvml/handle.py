@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import byref
 from typing import Any
+from zlib import crc32
 
 import pynvml
 
@@ -58,9 +59,10 @@ FABRIC_FAULTS = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy"
 
 
 def _fabric(handle: Any) -> dict[str, float]:
-    """Return the fabric's status as DCGM has it, the error and each fault; empty without a fabric.
+    """Return the fabric's status as DCGM has it, the error, each fault, and its code; empty without a fabric.
 
-    The status is NVML's state, or 4 if joining the fabric ended with an error.
+    The status is NVML's state, or 4 if joining the fabric ended with an error. Only a fabric of several nodes has a
+    code, because that of a single node has no cluster, and would look the same on each node.
     """
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
@@ -68,9 +70,12 @@ def _fabric(handle: Any) -> dict[str, float]:
         return {}
     error = int(info.status) if info.state == FABRIC_COMPLETED else 0  # in other states, it has no meaning
     faults = {fault: (info.healthMask >> shift) & 3 for fault, shift in FABRIC_FAULTS.items()}
+    cluster = bytes(info.clusterUuid)
+    joined = info.state == FABRIC_COMPLETED and not error and any(cluster)
     return {
         "status": FABRIC_FAILED if error else int(info.state),
         "error": error,
+        **({"code": crc32(cluster + int(info.cliqueId).to_bytes(4, "big"))} if joined else {}),
         **{fault: float(bits == 1) for fault, bits in faults.items() if bits},
     }
 

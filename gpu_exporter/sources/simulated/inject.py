@@ -227,6 +227,7 @@ class InjectedDevice(Device):
         apply_faults(node, gpu, identity, faults)
         self._idle = _idle(node.workloads, metrics)
         self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
+        metrics = (*metrics, *(row for row in injected.values if row.peak_of))
         answered = dict(rows(injected, metrics))
         for metric in metrics:
             read = m.GAUGES_OF_SAMPLES.get(metric, metric)

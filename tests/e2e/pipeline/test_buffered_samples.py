@@ -18,6 +18,16 @@ from tests.support.tools import until
 
 UTIL, MEMORY, ENERGY = m.GPU_UTIL_SECONDS.name, m.MEM_UTIL_SECONDS.name, m.ENERGY_SAMPLED.name
 NOT_FOUND, NOT_SUPPORTED = 6, 3
+# What counts an engine by samples, and by GPM.
+ENGINES = {
+    3: (m.ENC_UTIL_SECONDS.name, m.NVENC[1].name),
+    4: (m.DEC_UTIL_SECONDS.name, m.NVDEC[1].name),
+    8: (m.JPG_UTIL_SECONDS.name, m.NVJPG[1].name),
+    9: (m.OFA_UTIL_SECONDS.name, m.NVOFA[1].name),
+}
+# The kinds of samples that are read, on GPUs with GPM and without.
+KINDS = [(H200, 1, UTIL), (AMPERE, 1, UTIL), (AMPERE, 3, m.ENC_UTIL_SECONDS.name)]
+NAMES = ["with GPM", "without GPM", "encoders"]
 # How long the driver keeps samples, and a time in which it overwrites more than what is read between two pages.
 KEPT_SECONDS, STALL_SECONDS = 14.2, 30.0
 
@@ -27,20 +37,22 @@ def total(page: Page, name: str = UTIL) -> float:
     return sum(page.values(name))
 
 
-@pytest.mark.parametrize("profile", [H200, AMPERE], ids=["with GPM", "without GPM"])
-def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path, profile: Mapping[str, Value]) -> None:
+@pytest.mark.parametrize(("profile", "kind", "name"), KINDS, ids=NAMES)
+def test_faults_count_nothing_twice(
+    serve: Serve, tmp_path: Path, profile: Mapping[str, Value], kind: int, name: str
+) -> None:
     """Half busy: no fault makes the integral rise faster than that, and after each fault it rises again."""
     driver = FakeDriver(tmp_path / "driver", 1, profile)
-    driver.set("Samples.1", 50)
+    driver.set(f"Samples.{kind}", 50)
     began = time.monotonic()
-    exporter = serve("--interval", "200ms", env=driver.environment)
-    page = exporter.until(lambda page: total(page) > 0, 30)
+    exporter = serve("--interval", "200ms", "--metrics", "full", env=driver.environment)
+    page = exporter.until(lambda page: total(page, name) > 0, 30)
 
     def rises_on() -> None:
         nonlocal page
-        before = total(page)
-        page = exporter.until(lambda page: total(page) > before + 1, 60)
-        assert total(page) <= 0.5 * (time.monotonic() - began)
+        before = total(page, name)
+        page = exporter.until(lambda page: total(page, name) > before + 1, 60)
+        assert total(page, name) <= 0.5 * (time.monotonic() - began)
 
     rises_on()
     back = time.time()
@@ -51,28 +63,30 @@ def test_faults_count_nothing_twice(serve: Serve, tmp_path: Path, profile: Mappi
     driver.lose(0)
     page = exporter.until(lambda page: page.values("gpu_up") == [0], 30)
     driver.restore(0)
-    page = exporter.until(lambda page: page.values("gpu_up") == [1] and bool(page.values(UTIL)), 60)
+    page = exporter.until(lambda page: page.values("gpu_up") == [1] and bool(page.values(name)), 60)
     rises_on()
     driver.unload()
     driver.load()
     rises_on()
 
 
-@pytest.mark.parametrize("profile", [H200, AMPERE], ids=["with GPM", "without GPM"])
-def test_a_stall_loses_what_the_driver_overwrote(serve: Serve, tmp_path: Path, profile: Mapping[str, Value]) -> None:
+@pytest.mark.parametrize(("profile", "kind", "name"), KINDS, ids=NAMES)
+def test_a_stall_loses_what_the_driver_overwrote(
+    serve: Serve, tmp_path: Path, profile: Mapping[str, Value], kind: int, name: str
+) -> None:
     """What the driver still has counts, and nothing more."""
     driver = FakeDriver(tmp_path / "driver", 1, profile)
-    driver.set("Samples.1", 50)
-    exporter = serve("--interval", "200ms", env=driver.environment)
-    before = total(exporter.until(lambda page: total(page) > 0, 30))
+    driver.set(f"Samples.{kind}", 50)
+    exporter = serve("--interval", "200ms", "--metrics", "full", env=driver.environment)
+    before = total(exporter.until(lambda page: total(page, name) > 0, 30))
     stopped = time.monotonic()
     exporter.process.send_signal(signal.SIGSTOP)
     until(lambda: time.monotonic() > stopped + STALL_SECONDS, STALL_SECONDS + 60)
     exporter.process.send_signal(signal.SIGCONT)
     resumed = time.monotonic()
-    page = exporter.until(lambda page: total(page) > before + 0.4 * KEPT_SECONDS, 60)
+    page = exporter.until(lambda page: total(page, name) > before + 0.4 * KEPT_SECONDS, 60)
 
-    assert total(page) - before <= 0.5 * (KEPT_SECONDS + Pace.BUFFERED.value + time.monotonic() - resumed)
+    assert total(page, name) - before <= 0.5 * (KEPT_SECONDS + Pace.BUFFERED.value + time.monotonic() - resumed)
 
 
 def test_gpus_without_samples(serve: Serve, tmp_path: Path) -> None:
@@ -89,6 +103,20 @@ def test_gpus_without_samples(serve: Serve, tmp_path: Path) -> None:
     driver.set("Samples.2", 100)
     page = exporter.until(lambda page: total(page, MEMORY) > 0, 60)
     assert not page.values(m.SUPPORTED.name, metric=MEMORY)
+
+
+@pytest.mark.parametrize("profile", [H200, AMPERE], ids=["with GPM", "without GPM"])
+def test_engines(serve: Serve, tmp_path: Path, profile: Mapping[str, Value]) -> None:
+    """An engine has samples where GPM has no counter of it, and only with the full set."""
+    driver = FakeDriver(tmp_path / "driver", 1, profile)
+    for kind in (1, *ENGINES):
+        driver.set(f"Samples.{kind}", 100)
+    exporter = serve("--interval", "200ms", "--metrics", "full", env=driver.environment)
+    page = exporter.until(lambda page: total(page, UTIL) > 0, 60)
+    for sampled, counted in ENGINES.values():
+        assert bool(page.values(sampled)) != bool(page.values(counted)), (sampled, counted)
+        assert not page.values(m.SUPPORTED.name, metric=sampled)
+    assert bool(page.values(m.DEC_UTIL_SECONDS.name)) == (profile is AMPERE)
 
 
 def test_energy_without_a_counter(serve: Serve, tmp_path: Path) -> None:

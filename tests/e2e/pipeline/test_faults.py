@@ -297,6 +297,7 @@ def test_gpus_appear_and_vanish(start: Start, gpus: Drive) -> None:
 def test_driver_reload(start: Start, gpus: Drive) -> None:
     """The driver is reloaded and its counters restart at zero: those of gpu-exporter continue, without a restart."""
     driver = gpus(8)
+    driver.set("PowerUsage", 0)  # with which energy rises between two reads
     exporter = start(driver)
     before = exporter.page()
     energy = "gpu_energy_joules_total"

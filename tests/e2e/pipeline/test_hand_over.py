@@ -118,6 +118,7 @@ def test_it_resumes_by_itself(start: Start, gpus: Drive, token: Path) -> None:
 def test_the_driver_is_upgraded_meanwhile(start: Start, gpus: Drive, token: Path) -> None:
     """The new library is used. Its counters start at zero; gpu-exporter's continue."""
     driver = gpus(2)
+    driver.set("PowerUsage", 0)  # with which energy rises between two reads
     exporter = start(driver, "--token-file", str(token))
     before = exporter.page()
     energy = "gpu_energy_joules_total"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from zlib import crc32
 
 from gpu_exporter.catalogue import metrics as m
 from tests.conftest import Page, run
@@ -39,6 +40,9 @@ def test_placement(tmp_path: Path) -> None:
         "module": "3",
     }
     assert labels(page, "1") == {"clique_id": "32766"}
+    # Of the cluster and the clique, so that ranks can be compared; a fabric of a single node has no cluster.
+    code = crc32(bytes((1, 2, 3, 4, *[0] * 12)) + (32766).to_bytes(4, "big"))
+    assert page.values(m.FABRIC_CODE.name) == page.values(m.FABRIC_CODE.name, gpu="0") == [code]
     assert labels(page, "2") == {**place, "module": "4"}
     assert not page.values(NAME, gpu="3")
     assert page.values(m.SUPPORTED.name, gpu="3", metric=NAME, reason="not_supported") == [0]

@@ -40,6 +40,8 @@ KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 GPU_EXPORTER_ONLY = {
     *(
         "GpuAttributionDown",
+        "GpuJobAcrossCliques",
+        "GpuMemoryBrieflyFull",
         "GpuNvlinkDown",
         "GpuPcieLinkDegraded",
         "GpuXidUnknown",

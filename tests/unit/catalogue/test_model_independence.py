@@ -61,7 +61,7 @@ OF_A_MODEL = frozenset(
 )
 # Shares, counts, states and times.
 OF_NO_MODEL = frozenset(
-    {"ratio", "bool", "errors", "banks", "rows", "action", "status", "timestamp", "seconds", "total", "per_15m"}
+    {"ratio", "bool", "errors", "banks", "rows", "action", "status", "code", "timestamp", "seconds", "total", "per_15m"}
     | {"cpus", "processes", "per_second", "level"}
 )
 # Limits that power is compared with. They belong to one failure mode, which is about power.
@@ -83,6 +83,7 @@ UNDETECTABLE: Mapping[str, tuple[tuple[GpuModel, ...], str]] = {
     "GpuStragglerLaunchBound": (SLICES, "slices have no PCIe traffic of their own"),
     "GpuStragglerStarved": (SLICES, "the traffic of slices is not measured"),
     "GpuStragglerSlow": (SLICES, "the traffic of slices is not measured"),
+    "GpuJobAcrossCliques": (SLICES, "the traffic of slices is not measured"),
     "GpuPowerOscillation": (SLICES, "slices have no power of their own"),
 }
 # Models whose SMs are so few that waiting ranks fill many of them: docs/gpu-models.md says what follows.

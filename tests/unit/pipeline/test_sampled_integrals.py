@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
+from gpu_exporter.model.metric import Pace
 from gpu_exporter.pipeline.accumulator import Accumulator
 
 GPU = Gpu(0, "GPU-0")
 UTIL, MEMORY = Series(m.GPU_UTIL_SECONDS, GPU), Series(m.MEM_UTIL_SECONDS, GPU)
+ENGINES = [Series(row, GPU) for row in (m.ENC_UTIL_SECONDS, m.DEC_UTIL_SECONDS, m.JPG_UTIL_SECONDS, m.OFA_UTIL_SECONDS)]
+# When all samples of a read count.
+DELAY = Pace.BUFFERED.value
 # In milliseconds, as the driver of an H100.
 PERIOD = 200
 Ring = list[tuple[float, float]]
@@ -25,12 +29,12 @@ def ring(first: int, last: int, value: float = 0.5) -> Ring:
     return [(at * 1000.0, value) for at in range(first, last + 1, PERIOD)]
 
 
-def total(buffers: Sequence[Ring]) -> float:
+def total(buffers: Sequence[Ring], series: Series = UTIL) -> float:
     """Return the integral after these reads."""
-    accumulator, samples = Accumulator(15.0), tuple[Sample, ...]()
+    accumulator = Accumulator(15.0)
     for buffer in buffers:
-        samples = accumulator.apply(Reading(0, {}, buffered={UTIL: buffer}))
-    return dict(samples)[UTIL]
+        accumulator.apply(Reading(0, {}, buffered={series: buffer}))
+    return dict(accumulator.apply(Reading(DELAY, {})))[series]
 
 
 START = ring(10_000, 20_000)
@@ -66,7 +70,8 @@ CASES: dict[str, tuple[list[Ring], float]] = {
 @pytest.mark.parametrize(("buffers", "expected"), CASES.values(), ids=CASES)
 def test_what_counts(buffers: list[Ring], expected: float) -> None:
     """Time without samples does not count, and none counts twice."""
-    assert total(buffers) == pytest.approx(expected, abs=1e-6)
+    for series in (UTIL, *ENGINES):
+        assert total(buffers, series) == pytest.approx(expected, abs=1e-6)
 
 
 @given(
@@ -107,9 +112,9 @@ def test_a_new_handle_continues() -> None:
     accumulator.detach()
     assert accumulator.apply(Reading(2, {})) == ()
     other = Series(m.GPU_UTIL_SECONDS, GPU)
-    samples = accumulator.apply(Reading(3, {}, buffered={other: ring(12_000, 26_000)}))
+    accumulator.apply(Reading(3, {}, buffered={other: ring(12_000, 26_000)}))
 
-    assert samples == (Sample(other, 3.0),)
+    assert accumulator.apply(Reading(3 + DELAY, {})) == (Sample(other, 3.0),)
 
 
 def test_values_out_of_range_do_not_count() -> None:
@@ -117,7 +122,7 @@ def test_values_out_of_range_do_not_count() -> None:
     accumulator = Accumulator(15.0)
     accumulator.apply(Reading(0, {}, buffered={UTIL: START}))
     taken = [(20_200_000.0, 42.0), (20_400_000.0, math.nan), (20_600_000.0, 1.0)]
-    samples = accumulator.apply(Reading(1, {}, buffered={UTIL: taken}))
+    accumulator.apply(Reading(1, {}, buffered={UTIL: taken}))
 
-    assert samples == (Sample(UTIL, 0.2),)
+    assert accumulator.apply(Reading(1 + DELAY, {})) == (Sample(UTIL, 0.2),)
     assert accumulator.rejected == {m.GPU_UTIL_SECONDS.name: 2}
