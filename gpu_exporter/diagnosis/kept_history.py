@@ -140,7 +140,8 @@ class KeptHistory:
         incidents = [each.masked(names).as_dict() for each in found]
         usage = [each.masked(names).as_dict() for each in periods]
         about = {"apiVersion": VERSION, "version": __version__, "node": node, "at": self._judged_at or None}
-        period = {"since": since, "until": until, "kept": bool(self._store)}
+        # The clock of this node, with which a client compares its own.
+        period = {"now": time.time(), "since": since, "until": until, "kept": bool(self._store)}
         return json.dumps({**about, **period, "incidents": incidents, "usage": usage}).encode()
 
     def _load(self, now: float) -> None:
@@ -277,7 +278,9 @@ class _JobUsage:
             usage = self._gpus.get(key)
             if usage is None:
                 usage = GpuUsage(device.uuid, diagnosis.identity.gpu, device.instance, job, job_id, rank)
+                usage.start = current.at - seconds
                 self._gpus[key] = usage
+            usage.end = current.at
             usage.seconds += seconds
             for cause, share in diagnosis.shares.items():
                 usage.time[cause.value] = usage.time.get(cause.value, 0.0) + share * seconds

@@ -56,8 +56,8 @@ class KeptIncident:
 
 @dataclass(slots=True)
 class GpuUsage:
-    """What a GPU did for a job: seconds by cause, and, if a rank of a training loop says so, its steps and seconds by
-    activity."""
+    """What a GPU did for a job from `start` to `end`: seconds by cause, and, if a rank of a training loop says so, its
+    steps and seconds by activity."""
 
     UUID: str
     gpu: str = ""
@@ -65,6 +65,8 @@ class GpuUsage:
     job: str = ""
     job_id: str = ""
     rank: str = ""
+    start: float = 0.0
+    end: float = 0.0
     seconds: float = 0.0
     time: dict[str, float] = field(default_factory=dict)
     steps: float = 0.0
