@@ -138,6 +138,7 @@ class Config:
     expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the number of NVIDIA GPUs on the PCI bus, or the most GPUs seen if that is higher.", count)
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs, incidents, what GPUs did for jobs and what links reached across restarts, and the results of `check --active`.", Path)
+    job_reports: Path | None  = _setting(HEALTH, "Directory for a report of each job that has ended on this node, as HTML and JSON; see docs/diagnose.md. Needs --state-dir.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
     profile: frozenset[ProfileReason] = _setting(PROFILES, f"When to sample the stacks of the processes on a GPU with py-spy automatically: {', '.join(reason.value for reason in AUTOMATIC)}, or several, separated by commas. Off by default; see docs/continuous-profiling.md.", reasons, "")
     profile_after: float      = _setting(PROFILES, "How long a GPU must stall, be a straggler or be host-bound before it is profiled.", duration, "5m")

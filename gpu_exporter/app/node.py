@@ -173,13 +173,16 @@ def _live(
     name: str, source: Source, config: Config, health: NodeHealth, events: EventLog | None, *, always: bool
 ) -> LiveNode | None:
     """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
+    if config.job_reports and not (config.live_page and config.state_dir):
+        raise GpuExporterError("--job-reports: reports are made of what --state-dir keeps", fix="give --state-dir")
     if not config.live_page:
         return None
     from gpu_exporter.diagnosis.kept_history import KeptHistory
     from gpu_exporter.live_page.monitor import LiveMonitor
     from gpu_exporter.live_page.thread import LiveNode
 
-    kept = KeptHistory(config.state_dir if source.live and not is_remote(config, source.name) else None)
+    is_local = source.live and not is_remote(config, source.name)
+    kept = KeptHistory(config.state_dir if is_local else None, config.job_reports, name)
     monitor = LiveMonitor(name, config.interval, events, kept, mask_names=config.mask_names)
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 

@@ -91,7 +91,7 @@ class RankTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class JobHistory:
+class PastJob:
     """What is known of a job in a period. `goodput` is the share of the time from its first to its last sign of life
     in which its ranks trained; None if no training loop said so. `remarks` is what is missing or doubtful."""
 
@@ -139,7 +139,7 @@ class JobHistory:
 
 def job_history(
     job: str, since: float, until: float, nodes: Sequence[NodeHistory], missing: Iterable[str] = ()
-) -> JobHistory:
+) -> PastJob:
     """Return what the histories of nodes say about a job: its workload, namespace/workload, Slurm number or `job_id`.
 
     `missing` says of which nodes there is no history, and why.
@@ -185,7 +185,7 @@ def job_history(
     times = [time for rank in of_job for time in (rank.start, rank.end)] or [
         time for each in incidents for time in (each.start, each.end or each.seen)
     ]
-    return JobHistory(
+    return PastJob(
         job,
         since,
         until,

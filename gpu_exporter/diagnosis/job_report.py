@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
-from gpu_exporter.diagnosis.job_history import MODE, JobHistory, RankTotals, ranges
+from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals, ranges
 from gpu_exporter.diagnosis.kept_records import KeptIncident
 from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, table, verdict
 from gpu_exporter.reports.numbers import duration, moment, percent, short_duration
@@ -19,12 +19,12 @@ _WORDS = {cause.value: words for cause, words in WORDS.items()}
 _HEAD = ("rank", "node", "GPU", "useful", "lost most to", "steps", "step", "own time", "")
 
 
-def exit_code(history: JobHistory) -> int:
+def exit_code(history: PastJob) -> int:
     """Return 1 if there was an incident that is more than info."""
     return int(any(each.severity != "info" for each in history.incidents))
 
 
-def as_json(history: JobHistory, price: float | None = None) -> dict[str, Any]:
+def as_json(history: PastJob, price: float | None = None) -> dict[str, Any]:
     """Return a report for JSON: times in unix seconds, GPU time in hours."""
     lost = history.lost / HOUR
     return {
@@ -66,7 +66,7 @@ def _rank(rank: RankTotals) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in ("", None, {})}
 
 
-def lines(history: JobHistory, price: float | None = None) -> Iterator[str]:
+def lines(history: PastJob, price: float | None = None) -> Iterator[str]:
     """Yield the report as text."""
     yield from _summary(history, price)
     for each in history.incidents:
@@ -90,7 +90,7 @@ def lines(history: JobHistory, price: float | None = None) -> Iterator[str]:
     yield from (f"Note: {remark}" for remark in history.remarks)
 
 
-def _summary(history: JobHistory, price: float | None) -> Iterator[str]:
+def _summary(history: PastJob, price: float | None) -> Iterator[str]:
     gpus = len({(rank.uuid, rank.instance) for rank in history.ranks})
     nodes = len({rank.node for rank in history.ranks})
     span = f"{moment(history.start)} to {moment(history.end)}, {duration(history.end - history.start)}"
@@ -166,12 +166,12 @@ def _row(rank: RankTotals) -> tuple[str, ...]:
     )
 
 
-def page(history: JobHistory, price: float | None = None) -> str:
+def page(history: PastJob, price: float | None = None) -> str:
     """Return the report as one HTML document without scripts."""
     return "".join(_document(history, price))
 
 
-def _document(history: JobHistory, price: float | None) -> Iterator[str]:
+def _document(history: PastJob, price: float | None) -> Iterator[str]:
     title = f"Job {history.job}"
     yield from page_head(title)
     yield f"<h1>{safe_text(title)}</h1>\n"

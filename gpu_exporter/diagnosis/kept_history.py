@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis.ended_jobs import EndedJobs, write_report
 from gpu_exporter.diagnosis.history_store import HistoryStore, line_of
 from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
@@ -55,15 +56,18 @@ _Place = tuple[str, str]
 
 class KeptHistory:
     """The history of one node. One thread calls `take`; any may call the rest. Without a directory, the last
-    MOST_IN_MEMORY incidents are kept in memory, and nothing of jobs."""
+    MOST_IN_MEMORY incidents are kept in memory, and nothing of jobs. If a directory for `reports` is given, one is
+    written there when a job has ended."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, reports: Path | None = None, node: str = "") -> None:
+        self._reports, self._node, self._ended_jobs = reports, node, EndedJobs()
         self._store = HistoryStore(directory) if directory else None
         self._reader, self._lock = FileWorker("history-reader"), threading.Lock()
         self._open: dict[tuple[str, ...], _OpenIncident] = {}
         self._ended: deque[KeptIncident] = deque(maxlen=MOST_IN_MEMORY)
         self._jobs, self._judged_at = _JobUsage(), 0.0
         self._pending: list[bytes] = []
+        self._unreported: list[tuple[str, float, float]] = []
         self._writing: threading.Thread | None = None
         self._complained = ""
         if self._store:
@@ -72,6 +76,7 @@ class KeptHistory:
     def take(self, current: Current, snapshot: Snapshot) -> None:
         """Add a diagnosis, and write what has changed."""
         at, before = current.at, self._judged_at
+        ended: list[tuple[str, float, float]] = []
         seconds = at - before if 0 < at - before <= LONGEST_GAP else 0.0
         with self._lock:
             self._judged_at = at
@@ -81,10 +86,11 @@ class KeptHistory:
                 if at - each.kept.seen > HOLD_SECONDS or at < each.kept.start:
                     self._end(key, each)
             if self._store:
-                self._jobs.take(current, snapshot, seconds)
-                if usage := self._jobs.complete(at):
+                jobs = self._jobs.take(current, snapshot, seconds)
+                ended = self._ended_jobs.take(jobs, at) if self._reports else []
+                if usage := self._jobs.complete(at, now=bool(ended)):
                     self._pending.append(line_of(usage))
-            self._write(at)
+            self._write(at, ended)
 
     def close(self) -> None:
         """Write what is still in memory, before the exporter ends."""
@@ -196,25 +202,33 @@ class KeptHistory:
             self._ended.append(each.kept)
             self._pending.append(line_of(each.kept))
 
-    def _write(self, at: float) -> None:
-        """Start to write what is pending, on its own thread."""
+    def _write(self, at: float, ended: Sequence[tuple[str, float, float]] = ()) -> None:
+        """Start to write what is pending, and the reports of jobs that have ended, on its own thread."""
         if self._store is None:
             self._pending.clear()
-        if not self._pending or (self._writing and self._writing.is_alive()):
+        self._unreported += ended
+        if not (self._pending or self._unreported) or (self._writing and self._writing.is_alive()):
             del self._pending[:-MOST_PERIODS]  # a disk that hangs
             return
         lines, self._pending = self._pending, []
-        self._writing = threading.Thread(target=self._append, args=(at, lines), name="history", daemon=True)
+        jobs, self._unreported = self._unreported, []
+        self._writing = threading.Thread(target=self._append, args=(at, lines, jobs), name="history", daemon=True)
         self._writing.start()
 
-    def _append(self, at: float, lines: Sequence[bytes]) -> None:
+    def _append(self, at: float, lines: Sequence[bytes], jobs: Sequence[tuple[str, float, float]]) -> None:
         assert self._store
         try:
-            self._store.append(at, lines)
+            if lines:
+                self._store.append(at, lines)
+            for job in jobs:
+                assert self._reports
+                found, periods = self._read(*job[1:])
+                write_report(self._reports, self._node, job, (list(found.values()), periods))
         except NewerStateError as error:
             self._complain(f"--state-dir: {error}")
         except OSError as error:
-            self._complain(f"{self._store.directory}: {error.strerror}; incidents are not kept (--state-dir)")
+            where = error.filename or self._store.directory
+            self._complain(f"{where}: {error.strerror}; incidents and reports of jobs are not kept (--state-dir)")
         else:
             self._complained = ""
 
@@ -261,10 +275,14 @@ class _JobUsage:
     def __init__(self) -> None:
         self._gpus: dict[tuple[_Place, str], GpuUsage] = {}
         self._sums: dict[tuple[_Place, str, str], dict[tuple[str, str], float]] = {}
+        # Pods and Slurm jobs that have a training loop, of which the end counts.
+        self._looped: set[str] = set()
         self._start = 0.0
 
-    def take(self, current: Current, snapshot: Snapshot, seconds: float) -> None:
-        """Add the time since the diagnosis before."""
+    def take(self, current: Current, snapshot: Snapshot, seconds: float) -> set[str]:
+        """Add the time since the diagnosis before; return the names of the jobs, of training loops their `job_id`."""
+        jobs: set[str] = set()
+        present: set[str] = set()
         if not self._gpus:
             self._start = current.at - seconds
         ranks = self._ranks(snapshot)
@@ -274,6 +292,11 @@ class _JobUsage:
             if not job and of_rank is None:
                 continue
             job_id, rank = of_rank[0] if of_rank else ("", "")
+            present.add(job)
+            if of_rank:
+                self._looped.add(job)
+            if of_rank or job not in self._looped:
+                jobs.add(job_id or job)
             key = place, f"{job} {job_id} {rank}"
             usage = self._gpus.get(key)
             if usage is None:
@@ -286,6 +309,8 @@ class _JobUsage:
                 usage.time[cause.value] = usage.time.get(cause.value, 0.0) + share * seconds
             if of_rank:
                 self._add(usage, (place, job_id, rank), of_rank[1])
+        self._looped &= present
+        return jobs
 
     def _ranks(self, snapshot: Snapshot) -> Mapping[_Place, tuple[tuple[str, str], dict[tuple[str, str], float]]]:
         """Return the rank of a training loop on each device, and its sums. Of several ranks, the last one counts."""

@@ -18,7 +18,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.diagnosis import job_report
-from gpu_exporter.diagnosis.job_history import JobHistory, NodeHistory, job_history
+from gpu_exporter.diagnosis.job_history import NodeHistory, PastJob, job_history
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.rolling import Watch
 from gpu_exporter.io.decoding import json_as
@@ -117,12 +117,12 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Sequence[NodeHistory]:
     return found
 
 
-def told(nodes: Sequence[NodeHistory], job: str = "ml/train", missing: Sequence[str] = ()) -> JobHistory:
+def told(nodes: Sequence[NodeHistory], job: str = "ml/train", missing: Sequence[str] = ()) -> PastJob:
     """Return what the nodes say about a job."""
     return job_history(job, BEGIN - 7200, BEGIN + 8400, nodes, missing)
 
 
-def urgent(history: JobHistory) -> list[tuple[str, list[tuple[str, str]]]]:
+def urgent(history: PastJob) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the causes of incidents that are more than info, with their culprits."""
     return [
         (each.cause, [(gpu["node"], gpu["gpu"]) for gpu in each.culprits])

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis import history_store
+from gpu_exporter.diagnosis.ended_jobs import write_report
 from gpu_exporter.diagnosis.history_store import HistoryStore
 from gpu_exporter.diagnosis.kept_history import HOLD_SECONDS, USAGE_SECONDS, KeptHistory
 from gpu_exporter.diagnosis.rolling import Current
@@ -213,3 +214,36 @@ def test_the_answer_agrees_with_the_schema_and_hides_names(tmp_path: Path) -> No
     jsonschema.validate(json.loads(answer), {**schema, "$ref": "#/$defs/past"})
     assert b"train" in answer
     assert b"train" not in kept.answer("node-1", *EVER, Names(mask=True))
+
+
+def test_a_report_is_written_when_a_job_has_ended(tmp_path: Path) -> None:
+    """Its ranks send nothing any more, while the pod is still there."""
+    reports = tmp_path / "reports"
+    kept, values = KeptHistory(tmp_path, reports, "node-1"), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(30):
+        taken = snapshots([values], begin=BEGIN + 30 * number)
+        runs = number < 10
+        kept.take(watched(taken).current, loop(taken[-1], 10.0 * number) if runs else taken[-1])
+        kept._wait()
+        assert reports.exists() == (number > 13)
+    (page,) = reports.glob("llm-*.html")
+    assert "Job llm" in page.read_text()
+    (found,) = [json.loads(path.read_text()) for path in reports.glob("llm-*.json")]
+    assert found["ranks"][0]["node"] == "node-1"
+    assert found["ranks"][0]["steps"] == 90
+    assert found["goodput"] > 0.6
+
+
+def test_without_the_setting_no_report_is_written(tmp_path: Path) -> None:
+    kept, values = KeptHistory(tmp_path), {m.GR_ENGINE_ACTIVE: 1.0, m.SM_ACTIVE: 0.9}
+    for number in range(16):
+        taken = snapshots([values], begin=BEGIN + 30 * number, job="train" if number < 10 else "")
+        kept.take(watched(taken).current, taken[-1])
+        kept._wait()
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("history-")] == []
+
+
+def test_a_job_cannot_name_another_place(tmp_path: Path) -> None:
+    write_report(tmp_path / "reports", "node-1", ("../../etc/x", BEGIN, BEGIN + 100), ([], []))
+    assert [path.name.partition("-")[0] for path in tmp_path.rglob("*.html")] == ["_.._etc_x"]
+    assert [path.name for path in tmp_path.iterdir()] == ["reports"]
