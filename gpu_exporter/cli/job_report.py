@@ -73,8 +73,8 @@ def report_job(request: JobRequest, credentials: Mapping[str, Any], port: int, o
 
     since, until = request.period(time.time())
     remotes = [Remote(url, **credentials) for url in request.addresses(port)]
-    nodes, missing = histories(remotes, since, until)
-    if not nodes:
+    nodes, missing = histories(remotes, request.job, since, until)
+    if missing and not nodes:
         further = f" (and {len(missing) - 1} more nodes)" if len(missing) > 1 else ""
         raise GpuExporterError(f"no node has a history: {missing[0].removeprefix('missing: ')}{further}")
     history = job_history(request.job, since, until, nodes, missing)

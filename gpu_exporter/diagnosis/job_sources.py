@@ -10,6 +10,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from gpu_exporter.diagnosis.job_history import NodeHistory
+from gpu_exporter.diagnosis.job_prometheus import prometheus_histories
 from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.remote_scrapes import is_prometheus
 from gpu_exporter.http.client import Refused, Remote, exporter_url
@@ -52,8 +53,13 @@ def _expanded(part: str) -> Iterator[str]:
                 yield f"{head}{number:0{len(first)}d}{tail}"
 
 
-def histories(remotes: Sequence[Remote], since: float, until: float) -> tuple[list[NodeHistory], list[str]]:
-    """Return the histories of nodes, and for each that has none, why."""
+def histories(remotes: Sequence[Remote], job: str, since: float, until: float) -> tuple[list[NodeHistory], list[str]]:
+    """Return the histories of nodes, and for each that has none, why. A single address may be that of a Prometheus.
+
+    Raises GpuExporterError if a Prometheus does not answer.
+    """
+    if len(remotes) == 1 and is_prometheus(remotes[0]):
+        return prometheus_histories(remotes[0], job, since, until), []
     with ThreadPoolExecutor(min(AT_ONCE, max(len(remotes), 1))) as pool:
         answers = list(pool.map(lambda remote: _answer(remote, since, until), remotes))
     found = [each for each in answers if isinstance(each, NodeHistory)]
@@ -70,7 +76,7 @@ def _answer(remote: Remote, since: float, until: float) -> NodeHistory | str:
         history = json_as(NodeHistory, text)
     except Refused as error:
         if error.status == 404 and is_prometheus(base):
-            return f"{base.url} is a Prometheus; give the --url of exporters, which have the history of their node"
+            return f"{base.url} is a Prometheus: give it alone"
         return str(error)
     except GpuExporterError as error:
         return str(error)

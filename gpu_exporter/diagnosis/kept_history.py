@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gpu_exporter.diagnosis.ended_jobs import EndedJobs, write_report
 from gpu_exporter.diagnosis.history_store import HistoryStore, line_of
 from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
+from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.io.file_access import FileWorker
 from gpu_exporter.io.state_version import NewerStateError
 from gpu_exporter.model.node_answer import VERSION
@@ -50,6 +51,9 @@ _ACTIVITY, _RANK = m.JOB_ACTIVITY.name, m.JOB_RANK_INFO.name
 _STEP_SUM, _STEP_COUNT = f"{m.JOB_STEP}_sum", f"{m.JOB_STEP}_count"
 _SELF_SUM = f"{m.JOB_SELF}_sum"
 _SUMS = {_STEP_COUNT: "steps", _STEP_SUM: "step_seconds", _SELF_SUM: "self_seconds", m.JOB_RESTARTS.name: "restarts"}
+RANK_FAMILIES = frozenset({*_SUMS, _ACTIVITY, _RANK})
+# Job and rank, and sums by name and activity.
+_RankSums = tuple[tuple[str, str], dict[tuple[str, str], float]]
 # UUID and MIG instance.
 _Place = tuple[str, str]
 
@@ -57,14 +61,17 @@ _Place = tuple[str, str]
 class KeptHistory:
     """The history of one node. One thread calls `take`; any may call the rest. Without a directory, the last
     MOST_IN_MEMORY incidents are kept in memory, and nothing of jobs. If a directory for `reports` is given, one is
-    written there when a job has ended."""
+    written there when a job has ended. `keeps_all`: everything stays in memory, for a view of the past."""
 
-    def __init__(self, directory: Path | None = None, reports: Path | None = None, node: str = "") -> None:
+    def __init__(
+        self, directory: Path | None = None, reports: Path | None = None, node: str = "", *, keeps_all: bool = False
+    ) -> None:
         self._reports, self._node, self._ended_jobs = reports, node, EndedJobs()
         self._store = HistoryStore(directory) if directory else None
         self._reader, self._lock = FileWorker("history-reader"), threading.Lock()
         self._open: dict[tuple[str, ...], _OpenIncident] = {}
-        self._ended: deque[KeptIncident] = deque(maxlen=MOST_IN_MEMORY)
+        self._keeps_all, self._periods = keeps_all, list[KeptUsage]()
+        self._ended: deque[KeptIncident] = deque(maxlen=None if keeps_all else MOST_IN_MEMORY)
         self._jobs, self._judged_at = _JobUsage(), 0.0
         self._pending: list[bytes] = []
         self._unreported: list[tuple[str, float, float]] = []
@@ -74,7 +81,11 @@ class KeptHistory:
             self._load(time.time())
 
     def take(self, current: Current, snapshot: Snapshot) -> None:
-        """Add a diagnosis, and write what has changed."""
+        """Add a diagnosis of a snapshot, and write what has changed."""
+        self.add(current, _rank_samples(snapshot) if self._store else ())
+
+    def add(self, current: Current, of_ranks: Iterable[ScrapedSample]) -> None:
+        """Add a diagnosis, with the samples of RANK_FAMILIES."""
         at, before = current.at, self._judged_at
         ended: list[tuple[str, float, float]] = []
         seconds = at - before if 0 < at - before <= LONGEST_GAP else 0.0
@@ -85,11 +96,11 @@ class KeptHistory:
             for key, each in list(self._open.items()):
                 if at - each.kept.seen > HOLD_SECONDS or at < each.kept.start:
                     self._end(key, each)
-            if self._store:
-                jobs = self._jobs.take(current, snapshot, seconds)
+            if self._store or self._keeps_all:
+                jobs = self._jobs.take(current, of_ranks, seconds)
                 ended = self._ended_jobs.take(jobs, at) if self._reports else []
                 if usage := self._jobs.complete(at, now=bool(ended)):
-                    self._pending.append(line_of(usage))
+                    self._keep(usage)
             self._write(at, ended)
 
     def close(self) -> None:
@@ -98,8 +109,8 @@ class KeptHistory:
             for each in self._open.values():
                 if each.is_confirmed:
                     self._pending.append(line_of(each.kept))
-            if self._store and (usage := self._jobs.complete(self._judged_at, now=True)):
-                self._pending.append(line_of(usage))
+            if usage := self._jobs.complete(self._judged_at, now=True):
+                self._keep(usage)
             self._wait()
             self._write(self._judged_at)
             self._wait()
@@ -120,6 +131,7 @@ class KeptHistory:
     def _past(self, since: float, until: float) -> tuple[list[KeptIncident], list[KeptUsage]]:
         found, periods = self._reader.call(lambda: self._read(since, until), READ_SECONDS)
         with self._lock:
+            periods += self._periods
             newest = [*self._ended, *(each.kept for each in self._open.values() if each.is_confirmed)]
             found.update((each.id, replace(each)) for each in newest)
             if now := self._jobs.so_far(self._judged_at):
@@ -194,6 +206,11 @@ class KeptHistory:
         if changed or at - each.written_at >= rewrite:
             each.written_at = at
             self._pending.append(line_of(kept))
+
+    def _keep(self, usage: KeptUsage) -> None:
+        if self._keeps_all:
+            self._periods.append(usage)
+        self._pending.append(line_of(usage))
 
     def _end(self, key: tuple[str, ...], each: _OpenIncident) -> None:
         del self._open[key]
@@ -279,13 +296,13 @@ class _JobUsage:
         self._looped: set[str] = set()
         self._start = 0.0
 
-    def take(self, current: Current, snapshot: Snapshot, seconds: float) -> set[str]:
+    def take(self, current: Current, of_ranks: Iterable[ScrapedSample], seconds: float) -> set[str]:
         """Add the time since the diagnosis before; return the names of the jobs, of training loops their `job_id`."""
         jobs: set[str] = set()
         present: set[str] = set()
         if not self._gpus:
             self._start = current.at - seconds
-        ranks = self._ranks(snapshot)
+        ranks = _by_place(of_ranks)
         for device, diagnosis in current.diagnoses.items():
             place, job = (device.uuid, device.instance), diagnosis.identity.job
             of_rank = ranks.get(place)
@@ -311,22 +328,6 @@ class _JobUsage:
                 self._add(usage, (place, job_id, rank), of_rank[1])
         self._looped &= present
         return jobs
-
-    def _ranks(self, snapshot: Snapshot) -> Mapping[_Place, tuple[tuple[str, str], dict[tuple[str, str], float]]]:
-        """Return the rank of a training loop on each device, and its sums. Of several ranks, the last one counts."""
-        found: dict[_Place, tuple[tuple[str, str], dict[tuple[str, str], float]]] = {}
-        for series, value in snapshot.samples:
-            name = series.name
-            if series.gpu is None or not (name in _SUMS or name in (_ACTIVITY, _RANK)):
-                continue
-            labels = dict((*series.metric.labels, *series.labels))
-            who = labels.get("job_id", ""), labels.get("rank", "")
-            place = (series.gpu.uuid, labels.get("GPU_I_ID", ""))
-            if place not in found or found[place][0] != who:
-                found[place] = (who, {})
-            if name != _RANK:
-                found[place][1][name, labels.get("activity", "")] = value
-        return found
 
     def _add(self, usage: GpuUsage, key: tuple[_Place, str, str], sums: dict[tuple[str, str], float]) -> None:
         before = self._sums.get(key)
@@ -355,3 +356,24 @@ class _JobUsage:
         self._sums = {key: sums for key, sums in self._sums.items() if key[0] in places}
         self._gpus = {}
         return usage
+
+
+def _rank_samples(snapshot: Snapshot) -> Iterator[ScrapedSample]:
+    """Yield what a snapshot says of the ranks of training loops."""
+    for series, value in snapshot.samples:
+        if series.gpu is not None and series.name in RANK_FAMILIES:
+            labels = dict((*series.metric.labels, *series.labels))
+            yield ScrapedSample(series.name, {**labels, "UUID": series.gpu.uuid}, value)
+
+
+def _by_place(samples: Iterable[ScrapedSample]) -> Mapping[_Place, _RankSums]:
+    """Return the rank of a training loop on each device, and its sums. Of several ranks, the last one counts."""
+    found: dict[_Place, _RankSums] = {}
+    for name, labels, value in samples:
+        who = labels.get("job_id", ""), labels.get("rank", "")
+        place = (labels.get("UUID", ""), labels.get("GPU_I_ID", ""))
+        if place not in found or found[place][0] != who:
+            found[place] = (who, {})
+        if name != _RANK:
+            found[place][1][name, labels.get("activity", "")] = value
+    return found

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,12 +22,15 @@ from gpu_exporter.diagnosis import job_report
 from gpu_exporter.diagnosis.job_history import NodeHistory, PastJob, job_history
 from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.rolling import Watch
+from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.io.decoding import json_as
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.reports.masking import Names
 from tests import ROOT
+from tests.support.prometheus import scraping
+from tests.support.tools import tool
 
 # 80 minutes of eight nodes are judged.
 pytestmark = pytest.mark.slow
@@ -190,6 +194,48 @@ def test_names_can_be_masked(nodes: Sequence[NodeHistory]) -> None:
     assert not [name for name in ("node-3", "GPU-3-5", "ml/train", "llm-7b") if name in page]
 
 
+def blocks(folder: Path) -> None:
+    """Write what a Prometheus scrapes of the job every 30 s, at other times from each node."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for number in range(NODES):
+        node, scrapes = SimulatedNode(number, KeptHistory()), Scrapes()
+        for seconds in range(number, 80 * 60, 10):
+            taken = node.snapshot(seconds)
+            if seconds % 30 == number:
+                for name, labels, value in scrapes.of(taken).samples:
+                    texts = ",".join(f'{label}="{text}"' for label, text in labels.items() if text)
+                    by_name[name].append(f'{name}{{{texts},Hostname="node-{number}"}} {value!r} {taken.at:.3f}')
+    lines = [line for name, own in by_name.items() for line in (f"# TYPE {name} gauge", *own)]
+    (folder / "job.om").write_text("\n".join([*lines, "# EOF\n"]))
+    arguments = ["tsdb", "create-blocks-from", "openmetrics", str(folder / "job.om"), str(folder / "data")]
+    subprocess.run([tool("promtool"), *arguments], check=True, capture_output=True, text=True)
+
+
+def test_a_prometheus_says_the_same(nodes: Sequence[NodeHistory], tmp_path: Path) -> None:
+    """A real Prometheus with the same scrapes, and without rules: the same incidents and the same time."""
+    blocks(tmp_path)
+    options = ["--storage.tsdb.retention.time=100y"]
+    with scraping(tmp_path, "30s", {"static_configs": []}, options=options) as prometheus:
+        url = f"http://127.0.0.1:{prometheus.port}"
+        code, text, problems = diagnosed("--job", "train", "--url", url, *PERIOD, "--json")
+        assert code == 1, problems
+        nothing = diagnosed("--job", "nosuch", "--url", url, *PERIOD)
+    found, expected = json.loads(text), told(nodes)
+    incidents = [each for each in found["incidents"] if each["severity"] != "info"]
+    assert [(each["cause"], [(gpu["node"], gpu["gpu"]) for gpu in each["culprits"]]) for each in incidents] == urgent(
+        expected
+    )
+    for here, there in zip(incidents, [each for each in expected.incidents if each.severity != "info"], strict=True):
+        assert here["start"] == pytest.approx(there.start, abs=120)
+        assert here["end"] == pytest.approx(there.end, abs=120)
+        assert len(here["hit"]) == len(there.hit)
+        assert here["lost_gpu_hours"] == pytest.approx(there.lost_gpu_hours, rel=0.15)
+    assert len(found["ranks"]) == 64
+    assert found["goodput"] == pytest.approx(expected.goodput, abs=0.05)
+    assert nothing[0] == 2
+    assert nothing[2].count("\n") == 1
+
+
 @pytest.fixture
 def exporters(nodes: Sequence[NodeHistory]) -> Iterator[Sequence[str]]:
     """The URLs of exporters that answer with the histories of the nodes; the last one is not there."""
@@ -267,5 +313,5 @@ def test_bad_input(exporters: Sequence[str], arguments: Sequence[str], words: st
     code, text, problems = diagnosed(*arguments, "--url", url)
     assert (code, text) == (2, "")
     assert problems.count("\n") == 1
-    expected = words if url == exporters[0] else "no node has a history: http://127.0.0.1:9: nothing listens there"
+    expected = words if url == exporters[0] else "http://127.0.0.1:9: nothing listens there"
     assert expected in problems
