@@ -15,8 +15,7 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes import EFFECTS, MODES
 from gpu_exporter.catalogue.failure_modes.mode import Place, Severity
 from gpu_exporter.conditions.averages import median
-from gpu_exporter.diagnosis.kept_history import HOLD_SECONDS
-from gpu_exporter.diagnosis.kept_records import KeptIncident, KeptUsage
+from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.training_loops import ENOUGH
 from gpu_exporter.model.job_message import TRAINING

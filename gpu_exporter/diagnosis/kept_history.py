@@ -19,7 +19,7 @@ from typing import Any
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis.ended_jobs import EndedJobs, write_report
 from gpu_exporter.diagnosis.history_store import HistoryStore, line_of
-from gpu_exporter.diagnosis.kept_records import GpuUsage, KeptIncident, KeptUsage
+from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS, GpuUsage, KeptIncident, KeptUsage
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.io.file_access import FileWorker
@@ -31,8 +31,6 @@ from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 
-# An incident has ended when it has not been found for so long; two diagnoses make it one.
-HOLD_SECONDS = 120.0
 # While an incident lasts, it is written again after a quarter of its time, within these bounds: so much of its cost is
 # lost if the exporter is killed.
 LEAST_REWRITE, MOST_REWRITE = 60.0, 3600.0
@@ -46,6 +44,8 @@ DAY_SECONDS = 86400.0
 # An answer has at most so many incidents, the newest ones, and so many periods.
 MOST_INCIDENTS, MOST_PERIODS = 2000, 5000
 READ_SECONDS = 10.0
+# `serve` ends within two seconds, also if the disk hangs.
+CLOSE_SECONDS = 0.4
 MOST_CULPRITS = 64
 _ACTIVITY, _RANK = m.JOB_ACTIVITY.name, m.JOB_RANK_INFO.name
 _STEP_SUM, _STEP_COUNT = f"{m.JOB_STEP}_sum", f"{m.JOB_STEP}_count"
@@ -251,7 +251,7 @@ class KeptHistory:
 
     def _wait(self) -> None:
         if self._writing:
-            self._writing.join(1.0)
+            self._writing.join(CLOSE_SECONDS)
 
     def _complain(self, message: str) -> None:
         if message != self._complained:

@@ -9,6 +9,8 @@ from typing import Any
 
 from gpu_exporter.reports.masking import Names
 
+# An incident has ended when it has not been found for so long; two diagnoses make it one.
+HOLD_SECONDS = 120.0
 # The names of a culprit or a GPU that is hit, which are masked.
 _MASKED = ("pod",)
 

@@ -13,7 +13,8 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis import history_store
 from gpu_exporter.diagnosis.ended_jobs import write_report
 from gpu_exporter.diagnosis.history_store import HistoryStore
-from gpu_exporter.diagnosis.kept_history import HOLD_SECONDS, USAGE_SECONDS, KeptHistory
+from gpu_exporter.diagnosis.kept_history import USAGE_SECONDS, KeptHistory
+from gpu_exporter.diagnosis.kept_records import HOLD_SECONDS
 from gpu_exporter.diagnosis.rolling import Current
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.snapshot import Snapshot
