@@ -94,8 +94,8 @@ def test_earlier_incidents(serve: Serve, tab: OpenTab) -> None:
         """async () => {
           const { renderEarlier } = await import("/static/summary.js");
           const [section, list] = ["earlier", "earlier-list"].map((id) => document.getElementById(id));
-          const incident = { id: "1", severity: "critical", words: "GPU 2 <b>is</b> lost", start: 1780000000, end: 1780000600,
-            lost_gpu_hours: 1.33, cause: "GpuLost" };
+          const incident = { id: "1", severity: "critical", words: "GPU 2 <b>is</b> lost",
+            start: 1780000000, end: 1780000600, lost_gpu_hours: 1.33, cause: "GpuLost" };
           renderEarlier({ section, list }, [incident]);
           return [section.hidden, list.textContent, list.querySelector("a").pathname];
         }"""
