@@ -77,8 +77,8 @@ class KeptHistory:
         self._unreported: list[tuple[str, float, float]] = []
         self._writing: threading.Thread | None = None
         self._complained = ""
-        if self._store:
-            self._load(time.time())
+        # The files are first read by the thread that diagnoses: a disk that hangs must not delay the start.
+        self._is_loaded = self._store is None
 
     def take(self, current: Current, snapshot: Snapshot) -> None:
         """Add a diagnosis of a snapshot, and write what has changed."""
@@ -86,6 +86,9 @@ class KeptHistory:
 
     def add(self, current: Current, of_ranks: Iterable[ScrapedSample]) -> None:
         """Add a diagnosis, with the samples of RANK_FAMILIES."""
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._load(time.time())
         at, before = current.at, self._judged_at
         ended: list[tuple[str, float, float]] = []
         seconds = at - before if 0 < at - before <= LONGEST_GAP else 0.0
@@ -165,7 +168,7 @@ class KeptHistory:
     def _load(self, now: float) -> None:
         """Go on with the incidents that had not ended when the previous exporter did."""
         try:
-            latest, _ = self._reader.call(lambda: self._read(now - DAY_SECONDS, now), READ_SECONDS)
+            latest, _ = self._reader.call(lambda: self._read(now - DAY_SECONDS, now))
         except (OSError, NewerStateError) as error:
             self._complain(f"--state-dir: the history of incidents cannot be read: {error}")
             return
