@@ -66,7 +66,7 @@ class Node:
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
         self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
         health = NodeHealth(config.interval, Pages(), lambda: self._collector.failure)
-        self.live = live = _live(name, config, health, events, always=alone)
+        self.live = live = _live(name, source, config, health, events, always=alone)
         profiles = _profiles(source, config, live, alone=alone)
         jobs, checks = _jobs(source, config, alone=alone), _active_checks(source, config)
         self._telemetry = tuple(filter(None, (jobs, profiles, checks)))
@@ -126,6 +126,8 @@ class Node:
             self._host.stop()
         for telemetry in self._telemetry:
             telemetry.stop()
+        if self.live:
+            self.live.monitor.kept.close()
 
     def stop(self) -> bool:
         """Stop the collection loop. Return False if a driver call is stuck."""
@@ -146,14 +148,21 @@ class Node:
         self.endpoint.health.snapshot = snapshot
 
 
-def _live(name: str, config: Config, health: NodeHealth, events: EventLog | None, *, always: bool) -> LiveNode | None:
+def _live(
+    name: str, source: Source, config: Config, health: NodeHealth, events: EventLog | None, *, always: bool
+) -> LiveNode | None:
     """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
+    if config.job_reports and not (config.live_page and config.state_dir):
+        raise GpuExporterError("--job-reports: reports are made of what --state-dir keeps", fix="give --state-dir")
     if not config.live_page:
         return None
+    from gpu_exporter.diagnosis.kept_history import KeptHistory
     from gpu_exporter.live_page.monitor import LiveMonitor
     from gpu_exporter.live_page.thread import LiveNode
 
-    monitor = LiveMonitor(name, config.interval, events, mask_names=config.mask_names)
+    is_local = source.live and not is_remote(config, source.name)
+    kept = KeptHistory(config.state_dir if is_local else None, config.job_reports, name)
+    monitor = LiveMonitor(name, config.interval, events, kept, mask_names=config.mask_names)
     return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
 

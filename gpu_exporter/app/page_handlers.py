@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from gpu_exporter.http.handler import TEXT
 from gpu_exporter.http.login import client_of
 from gpu_exporter.http.negotiation import accepts_gzip
 from gpu_exporter.http.web_config import SECURE_HEADERS
+from gpu_exporter.io.state_version import NewerStateError
+from gpu_exporter.io.user_text import past
 from gpu_exporter.live_page.node_list import ListedNode
 from gpu_exporter.live_page.page import HTML, PAGE_POLICY, LivePage
 from gpu_exporter.model.snapshot import Snapshot
@@ -143,7 +146,25 @@ class IncidentsHandler(TokenOrPassword, _Live):
         if node is not None:
             self.set_header("Cache-Control", "no-store")
             trusted = self.is_trusted(self.endpoint(prefix))
-            await self.send(node.monitor.incidents_json(trusted=trusted), JSON)
+            if "since" in self.request.query_arguments:
+                await self._send_past(node, trusted=trusted)
+            else:
+                await self.send(node.monitor.incidents_json(trusted=trusted), JSON)
+
+    async def _send_past(self, node: LiveNode, *, trusted: bool) -> None:
+        """Send the incidents of a time, or why there are none. It reads files, so another thread does it."""
+        try:
+            since, until = past(self.get_query_argument("since"), self.get_query_argument("until", ""), time.time())
+        except ValueError as error:
+            await self.send(f"{error}\n", TEXT, 400)
+            return
+        compose = partial(node.monitor.past_json, since, until, trusted=trusted)
+        try:
+            body = await asyncio.get_running_loop().run_in_executor(None, compose)
+        except (OSError, NewerStateError) as error:
+            await self.send(f"--state-dir: {error}\n", TEXT, 503)
+        else:
+            await self.send(body, JSON)
 
     head = get
 

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +75,17 @@ class Output:
 )
 @click.option("--phase", default="", help="Diagnose only this part of a recording, such as ddp_straggler_slow_gpu.")
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
-@click.option("--url", default="", help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs; with --job, several exporters.",
+)
+@click.option("--job", default="", help="Report on a job, also one that has ended, from what its exporters have kept.")
+@click.option("--since", default="", help="With --job: how far to look back (default: 24h), or since which time.")
+@click.option("--from", "begin", default="", help="With --job: as --since, such as 2026-01-31T22:00.")
+@click.option("--to", "end", default="", help="With --job: until when (default: now).")
+@click.option("--nodes", default="", help="With --job: the nodes as Slurm lists them, such as 'node[01-16]'.")
 @login_options
 @click.option(
     "--gpu-price", "price", type=click.FloatRange(min=0), help="USD per GPU-hour, to say what the loss costs."
@@ -89,10 +99,11 @@ class Output:
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def diagnose_command(url: str, **values: Any) -> None:
+def diagnose_command(urls: Sequence[str], **values: Any) -> None:
     """It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
     minutes, with or without gpu-exporter's rules, or reads a recording. It reports a problem at once, while an alert
-    waits longer before it fires. docs/diagnose.md explains the report.
+    waits longer before it fires. With --job, it reports on a job from what its exporters have kept. docs/diagnose.md
+    explains the reports.
 
     Exit code 0 if nothing is wrong; 1 if something was found; 2 if that could not be determined.
     """
@@ -103,6 +114,15 @@ def diagnose_command(url: str, **values: Any) -> None:
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     if output.mask_names and not output.report:
         raise GpuExporterError("--mask-names masks names in a report: give --report FILE.html")
+    of_job = {name: values.pop(name) for name in ("job", "nodes", "since", "begin", "end")}
+    if of_job["job"]:
+        _refuse_beside_job(values, what)
+        from gpu_exporter.cli.job_report import JobRequest, report_job
+
+        raise SystemExit(report_job(JobRequest(urls=urls, **of_job), credentials, Config().address.port, output))
+    if any(of_job.values()) or len(urls) > 1:
+        raise GpuExporterError("several --url, --nodes, --since, --from and --to are for a job: name it with --job")
+    url = next(iter(urls), "")
     request = DiagnosisRequest(Config(**values), _remote(url, credentials) if url else None, **what)
     _refuse_ignored(request)
     is_live = not request.remote and not request.config.recording and SOURCE_KINDS[request.config.source].live
@@ -112,6 +132,14 @@ def diagnose_command(url: str, **values: Any) -> None:
         seen = f"training jobs that send step times to the exporter of this machine: {', '.join(jobs)}"
         click.echo(f"{seen}; `gpu-exporter diagnose --url {loops.url}` judges them, too", err=True)
     leave(*result)
+
+
+def _refuse_beside_job(values: Mapping[str, Any], what: Mapping[str, Any]) -> None:
+    """Raise GpuExporterError for options that a report on a job would ignore."""
+    ignored = [name for name, value in {**what, "recording": values["recording"]}.items() if value]
+    if ignored:
+        option = {"seconds": "for"}.get(ignored[0], ignored[0].replace("_", "-"))
+        raise GpuExporterError(f"--{option} and --job exclude each other: --job reads what exporters have kept")
 
 
 class LocalLoops(threading.Thread):

@@ -101,13 +101,17 @@ def is_prometheus(remote: Remote) -> bool:
         return False
 
 
-def queried(remote: Remote, families: Sequence[str], seconds: float) -> list[Scrape]:
+def queried(
+    remote: Remote, families: Sequence[str], seconds: float, *, at: float | None = None, only: str = ""
+) -> list[Scrape]:
     """Query raw samples at the times of their scrapes; each time is the scrape of one target.
 
-    Raises GpuExporterError, also if the answer is incomplete.
+    They are of the time before `at` (now by default), and of series that match `only`. Raises GpuExporterError, also
+    if the answer is incomplete.
     """
-    query = f'{{__name__=~"{"|".join(families)}"}}[{max(seconds, 1.0):.0f}s]'
-    text = remote.get(f"/api/v1/query?{urlencode({'query': query})}", QUERY_SECONDS)
+    matchers = ", ".join(filter(None, (f'__name__=~"{"|".join(families)}"', only)))
+    parameters = {"query": f"{{{matchers}}}[{max(seconds, 1.0):.0f}s]"} | ({} if at is None else {"time": f"{at:.3f}"})
+    text = remote.get(f"/api/v1/query?{urlencode(parameters)}", QUERY_SECONDS)
     try:
         return scrapes_of(json_as(QueryAnswer, text))
     except ValueError as error:

@@ -6,7 +6,9 @@ import ipaddress
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -85,6 +87,30 @@ def duration(text: str) -> float:
     if not match or not 0 < float(match[1]) < 1e9:
         raise ValueError(f"{quoted(text)} is not a duration; use for example 1s or 100ms")
     return float(match[1]) * UNITS[match[2]]
+
+
+def moment(text: str, now: float) -> float:
+    """Parse a time: ISO 8601 (local time without a zone), unix seconds, or a duration before `now`. Returns unix
+    seconds."""
+    text = text.strip()
+    with suppress(ValueError):
+        if re.fullmatch(r"\d{9,11}(\.\d+)?", text):
+            return float(text)
+        if re.fullmatch(r"\d+(\.\d+)?d", text):
+            return now - float(text[:-1]) * 86400
+        return now - duration(text)
+    try:
+        return datetime.fromisoformat(re.sub(r"Z$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"{quoted(text)} is not a time; use for example 24h, 7d or 2026-01-31T08:00") from None
+
+
+def past(since: str, until: str, now: float) -> tuple[float, float]:
+    """Parse a period of the past, until `now` if `until` is empty. Returns its begin and end in unix seconds."""
+    begin, end = moment(since, now), moment(until, now) if until else now
+    if begin >= end:
+        raise ValueError(f"{quoted(since)} is not before {quoted(until) if until else 'now'}")
+    return begin, end
 
 
 def interval(text: str) -> float:

@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gpu_exporter.catalogue import metrics as m
@@ -17,6 +18,7 @@ from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.diagnosis.diagnose import Diagnosis
 from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_judged
 from gpu_exporter.diagnosis.incident_words import Code, with_code
+from gpu_exporter.diagnosis.kept_history import KeptHistory
 from gpu_exporter.diagnosis.masking import DiagnosisNames
 from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE
 from gpu_exporter.diagnosis.rolling import Current, RankState, Watch
@@ -138,6 +140,8 @@ OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 CLASSES = {each.name: place for place, each in enumerate(BOTTLENECKS)}
 # The last XIDs of a GPU that its entry has.
 MOST_XIDS = 20
+# Incidents that have ended, on the page.
+MOST_EARLIER = 10
 # A page that reads slowly has a copy of the newest event in memory.
 MOST_EVENT_BYTES = 2 << 20
 TOO_MANY = "too many processes and owners for this page: see /api/v1/gpus"
@@ -146,8 +150,17 @@ TOO_MANY = "too many processes and owners for this page: see /api/v1/gpus"
 class LiveMonitor:
     """Follows the snapshots of one node. One thread calls `take`, `watch` and `judge`; any may call the rest."""
 
-    def __init__(self, name: str, interval: float, events: EventLog | None = None, *, mask_names: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        interval: float,
+        events: EventLog | None = None,
+        kept: KeptHistory | None = None,
+        *,
+        mask_names: bool = False,
+    ) -> None:
         self.name, self._interval, self._events = name, interval, events
+        self.kept = kept or KeptHistory()
         self._names = {True: DiagnosisNames(mask=False), False: DiagnosisNames(mask=mask_names)}
         # The diagnosis of which names were replaced last, and the result.
         self._masked = (Current(), Current())
@@ -197,6 +210,11 @@ class LiveMonitor:
     def judge(self, snapshot: Snapshot) -> None:
         """Make a new diagnosis, after the last snapshot was watched."""
         self._watch.judge(snapshot)
+        self.kept.take(self.current, snapshot)
+
+    def past_json(self, since: float, until: float, *, trusted: bool = False) -> bytes:
+        """Return the incidents of a time, and what GPUs did for jobs, as JSON. Raises OSError, NewerStateError."""
+        return self.kept.answer(self.name, since, until, self._names[trusted])
 
     def _shown(self, *, trusted: bool) -> Current:
         """Return the diagnosis that was made last, for a client that may see profiles, or may not."""
@@ -235,6 +253,7 @@ class LiveMonitor:
             "gpus": entries,
             "jobs": jobs,
             "incidents": current.incidents,
+            "earlier_incidents": self._earlier(names=self._names[trusted]),
             **current.cost,
             "summary": summarise(entries, jobs, current.incidents, missing, current.cost["lost_gpu_hours_per_hour"]),
             "newest_profile": self.newest_profile(),
@@ -250,6 +269,11 @@ class LiveMonitor:
             answer["problem"] = "; ".join(filter(None, (problem, TOO_MANY)))
             body = json.dumps(answer).encode()
         return body
+
+    def _earlier(self, names: DiagnosisNames) -> list[dict[str, Any]]:
+        """Return the last incidents that have ended, except those of severity `info`, the newest first."""
+        urgent = (each for each in self.kept.recent() if each.severity != "info")
+        return [each.masked(names).as_dict() for each in islice(urgent, MOST_EARLIER)]
 
     def _entries(self, snapshot: Snapshot, current: Current, names: DiagnosisNames) -> list[dict[str, Any]]:
         """Return an entry for each GPU, and after it one for each of its MIG instances."""

@@ -107,6 +107,25 @@ def test_without_javascript(serve: Serve, tab: OpenTab) -> None:
     expect(page).to_have_title(re.compile("^✖ GPU 5 is unhealthy"))
 
 
+def test_earlier_incidents(serve: Serve, tab: OpenTab) -> None:
+    """They are hidden while there are none; each says what broke, when, what it cost, and where its runbook is."""
+    page = tab().open(url(serve("--source", "simulated", "--gpus", "1")))
+    expect(page.locator("#earlier")).to_be_hidden()
+    shown = page.evaluate(
+        """async () => {
+          const { renderEarlier } = await import("/static/summary.js");
+          const [section, list] = ["earlier", "earlier-list"].map((id) => document.getElementById(id));
+          const incident = { id: "1", severity: "critical", words: "GPU 2 <b>is</b> lost",
+            start: 1780000000, end: 1780000600, lost_gpu_hours: 1.33, cause: "GpuLost" };
+          renderEarlier({ section, list }, [incident]);
+          return [section.hidden, list.textContent, list.querySelector("a").pathname];
+        }"""
+    )
+    assert shown[0] is False
+    assert re.search(r"GPU 2 <b>is</b> lost.*2026.* to .*2026.*cost 1\.3 GPU-hours", shown[1])
+    assert shown[2] == "/runbooks/gpulost"
+
+
 def test_a_rank_has_the_judgement_of_its_gpu(serve: Serve, tab: OpenTab) -> None:
     """The row of the GPU explains it. A rank that computes is not hit by one that is throttled."""
     page = tab().open(url(serve("--source", "simulated", "--gpus", "4", "--inject", "GpuThermalThrottling:2")))

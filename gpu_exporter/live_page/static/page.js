@@ -7,7 +7,7 @@ import { Jobs } from "./jobs.js";
 import { Profiles } from "./profiles.js";
 import { columnTitles, Row } from "./rows.js";
 import { Strip } from "./strip.js";
-import { renderSummary } from "./summary.js";
+import { renderEarlier, renderSummary } from "./summary.js";
 import { Timeline } from "./timeline.js";
 
 const part = (id) => document.getElementById(id);
@@ -36,6 +36,7 @@ const view = {
 const jobs = new Jobs(part("jobs"), view);
 const strip = new Strip(part("strip"), view);
 const first = { title: part("summary-title"), health: part("health"), problems: part("problems") };
+const earlier = { section: part("earlier"), list: part("earlier-list") };
 view.profiles = new Profiles(() => schedule(false));
 const connection = new Connection({
   time(seconds) {
@@ -85,6 +86,7 @@ function render() {
   part("banner").hidden = !warning;
   setText(part("banner"), warning);
   renderSummary(first, payload, { show: view.show, now: view.now() });
+  renderEarlier(earlier, payload.earlier_incidents ?? []);
   strip.update(payload);
   jobs.update(payload);
   renderRows();

@@ -40,6 +40,24 @@ function entry(problem, [first], show, now) {
   );
 }
 
+/** Show the incidents that have ended, the newest first. */
+export function renderEarlier({ section, list }, incidents) {
+  section.hidden = !incidents.length;
+  renderIfChanged(list, incidents.map(({ id, end }) => [id, end]), () => incidents.map(ended));
+}
+
+function ended({ severity, words, start, end, lost_gpu_hours: lost, cause }) {
+  const tone = severity === "critical" ? "bad" : "warn";
+  const cost = lost >= 0.1 ? ` · cost ${lost.toFixed(1)} GPU-hours` : "";
+  const about = `${moment(start)} to ${moment(end)}${cost} · `;
+  return element(
+    "li",
+    { class: tone },
+    element("p", {}, badge(tone, severity), " ", element("strong", {}, words)),
+    element("p", { class: "muted" }, about, element("a", { href: runbook(cause) }, "Runbook")),
+  );
+}
+
 /** Return the address of the runbook of a failure mode. */
 export function runbook(name) {
   return new URL(`../runbooks/${name.toLowerCase()}`, import.meta.url).href;

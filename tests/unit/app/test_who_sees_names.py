@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import bcrypt
+import pytest
 
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth
 from gpu_exporter.app.lifecycle import Lifecycle
@@ -161,6 +162,28 @@ def test_both_lists_of_incidents_agree_with_the_schema(tmp_path: Path) -> None:
             assert gpus["incidents"] == incidents["incidents"]
             (job,) = gpus["jobs"]
             assert incidents["incidents"][0]["jobs"] == [job["name"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("since=24h", 200, '"kept": false'),
+        ("since=2026-01-01T00:00Z&until=2026-01-02", 200, '"incidents": []'),
+        ("since=yesterday", 400, "'yesterday' is not a time"),
+        ("since=1h&until=2h", 400, "'1h' is not before '2h'"),
+    ],
+)
+def test_incidents_of_a_time(query: str, status: int, words: str, tmp_path: Path) -> None:
+    import jsonschema  # takes a second, which each run of fast tests would pay
+
+    with served(tmp_path, mask=True) as (port, _):
+        found, body = asked(port, f"{INCIDENTS}?{query}", basic("eve"))
+    assert found == status
+    assert words in body
+    if status == 200:
+        jsonschema.validate(json.loads(body), {**SCHEMA, "$ref": "#/$defs/past"})
+    else:
+        assert body.count("\n") == 1
 
 
 def test_open_pages_of_both_kinds(tmp_path: Path) -> None:

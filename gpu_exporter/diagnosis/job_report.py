@@ -1,0 +1,190 @@
+"""The report of a job that runs or has ended: as text, JSON and HTML. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpu_exporter.catalogue.causes import WORDS, Cause
+from gpu_exporter.diagnosis.job_history import MODE, PastJob, RankTotals, ranges
+from gpu_exporter.diagnosis.kept_records import KeptIncident
+from gpu_exporter.reports.html_document import page_foot, page_head, safe_text, table, verdict
+from gpu_exporter.reports.numbers import duration, moment, percent, short_duration
+
+HOUR = 3600.0
+# Of more ranks, text has those that lost most.
+MOST_RANKS = 16
+_WORDS = {cause.value: words for cause, words in WORDS.items()}
+_HEAD = ("rank", "node", "GPU", "useful", "lost most to", "steps", "step", "own time", "")
+
+
+def exit_code(history: PastJob) -> int:
+    """Return 1 if there was an incident that is more than info."""
+    return int(any(each.severity != "info" for each in history.incidents))
+
+
+def as_json(history: PastJob, price: float | None = None) -> dict[str, Any]:
+    """Return a report for JSON: times in unix seconds, GPU time in hours."""
+    lost = history.lost / HOUR
+    return {
+        "job": history.job,
+        "since": history.since,
+        "until": history.until,
+        "start": history.start,
+        "end": history.end,
+        "gpu_hours": round(history.seconds / HOUR, 3),
+        "time_gpu_hours": {cause: round(seconds / HOUR, 3) for cause, seconds in history.time.items()},
+        "lost_gpu_hours": round(lost, 3),
+        **({"lost_usd": round(lost * price, 2)} if price is not None else {}),
+        "goodput": None if history.goodput is None else round(history.goodput, 4),
+        "incidents": [
+            {**each.as_dict(), **({"lost_usd": round(each.lost_gpu_hours * price, 2)} if price is not None else {})}
+            for each in history.incidents
+        ],
+        "ranks": [_rank(rank) for rank in history.ranks],
+        "remarks": list(history.remarks),
+    }
+
+
+def _rank(rank: RankTotals) -> dict[str, Any]:
+    found = {
+        "rank": rank.rank,
+        "node": rank.node,
+        "gpu": rank.gpu,
+        "UUID": rank.uuid,
+        "GPU_I_ID": rank.instance,
+        "seconds": round(rank.seconds, 1),
+        "time": {cause: round(seconds, 1) for cause, seconds in rank.time.items()},
+        "steps": rank.steps,
+        "step_seconds": round(rank.step_seconds / rank.steps, 4) if rank.steps else None,
+        "self_seconds": None if rank.own is None else round(rank.own, 4),
+        "excess_seconds": round(rank.excess, 4),
+        "activity": {name: round(seconds, 1) for name, seconds in rank.activity.items()},
+        "restarts": rank.restarts,
+    }
+    return {name: value for name, value in found.items() if value not in ("", None, {})}
+
+
+def lines(history: PastJob, price: float | None = None) -> Iterator[str]:
+    """Yield the report as text."""
+    yield from _summary(history, price)
+    for each in history.incidents:
+        yield f"Incident ({each.severity}): {each.words}"
+        yield from (f"    {fact}" for fact in _facts(each, price))
+        if advice := _advice(each):
+            yield f"    -> {advice}"
+    if not history.incidents:
+        yield "No incident was recorded."
+    shown = history.ranks
+    if len(shown) > MOST_RANKS:
+        worst = sorted(shown, key=lambda rank: (-rank.excess, -rank.lost))[:MOST_RANKS]
+        shown = [rank for rank in shown if rank in worst]
+        yield f"Ranks, the {MOST_RANKS} of {len(history.ranks)} that lost most (--json has all):"
+    elif shown:
+        yield "Ranks:"
+    rows = [_HEAD, *map(_row, shown)] if shown else []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))] if rows else []
+    for row in rows:
+        yield "    " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    yield from (f"Note: {remark}" for remark in history.remarks)
+
+
+def _summary(history: PastJob, price: float | None) -> Iterator[str]:
+    gpus = len({(rank.uuid, rank.instance) for rank in history.ranks})
+    nodes = len({rank.node for rank in history.ranks})
+    span = f"{moment(history.start)} to {moment(history.end)}, {duration(history.end - history.start)}"
+    yield f"Job {history.job}: {gpus} GPUs on {nodes} {'node' if nodes == 1 else 'nodes'}, seen from {span}"
+    if history.seconds:
+        parts = (
+            f"{percent(seconds / history.seconds)} {_WORDS.get(cause, cause)}"
+            for cause, seconds in history.time.items()
+        )
+        yield f"Where the GPU time went: {', '.join(parts)}."
+        money = f" ({history.lost / HOUR * price:,.2f} USD)" if price is not None else ""
+        yield f"Lost: {history.lost / HOUR:.1f} of {history.seconds / HOUR:.1f} GPU-hours{money}."
+    if history.goodput is not None:
+        yield f"Goodput: {percent(history.goodput)} of the time in training steps."
+    for rank in sorted(history.ranks, key=lambda rank: -rank.excess)[:3]:
+        if rank.excess and rank.own is not None:
+            yield (
+                f"Straggler: {_name(rank)}: its own work takes {short_duration(rank.own)} per step,"
+                f" {short_duration(rank.excess)} more than usual."
+            )
+
+
+def _name(rank: RankTotals) -> str:
+    number = f"rank {rank.rank} on " if rank.rank else ""
+    return f"{number}{rank.node} GPU {rank.gpu or rank.uuid}"
+
+
+def _facts(incident: KeptIncident, price: float | None) -> Iterator[str]:
+    explains = f", which explains {', '.join(incident.explains)}" if incident.explains else ""
+    end = f"to {moment(incident.end)}" if incident.end is not None else f"last seen {moment(incident.seen)}"
+    length = (incident.end or incident.seen) - incident.start
+    yield f"{moment(incident.start)} {end}, {duration(length)}"
+    yield f"cause: {incident.cause}{explains}; culprit: {_places(incident.culprits)}"
+    if incident.hit:
+        yield f"also hit: {_places(incident.hit)}"
+    money = f" ({incident.lost_gpu_hours * price:,.2f} USD)" if price is not None else ""
+    yield f"cost {incident.lost_gpu_hours:.1f} GPU-hours{money}"
+
+
+def _advice(incident: KeptIncident) -> str:
+    mode = MODE.get(incident.cause)
+    return mode.advice if mode else ""
+
+
+def _places(gpus: Sequence[Mapping[str, str]]) -> str:
+    """Return GPUs by node: node-1 GPU 3; node-2 GPUs 0-7."""
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for gpu in gpus:
+        name = gpu.get("gpu") or gpu.get("UUID", "")
+        nodes[gpu.get("node", "")].append(f"{name}/{gpu['GPU_I_ID']}" if gpu.get("GPU_I_ID") else name)
+    by_gpus: dict[str, list[str]] = defaultdict(list)
+    for node, names in sorted(nodes.items()):
+        numbers = sorted({int(name) for name in names if name.isdecimal()})
+        texts = [*filter(None, (ranges(numbers),)), *(name for name in names if not name.isdecimal())]
+        by_gpus[f"{'GPU' if len(names) == 1 else 'GPUs'} {', '.join(texts)}"].append(node)
+    return "; ".join(f"{', '.join(of)} {texts}".strip() for texts, of in by_gpus.items())
+
+
+def _row(rank: RankTotals) -> tuple[str, ...]:
+    useful = rank.time.get(Cause.USEFUL.value, 0.0)
+    lost = {cause: seconds for cause, seconds in rank.time.items() if cause != Cause.USEFUL.value and seconds}
+    most = max(lost, key=lost.__getitem__, default="")
+    return (
+        rank.rank or "-",
+        rank.node,
+        f"{rank.gpu or rank.uuid}{f'/{rank.instance}' if rank.instance else ''}",
+        percent(useful / rank.seconds) if rank.seconds and rank.time else "-",
+        f"{percent(lost[most] / rank.seconds)} {_WORDS.get(most, most)}" if most and rank.seconds else "-",
+        f"{rank.steps:.0f}" if rank.steps else "-",
+        short_duration(rank.step_seconds / rank.steps) if rank.steps else "-",
+        "-" if rank.own is None else short_duration(rank.own),
+        "straggler" if rank.excess else "",
+    )
+
+
+def page(history: PastJob, price: float | None = None) -> str:
+    """Return the report as one HTML document without scripts."""
+    return "".join(_document(history, price))
+
+
+def _document(history: PastJob, price: float | None) -> Iterator[str]:
+    title = f"Job {history.job}"
+    yield from page_head(title)
+    yield f"<h1>{safe_text(title)}</h1>\n"
+    urgent = [each for each in history.incidents if each.severity != "info"]
+    kind = min((each.severity for each in urgent), default="ok")  # critical before warning
+    count = len(history.incidents)
+    yield from verdict(kind, f"{count} {'incident' if count == 1 else 'incidents'}", list(_summary(history, price)))
+    for each in history.incidents:
+        yield f"<h2>{safe_text(f'{each.severity}: {each.words}')}</h2>\n<ul>\n"
+        yield from (f"<li>{safe_text(fact)}</li>\n" for fact in _facts(each, price))
+        yield f"</ul>\n<p>{safe_text(_advice(each))}</p>\n"
+    if history.ranks:
+        yield "<h2>Ranks</h2>\n"
+        yield from table(_HEAD, [list(map(safe_text, _row(rank))) for rank in history.ranks], "Ranks")
+    yield from (f"<p>{safe_text(remark)}</p>\n" for remark in history.remarks)
+    yield from page_foot(as_json(history, price), "diagnosis")
