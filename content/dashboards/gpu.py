@@ -163,13 +163,12 @@ def _temperature() -> object:
     return _lines(
         "Temperature",
         About(
-            "Temperature of the GPU, its highest within a minute, and that of its memory; at the dashed line, the "
-            "hardware lowers the clocks. The driver begins some degrees below it.",
+            "Temperature of the GPU and its memory; at the dashed line, the hardware lowers the clocks. The driver "
+            "begins some degrees below it.",
             "well below the dashed line.",
             "check fans, airflow and inlet temperature.",
         ),
         s.GPU_TEMP,
-        s.TEMP_PEAK,
         s.MEMORY_TEMP,
         s.SLOWDOWN_TEMP,
         limits=(s.SLOWDOWN_TEMP,),
@@ -181,7 +180,6 @@ def _power() -> object:
     power, on = q.selected(BOARD, s.POWER), "on (cluster, UUID) group_left ()"
     queries = [
         q.query(BOARD, s.POWER, "power"),
-        q.query(BOARD, s.POWER_PEAK, "peak"),
         Query(f"{power} - {on} {swing}", LOWEST, "watt"),
         Query(f"{power} + {on} {swing}", HIGHEST, "watt"),
         q.query(BOARD, s.POWER_LIMIT, "limit"),
@@ -189,17 +187,14 @@ def _power() -> object:
     return lines(
         "Power, its swings and its limit",
         About(
-            "Mean power, a band for how far it swings between two scrapes (from the histogram of `--metrics full`, "
-            "otherwise from instantaneous power), and its peak within a minute. The dashed line is the limit in force.",
+            "Mean power, and a band for how far it swings between two scrapes (from the histogram of `--metrics full`, "
+            "otherwise from instantaneous power). The dashed line is the limit in force.",
             "near the limit at full load, with a narrow band.",
             "a wide band: the GPU alternates between work and waiting. Idle power at full utilisation: fake load or a "
             "stall.",
         ),
         queries,
-        GraphStyle(
-            Legend.LIST,
-            overrides=[*hues(queries[:2]), *band(2, 3, LOWEST, BLUE), *dashed(queries, ["limit"])],
-        ),
+        GraphStyle(Legend.LIST, overrides=[*hues(queries[:1]), *band(1, 2, LOWEST, BLUE), *dashed(queries, ["limit"])]),
     )
 
 
