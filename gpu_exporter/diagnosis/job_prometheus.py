@@ -20,7 +20,7 @@ from gpu_exporter.diagnosis.job_history import NodeHistory
 from gpu_exporter.diagnosis.kept_history import RANK_FAMILIES, KeptHistory
 from gpu_exporter.diagnosis.remote_scrapes import QUERY_SECONDS, queried
 from gpu_exporter.diagnosis.rolling import Current, RollingWindow
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import FAMILIES, samples_by_name
 from gpu_exporter.http.client import Remote
 from gpu_exporter.io.decoding import json_as, printable
@@ -49,7 +49,7 @@ def prometheus_histories(remote: Remote, job: str, since: float, until: float) -
     if not uuids:
         return []
     kept, window = KeptHistory(keeps_all=True), RollingWindow(WINDOW_SECONDS)
-    began: dict[tuple[object, str], float] = {}
+    began: dict[tuple[DeviceKey, str], float] = {}
     latest: dict[tuple[str, str], tuple[float, ScrapedSample]] = {}
     nodes: dict[str, str] = {}
     judged = 0.0
@@ -66,7 +66,7 @@ def prometheus_histories(remote: Remote, job: str, since: float, until: float) -
         nodes |= {device.uuid: each.identity.node for device, each in diagnoses.items()}
         found = {(device, match.mode.name) for device, each in diagnoses.items() for match in each.matches}
         began = {key: began.get(key, judged) for key in found}
-        incidents = as_dicts(of_diagnoses(diagnoses.values()), since={key: began[key] for key in found})
+        incidents = as_dicts(of_diagnoses(diagnoses.values(), began))
         latest = {key: each for key, each in latest.items() if each[0] > judged - WINDOW_SECONDS}
         kept.add(Current(judged, diagnoses, incidents=incidents), [sample for _, sample in latest.values()])
     kept.close()
