@@ -183,13 +183,6 @@ POWER_NOW = Signal(
 POWER_INSTANT = Signal(
     "power_instant", "watts", "Instantaneous power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
 )
-POWER_PEAK = Signal(
-    "power_peak",
-    "watts",
-    "Highest power draw within the last minute, between scrapes too",
-    (Read(m.POWER_PEAK.name),),
-    plain="highest power {}",
-)
 POWER_LIMIT = Signal(
     "power_limit",
     "watts",
@@ -293,14 +286,6 @@ FB_PEAK_FREE = Signal(
 )
 
 GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP, "GPU temperature {}")
-TEMP_PEAK = Signal(
-    "temp_peak",
-    "celsius",
-    "Highest GPU temperature within the last minute, between scrapes too",
-    (Read(m.TEMP_PEAK.name),),
-    has_owner=False,
-    plain="highest GPU temperature {}",
-)
 MEMORY_TEMP = _state("memory_temp", "celsius", m.MEMORY_TEMP, "memory temperature {}")
 SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown temperature {}")
 THERMAL_MARGIN = Signal(

@@ -61,8 +61,6 @@ TITLES: Mapping[str, str] = {
     "power_instant_use": "instantaneous power as a share of its limit",
     "fb_used": "device memory used",
     "fb_free": "free device memory",
-    "power_peak": "highest power in a minute",
-    "temp_peak": "highest GPU temperature in a minute",
     "nvlink_fabric": "code of the NVLink fabric",
     "fb_use": "device memory use",
     "fb_peak": "highest device memory used in a minute",

@@ -98,8 +98,8 @@ MEASUREMENTS = (
     Measurement("dram_active", "DRAM activity", "DRAM", SHARE, (s.DRAM_ACTIVE,), fresh=SAMPLED_SECONDS),
     Measurement("nvlink", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
     Measurement("pcie", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
-    Measurement("power", "power", "power", WATTS, (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0, s.POWER_PEAK),
-    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0, s.TEMP_PEAK),
+    Measurement("power", "power", "power", WATTS, (s.POWER_NOW,), (s.POWER_LIMIT,), 20.0),
+    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
     Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0, s.FB_PEAK),
 )
 BY_NAME = {measurement.name: measurement for measurement in MEASUREMENTS}
