@@ -28,6 +28,8 @@ def test_each_panel_shows_the_values_of_its_series(
     folder.mkdir()
     with scraping(tmp_path, "1s", {"static_configs": [target.config]}, rule_files=at_once(folder)) as prometheus:
         until(lambda: prometheus.query("count_over_time(up[1m]) >= 8"), 30, "the eighth scrape")
+        # It is recorded from alerts, by rules of other groups, which are evaluated at other moments.
+        until(lambda: prometheus.query("incident:open:usd_per_hour"), 30, "the cost of an incident")
         answered: set[str] = set()
         with prometheus.paused(tmp_path / "prometheus.yml"):
             (found,) = scraped_twice([target])
