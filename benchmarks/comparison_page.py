@@ -17,6 +17,8 @@ from benchmarks.peers import DCGM, NVITOP
 from benchmarks.sections import FLOOR, FLOOR_HEAD, has_floor, named, of_floor, percent, table, wrapped
 
 COMPARED = RESULTS / "compared"
+# So begin the names of results of `benchmarks.dcgm_engine`.
+ENGINE = "dcgm_engine"
 BEGIN, END = "<!-- from benchmarks/results/compared: {} -->", "<!-- end -->"
 Result = Mapping[str, Any]
 HEAD = ("exporter", "CPU of a core", "idle", "memory", "samples", "scrape, median", "scrape, p99", "start")
@@ -76,10 +78,20 @@ def cost(result: Result) -> str:
 
 def costs(results: Mapping[str, Result]) -> str:
     """Return the tables of all machines, that with most GPUs first."""
-    found = [result for name, result in results.items() if name != "dcgm_engine"]
-    shown = [*map(cost, sorted(found, key=lambda result: -sum(result["machine"]["gpus"].values())))]
+    found = _by_size(results, of_engines=False)
+    shown = [*map(cost, found)]
     floor = any(has_floor(result["numbers"]["rows"]) for result in found)
     return "\n".join(shown) + (FLOOR if floor else "")
+
+
+def _by_size(results: Mapping[str, Result], *, of_engines: bool) -> list[Result]:
+    found = [result for name, result in results.items() if name.startswith(ENGINE) is of_engines]
+    return sorted(found, key=lambda result: -sum(result["machine"]["gpus"].values()))
+
+
+def engines(results: Mapping[str, Result]) -> str:
+    """Return the tables of host engines of all machines, that with most GPUs first."""
+    return "\n".join(map(engine, _by_size(results, of_engines=True)))
 
 
 def engine(result: Result) -> str:
@@ -106,12 +118,14 @@ def engine(result: Result) -> str:
 
 
 def sentence(results: Mapping[str, Result]) -> str:
-    """Return what README.md says: of the machine with most GPUs."""
-    found = [result for name, result in results.items() if name != "dcgm_engine"]
-    most = max(found, key=lambda result: sum(result["machine"]["gpus"].values()))
-    rows = {row["name"]: row for row in most["numbers"]["rows"]}
-    shares = {name: percent(rows[name]["cpu"]) for name in ("default", NVITOP.name, f"{DCGM}, 1 s")}
-    own, nvitop, dcgm = shares.values()
+    """Return what README.md says: of the machine with most GPUs on which all three were measured."""
+    names = ("default", NVITOP.name, f"{DCGM}, 1 s")
+    shares = [
+        (result, {row["name"]: row["cpu"] for row in result["numbers"]["rows"] if row.get("cpu") is not None})
+        for result in _by_size(results, of_engines=False)
+    ]
+    most, found = next(each for each in shares if each[1].keys() >= {*names})
+    own, nvitop, dcgm = (percent(found[name]) for name in names)
     return (
         f"{own} of a core ({boards(most)});\n"
         f"  in the same run {NVITOP.name} used {nvitop}, {DCGM} at the same pace {dcgm}:\n"
@@ -121,7 +135,7 @@ def sentence(results: Mapping[str, Result]) -> str:
 
 SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, Result]], str]]] = (
     ("docs/comparison.md", "costs", costs),
-    ("docs/dcgm.md", "dcgm_engine", lambda results: engine(results["dcgm_engine"])),
+    ("docs/dcgm.md", ENGINE, engines),
     ("README.md", "costs", sentence),
 )
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.metrics_core import Metric as ClientMetric
+
 from gpu_exporter.active_checks.history import ActiveCheckWatch
 from gpu_exporter.app.endpoint import Endpoint, NodeHealth, ProfileAccess, no_check
-from gpu_exporter.app.process_metrics import ProcessMetrics
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config, room_settings
@@ -44,6 +47,24 @@ log = logging.getLogger(__name__)
 
 # How long a start waits for the driver's library: one that fails ends the start, one that hangs must not delay scrapes.
 LIBRARY_SECONDS = 1.0
+
+
+class ProcessMetrics:
+    """The metrics of this process, collected once per interval and exposed for each of its nodes."""
+
+    def __init__(self, interval: float) -> None:
+        self._collectors = (ProcessCollector(registry=None), PlatformCollector(registry=None))
+        self._interval = interval
+        self._collected_at = -interval
+        self._metrics: Sequence[ClientMetric] = ()
+
+    def collect(self) -> Sequence[ClientMetric]:
+        """Return the metrics. Collect them again if they are older than half an interval."""
+        now = time.monotonic()
+        if now - self._collected_at > self._interval / 2:  # the nodes collect at different times within an interval
+            metrics = [metric for collector in self._collectors for metric in collector.collect()]
+            self._collected_at, self._metrics = now, metrics
+        return self._metrics
 
 
 class Node:

@@ -15,8 +15,7 @@ from gpu_exporter.app import heap
 from gpu_exporter.app.greeting import base_url, greeting
 from gpu_exporter.app.lifecycle import Lifecycle
 from gpu_exporter.app.log_queue import LogQueue
-from gpu_exporter.app.node import Node
-from gpu_exporter.app.process_metrics import ProcessMetrics
+from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.metrics import INFO, SWITCH_LINKS
@@ -121,6 +120,9 @@ ENTITIES: Mapping[EntityKind, Entity] = {
 }
 
 
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as ClientMetric
+
 # Labels that are written even if they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})
 
@@ -134,16 +136,6 @@ def escape(value: str) -> str:
 def number(value: float) -> str:
     """Format a value for both formats: whole numbers without a decimal point, others without loss of precision."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
-
-
-class ProcessMetric(NamedTuple):
-    """A metric of the process that serves, with one sample."""
-
-    name: str
-    kind: str
-    help: str
-    value: float
-    labels: Mapping[str, str] = MappingProxyType({})
 
 
 def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
@@ -205,8 +197,8 @@ class Renderer:
             metric: converter(shown.factor) for metric, shown in families.items() if shown.factor != 1.0
         }
 
-    def render(self, snapshot: Snapshot, process: Iterable[ProcessMetric] = ()) -> Page:
-        """Render a snapshot and the metrics of the process."""
+    def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
+        """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
         if self._selection.value_labels:
             self._relabel(snapshot)
@@ -229,7 +221,7 @@ class Renderer:
                 line = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
             family.append(line[1])
         families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
-        return Page([*families, *map(self._of_process, process)])
+        return Page([*families, *map(self._client, process)])
 
     def _forget_moved(self, owner_labels: OwnerLabels) -> None:
         """Forget the lines of series whose owner has changed."""
@@ -282,10 +274,10 @@ class Renderer:
         pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
-    def _of_process(self, metric: ProcessMetric) -> tuple[bytes, bytes, list[bytes]]:
-        name, kind, help, value, labels = metric
-        text, om = (_header(name, kind, help, openmetrics=om) for om in (False, True))
-        return text, om, [f"{name}{self._braces(labels)} {number(value)}\n".encode()]
+    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, list[bytes]]:
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
+        return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
 
 
 def source_labels(source: Source) -> Labels:

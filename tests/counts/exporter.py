@@ -23,8 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from gpu_exporter.app.node import Node
-from gpu_exporter.app.process_metrics import ProcessMetrics
+from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.config import Config, room_settings
 from gpu_exporter.diagnosis.gather import WatchedScrapes, stamped

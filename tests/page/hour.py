@@ -12,8 +12,7 @@ from random import Random
 from threading import Lock
 from unittest.mock import patch
 
-from gpu_exporter.app.node import Node
-from gpu_exporter.app.process_metrics import ProcessMetrics
+from gpu_exporter.app.node import Node, ProcessMetrics
 from gpu_exporter.app.server import exporter_server
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
