@@ -201,12 +201,16 @@ def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
     rows = {**p.HEALTHY, m.RETIRED_PENDING: 0.0, m.FP64_ACTIVE: 0.125, m.INT_ACTIVE: 0.25, m.FP16_ACTIVE: 0.0625}
     engine = p.HEALTHY[m.GR_ENGINE_ACTIVE]
     assert isinstance(engine, float)
+    usual = p.HEALTHY[m.FB_USED]
+    assert isinstance(usual, float)
     # Utilisation is that of the engine where only this is counted.
     rows |= {
         m.POWER_SET: 650.0,
         m.CLOCK_EVENTS: 0.0,
         m.PCIE_REPLAY: 3.0,
         m.GPU_UTIL: 100 * engine,
+        m.FB_USED_PEAK: usual * m.MIB,
+        m.FABRIC_CODE: 7.0,
     }
     devices = [Device(f"node-{each.value}", 0, [minutes(30, rows)], each, rank("mixed")) for each in GENERATIONS]
     found = [never_fired(device.node) for device in devices]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.catalogue.metrics import ENERGY_JOULES as ENERGY
 from gpu_exporter.catalogue.peer_series import NVIDIA_GPU_EXPORTER, PEERS, WITHOUT, PeerExporter, load
 from gpu_exporter.migration.promql import parse, selectors
 from gpu_exporter.migration.rewrite import rewrite
@@ -141,6 +142,10 @@ def test_a_rewritten_query_returns_the_same(prometheus: Prometheus, query: str) 
     for uuid in uuids:
         old = before(result(prometheus, query, page_of(peer, which), uuid), peer)
         new = after(result(prometheus, rewritten, job, peer.prefixes.get("uuid", "") + uuid), old)
+        if ENERGY.name in rewritten and not any(old.values()):
+            # The driver's counter stands still on both pages. gpu-exporter adds what the power makes of it meanwhile.
+            assert new.keys() == old.keys(), rewritten
+            continue
         assert new == pytest.approx(old, rel=TOLERANCE), rewritten
         assert old or "_mig_" not in query
 
